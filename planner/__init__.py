@@ -1,0 +1,1 @@
+"""Planning: costs in, a plan and a bound out. Knows neither torch nor the executor."""

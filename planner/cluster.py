@@ -1,0 +1,241 @@
+"""Cluster: nodes, devices, links and host links, and their file format (cluster.toml)."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import ClusterError, InputError
+from .presets import PRESETS, DeviceType
+from .units import parse_bandwidth, parse_bytes, parse_seconds
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way for bytes: a message occupies it for bytes/bandwidth and arrives `latency_s` later.
+
+    `bandwidth` is bytes/s; infinite where the file says nothing.
+    """
+
+    bandwidth: float = math.inf
+    latency_s: float = 0.0
+
+    def occupation_s(self, count: int) -> float:
+        """Seconds that a message of `count` bytes occupies the link."""
+        return count / self.bandwidth
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """`count` equal nodes of `devices` devices each."""
+
+    count: int
+    devices: int
+    device: DeviceType
+    link: Link = Link()
+    host_memory_bytes: int | None = None
+    host_link: Link = Link()
+    host_link_shared_by: int = 1
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of the cluster: its kind and the node it sits in."""
+
+    index: int
+    node: int
+    kind: DeviceType
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices 0..n-1, node after node. Immutable, validated, picklable. Raises ClusterError."""
+
+    nodes: tuple[NodeGroup, ...]
+    network: Link = Link()
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ClusterError("the cluster has no devices")
+
+    @classmethod
+    def uniform(
+        cls,
+        devices: int,
+        memory_bytes: int = PRESETS["cpu"].memory_bytes,
+        link: Link = Link(),  # noqa: B008 - immutable
+        speed: float = 1.0,
+    ) -> Cluster:
+        """One node of equal devices."""
+        return cls((NodeGroup(1, devices, DeviceType("custom", memory_bytes, speed), link),))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices in order."""
+        found: list[Device] = []
+        node = 0
+        for group in self.nodes:
+            for _ in range(group.count):
+                found += [Device(len(found) + k, node, group.device) for k in range(group.devices)]
+                node += 1
+        return tuple(found)
+
+    @cached_property
+    def node_groups(self) -> tuple[NodeGroup, ...]:
+        """The group of every node, by node index."""
+        return tuple(group for group in self.nodes for _ in range(group.count))
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def link(self, source: int, target: int) -> Link:
+        """The link a message from device `source` to device `target` takes."""
+        a, b = self.devices[source], self.devices[target]
+        return self.node_groups[a.node].link if a.node == b.node else self.network
+
+    def same_node(self, source: int, target: int) -> bool:
+        """Whether two devices share a node."""
+        return self.devices[source].node == self.devices[target].node
+
+    # ---------------------------------------------------------------- files
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of cluster.toml with plain numbers; infinite bandwidth is left out."""
+        kinds = {group.device for group in self.nodes if PRESETS.get(group.device.name) != group.device}
+        content: dict[str, Any] = {"nodes": [_group_to_dict(group) for group in self.nodes]}
+        if self.network != Link():
+            content["network"] = _link_to_dict(self.network)
+        if kinds:
+            content["devices"] = {
+                kind.name: _kind_to_dict(kind) for kind in sorted(kinds, key=lambda k: k.name)
+            }
+        return content
+
+    @classmethod
+    def from_dict(cls, content: object) -> Cluster:
+        """The cluster of a parsed cluster.toml; raises ClusterError naming the table and key."""
+        try:
+            return _cluster_from(content)
+        except ClusterError:
+            raise
+        except InputError as error:
+            raise ClusterError(str(error)) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Reads cluster.toml; raises ClusterError (one line) when it is not one."""
+        try:
+            content = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise ClusterError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ClusterError(f"{path} is not TOML: {error}") from None
+        return cls.from_dict(content)
+
+
+def _link_to_dict(link: Link) -> dict[str, float]:
+    content = {"latency": link.latency_s}
+    return content if math.isinf(link.bandwidth) else {"bandwidth": link.bandwidth} | content
+
+
+def _kind_to_dict(kind: DeviceType) -> dict[str, Any]:
+    content: dict[str, Any] = {"memory": kind.memory_bytes, "speed": kind.speed}
+    for key in ("memory_bandwidth", "flops"):
+        if getattr(kind, key) is not None:
+            content[key] = getattr(kind, key)
+    return content
+
+
+def _group_to_dict(group: NodeGroup) -> dict[str, Any]:
+    content: dict[str, Any] = {"count": group.count, "devices": group.devices, "device": group.device.name}
+    if group.link != Link():
+        content["link"] = _link_to_dict(group.link)
+    if group.host_memory_bytes is not None:
+        content["host_memory"] = group.host_memory_bytes
+    if group.host_link != Link() or group.host_link_shared_by != 1:
+        content["host_link"] = _link_to_dict(group.host_link) | {"shared_by": group.host_link_shared_by}
+    return content
+
+
+def _table(content: object, where: str, known: set[str]) -> Mapping[str, Any]:
+    if not isinstance(content, dict):
+        raise ClusterError(f"{where} must be a table, got {content!r}")
+    for key in content:
+        if key not in known:
+            raise ClusterError(f"{where}: unknown key {key!r}")
+    return content
+
+
+def _link_from(content: object, where: str, extra: frozenset[str] = frozenset()) -> Link:
+    table = _table(content, where, {"bandwidth", "latency"} | extra)
+    bandwidth = (
+        parse_bandwidth(table["bandwidth"], f"{where}.bandwidth") if "bandwidth" in table else math.inf
+    )
+    return Link(bandwidth, parse_seconds(table.get("latency", 0), f"{where}.latency"))
+
+
+def _kind_from(name: str, content: object) -> DeviceType:
+    where = f"devices.{name}"
+    table = _table(content, where, {"memory", "speed", "memory_bandwidth", "flops"})
+    kind = PRESETS.get(name, DeviceType(name, 0))
+    if "memory" in table:
+        kind = replace(kind, memory_bytes=parse_bytes(table["memory"], f"{where}.memory"))
+    if kind.memory_bytes <= 0:
+        raise ClusterError(f"{where}: memory must be more than 0, got {table.get('memory', 'nothing')!r}")
+    speed = table.get("speed", kind.speed)
+    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed < math.inf:
+        raise ClusterError(f"{where}: speed must be a finite number more than 0, got {speed!r}")
+    kind = replace(kind, speed=float(speed))
+    if "memory_bandwidth" in table:
+        kind = replace(
+            kind, memory_bandwidth=parse_bandwidth(table["memory_bandwidth"], f"{where}.memory_bandwidth")
+        )
+    if "flops" in table:
+        kind = replace(kind, flops=float(table["flops"]))
+    return kind
+
+
+def _count(table: Mapping[str, Any], key: str, where: str) -> int:
+    value = table.get(key, 1)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ClusterError(f"{where}: {key} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+_GROUP_KEYS = {"count", "devices", "device", "link", "host_memory", "host_link"}
+
+
+def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) -> NodeGroup:
+    table = _table(content, where, _GROUP_KEYS)
+    name = table.get("device")
+    if not isinstance(name, str) or name not in kinds:
+        raise ClusterError(f"{where}: unknown device {name!r}; known: {', '.join(sorted(kinds))}")
+    host = table.get("host_link", {})
+    host_memory = table.get("host_memory")
+    return NodeGroup(
+        _count(table, "count", where),
+        _count(table, "devices", where),
+        kinds[name],
+        _link_from(table.get("link", {}), f"{where}.link"),
+        None if host_memory is None else parse_bytes(host_memory, f"{where}.host_memory"),
+        _link_from(host, f"{where}.host_link", frozenset({"shared_by"})),
+        _count(host, "shared_by", f"{where}.host_link"),
+    )
+
+
+def _cluster_from(content: object) -> Cluster:
+    table = _table(content, "cluster", {"nodes", "network", "devices"})
+    custom = table.get("devices", {})
+    if not isinstance(custom, dict):
+        raise ClusterError("devices must be a table of tables")
+    kinds = PRESETS | {name: _kind_from(name, entry) for name, entry in custom.items()}
+    groups = table.get("nodes")
+    if not isinstance(groups, list) or not groups:
+        raise ClusterError("the cluster has no [[nodes]]")
+    nodes = tuple(_group_from(entry, f"nodes[{k}]", kinds) for k, entry in enumerate(groups))
+    return Cluster(nodes, _link_from(table.get("network", {}), "network"))

@@ -1,0 +1,1 @@
+"""Cutting the layer graph into stages."""

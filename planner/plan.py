@@ -1,0 +1,144 @@
+"""Plan: the one artefact. Stages, pipelines, per-device op lists and the forecast. Data only, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+from .cluster import Cluster
+from .model_graph import ModelGraph
+from .workload import Workload
+
+
+class Kind(IntEnum):
+    """What an op does. The text names are those of torch.distributed.pipelining where it has one."""
+
+    F = 0
+    B = 1
+    I = 2  # noqa: E741 - the field's name
+    W = 3
+    R = 4
+    SEND_F = 5
+    RECV_F = 6
+    SEND_B = 7
+    RECV_B = 8
+    REDUCE = 9
+    STEP = 10
+
+
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
+SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
+RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B})
+
+
+class Op(NamedTuple):
+    """One operation of a device.
+
+    `stage` is the stage that computes, or for a message the stage on this device's side that sends or receives
+    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE and STEP.
+
+    Activations: SEND_F(stage=producer, peer=consumer) meets RECV_F(stage=consumer, peer=producer).
+    Gradients: SEND_B(stage=consumer, peer=producer) meets RECV_B(stage=producer, peer=consumer).
+    """
+
+    kind: Kind
+    stage: int
+    micro_batch: int = -1
+    peer: int = -1
+
+    def __str__(self) -> str:
+        text = f"{self.stage}{self.kind.name}"
+        if self.micro_batch >= 0:
+            text += str(self.micro_batch)
+        if self.peer >= 0:
+            text += f"{'>' if self.kind in SENDS else '<'}{self.peer}"
+        return text
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One route through all stages: per stage the forward and the backward device, and who takes it."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What was asked: the model, the cluster and the workload."""
+
+    model: ModelGraph
+    cluster: Cluster
+    workload: Workload
+
+
+@dataclass(frozen=True)
+class DeviceForecast:
+    """What the simulator says of one device. `peak_parts`: bytes by category at the peak; sums to the peak."""
+
+    busy_s: float
+    bubble: float
+    peak_bytes: int
+    peak_at_s: float = 0.0
+    peak_parts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted step: seconds, proven bound, gap = step_s / bound_s - 1, and every device."""
+
+    step_s: float
+    devices: tuple[DeviceForecast, ...]
+    bound_s: float = 0.0
+    gap: float | None = None
+    status: str = "feasible"
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Peak bytes per device."""
+        return tuple(device.peak_bytes for device in self.devices)
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of all devices over the step."""
+        return sum(device.bubble for device in self.devices) / max(1, len(self.devices))
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a plan came from: `source` is the schedule's name or the search, `space` what the bound covers."""
+
+    version: str = ""
+    seed: int = 0
+    source: str = ""
+    solver: str = ""
+    seconds: float = 0.0
+    space: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the executor needs plus the forecast.
+
+    Attributes:
+        stages: layer names of every stage.
+        pipelines: at least one; every micro-batch takes exactly one.
+        orders: for every device its ops in order.
+        stash: per pipeline, per stage: "keep" or "recompute".
+        weights: weight policy; "flush" is synchronous.
+    """
+
+    problem: Problem
+    stages: tuple[tuple[str, ...], ...]
+    pipelines: tuple[Pipeline, ...]
+    orders: tuple[tuple[Op, ...], ...]
+    stash: tuple[tuple[str, ...], ...]
+    weights: str = "flush"
+    forecast: Forecast | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+
+    def with_forecast(self, forecast: Forecast) -> Plan:
+        """The same plan with another forecast."""
+        return replace(self, forecast=forecast)

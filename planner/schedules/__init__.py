@@ -1,0 +1,1 @@
+"""Named schedules, as order generators."""

@@ -1,0 +1,1 @@
+"""The search for plans: exact CP-SAT models and the portfolio around them."""

@@ -1,0 +1,67 @@
+"""Quantities as people write them: "16GiB", "25GB/s", "5us"; plain numbers are bytes, bytes/s and seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from .errors import InputError
+
+_BYTES = {"B": 1} | {
+    f"{p}{u}": b ** (k + 1) for k, p in enumerate("KMGT") for u, b in (("iB", 1024), ("B", 1000))
+}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*(?:/s)?)\s*")
+
+
+def _parse(value: object, what: str, table: dict[str, float], example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InputError(f"{what}: expected a quantity like {example!r}, got {value!r}")
+    if isinstance(value, (int, float)):
+        number = float(value)
+    else:
+        match = _QUANTITY.fullmatch(value)
+        if match is None:
+            raise InputError(f"{what}: expected a quantity like {example!r}, got {value!r}")
+        unit = match[2]
+        if unit and unit not in table:
+            raise InputError(f"{what}: unknown unit {unit!r} in {value!r}; use {', '.join(table)}")
+        number = float(match[1]) * (table[unit] if unit else 1.0)
+    if not math.isfinite(number) or number < 0:
+        raise InputError(f"{what}: must be finite and not negative, got {value!r}")
+    return number
+
+
+def parse_bytes(value: object, what: str) -> int:
+    """Bytes from "16GiB", "2.5MB" or a number; raises InputError naming `what`."""
+    return round(_parse(value, what, dict(_BYTES), "16GiB"))
+
+
+def parse_seconds(value: object, what: str) -> float:
+    """Seconds from "5us", "1.5ms", "2s" or a number; raises InputError naming `what`."""
+    return _parse(value, what, _SECONDS, "5us")
+
+
+def parse_bandwidth(value: object, what: str) -> float:
+    """Bytes per second from "25GB/s" or a number, more than zero; raises InputError naming `what`."""
+    rate = _parse(value, what, {f"{unit}/s": scale for unit, scale in _BYTES.items()}, "25GB/s")
+    if rate <= 0:
+        raise InputError(f"{what}: a bandwidth must be more than 0, got {value!r}")
+    return rate
+
+
+def format_bytes(count: float) -> str:
+    """A byte count for people, in binary units: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def format_seconds(duration: float) -> str:
+    """A duration for people: 0.00123 -> "1.23 ms"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if duration >= scale or unit == "us":
+            return f"{duration / scale:.4g} {unit}"
+    raise AssertionError("unreachable")

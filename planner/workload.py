@@ -1,0 +1,104 @@
+"""Workload: what the training run needs. SearchSpace: what the planner may decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .errors import WorkloadError
+
+# State bytes per byte of parameters. Mixed precision keeps 16-bit parameters and gradients, and an fp32 master
+# copy (2 bytes per parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1).
+OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+PRECISIONS = ("fp32", "mixed")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step: its micro-batches, its optimizer and the memory it may use.
+
+    Attributes:
+        micro_batches: micro-batches a step, over all pipelines.
+        optimizer: "sgd", "momentum", "adam" or "adamw".
+        precision: "fp32" or "mixed" (16-bit parameters, fp32 master copy and state).
+        memory_limit_bytes: a limit for every device; a device with less memory keeps its own.
+
+    Raises WorkloadError.
+    """
+
+    micro_batches: int
+    optimizer: str = "sgd"
+    precision: str = "fp32"
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        n = self.micro_batches
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise WorkloadError(f"micro-batches must be a whole number of at least 1, got {n!r}")
+        if self.optimizer not in OPTIMIZER_STATES:
+            raise WorkloadError(
+                f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZER_STATES)}"
+            )
+        if self.precision not in PRECISIONS:
+            raise WorkloadError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
+        limit = self.memory_limit_bytes
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise WorkloadError(f"memory limit must be a whole number of bytes, got {limit!r}")
+
+    def gradient_bytes(self, parameter_bytes: int) -> int:
+        """Bytes of the gradient accumulators of parameters of `parameter_bytes`."""
+        return parameter_bytes
+
+    def optimizer_bytes(self, parameter_bytes: int) -> int:
+        """Bytes of optimizer state (and master copy) of parameters of `parameter_bytes`."""
+        states = OPTIMIZER_STATES[self.optimizer]
+        return parameter_bytes * (states if self.precision == "fp32" else 2 * (states + 1))
+
+    def step_traffic_bytes(self, parameter_bytes: int) -> int:
+        """Bytes the optimizer step reads and writes: gradients once, parameters and state both ways."""
+        return 3 * parameter_bytes + 2 * self.optimizer_bytes(parameter_bytes)
+
+    def memory_limit(self, device_memory_bytes: int) -> int:
+        """The limit of a device with `device_memory_bytes` of memory."""
+        limit = self.memory_limit_bytes
+        return device_memory_bytes if limit is None else min(limit, device_memory_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As stored in plan.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: object) -> Workload:
+        """From plan.json; raises WorkloadError."""
+        if not isinstance(content, Mapping):
+            raise WorkloadError("workload must be an object")
+        known = {f.name for f in fields(cls)}
+        for key in content:
+            if key not in known:
+                raise WorkloadError(f"workload: unknown key {key!r}")
+        if "micro_batches" not in content:
+            raise WorkloadError("workload: micro_batches is missing")
+        return cls(**content)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What may be decided. Every technique is allowed unless switched off.
+
+    Attributes:
+        schedule: "search", or the name of a schedule to plan with on its best partition.
+        pipelines: at most this many pipelines; None: no limit. A named schedule brings its own number.
+    """
+
+    schedule: str = "search"
+    pipelines: int | None = None
+    offload: bool = True
+    recompute: bool = True
+    split_backward: bool = True
+    separate_backward: bool = True
+
+    def __post_init__(self) -> None:
+        k = self.pipelines
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+            raise WorkloadError(f"pipelines must be a whole number of at least 1, got {k!r}")

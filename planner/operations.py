@@ -1,0 +1,271 @@
+"""The operation graph's definition: which ops a candidate has, what each costs, and what each waits for.
+
+Search, simulator, checker, pictures and executor all read operations from here; nothing else defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from .errors import PlanError
+from .model_graph import ModelGraph
+from .plan import Kind, Op, Pipeline, Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KEEP = "keep"
+RECOMPUTE = "recompute"
+STASH_POLICIES = (KEEP, RECOMPUTE)
+
+
+class Structured(Protocol):
+    """What plans and candidates have in common: everything but the order."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]: ...
+    @property
+    def stash(self) -> tuple[tuple[str, ...], ...]: ...
+
+
+class StageEdge(NamedTuple):
+    """A tensor that stage `producer` sends to stage `consumer`: bytes a micro-batch; its gradient is as large."""
+
+    producer: int
+    consumer: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Costs of every stage for one micro-batch: arrays of length `stages`; seconds at speed 1, bytes.
+
+    Times, parameters and stashes of a stage's layers add; workspace is their maximum.
+    """
+
+    forward_s: NDArray[np.float64]
+    backward_input_s: NDArray[np.float64]
+    backward_weight_s: NDArray[np.float64]
+    separable: tuple[bool, ...]
+    parameter_bytes: NDArray[np.int64]
+    buffer_bytes: NDArray[np.int64]
+    parameter_tensors: NDArray[np.int64]
+    stash_bytes: NDArray[np.int64]
+    weight_stash_bytes: NDArray[np.int64]
+    workspace_bytes: NDArray[np.int64]
+    input_bytes: NDArray[np.int64]
+    edges: tuple[StageEdge, ...]
+
+    @property
+    def backward_s(self) -> NDArray[np.float64]:
+        """Seconds of the whole backward."""
+        return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def messages(self) -> tuple[StageEdge, ...]:
+        """Alias of `edges`."""
+        return self.edges
+
+    @classmethod
+    def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+        """Costs of these stages; raises PlanError when they do not cut the layer graph into a chain of ideals."""
+        import numpy as np
+
+        home = _stage_of_layer(model, stages)
+        members = [[model.layers[model.index[name]] for name in stage] for stage in stages]
+
+        def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
+            return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
+
+        return cls(
+            total("forward_s", np.float64),
+            total("backward_input_s", np.float64),
+            total("backward_weight_s", np.float64),
+            tuple(all(x.separable for x in group) for group in members),
+            total("parameter_bytes").astype(np.int64) - _shared_inside(model, home, len(stages)),
+            total("buffer_bytes").astype(np.int64),
+            np.array([sum(len(x.parameter_shapes or ()) for x in group) for group in members], dtype=np.int64),
+            total("stash_bytes").astype(np.int64),
+            total("weight_stash_bytes").astype(np.int64),
+            np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
+            _source_input_bytes(model, home, len(stages)),
+            _stage_edges(model, home),
+        )
+
+
+def _stage_of_layer(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> dict[str, int]:
+    home: dict[str, int] = {}
+    for position, stage in enumerate(stages):
+        if not stage:
+            raise PlanError(f"stage {position} has no layers")
+        for name in stage:
+            if name not in model.index:
+                raise PlanError(f"stage {position} names layer {name!r}, which the model does not have")
+            if name in home:
+                raise PlanError(f"layer {name!r} is in stages {home[name]} and {position}")
+            home[name] = position
+    for layer in model.layers:
+        if layer.name not in home:
+            raise PlanError(f"layer {layer.name!r} is in no stage")
+    for source, target in model.edges:
+        if home[source] > home[target]:
+            raise PlanError(
+                f"edge {source!r} -> {target!r} goes back from stage {home[source]} to {home[target]}"
+            )
+    return home
+
+
+def _stage_edges(model: ModelGraph, home: dict[str, int]) -> tuple[StageEdge, ...]:
+    sent = {(source, home[target]) for source, target in model.edges if home[source] != home[target]}
+    size: dict[tuple[int, int], int] = {}
+    for source, consumer in sent:
+        key = (home[source], consumer)
+        size[key] = size.get(key, 0) + model.layers[model.index[source]].output_bytes
+    return tuple(StageEdge(*key, size[key]) for key in sorted(size))
+
+
+def _source_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
+    """Bytes of the data that each stage takes from outside the model (layers without predecessors)."""
+    import numpy as np
+
+    fed = {target for _, target in model.edges}
+    total = np.zeros(count, dtype=np.int64)
+    for layer in model.layers:
+        if layer.name not in fed:
+            total[home[layer.name]] += layer.input_bytes or 0
+    return total
+
+
+def _shared_inside(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
+    """Bytes counted twice because tied layers sit in one stage."""
+    import numpy as np
+
+    double = np.zeros(count, dtype=np.int64)
+    for group in model.shared:
+        stages = [home[name] for name in group.layers]
+        for stage in set(stages):
+            double[stage] += (stages.count(stage) - 1) * group.bytes
+    return double
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages, pipelines and stash policy: everything but the order of ops."""
+
+    problem: Problem
+    stages: tuple[tuple[str, ...], ...]
+    pipelines: tuple[Pipeline, ...]
+    stash: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.stash:
+            rows = tuple((KEEP,) * len(self.stages) for _ in self.pipelines)
+            object.__setattr__(self, "stash", rows)
+
+    @cached_property
+    def costs(self) -> StageCosts:
+        """Costs of the stages."""
+        return StageCosts.of(self.problem.model, self.stages)
+
+
+class Message(NamedTuple):
+    """One tensor that crosses devices, and the ops at its two ends."""
+
+    source: int
+    send: Op
+    target: int
+    receive: Op
+    bytes: int
+
+
+def route(plan: Structured) -> dict[int, int]:
+    """Pipeline of every micro-batch; the first one where several claim it (the checker names that)."""
+    found: dict[int, int] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        for micro_batch in pipeline.micro_batches:
+            found.setdefault(micro_batch, index)
+    return found
+
+
+def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
+    """Every message of a step: activations forward, gradients back, even of 0 bytes; none on one device."""
+    for pipeline in plan.pipelines:
+        for producer, consumer, size in costs.edges:
+            a, b = pipeline.forward[producer], pipeline.forward[consumer]
+            c, d = pipeline.backward[consumer], pipeline.backward[producer]
+            for m in pipeline.micro_batches:
+                if a != b:
+                    yield Message(a, Op(Kind.SEND_F, producer, m, consumer), b, Op(Kind.RECV_F, consumer, m, producer), size)
+                if c != d:
+                    yield Message(c, Op(Kind.SEND_B, consumer, m, producer), d, Op(Kind.RECV_B, producer, m, consumer), size)
+
+
+def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
+    """Devices that hold a trained replica of each stage (those that run its backward), ascending."""
+    found: dict[int, set[int]] = {stage: set() for stage in range(len(plan.stages))}
+    for pipeline in plan.pipelines:
+        if pipeline.micro_batches:
+            for stage, device in enumerate(pipeline.backward):
+                found[stage].add(device)
+    return {stage: tuple(sorted(devices)) for stage, devices in found.items()}
+
+
+def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
+    """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
+
+    Replicated stages with buffers (BatchNorm) also hold every micro-batch's statistics until they are merged.
+    """
+    workload = plan.problem.workload
+    devices: list[dict[str, int]] = [{} for _ in range(len(plan.problem.cluster))]
+
+    def add(device: int, category: str, count: int) -> None:
+        devices[device][category] = devices[device].get(category, 0) + count
+
+    for stage, owners in holders(plan).items():
+        parameters, buffers = int(costs.parameter_bytes[stage]), int(costs.buffer_bytes[stage])
+        for device in owners:
+            add(device, "parameters", parameters)
+            add(device, "gradients", workload.gradient_bytes(parameters))
+            tensors = int(costs.parameter_tensors[stage]) if workload.optimizer.startswith("adam") else 0
+            add(device, "optimizer", workload.optimizer_bytes(parameters) + 4 * tensors)
+            merged = 2 * workload.micro_batches * buffers if len(owners) > 1 else 0
+            add(device, "buffers", buffers + merged)
+        forward_only = {p.forward[stage] for p in plan.pipelines if p.micro_batches} - set(owners)
+        for device in forward_only:
+            add(device, "parameters", parameters)
+            add(device, "buffers", buffers)
+    return devices
+
+
+def reduce_seconds(plan: Structured, stage: int, devices: tuple[int, ...], count: int) -> tuple[float, float]:
+    """(seconds on the links, latency) of a ring all-reduce of `count` bytes between these devices.
+
+    2(r-1) rounds move count/r bytes over every link of the ring (Patarasuk and Yuan, 2009).
+    """
+    if count == 0 or len(devices) < 2:
+        return 0.0, 0.0
+    r = len(devices)
+    links = [plan.problem.cluster.link(a, b) for a, b in ring(devices)]
+    rounds = 2 * (r - 1)
+    return rounds * max(x.occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
+
+
+def ring(devices: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Ordered pairs of devices that talk in a ring all-reduce."""
+    return [(a, devices[(k + 1) % len(devices)]) for k, a in enumerate(devices)]
+
+
+def step_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:
+    """Seconds of the optimizer step of one stage: bytes read and written over the memory bandwidth."""
+    bandwidth = plan.problem.cluster.devices[device].kind.memory_bandwidth
+    if bandwidth is None:
+        return 0.0
+    return plan.problem.workload.step_traffic_bytes(int(costs.parameter_bytes[stage])) / bandwidth

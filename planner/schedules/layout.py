@@ -1,0 +1,59 @@
+"""What a named schedule is: pipelines over stages and, for every device, the order of its compute ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import ScheduleError
+from ..plan import Kind, Op, Pipeline
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A schedule for a number of stages, independent of costs.
+
+    `orders` holds only compute ops (F, B, I, W, R), one tuple a device; `in_flight` is the number of stashes of
+    each stage that are alive at once, summed over pipelines, for the partition to plan memory with.
+    """
+
+    name: str
+    stages: int
+    pipelines: tuple[Pipeline, ...]
+    orders: tuple[tuple[Op, ...], ...]
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Most stashes of each stage alive at once on one device."""
+        most = [0] * self.stages
+        for order in self.orders:
+            alive: dict[int, int] = {}
+            for op in order:
+                if op.kind == Kind.F:
+                    alive[op.stage] = alive.get(op.stage, 0) + 1
+                    most[op.stage] = max(most[op.stage], alive[op.stage])
+                elif op.kind in (Kind.B, Kind.W):
+                    alive[op.stage] = alive.get(op.stage, 0) - 1
+        return tuple(most)
+
+
+def pipeline(devices: Iterable[int], micro_batches: Iterable[int]) -> Pipeline:
+    """A pipeline whose stages run forward and backward on the same device."""
+    route = tuple(devices)
+    return Pipeline(route, route, tuple(micro_batches))
+
+
+def forward(stage: int, micro_batch: int) -> Op:
+    """F of one micro-batch."""
+    return Op(Kind.F, stage, micro_batch)
+
+
+def backward(stage: int, micro_batch: int) -> Op:
+    """B of one micro-batch."""
+    return Op(Kind.B, stage, micro_batch)
+
+
+def require(condition: bool, name: str, reason: str) -> None:
+    """Raises ScheduleError saying why this schedule does not exist for these numbers."""
+    if not condition:
+        raise ScheduleError(f"{name}: {reason}")

@@ -1,0 +1,152 @@
+"""Orders -> times and memory: the single source of every forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from .cluster import Cluster
+from .errors import PlanError
+from .jobs import Jobs, build
+from .memory import DeviceMemory, profile_memory
+from .model_graph import ModelGraph
+from .operations import StageCosts, Structured
+from .plan import COMPUTE, DeviceForecast, Forecast, Kind, Op, Plan, Problem
+
+_COMPUTE = np.array([kind in COMPUTE for kind in Kind])
+
+
+class Deadlock(PlanError):
+    """The op lists wait for each other in a circle; the checker names the circle."""
+
+
+class TimedOp(NamedTuple):
+    """A compute op or reduction with its times in seconds from the start of the step."""
+
+    op: Op
+    start_s: float
+    end_s: float
+
+
+class TimedMessage(NamedTuple):
+    """A message: it occupies its link from start to end and arrives a latency later (seconds, bytes)."""
+
+    op: Op
+    source: int
+    target: int
+    start_s: float
+    end_s: float
+    arrival_s: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceTimeline:
+    """What one device computes, in order, and its memory over time."""
+
+    ops: tuple[TimedOp, ...]
+    busy_s: float
+    memory: DeviceMemory
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A simulated step. `step_s` is the end of the last op, reductions and optimizer steps included."""
+
+    step_s: float
+    jobs: Jobs
+    costs: StageCosts
+    orders: tuple[tuple[Op, ...], ...]
+    device_memory: tuple[DeviceMemory, ...]
+    busy_s: tuple[float, ...]
+
+    @cached_property
+    def devices(self) -> tuple[DeviceTimeline, ...]:
+        """Every device's ops with times. REDUCE has the times of its reduction."""
+        start, end, place = self.jobs.start, self.jobs.end, 0
+        found = []
+        for d, order in enumerate(self.orders):
+            timed = []
+            for op in order:
+                if op.kind in COMPUTE:
+                    timed.append(TimedOp(op, float(start[place]), float(end[place])))
+                elif op.kind == Kind.REDUCE:
+                    job = self.jobs.reduce_job[op.stage]
+                    timed.append(TimedOp(op, float(start[job]), float(end[job])))
+                place += 1
+            found.append(DeviceTimeline(tuple(timed), self.busy_s[d], self.device_memory[d]))
+        return tuple(found)
+
+    @cached_property
+    def messages(self) -> tuple[TimedMessage, ...]:
+        """Every message in the order of the senders' lists."""
+        jobs, flat = self.jobs, [op for order in self.orders for op in order]
+        start, end = jobs.start[jobs.message_job], jobs.end[jobs.message_job]
+        ends = zip(jobs.messages.send.tolist(), jobs.messages.receive.tolist(), strict=True)
+        return tuple(
+            TimedMessage(
+                flat[send],
+                int(jobs.ops.device[send]),
+                int(jobs.ops.device[receive]),
+                float(start[k]),
+                float(end[k]),
+                float(end[k] + jobs.message_latency_s[k]),
+                int(jobs.messages.bytes[k]),
+            )
+            for k, (send, receive) in enumerate(ends)
+        )
+
+    def memory(self, device: int) -> tuple[list[float], list[int]]:
+        """Times (seconds) and bytes of one device after every change."""
+        found = self.device_memory[device]
+        return found.times_s.tolist(), found.bytes.tolist()
+
+    def forecast(self) -> Forecast:
+        """The step and every device's busy time, bubble and peak; bound and status are for the caller to add."""
+        devices = tuple(
+            DeviceForecast(busy, _bubble(busy, self.step_s), m.peak_bytes, m.peak_at_s, m.peak_parts)
+            for busy, m in zip(self.busy_s, self.device_memory, strict=True)
+        )
+        return Forecast(self.step_s, devices)
+
+
+def _bubble(busy_s: float, step_s: float) -> float:
+    return max(0.0, 1.0 - busy_s / step_s) if step_s > 0 else 0.0
+
+
+def simulate_orders(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Timeline:
+    """Simulates op lists of a candidate. Raises Deadlock, or PlanError where messages do not match."""
+    jobs = build(plan, costs, orders)
+    if not jobs.complete:
+        raise Deadlock("the op lists wait for each other in a circle")
+    step_s = float(jobs.end.max(initial=0.0))
+    if len(jobs.message_job):
+        step_s = max(step_s, float((jobs.end[jobs.message_job] + jobs.message_latency_s).max()))
+    ops = jobs.ops
+    working = _COMPUTE[ops.kind]
+    busy = np.bincount(ops.device[working], jobs.duration[: len(ops.kind)][working], len(orders))
+    memory = tuple(profile_memory(plan, costs, jobs, step_s))
+    return Timeline(step_s, jobs, costs, tuple(map(tuple, orders)), memory, tuple(busy.tolist()))
+
+
+def simulate(plan: Plan) -> Timeline:
+    """Times and memory of a plan (seconds, bytes). Raises Deadlock or PlanError for a plan `check` rejects."""
+    return simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
+
+
+def evaluate(plan: Plan, model: ModelGraph | None = None, cluster: Cluster | None = None) -> Forecast:
+    """The forecast of a plan's orders under these costs (by default its own); no solver, milliseconds.
+
+    Bound, gap and status of the plan's own forecast are kept only when the problem is unchanged.
+    """
+    old = plan.problem
+    problem = Problem(model or old.model, cluster or old.cluster, old.workload)
+    forecast = simulate(replace(plan, problem=problem)).forecast()
+    if plan.forecast is not None and problem == old:
+        kept = plan.forecast
+        forecast = replace(forecast, bound_s=kept.bound_s, gap=kept.gap, status=kept.status)
+    return forecast

@@ -68,7 +68,7 @@ class Cluster:
         cls,
         devices: int,
         memory_bytes: int = PRESETS["cpu"].memory_bytes,
-        link: Link = Link(),  # noqa: B008 - immutable
+        link: Link = Link(),
         speed: float = 1.0,
     ) -> Cluster:
         """One node of equal devices."""
@@ -111,9 +111,7 @@ class Cluster:
         if self.network != Link():
             content["network"] = _link_to_dict(self.network)
         if kinds:
-            content["devices"] = {
-                kind.name: _kind_to_dict(kind) for kind in sorted(kinds, key=lambda k: k.name)
-            }
+            content["devices"] = {kind.name: _kind_to_dict(kind) for kind in sorted(kinds, key=lambda k: k.name)}
         return content
 
     @classmethod
@@ -173,9 +171,7 @@ def _table(content: object, where: str, known: set[str]) -> Mapping[str, Any]:
 
 def _link_from(content: object, where: str, extra: frozenset[str] = frozenset()) -> Link:
     table = _table(content, where, {"bandwidth", "latency"} | extra)
-    bandwidth = (
-        parse_bandwidth(table["bandwidth"], f"{where}.bandwidth") if "bandwidth" in table else math.inf
-    )
+    bandwidth = parse_bandwidth(table["bandwidth"], f"{where}.bandwidth") if "bandwidth" in table else math.inf
     return Link(bandwidth, parse_seconds(table.get("latency", 0), f"{where}.latency"))
 
 
@@ -192,9 +188,7 @@ def _kind_from(name: str, content: object) -> DeviceType:
         raise ClusterError(f"{where}: speed must be a finite number more than 0, got {speed!r}")
     kind = replace(kind, speed=float(speed))
     if "memory_bandwidth" in table:
-        kind = replace(
-            kind, memory_bandwidth=parse_bandwidth(table["memory_bandwidth"], f"{where}.memory_bandwidth")
-        )
+        kind = replace(kind, memory_bandwidth=parse_bandwidth(table["memory_bandwidth"], f"{where}.memory_bandwidth"))
     if "flops" in table:
         kind = replace(kind, flops=float(table["flops"]))
     return kind

@@ -141,7 +141,7 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops) -> Floats:
     seconds = table[ops.kind, ops.stage] / speed[ops.device]
     for place in ops.where(Kind.STEP):
         seconds[place] = step_seconds(plan, costs, int(ops.stage[place]), int(ops.device[place]))
-    return seconds
+    return np.asarray(seconds, dtype=np.float64)
 
 
 def _consumers(ops: Ops) -> dict[str, Ints]:
@@ -219,7 +219,7 @@ def _reductions(
     place = ops.where(Kind.REDUCE)
     steps = ops.where(Kind.STEP)
     owners = holders(plan)
-    found = []
+    found: list[tuple[int, float, list[tuple[int, int]]]] = []
     for stage in np.unique(ops.stage[place]).tolist():
         devices = owners[stage]
         count = plan.problem.workload.gradient_bytes(int(costs.parameter_bytes[stage]))

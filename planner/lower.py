@@ -28,7 +28,14 @@ def assemble(candidate: Candidate, compute_orders: Orders, source: str = "") -> 
     forecast = simulate_orders(candidate, candidate.costs, orders).forecast()
     provenance = Provenance(source=source)
     return Plan(
-        candidate.problem, candidate.stages, candidate.pipelines, orders, candidate.stash, "flush", forecast, provenance
+        candidate.problem,
+        candidate.stages,
+        candidate.pipelines,
+        orders,
+        candidate.stash,
+        "flush",
+        forecast,
+        provenance,
     )
 
 
@@ -50,14 +57,12 @@ def complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
     offsets = np.cumsum([0, *map(len, early)])
     tails = _tails(candidate, padded)
     return tuple(
-        tuple([*_post_receives(sending[d], _ends(jobs.end, early[d], int(offsets[d])), incoming[d]), *tails[d]])
+        (*_post_receives(sending[d], _ends(jobs.end, early[d], int(offsets[d])), incoming[d]), *tails[d])
         for d in range(devices)
     )
 
 
-def _with_sends(
-    candidate: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]
-) -> list[list[Op]]:
+def _with_sends(candidate: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
     """Op lists with SENDs after their producers and REDUCE after each stage's last backward."""
     path = route(candidate)
     consumers: dict[int, list[int]] = defaultdict(list)
@@ -112,7 +117,7 @@ def _post_receives(
     order: Sequence[Op], ends: Sequence[float], incoming: Iterable[tuple[float, int, Op, int]]
 ) -> list[Op]:
     """The list with its RECVs placed before the compute op that runs when the message starts."""
-    user = {}
+    user: dict[tuple[bool, int, int], int] = {}
     compute = [op for op in order if op.kind in COMPUTE]
     for k, op in enumerate(compute):
         user[op.kind in (Kind.B, Kind.I), op.stage, op.micro_batch] = min(

@@ -117,9 +117,7 @@ def _stage_of_layer(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> d
             raise PlanError(f"layer {layer.name!r} is in no stage")
     for source, target in model.edges:
         if home[source] > home[target]:
-            raise PlanError(
-                f"edge {source!r} -> {target!r} goes back from stage {home[source]} to {home[target]}"
-            )
+            raise PlanError(f"edge {source!r} -> {target!r} goes back from stage {home[source]} to {home[target]}")
     return home
 
 
@@ -203,9 +201,21 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
             c, d = pipeline.backward[consumer], pipeline.backward[producer]
             for m in pipeline.micro_batches:
                 if a != b:
-                    yield Message(a, Op(Kind.SEND_F, producer, m, consumer), b, Op(Kind.RECV_F, consumer, m, producer), size)
+                    yield Message(
+                        a,
+                        Op(Kind.SEND_F, producer, m, consumer),
+                        b,
+                        Op(Kind.RECV_F, consumer, m, producer),
+                        size,
+                    )
                 if c != d:
-                    yield Message(c, Op(Kind.SEND_B, consumer, m, producer), d, Op(Kind.RECV_B, producer, m, consumer), size)
+                    yield Message(
+                        c,
+                        Op(Kind.SEND_B, consumer, m, producer),
+                        d,
+                        Op(Kind.RECV_B, producer, m, consumer),
+                        size,
+                    )
 
 
 def holders(plan: Structured) -> dict[int, tuple[int, ...]]:

@@ -7,9 +7,7 @@ import re
 
 from .errors import InputError
 
-_BYTES = {"B": 1} | {
-    f"{p}{u}": b ** (k + 1) for k, p in enumerate("KMGT") for u, b in (("iB", 1024), ("B", 1000))
-}
+_BYTES = {"B": 1} | {f"{p}{u}": b ** (k + 1) for k, p in enumerate("KMGT") for u, b in (("iB", 1024), ("B", 1000))}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*(?:/s)?)\s*")
 

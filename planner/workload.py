@@ -37,9 +37,7 @@ class Workload:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise WorkloadError(f"micro-batches must be a whole number of at least 1, got {n!r}")
         if self.optimizer not in OPTIMIZER_STATES:
-            raise WorkloadError(
-                f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZER_STATES)}"
-            )
+            raise WorkloadError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZER_STATES)}")
         if self.precision not in PRECISIONS:
             raise WorkloadError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
         limit = self.memory_limit_bytes

@@ -1,7 +1,7 @@
 """Schedules with one pipeline: GPipe, 1F1B (DAPPLE) and interleaved 1F1B.
 
-    1F1B, 4 devices, 8 micro-batches, F = B:        F0 F1 F2 F3 B0 F4 B1 F5 B2 ...      device 0
-                                                       F0 F1 F2 B0 F3 B1 F4 ...         device 1
+1F1B, 4 devices, 8 micro-batches, F = B:        F0 F1 F2 F3 B0 F4 B1 F5 B2 ...      device 0
+                                                   F0 F1 F2 B0 F3 B1 F4 ...         device 1
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from .layout import Layout, backward, forward, pipeline, require
 def gpipe(devices: int, micro_batches: int) -> Layout:
     """All forwards, then all backwards (Huang et al., arXiv:1811.06965)."""
     batch = range(micro_batches)
-    orders = tuple(
-        tuple([forward(s, m) for m in batch] + [backward(s, m) for m in batch]) for s in range(devices)
-    )
+    orders = tuple(tuple([forward(s, m) for m in batch] + [backward(s, m) for m in batch]) for s in range(devices))
     return Layout("gpipe", devices, (pipeline(range(devices), batch),), orders)
 
 

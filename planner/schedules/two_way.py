@@ -1,11 +1,11 @@
 """Schedules with pipelines in both directions: GEMS and Chimera.
 
-    Chimera, 4 devices, 4 micro-batches (0, 1 down; 2, 3 up), F = B, one column a slot:
+Chimera, 4 devices, 4 micro-batches (0, 1 down; 2, 3 up), F = B, one column a slot:
 
-        device 0   F0 .  F1 F2 B2 F3 B3 B0 .  B1
-        device 1   .  F0 F2 F1 F3 B2 B0 B3 B1 .
-        device 2   .  F2 F0 F3 F1 B0 B2 B1 B3 .
-        device 3   F2 .  F3 F0 B0 F1 B1 B2 .  B3
+    device 0   F0 .  F1 F2 B2 F3 B3 B0 .  B1
+    device 1   .  F0 F2 F1 F3 B2 B0 B3 B1 .
+    device 2   .  F2 F0 F3 F1 B0 B2 B1 B3 .
+    device 3   F2 .  F3 F0 B0 F1 B1 B2 .  B3
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""Small problems and plans that several tests plan with."""
+
+from __future__ import annotations
+
+from contraflow.planner.cluster import Cluster, Link
+from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import Layer, ModelGraph
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.schedules import build
+from contraflow.planner.workload import Workload
+
+
+def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: int) -> ModelGraph:
+    """A chain of equal layers: times in seconds, a stash of one byte unless told otherwise."""
+    costs = {"stash_bytes": 1, "weight_stash_bytes": rest.get("stash_bytes", 1)} | rest
+    return ModelGraph.chain([Layer(f"layer{k}", forward, backward, separable=False, **costs) for k in range(layers)])
+
+
+def one_layer_a_stage(model: ModelGraph) -> tuple[tuple[str, ...], ...]:
+    """Every layer its own stage."""
+    return tuple((layer.name,) for layer in model.layers)
+
+
+def named(
+    name: str,
+    devices: int,
+    micro_batches: int,
+    forward: float = 1.0,
+    backward: float = 1.0,
+    memory: int = 1 << 40,
+    link: Link = Link(),  # noqa: B008 - immutable
+    model: ModelGraph | None = None,
+    **options: int,
+) -> Plan:
+    """The plan of a named schedule with one uniform layer a stage."""
+    layout = build(name, devices, micro_batches, **options)
+    model = model or uniform(layout.stages, forward, backward)
+    problem = Problem(model, Cluster.uniform(devices, memory, link), Workload(micro_batches))
+    return assemble(Candidate(problem, one_layer_a_stage(model), layout.pipelines), layout.orders, name)

@@ -1,8 +1,130 @@
-"""The command line: `contraflow COMMAND`, also `python -m contraflow COMMAND`."""
+"""The command line: `contraflow COMMAND`, also `python -m contraflow COMMAND`.
+
+The only module that knows both the planner and the executor. Commands are imported when they run, so planning
+never loads torch.
+"""
 
 from __future__ import annotations
 
-from .cli import main
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from . import __version__
+from .planner.errors import InputError
+
+if TYPE_CHECKING:
+    from .planner.model_graph import ModelGraph
+
+
+class _Entry(NamedTuple):
+    module: str
+    summary: str
+
+
+_COMMANDS = {
+    "profile": _Entry(".executor.cli", "Measure a model's layers on this machine: model.json."),
+    "plan": _Entry(".planner.cli", "Search for the fastest plan that fits: plan.json."),
+    "check": _Entry(
+        ".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."
+    ),
+    "show": _Entry(".planner.cli", "Draw a plan as text or SVG."),
+    "compare": _Entry(".planner.cli", "Table of every named schedule and the search."),
+    "execute": _Entry(".executor.cli", "Train the model with a plan, one process a device."),
+}
+_EPILOG = """\b
+Example:
+  contraflow profile gpt-small -o model.json
+  contraflow plan model.json --cluster cluster.toml --micro-batches 8 -o plan.json
+  contraflow execute plan.json --steps 40
+
+Exit codes: 0 done, 1 infeasible or check failed, 2 bad input.
+"""
+
+
+class CommandLine(click.Group):
+    """Loads commands on first use and turns every error of ours into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order they are used."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the command's module; None if there is no such command."""
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(entry.module, __package__), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The summaries, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])
+
+    def main(self, *args: Any, standalone_mode: bool = True, **rest: Any) -> Any:
+        """As click.Group.main; errors end the process with one line on stderr unless not standalone."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **rest)
+        try:
+            code = super().main(*args, standalone_mode=False, **rest)
+        except (click.Abort, KeyboardInterrupt):
+            _fail("interrupted", 130)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(2)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx is not None else "contraflow"
+            _fail(f"{error.format_message()} (see {where} --help)", 2)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of our stdout has gone: say nothing more
+            sys.exit(0)
+        except OSError as error:
+            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+        except Exception as error:
+            if not _ours(error):
+                raise
+            _fail(str(error), int(getattr(error, "exit_code", 2)))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _ours(error: Exception) -> bool:
+    """Whether the message was written for the user: an exception class of this package."""
+    return isinstance(error, InputError) or type(error).__module__.startswith(f"{__package__}.")
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"contraflow: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+def profile_by_name(name: str) -> ModelGraph:
+    """Measures a registry model or "package.module:function" here, as `contraflow profile` would."""
+    from .executor.profile import profile_model
+    from .models.registry import resolve
+    from .planner.model_graph import ModelGraph
+
+    click.echo(f"profiling {name} on this machine", err=True)
+    return ModelGraph.from_dict(profile_model(resolve(name)))
+
+
+@click.group(cls=CommandLine, epilog=_EPILOG)
+@click.version_option(__version__, prog_name="contraflow")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Search for pipeline-parallel training plans, prove how good they are, run them with torch."""
+    ctx.obj = profile_by_name
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli.main(prog_name="contraflow")
+
 
 if __name__ == "__main__":
     main()

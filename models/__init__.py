@@ -1,1 +1,22 @@
 """The model zoo: networks as lists of layers, and small real datasets. Knows torch only."""
+
+from __future__ import annotations
+
+from .data import load
+from .loss import cross_entropy
+from .protocol import Dataset, LayeredModel, LayerSpec, Loss, build_layer, derive_seed
+from .registry import UnknownModel, names, resolve
+
+__all__ = [
+    "Dataset",
+    "LayerSpec",
+    "LayeredModel",
+    "Loss",
+    "UnknownModel",
+    "build_layer",
+    "cross_entropy",
+    "derive_seed",
+    "load",
+    "names",
+    "resolve",
+]

@@ -81,8 +81,8 @@ def run_jobs(
     arrays = (duration, waiting, first, after[by_source], lag[by_source], first_resource, resource)
     if jobs <= SMALL:
         start, rank = [0.0] * jobs, [-1] * jobs
-        lists: list[Any] = [a.tolist() for a in arrays]
-        served = serve(*lists, free=[0.0] * resources, start=start, rank=rank)
+        plain: Any = serve
+        served = plain(*(a.tolist() for a in arrays), [0.0] * resources, start, rank)
         return np.array(start, dtype=np.float64), np.array(rank, dtype=np.int64), served
     begin, order = np.zeros(jobs), np.full(jobs, -1, dtype=np.int64)
     served = int(_compiled()(*arrays, np.zeros(resources), begin, order))

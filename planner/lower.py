@@ -6,6 +6,7 @@ the message: the compute op after it runs while the message travels, and its buf
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -128,7 +129,7 @@ def _post_receives(
     placed = []
     for start, number, op, source in sorted(incoming, reverse=True):
         needed = user[op.kind == Kind.RECV_B, op.stage, op.micro_batch]
-        slot = min(int(np.searchsorted(ends, start, side="right")), needed, latest.get(source, len(compute)))
+        slot = min(bisect_right(ends, start), needed, latest.get(source, len(compute)))
         latest[source] = slot
         placed.append((slot, start, number, op))
     for slot, _, _, op in sorted(placed):

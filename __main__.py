@@ -7,6 +7,8 @@ never loads torch.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,9 +29,7 @@ class _Entry(NamedTuple):
 _COMMANDS = {
     "profile": _Entry(".executor.cli", "Measure a model's layers on this machine: model.json."),
     "plan": _Entry(".planner.cli", "Search for the fastest plan that fits: plan.json."),
-    "check": _Entry(
-        ".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."
-    ),
+    "check": _Entry(".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."),
     "show": _Entry(".planner.cli", "Draw a plan as text or SVG."),
     "compare": _Entry(".planner.cli", "Table of every named schedule and the search."),
     "execute": _Entry(".executor.cli", "Train the model with a plan, one process a device."),
@@ -65,12 +65,20 @@ class CommandLine(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])
 
-    def main(self, *args: Any, standalone_mode: bool = True, **rest: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **rest: Any,
+    ) -> Any:
         """As click.Group.main; errors end the process with one line on stderr unless not standalone."""
+        run: Callable[[], Any] = partial(super().main, args, prog_name, complete_var, False, **rest)
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **rest)
+            return run()
         try:
-            code = super().main(*args, standalone_mode=False, **rest)
+            code: object = run()
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", 130)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -104,13 +112,11 @@ def _fail(message: str, code: int) -> None:
 
 
 def profile_by_name(name: str) -> ModelGraph:
-    """Measures a registry model or "package.module:function" here, as `contraflow profile` would."""
-    from .executor.profile import profile_model
-    from .models.registry import resolve
+    """Measures a registry model or "package.module:function" here, as `contraflow profile` does by default."""
+    from .executor.cli import measure
     from .planner.model_graph import ModelGraph
 
-    click.echo(f"profiling {name} on this machine", err=True)
-    return ModelGraph.from_dict(profile_model(resolve(name)))
+    return ModelGraph.from_dict(measure(name, micro_batch_size=1))
 
 
 @click.group(cls=CommandLine, epilog=_EPILOG)

@@ -1,1 +1,39 @@
-"""Planning: costs in, a plan and a bound out. Knows neither torch nor the executor."""
+"""Planning: costs in, a plan and a bound out. Knows neither torch nor the executor.
+
+    from contraflow.planner import ModelGraph, Cluster, Workload, SearchSpace, plan, evaluate
+
+The functions `plan`, `check` and `simulate` hide the modules of the same names, which are therefore all loaded here;
+`from contraflow.planner.plan import Op` works as usual. The solver, networkx and the compiler load on first use.
+"""
+
+from .check import Violation, check
+from .cluster import Cluster, Link
+from .errors import InputError
+from .model_graph import Layer, ModelGraph
+from .plan import Forecast, Plan
+from .plan_file import load_plan, save_plan
+from .search.driver import Progress, Result, Shortage, plan
+from .simulate import evaluate, simulate
+from .workload import SearchSpace, Workload
+
+__all__ = [
+    "Cluster",
+    "Forecast",
+    "InputError",
+    "Layer",
+    "Link",
+    "ModelGraph",
+    "Plan",
+    "Progress",
+    "Result",
+    "SearchSpace",
+    "Shortage",
+    "Violation",
+    "Workload",
+    "check",
+    "evaluate",
+    "load_plan",
+    "plan",
+    "save_plan",
+    "simulate",
+]

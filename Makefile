@@ -1,0 +1,46 @@
+# Everything runs in .venv, made here on first use: only Python 3.11+ with pip (and venv) is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT := demo-out
+
+# The CPU build that CI uses; `pip install contraflow` alone takes the range in pyproject.toml.
+TORCH := torch==2.13.0
+
+# mypy does not follow the import hook of an editable install: it reads the package through these links.
+PACKAGE := __init__.py __main__.py py.typed planner executor models
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
+	@echo "make test   the fast test suite"
+	@echo "make lint   ruff and mypy"
+
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml $(VENV)/pyvenv.cfg
+	printf '%s\n' '$(TORCH)' > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,lint]'
+	touch $@
+
+demo: $(VENV)/.installed
+	bash examples/demo.sh $(BIN) $(OUT)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p $(VENV)/typing/contraflow
+	ln -sfn $(addprefix $(CURDIR)/,$(PACKAGE)) $(VENV)/typing/contraflow
+	MYPYPATH=$(VENV)/typing $(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist *.egg-info

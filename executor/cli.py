@@ -1,0 +1,276 @@
+"""The executor's commands: `contraflow execute` and `contraflow profile`. Torch is imported when they run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from ..planner.cli_common import OutputFile, print_json, stop, write_text
+from ..planner.errors import InputError
+from ..planner.plan_file import load_plan
+from ..planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from .launch import RunResult
+
+__all__ = ["execute", "profile"]
+
+DTYPES = ("float32", "float64")
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
+    """A learning rate: finite and above zero."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click.BadParameter."""
+        try:
+            rate = float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not 0 < rate < float("inf"):
+            self.fail(f"must be finite and above 0, got {value}", param, ctx)
+        return rate
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  contraflow execute plan.json --steps 30 --trace run.json
+  torchrun --nproc-per-node 2 -m contraflow execute plan.json --steps 30
+"""
+)
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Optimizer steps.")
+@click.option("--model", metavar="MODEL", help="package.module:function, for a model not in the registry.")
+@click.option("--data", metavar="NAME", help="stdlib, stdlib:LENGTH, digits or digits-images. [default: the model's]")
+@click.option("--lr", type=Rate(), metavar="RATE", help="Learning rate. [default: by optimizer]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Parameters, data, dropout.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the parameters.")
+@click.option(
+    "--transport",
+    type=click.Choice(("processes", "threads")),
+    default="processes",
+    show_default=True,
+    help="A gloo process per device, or all devices as threads of one process.",
+)
+@click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the last step did, op by op.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Save there at the end.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in DIR, whatever plan made it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
+def execute(plan_file: str, dtype: str, as_json: bool, **options: Any) -> None:
+    """Train the model of PLAN as the plan says, one process per device, and measure it.
+
+    PLAN is a plan.json. A model of the registry is found by its name; any other must be given again with
+    --model and match the plan. Under torchrun the processes are joined instead of spawned.
+    """
+    plan = load_plan(plan_file)
+    if options["resume"] and options["checkpoint"] is None:
+        raise click.UsageError("--resume needs --checkpoint DIR")
+    import torch
+
+    from . import launch
+
+    first_rank = os.environ.get("RANK", "0") == "0"
+    with _StepProgress(options["steps"], quiet=not first_rank) as progress:
+        result = _run(lambda: launch.execute(plan, dtype=getattr(torch, dtype), on_step=progress, **options))
+    if not first_rank:
+        return
+    if as_json:
+        print_json(_summary(result))
+    else:
+        _print_table(result)
+    for path in (options["trace"], options["checkpoint"]):
+        if path is not None:
+            click.echo(f"wrote {path}", err=True)
+
+
+def _run(work: Any) -> RunResult:
+    """The result; a failed rank or program ends the command with one line and exit code 1."""
+    from .errors import ExecutionError
+    from .selfcheck import ProgramMismatch
+    from .tracing import TraceError
+
+    try:
+        result: RunResult = work()
+    except (ExecutionError, ProgramMismatch, TraceError) as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        _fail("interrupted")
+    return result
+
+
+def _fail(reason: object) -> NoReturn:
+    click.echo(f"contraflow: {reason}", err=True)
+    stop(1)
+
+
+class _StepProgress:
+    """A bar on stderr; called with (step, loss, seconds)."""
+
+    def __init__(self, steps: int, quiet: bool) -> None:
+        self._steps = steps
+        self._quiet = quiet
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> _StepProgress:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True, quiet=self._quiet)
+        self._progress = Progress(*columns, TextColumn("{task.description}"), console=console)
+        self._task = self._progress.add_task("starting", total=self._steps)
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        assert self._progress is not None
+        if kind is not None:
+            self._progress.update(self._task, visible=False)  # an error is one line
+        self._progress.stop()
+
+    def __call__(self, step: int, loss: float, seconds: float) -> None:
+        assert self._progress is not None
+        self._progress.update(self._task, advance=1, description=f"loss {loss:.4f}  {1e3 * seconds:.1f} ms/step")
+
+
+def _summary(result: RunResult) -> dict[str, Any]:
+    return {
+        "losses": list(result.losses),
+        "step_s": result.step_s,
+        "forecast_step_s": result.forecast_step_s,
+        "peak_bytes": list(result.peak_bytes),
+        "forecast_peak_bytes": list(result.forecast_peak_bytes),
+    }
+
+
+def _print_table(result: RunResult) -> None:
+    """Losses, then forecast and measurement side by side."""
+    from rich.console import Console
+    from rich.table import Table
+
+    last = result.first_step + len(result.losses)
+    click.echo(f"steps {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
+    table = Table("", "forecast", "measured", "measured / forecast")
+    rows: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("step time", result.forecast_step_s, result.step_s, lambda seconds: f"{1e3 * seconds:.2f} ms")
+    ]
+    for device, (planned, peak) in enumerate(zip(result.forecast_peak_bytes, result.peak_bytes, strict=True)):
+        rows.append((f"peak memory, device {device}", planned, peak, format_bytes))
+    for name, forecast, measured, text in rows:
+        share = f"{measured / forecast:.3f}" if forecast > 0 else "-"
+        table.add_row(name, text(forecast), text(measured), share)
+    Console().print(table)
+
+
+# ---------------------------------------------------------------- profile
+
+
+@click.command(
+    epilog="""\b
+Example:
+  contraflow profile gpt-small --micro-batch-size 4 -o model.json
+"""
+)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--micro-batch-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Samples.",
+)
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu or cuda: where to measure.")
+@click.option("--data", metavar="NAME", help="What to feed it. [default: the model's own]")
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="As a process of execute has."
+)
+@click.option("-o", "--output", type=OutputFile(), help="Write model.json there. [default: to stdout]")
+@click.option("--json", "as_json", is_flag=True, help="Print the model as one JSON object.")
+def profile(
+    model: str,
+    micro_batch_size: int,
+    device: str,
+    data: str | None,
+    threads: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure every layer of MODEL on this machine: times, parameters, stashes, outputs, workspace.
+
+    MODEL is a registry name, such as gpt-small, or package.module:function returning layers.
+    """
+    content = measure(model, micro_batch_size, device, threads, data)
+    if output is not None:
+        write_text(output, json.dumps(content, indent=1) + "\n")
+        click.echo(f"wrote {output}", err=True)
+    if as_json:
+        print_json(content)
+    elif output is None:
+        click.echo(json.dumps(content, indent=1))
+
+
+def measure(
+    model: str, micro_batch_size: int, device: str = "cpu", threads: int = 1, data: str | None = None
+) -> dict[str, Any]:
+    """The content of model.json for a model's name, measured here with progress on stderr.
+
+    Raises InputError: unknown model, data or device, or one that cannot be measured.
+    """
+    _check_device(device)
+    import torch
+    from rich.console import Console
+
+    from ..models import resolve
+    from .profile import profile_model
+    from .tracing import TraceError
+    from .validate import find_data
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no CUDA device here")
+    console = Console(stderr=True)
+    try:
+        found = resolve(model)
+        source = find_data(found, data)
+        with console.status(f"profiling {model}") as status:
+            return profile_model(
+                found,
+                micro_batch_size,
+                device,
+                threads,
+                on_progress=lambda text: status.update(f"profiling {model}: {text}"),
+                data=source,
+            )
+    except TraceError as error:
+        raise InputError(str(error)) from None
+
+
+def _check_device(device: str) -> None:
+    from ..planner.presets import PRESETS
+
+    if device == "cpu" or device.split(":")[0] == "cuda":
+        return
+    if device in PRESETS:
+        raise InputError(f"--device {device}: analytic profiles do not exist yet; measure on cpu or cuda")
+    raise InputError(f"--device {device}: unknown; measure on cpu or cuda")

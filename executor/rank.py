@@ -1,0 +1,120 @@
+"""One rank's whole run, whatever carries its messages: build, check, load, train, save, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models import Dataset, LayeredModel
+from ..planner.plan import Plan
+from .interpreter import Interpreter, OpRecord
+from .memory import StorageTracker
+from .replica import Blueprint, StageReplica, reduce_groups
+from .transport import Transport
+from .validate import find_data, find_model, match_model
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, the same for all ranks; picklable if its model and data are. See `launch.execute`."""
+
+    plan: Plan
+    model: LayeredModel | str
+    data: Dataset | str | None
+    steps: int
+    seed: int
+    rate: float
+    dtype: torch.dtype
+    tracked_steps: int
+    checkpoint: str | None
+    resume: bool
+    self_check: bool
+    return_state: bool
+
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """The process groups it needs, in the order in which every rank creates them."""
+        return reduce_groups(self.plan)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of one rank: seconds, and losses of the micro-batches whose last stage it holds."""
+
+    rank: int
+    step: int
+    seconds: float
+    losses: dict[int, float]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank leaves at its end. `ops`: its last step."""
+
+    rank: int
+    first_step: int
+    peak_bytes: int
+    ops: list[OpRecord]
+    state: dict[str, Tensor] | None
+
+
+def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None]) -> RankReport:
+    """Runs all steps of one rank and reports each; raises what went wrong."""
+    from ..planner.lower import send_deadlines
+
+    model = find_model(job.plan, job.model)
+    data = find_data(model, job.data)
+    shapes = match_model(job.plan, model, data, job.dtype)
+    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype)
+    rank, tracker = transport.rank, StorageTracker()
+    with ExitStack() as tracking:
+        tracking.enter_context(tracker)
+        replicas = _build(job, blueprint, rank)
+        first = _resume(job, blueprint, replicas)
+        interpreter = Interpreter(blueprint, transport, replicas, send_deadlines(job.plan)[rank])
+        tracker.reset_peak()
+        peak, ops = 0, []
+        for step in range(first, first + job.steps):
+            record = interpreter.run_step(step)
+            ops = record.ops
+            report(StepReport(rank, step, record.seconds, record.losses))
+            if step - first + 1 == job.tracked_steps:
+                peak = tracker.peak_bytes
+                tracking.close()
+        peak = peak or tracker.peak_bytes
+    state = named_state(blueprint, replicas)
+    if job.checkpoint is not None:
+        from .checkpoint import save
+
+        save(job.checkpoint, state, first + job.steps, job.plan, transport)
+    returned = {name: tensor.clone() for name, tensor in state.items()} if job.return_state else None
+    return RankReport(rank, first, peak, ops, returned)
+
+
+def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:
+    stages = sorted({s for p in job.plan.pipelines for s, device in enumerate(p.forward) if device == rank})
+    return {stage: blueprint.build(rank, stage, job.self_check) for stage in stages}
+
+
+def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> int:
+    """Loads the newest checkpoint if the run resumes; returns the first step to run."""
+    if not job.resume or job.checkpoint is None:
+        return 0
+    from .checkpoint import load
+
+    step = load(job.checkpoint, named_state(blueprint, replicas), job.plan)
+    for replica in replicas.values():
+        replica.weights.set_step(step)
+    return step
+
+
+def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica]) -> dict[str, Tensor]:
+    """Every tensor of the rank by checkpoint key."""
+    state: dict[str, Tensor] = {}
+    for replica in replicas.values():
+        state |= replica.weights.named_state(blueprint.layer_names)
+    return state

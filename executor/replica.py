@@ -1,0 +1,122 @@
+"""A stage as one rank holds it: its program, its weights, and the exchange of statistics if it needs one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..models import Dataset, LayeredModel, build_layer
+from ..planner.plan import Kind, Plan
+from .program import StageProgram
+from .statistics import StatisticsExchange
+from .validate import TensorShape, as_dtype
+from .weights import StageWeights
+
+_SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
+
+
+@dataclass(frozen=True)
+class StageReplica:
+    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy)."""
+
+    stage: int
+    program: StageProgram
+    weights: StageWeights
+    statistics: StatisticsExchange | None
+    group: str | None
+
+    @property
+    def reduced(self) -> list[Tensor]:
+        """What replicas sum: gradients and, row by row, BatchNorm statistics."""
+        rows = [] if self.statistics is None or not self.statistics.rows.numel() else [self.statistics.rows]
+        return [*self.weights.gradients, *rows]
+
+
+def stage_devices(plan: Plan, stage: int) -> tuple[int, ...]:
+    """The devices that hold a replica of the stage, ascending."""
+    return tuple(sorted({pipeline.forward[stage] for pipeline in plan.pipelines}))
+
+
+def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """For every stage with replicas the ranks that reduce it, by group name."""
+    devices = {f"stage{s}": stage_devices(plan, s) for s in range(len(plan.stages))}
+    return {name: ranks for name, ranks in devices.items() if len(ranks) > 1}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What every rank builds its stages from. `shapes`: every stage's input."""
+
+    plan: Plan
+    model: LayeredModel
+    data: Dataset
+    shapes: tuple[TensorShape, ...]
+    seed: int
+    rate: float
+    dtype: torch.dtype
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names by layer id."""
+        return tuple(layer.name for layer in self.model.layers)
+
+    def layer_ids(self, stage: int) -> range:
+        """The layers of a stage."""
+        first = sum(len(names) for names in self.plan.stages[:stage])
+        return range(first, first + len(self.plan.stages[stage]))
+
+    def batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype."""
+        size = self.plan.problem.model.micro_batch_size
+        inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
+        return as_dtype(inputs, self.dtype), as_dtype(targets, self.dtype)
+
+    def build(self, rank: int, stage: int, self_check: bool) -> StageReplica:
+        """This rank's replica of a stage; its parameters depend on seed and layer alone.
+
+        Raises TraceError or ProgramMismatch (the latter if `self_check`), both naming the stage.
+        """
+        ids = self.layer_ids(stage)
+        modules = {i: build_layer(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        last = stage == len(self.plan.stages) - 1
+        with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
+            example, target = self._example(stage)
+            program = StageProgram.trace(
+                list(modules.values()),
+                list(ids),
+                example,
+                self.model.loss if last else None,
+                target if last else None,
+                needs_input_grad=stage > 0,
+                label=f"stage {stage}",
+            )
+            if self_check:
+                program.self_check(list(modules.values()), example, target if last else None, self.seed)
+        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
+        group = f"stage{stage}" if len(stage_devices(self.plan, stage)) > 1 else None
+        statistics = None
+        if weights.buffers and (group is not None or not _in_order(self.plan, rank, stage)):
+            total = self.plan.problem.workload.micro_batches
+            statistics = StatisticsExchange(modules, weights.buffers, total, self.layer_names)
+        return StageReplica(stage, program, weights, statistics, group)
+
+    def _example(self, stage: int) -> tuple[Tensor, Tensor]:
+        """An input of the stage (noise unless it is the first) and targets, to trace and check with."""
+        inputs, targets = self.batch(0, 0)
+        shape = self.shapes[stage]
+        if stage > 0 and shape.dtype.is_floating_point:
+            generator = torch.Generator().manual_seed(self.seed)
+            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator)
+        elif stage > 0:
+            inputs = shape.empty().zero_()
+        return inputs, targets
+
+
+def _in_order(plan: Plan, rank: int, stage: int) -> bool:
+    """Whether the rank runs the stage's forwards in micro-batch order."""
+    order = [op.micro_batch for op in plan.orders[rank] if op.kind is Kind.F and op.stage == stage]
+    return order == sorted(order)

@@ -1,0 +1,319 @@
+"""Cuts a joint graph into programs: forward and backward, and the backward into its two halves.
+
+F is everything recorded before autograd ran, B the rest. What crosses from F to B is the stash. Three rules
+keep the stash as small as eager torch's: views are replayed in B rather than saved, the members of an
+operator with several results are picked where the operator runs, and programs take their arguments in a list
+they empty, so that every tensor dies at its last use.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.fx.graph import CodeGen
+
+from .tracing import JointGraph
+
+_aten = torch.ops.aten
+_WEIGHT_MASKED = (_aten.convolution_backward.default,)
+_READS_NO_STATISTICS = {  # BatchNorm backward in training mode takes the running statistics but reads none
+    _aten.native_batch_norm_backward.default: (3, 4),
+    _aten.cudnn_batch_norm_backward.default: (3, 4),
+    _aten.batch_norm_backward.default: (3, 4),
+}
+
+
+class BoxedCodeGen(CodeGen):
+    """Generates fn(arguments: list), which empties the list: an argument is freed at its last use."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
+        names = [var.split(":")[0].split("=")[0].strip() for var in free_vars if var != "self"]
+        head = f"def {self._func_name}(self, arguments){maybe_return_annotation}:"
+        if not names:
+            return head
+        return f"{head}\n    {', '.join(names)}, = arguments\n    arguments.clear()"
+
+
+@dataclass(frozen=True)
+class GraphPart:
+    """A program cut out of the joint graph: takes `inputs` in a list, returns `outputs` as a tuple."""
+
+    program: fx.GraphModule
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """All programs of a stage. `backward` adds into accumulators; I returns (input gradient, extras).
+
+    The inputs of B and I are [*saved, grad_output], those of B and W end with the accumulators.
+
+    Attributes:
+        saved: what B reads of the forward: parameters, buffers, the stage's input and target, activations.
+        held: what W reads: members of `saved` or `grad_output`, then what I returns for it.
+        accumulated: parameter names, in the order of the accumulators.
+    """
+
+    forward: GraphPart
+    backward: GraphPart
+    backward_input: GraphPart
+    backward_weight: GraphPart
+    saved: tuple[fx.Node, ...]
+    held: tuple[fx.Node, ...]
+    accumulated: tuple[str, ...]
+    random_layers: frozenset[int]
+
+
+def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
+    """Cut the joint graph. F gets a last argument `seed`; `reseed(seed, layer)` opens every random layer."""
+    _drop_unread_statistics(joint)
+    forward_nodes, backward_nodes = _phases(joint)
+    position = {node: index for index, node in enumerate(joint.module.graph.nodes)}
+    grads = list(joint.parameter_grads.values())
+    input_grad = [] if joint.input_grad is None else [joint.input_grad]
+    saved, replayed = _crossing([*grads, *input_grad], backward_nodes, forward_nodes, {joint.grad_output})
+    saved.sort(key=position.__getitem__)
+    backward_nodes = sorted([*replayed, *backward_nodes], key=position.__getitem__)
+
+    random_layers = frozenset(joint.layer_of[node.name] for node in forward_nodes if _is_random(node))
+    places = [*joint.parameters.values(), *joint.buffers.values(), joint.input]
+    places += [] if joint.target is None else [joint.target]
+    shipped = [node for node in saved if node.op != "placeholder"]
+    forward = _Builder(joint, places)
+    forward.copy_reseeding(forward_nodes, random_layers, reseed)
+    backward = _Builder(joint, [*saved, joint.grad_output])
+    backward.copy_accumulating(backward_nodes)
+
+    backward_nodes = _split_masked(joint, backward_nodes)
+    first, second = _halves(joint, backward_nodes)
+    held, again = _crossing(list(joint.parameter_grads.values()), second, first, set())
+    order = {node: index for index, node in enumerate(joint.module.graph.nodes)}
+    extras = [node for node in held if node in set(first)]
+    held = [*(node for node in held if node not in set(first)), *extras]
+    half_input = _Builder(joint, [*saved, joint.grad_output])
+    half_input.copy(first)
+    half_weight = _Builder(joint, held)
+    half_weight.copy_accumulating(sorted([*again, *second], key=order.__getitem__))
+    return Split(
+        forward=forward.finish([joint.output, *shipped]),
+        backward=backward.finish(input_grad),
+        backward_input=half_input.finish([*input_grad, *extras]),
+        backward_weight=half_weight.finish([]),
+        saved=tuple(saved),
+        held=tuple(held),
+        accumulated=tuple(joint.parameter_grads),
+        random_layers=random_layers,
+    )
+
+
+class _Builder:
+    """Copies nodes of the joint graph into a new one."""
+
+    def __init__(self, joint: JointGraph, inputs: Sequence[fx.Node]) -> None:
+        self.joint = joint
+        self.graph = fx.Graph()
+        self.inputs = tuple(inputs)
+        self.copies: dict[fx.Node, fx.Node] = {}
+        for node in inputs:
+            self.copies[node] = self.graph.placeholder(node.name)
+            self.copies[node].meta = dict(node.meta)
+
+    def copy(self, nodes: Iterable[fx.Node]) -> None:
+        for node in nodes:
+            self._copy(node)
+
+    def _copy(self, node: fx.Node) -> None:
+        self.copies[node] = self.graph.node_copy(node, self._copied)
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        if node not in self.copies and node.op == "get_attr":
+            self._copy(node)
+        return self.copies[node]
+
+    def copy_reseeding(
+        self, nodes: Iterable[fx.Node], layers: frozenset[int], reseed: Callable[[int, int], None]
+    ) -> None:
+        """Copy; before the first node of each random layer, call reseed(seed, layer)."""
+        seed = self.graph.placeholder("seed")
+        current: int | None = None
+        for node in nodes:
+            layer = self.joint.layer_of[node.name]
+            if layer != current and layer in layers:
+                self.graph.call_function(reseed, (seed, layer))
+            current = layer
+            self._copy(node)
+
+    def copy_accumulating(self, nodes: Iterable[fx.Node]) -> None:
+        """Copy; add each gradient to its accumulator at once, so that only one is temporary."""
+        targets: dict[fx.Node, list[fx.Node]] = {}
+        for index, grad in enumerate(self.joint.parameter_grads.values()):
+            targets.setdefault(grad, []).append(self.graph.placeholder(f"accumulator{index}"))
+        for grad in [grad for grad in targets if grad in self.copies]:
+            self._accumulate(grad, targets.pop(grad))
+        for node in nodes:
+            self._copy(node)
+            self._accumulate(node, targets.pop(node, []))
+        assert not targets, f"gradients never computed: {list(targets)}"
+
+    def _accumulate(self, grad: fx.Node, accumulators: list[fx.Node]) -> None:
+        for accumulator in accumulators:
+            self.graph.call_function(_aten.add_.Tensor, (accumulator, self.copies[grad]))
+
+    def finish(self, outputs: Sequence[fx.Node]) -> GraphPart:
+        self.graph.output(tuple(self._copied(node) for node in outputs))
+        self.graph.set_codegen(BoxedCodeGen())
+        self.graph.lint()
+        return GraphPart(fx.GraphModule(self.joint.module, self.graph), self.inputs, tuple(outputs))
+
+
+def storages(value: object) -> dict[int, int]:
+    """The storages of a fake value, by identity: their bytes."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        return {storage._cdata: storage.nbytes()}
+    if isinstance(value, (tuple, list)):
+        return {key: size for item in value for key, size in storages(item).items()}
+    return {}
+
+
+def _storages(node: fx.Node) -> dict[int, int]:
+    return storages(node.meta.get("val"))
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    # Attention kernels carry the tag whether or not they drop anything.
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    index = names.index("dropout_p")
+    probability = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(probability != 0.0)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether the node only looks at its first argument's storage: replaying it costs nothing."""
+    if node.op != "call_function" or _is_mutable(node) or not node.all_input_nodes:
+        return False
+    base = node.all_input_nodes[0]
+    if node.target is operator.getitem and not _is_view(base):
+        return False  # a member of an operator with several results
+    own = _storages(node)
+    return bool(own) and own.keys() <= _storages(base).keys()
+
+
+def _closure(wanted: Iterable[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Those of `nodes` that the wanted ones need, themselves included, through `nodes` alone."""
+    allowed, found = set(nodes), set[fx.Node]()
+    waiting = list(wanted)
+    while waiting:
+        node = waiting.pop()
+        if node in allowed and node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _phases(joint: JointGraph) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Nodes of F and of B, in order, without what nobody needs."""
+    body = [node for node in joint.module.graph.nodes if node.op == "call_function"]
+    early = {node for node in body if node.name in joint.layer_of}
+    for node in body:  # members of F's operators, even if only the gradients ask for them
+        if node.target is operator.getitem and node.args[0] in early:
+            early.add(node)
+            joint.layer_of.setdefault(node.name, joint.layer_of[node.all_input_nodes[0].name])
+    forward = [node for node in body if node in early]
+    backward = [node for node in body if node not in early]
+    grads = [*joint.parameter_grads.values(), *([joint.input_grad] if joint.input_grad else [])]
+    needed = _closure([*grads, *filter(_is_mutable, backward)], backward)
+    backward = [node for node in backward if node in needed]
+    borrowed = [used for node in backward for used in node.all_input_nodes]
+    stateful = [node for node in forward if _is_mutable(node) or _is_random(node)]
+    touched = set(joint.buffers.values())
+    stateful += [node for node in forward if not touched.isdisjoint(node.all_input_nodes)]
+    needed = _closure([joint.output, *grads, *borrowed, *stateful], forward)
+    return [node for node in forward if node in needed], backward
+
+
+def _crossing(
+    wanted: Sequence[fx.Node], later: Sequence[fx.Node], earlier: Sequence[fx.Node], given: set[fx.Node]
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What the later program must be handed: (values to save, views of them to replay)."""
+    inside, producers = set(later), set(earlier)
+    saved: dict[fx.Node, None] = {}
+    replayed: dict[fx.Node, None] = {}
+
+    def hand_over(node: fx.Node) -> None:
+        if node in given or node in saved or node in replayed or node.op == "get_attr":
+            return
+        if node in producers and _is_view(node):
+            for base in node.all_input_nodes:
+                hand_over(base)
+            replayed[node] = None
+        else:
+            saved[node] = None
+
+    for node in later:
+        for used in node.all_input_nodes:
+            if used not in inside:
+                hand_over(used)
+    for node in wanted:
+        if node not in inside:
+            hand_over(node)
+    return list(saved), list(replayed)
+
+
+def _halves(joint: JointGraph, backward: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """B's nodes cut into I, what the input gradient needs, and W, the rest."""
+    wanted = [] if joint.input_grad is None else [joint.input_grad]
+    early = _closure([*wanted, *filter(_is_mutable, backward)], backward)
+    for node in backward:
+        if node.target is operator.getitem and node.args[0] in early:
+            early.add(node)
+    second = [node for node in backward if node not in early]
+    needed = _closure(joint.parameter_grads.values(), second)
+    return [node for node in backward if node in early], [node for node in second if node in needed]
+
+
+def _split_masked(joint: JointGraph, backward: Sequence[fx.Node]) -> list[fx.Node]:
+    """Turn one convolution_backward into one for the input and one for weight and bias, by output mask."""
+    result = []
+    for node in backward:
+        mask = node.args[-1] if node.target in _WEIGHT_MASKED else ()
+        if not (isinstance(mask, (list, tuple)) and mask and mask[0] and any(mask[1:])):
+            result.append(node)
+            continue
+        halves = []
+        for half in ([True, False, False], [False, *mask[1:]]):
+            with joint.module.graph.inserting_before(node):
+                copied = joint.module.graph.create_node("call_function", node.target, (*node.args[:-1], half))
+            copied.meta = dict(node.meta)
+            halves.append(copied)
+        for member in list(node.users):
+            index = member.args[1]
+            member.args = (halves[0] if index == 0 else halves[1], index)
+        result += halves
+    return result
+
+
+def _drop_unread_statistics(joint: JointGraph) -> None:
+    """BatchNorm's running statistics change with every forward; keep B from holding on to them."""
+    for node in joint.module.graph.nodes:
+        indices = _READS_NO_STATISTICS.get(node.target, ())
+        training = node.target is _aten.cudnn_batch_norm_backward.default or (
+            len(node.args) > 7 and node.args[7] is True
+        )
+        if indices and training:
+            node.args = tuple(None if i in indices else value for i, value in enumerate(node.args))

@@ -1,0 +1,169 @@
+"""Is this plan something the executor runs, and is this the model it was made for? One clear line if not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+
+import torch
+from torch import Tensor, nn
+
+from ..models import Dataset, LayeredModel, UnknownModel, load, resolve
+from ..models.data import UnknownData
+from ..models.registry import names
+from ..planner.check import check
+from ..planner.plan import Kind, Plan
+from .errors import RunError
+from .weights import STATE_NAMES
+
+_NOT_YET = {
+    Kind.I: "a split backward (I)",
+    Kind.W: "a split backward (W)",
+    Kind.R: "recomputation (R)",
+}
+
+
+def require_executable(plan: Plan) -> None:
+    """Raises RunError naming the first thing in the plan that the checker or the executor refuses."""
+    for device, order in enumerate(plan.orders):
+        for op in order:
+            if op.kind in _NOT_YET:
+                raise RunError(f"device {device}: op {op}: {_NOT_YET[op.kind]} is not executed yet")
+    if any(policy != "keep" for row in plan.stash for policy in row):
+        raise RunError("stash policies other than keep are not executed yet")
+    if plan.weights != "flush":
+        raise RunError(f"weight policy {plan.weights!r} is not executed yet, only flush")
+    if plan.problem.model.shared:
+        tied = ", ".join(plan.problem.model.shared[0].layers)
+        raise RunError(f"tied parameters (layers {tied}) are not executed yet")
+    if plan.problem.workload.precision != "fp32":
+        raise RunError(f"precision {plan.problem.workload.precision!r} is not executed yet, only fp32")
+    if plan.problem.workload.optimizer not in STATE_NAMES:
+        raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
+    for index, pipeline in enumerate(plan.pipelines):
+        if pipeline.forward != pipeline.backward:
+            raise RunError(f"pipeline {index}: separate forward and backward devices are not executed yet")
+    _require_chain(plan)
+    violations = check(plan)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise RunError(f"the plan fails its check: {violations[0]}{more}")
+
+
+def _require_chain(plan: Plan) -> None:
+    """Stages must hold the model's layers one after another."""
+    chain = [layer.name for layer in plan.problem.model.layers]
+    if [name for stage in plan.stages for name in stage] != chain:
+        raise RunError("only chains are executed yet: the stages must hold the model's layers in order")
+    edges = set(plan.problem.model.edges)
+    if edges != set(pairwise(chain)):
+        raise RunError("only chains are executed yet: the model's layers do not simply follow one another")
+
+
+def find_model(plan: Plan, model: LayeredModel | str | None) -> LayeredModel:
+    """The model to run: the one given, or the registry's of that name. A plan never causes an import.
+
+    Raises RunError.
+    """
+    if isinstance(model, LayeredModel):
+        return model
+    name = plan.problem.model.name if model is None else model
+    if model is None and name not in names():
+        raise RunError(
+            f"the plan's model {name!r} is not in the registry: give it with --model package.module:function"
+        )
+    try:
+        return resolve(name)
+    except UnknownModel as error:
+        raise RunError(str(error)) from None
+
+
+def find_data(model: LayeredModel, data: Dataset | str | None) -> Dataset:
+    """The data to train on: the data given, or the model's own. Raises RunError."""
+    found = model.data if data is None else data
+    if found is None:
+        raise RunError(f"model {model.name!r} brings no data: give it with --data NAME")
+    if not isinstance(found, str):
+        return found
+    try:
+        return load(found)
+    except UnknownData as error:
+        raise RunError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """Shape and dtype of one micro-batch's tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def empty(self) -> Tensor:
+        """A new contiguous tensor."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+
+def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating-point tensors in the run's dtype, others as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dtype) -> tuple[TensorShape, ...]:
+    """Compares the model with the plan's fingerprint; returns every stage's input shape.
+
+    Builds every layer without memory (on the meta device) where its builder allows it.
+
+    Raises:
+        RunError: naming the first layer that differs in name, parameter shapes or bytes.
+    """
+    planned = plan.problem.model.layers
+    _match_names(plan, model)
+    first_of_stage = {stage[0] for stage in plan.stages}
+    example = as_dtype(data.batch(0, 0, 0, plan.problem.model.micro_batch_size)[0], dtype).to("meta")
+    shapes = []
+    for layer, spec in zip(planned, model.layers, strict=True):
+        with torch.device("meta"):
+            module = spec.build()
+        module = module.to("meta").train()
+        _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
+        if layer.name in first_of_stage:
+            shapes.append(TensorShape(tuple(example.shape), example.dtype))
+        example = _propagate(layer.name, module.to(dtype), example)
+    return tuple(shapes)
+
+
+def _match_names(plan: Plan, model: LayeredModel) -> None:
+    for planned, found in zip_longest(plan.problem.model.layers, model.layers):
+        if planned is None:
+            raise RunError(f"layer {found.name!r} of model {model.name!r} is not in the plan")
+        if found is None:
+            raise RunError(f"the plan's layer {planned.name!r} is not in model {model.name!r}")
+        if planned.name != found.name:
+            raise RunError(f"the plan's layer {planned.name!r} is {found.name!r} in model {model.name!r}")
+
+
+def _match_layer(
+    name: str,
+    parameter_bytes: int,
+    shapes: tuple[tuple[int, ...], ...] | None,
+    module: nn.Module,
+    dtype: torch.dtype,
+) -> None:
+    found = tuple(tuple(p.shape) for p in module.parameters())
+    if shapes is not None and found != tuple(shapes):
+        raise RunError(f"layer {name!r}: the model's parameter shapes are {found}, the plan's {shapes}")
+    sizes = {sum(p.numel() * p.element_size() for p in module.to(d).parameters()) for d in (torch.float32, dtype)}
+    if parameter_bytes not in sizes:
+        raise RunError(f"layer {name!r}: the model has {max(sizes)} bytes of parameters, the plan {parameter_bytes}")
+
+
+def _propagate(name: str, module: nn.Module, example: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            output = module(example)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(f"layer {name!r} does not take its input of shape {tuple(example.shape)}: {reason}") from None
+    if not isinstance(output, Tensor):
+        raise RunError(f"layer {name!r} returns a {type(output).__name__}, not a tensor")
+    return output

@@ -1,0 +1,94 @@
+"""Finds models: by registry name, or as package.module:function."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from . import gpt, mlp, resnet
+from .loss import cross_entropy
+from .protocol import LayeredModel, LayerSpec
+
+_PRESETS: dict[str, Callable[[], LayeredModel]] = {**gpt.PRESETS, **mlp.PRESETS, **resnet.PRESETS}
+
+
+class UnknownModel(ValueError):
+    """A model name that leads nowhere; the message names it, says why and lists the registered ones."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"model {name!r}: {why}; registered models: {', '.join(names())}")
+
+
+def names() -> tuple[str, ...]:
+    """The registered names, sorted."""
+    return tuple(sorted(_PRESETS))
+
+
+def resolve(name: str) -> LayeredModel:
+    """The model of that name.
+
+    A registry name, or "package.module:function", imported with the working directory on the path. The
+    function takes no arguments and returns a `LayeredModel`, or a list of modules or (name, module) pairs,
+    each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
+    logits, and no data). Modules so given are copied at every build and keep the values they came with.
+
+    Raises:
+        UnknownModel: not registered, cannot be imported, or not what a model function returns.
+    """
+    if name in _PRESETS:
+        return _PRESETS[name]()
+    if ":" not in name:
+        raise UnknownModel(name, "not registered, and not package.module:function")
+    factory = _import(name)
+    made = factory()
+    if isinstance(made, LayeredModel):
+        return made
+    loss = getattr(factory, "loss", cross_entropy)
+    return LayeredModel(name, _as_layers(name, made), loss, getattr(factory, "data", None))
+
+
+def _import(name: str) -> Callable[[], Any]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        with _working_directory_importable():
+            found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownModel(name, str(error)) from error
+    if not callable(found):
+        raise UnknownModel(name, f"{attribute} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    here = str(Path.cwd())
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _as_layers(name: str, made: object) -> tuple[LayerSpec, ...]:
+    if not isinstance(made, (list, tuple, nn.Sequential)) or not len(made):
+        raise UnknownModel(name, f"returned {type(made).__name__}, not a LayeredModel or a list of modules")
+    layers = []
+    for index, entry in enumerate(made):
+        layer_name, module = entry if isinstance(entry, (list, tuple)) else (f"layer{index}", entry)
+        if not isinstance(module, nn.Module):
+            raise UnknownModel(name, f"entry {index} is a {type(module).__name__}, not a module")
+        layers.append(LayerSpec(str(layer_name), partial(copy.deepcopy, module)))
+    return tuple(layers)

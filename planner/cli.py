@@ -1,0 +1,166 @@
+"""The planner's commands: `contraflow plan`, and `check`, `show` and `compare` from their own files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .cli_common import (
+    OutputFile,
+    load_problem,
+    print_json,
+    problem_options,
+    stop,
+)
+from .cli_compare import compare
+from .cli_progress import SearchProgress
+from .cli_show import check, show
+from .errors import InputError
+from .plan import Forecast, Plan
+from .plan_file import save_plan
+from .units import format_bytes
+from .workload import SearchSpace
+
+if TYPE_CHECKING:
+    from .search.driver import Result
+
+__all__ = ["check", "compare", "plan", "show"]
+
+_EXAMPLE = """\b
+Example:
+  contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
+      --memory-limit 8GiB --optimizer adam --time-limit 30 -o plan.json
+"""
+
+
+@click.command(epilog=_EXAMPLE)
+@problem_options
+@click.option(
+    "--schedule", default="search", show_default=True, metavar="NAME", help="A named schedule, or the search."
+)
+@click.option("--asynchronous", metavar="METHOD", help="Training without a flush (does not exist yet).")
+@click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success.")
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    model: str,
+    cluster_file: str,
+    schedule: str,
+    asynchronous: str | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Search for the fastest plan for MODEL that fits the memory of every device.
+
+    MODEL is a model.json, a registry name such as gpt-small, or package.module:function; the last two are
+    profiled on this machine first. Ctrl-C stops the search and keeps the best plan so far.
+    """
+    if asynchronous is not None:
+        raise click.UsageError("--asynchronous: asynchronous planning does not exist yet")
+    space = search_space(schedule, options)
+    graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
+    from .search.driver import plan as search  # the solver: loaded once the input is known to be good
+
+    started = time.monotonic()
+    with SearchProgress(f"planning {graph.name}", options["time_limit"]) as progress:
+        result = search(
+            graph,
+            cluster,
+            workload,
+            space=space,
+            time_limit=options["time_limit"],
+            seed=options["seed"],
+            workers=options["workers"],
+            on_progress=progress,
+        )
+    _report(result, output, as_json, time.monotonic() - started)
+
+
+def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
+    """The space of the command line's flags; raises InputError for an unknown schedule, listing the known."""
+    check_schedule(schedule)
+    return SearchSpace(
+        schedule,
+        options["pipelines"],
+        offload=not options["no_offload"],
+        recompute=not options["no_recompute"],
+        split_backward=not options["no_split_backward"],
+        separate_backward=not options["no_separate_backward"],
+    )
+
+
+def workload_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that make a Workload."""
+    return {
+        "micro_batches": options["micro_batches"],
+        "optimizer": options["optimizer"],
+        "precision": options["precision"],
+        "memory_limit_bytes": options["memory_limit"],
+    }
+
+
+def check_schedule(name: str) -> None:
+    """Raises InputError unless `name` is "search" or a named schedule."""
+    from .schedules import SCHEDULES
+
+    if name != "search" and name not in SCHEDULES:
+        raise InputError(f"unknown schedule {name!r}; known: search, {', '.join(SCHEDULES)}")
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _report(result: Result, output: Path | None, as_json: bool, seconds: float) -> None:
+    """Prints the answer and writes the plan; exit code 1 when there is none."""
+    made = result.plan
+    if made is not None and made.forecast is not None and result.status in ("optimal", "feasible"):
+        if output is not None:
+            save_plan(made, output)
+        if as_json:
+            print_json(_summary(result, made.forecast, seconds, output))
+        else:
+            _print_plan(made, made.forecast, output)
+        return
+    if as_json:
+        lacking = [asdict(shortage) for shortage in result.violations]
+        print_json(_summary(result, None, seconds, None) | {"violations": lacking})
+    click.echo(f"contraflow: {result.status}: {_why(result)}", err=True)
+    stop(1)
+
+
+def _summary(result: Result, forecast: Forecast | None, seconds: float, output: Path | None) -> dict[str, Any]:
+    return {
+        "status": result.status,
+        "step_s": None if forecast is None else forecast.step_s,
+        "bound_s": result.bound_s,
+        "gap": result.gap,
+        "peak_bytes": None if forecast is None else list(forecast.peak_bytes),
+        "seconds": seconds,
+        "plan": None if output is None else str(output),
+    }
+
+
+def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:
+    from .view.text import device_table, heading
+
+    click.echo(heading(made, forecast))
+    click.echo(device_table(made, forecast))
+    if output is not None:
+        click.echo(f"wrote {output}", err=True)
+
+
+def _why(result: Result) -> str:
+    """Why there is no plan: the bytes missing on each device where memory is the reason."""
+    reasons = ["no plan found in time"] if result.status == "unknown" else ["no plan fits the memory"]
+    reasons += [
+        f"device {lack.device}: {lack.over_bytes} bytes missing (needs "
+        f"{format_bytes(lack.limit_bytes + lack.over_bytes)}, limit {format_bytes(lack.limit_bytes)})"
+        for lack in result.violations
+    ]
+    return "; ".join(reasons)

@@ -1,0 +1,121 @@
+"""`contraflow compare`: every named schedule and the search, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .cli_common import load_problem, print_json, problem_options
+from .cli_progress import SearchProgress
+from .cluster import Cluster
+from .errors import InputError
+from .units import format_bytes, format_seconds
+from .workload import SearchSpace
+
+if TYPE_CHECKING:
+    from .search.driver import Result
+
+_EXAMPLE = """\b
+Example:
+  contraflow compare model.json --cluster cluster.toml --micro-batches 8 --time-limit 20
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison; `note` says why the figures are missing where they are."""
+
+    schedule: str
+    status: str
+    step_s: float | None = None
+    bubble: float | None = None
+    peak_bytes: tuple[int, ...] | None = None
+    memory_ok: bool | None = None
+    gap: float | None = None
+    note: str = ""
+
+
+@click.command(epilog=_EXAMPLE)
+@problem_options
+@click.pass_context
+def compare(ctx: click.Context, /, model: str, cluster_file: str, as_json: bool, **options: Any) -> None:
+    """Plan MODEL with every named schedule and with the search: step, bubble, peak memory and gap.
+
+    The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed with
+    what it would take and need. --time-limit is the search's.
+    """
+    from .cli import search_space, workload_options
+    from .schedules import SCHEDULES
+
+    space = search_space("search", options)
+    graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
+    from .search.driver import plan as search  # the solver: loaded once the input is known to be good
+
+    effort = {"seed": options["seed"], "workers": options["workers"], "time_limit": options["time_limit"]}
+    limits = [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
+    unlimited = replace(workload, memory_limit_bytes=None)
+    rows: list[Row] = []
+    with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
+        found = search(graph, cluster, workload, space=space, on_progress=progress, **effort)
+        for name in SCHEDULES:
+            try:
+                named = SearchSpace(name, options["pipelines"])
+                result = search(graph, cluster, workload, space=named, **effort)
+                if result.plan is None:  # what it would need
+                    result = search(graph, _roomy(cluster), unlimited, space=named, **effort)
+                rows.append(_row(name, result, found.bound_s, limits))
+            except InputError as error:
+                rows.append(Row(name, "does not apply", note=str(error)))
+    rows.append(_row("search", found, found.bound_s, limits))
+    if as_json:
+        print_json({"bound_s": found.bound_s, "rows": [asdict(row) for row in rows]})
+    else:
+        _print_table(rows)
+
+
+def _roomy(cluster: Cluster) -> Cluster:
+    """The same cluster with devices that hold anything."""
+    groups = (replace(group, device=replace(group.device, memory_bytes=2**60)) for group in cluster.nodes)
+    return replace(cluster, nodes=tuple(groups))
+
+
+def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:
+    made = result.plan
+    if made is None or made.forecast is None:
+        return Row(name, result.status, note="; ".join(map(str, result.violations)))
+    step_s, peaks = made.forecast.step_s, made.forecast.peak_bytes
+    fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+    gap = step_s / bound_s - 1 if fits and bound_s > 0 else None
+    return Row(name, result.status if fits else "infeasible", step_s, made.forecast.bubble, peaks, fits, gap)
+
+
+def _print_table(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .view.text import percent
+
+    table = Table()
+    for heading in ("schedule", "step", "bubble", "peak", "memory", "gap"):
+        table.add_column(heading, justify="left" if heading == "schedule" else "right")
+    best = min((row.step_s for row in rows if row.step_s is not None and row.memory_ok), default=None)
+    for row in rows:
+        if row.step_s is None:
+            table.add_row(row.schedule, row.status, style="dim")
+            continue
+        table.add_row(
+            row.schedule,
+            format_seconds(row.step_s),
+            percent(row.bubble or 0.0),
+            format_bytes(max(row.peak_bytes or (0,))),
+            "ok" if row.memory_ok else "over",
+            "" if row.gap is None else percent(max(0.0, row.gap)),
+            style="bold" if row.step_s == best and row.memory_ok else None,
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for row in rows:
+        if row.note:
+            click.echo(f"{row.schedule}: {row.note}", err=True)

@@ -1,0 +1,260 @@
+"""Cutting a chain of layers into contiguous stages by dynamic programming.
+
+Layers are taken in topological order; a cut before layer i separates layers 0..i-1 from the rest. The cost of
+a stage that holds layers i..j-1 is a matrix entry [i, j], so that one step of the programme is one numpy
+minimum (Bellman's recursion for partitioning a sequence; memory as in PipeDream, arXiv:1806.03377).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contraflow.planner.cluster import Cluster
+from contraflow.planner.operations import Candidate, StageCosts, static_bytes, step_seconds
+from contraflow.planner.plan import Pipeline, Problem
+
+Floats = NDArray[np.float64]
+Cuts = tuple[int, ...]
+Stages = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The layers of a problem in topological order, and the costs of every interval of them.
+
+    Attributes:
+        names: layer names in topological order, L of them.
+        costs: costs of every layer on its own (stage = layer).
+        static_bytes: bytes of every layer that stay all step, alone and with a replica elsewhere: shape (2, L).
+        shared_bytes: at most so many static bytes are counted twice when tied layers meet in one stage.
+    """
+
+    problem: Problem
+    names: tuple[str, ...]
+    costs: StageCosts
+    static_bytes: Floats
+    shared_bytes: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> Chain:
+        """The chain of a problem's layers; static bytes are those of operations.static_bytes."""
+        model = problem.model
+        names = tuple(model.layers[position].name for position in model.topological)
+        single = _on_devices(problem, tuple((name,) for name in names), replicas=1)
+        double = _on_devices(problem, single.stages, replicas=2)
+        whole = _on_devices(problem, (names,), replicas=1)
+        static = np.array([_totals(single), _totals(double)[: len(names)]], dtype=float)
+        return cls(problem, names, single.costs, static, float(static[0].sum() - _totals(whole)[0]))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def load_s(self) -> Floats:
+        """Seconds at speed 1 of F and B of all layers before each cut: length L + 1."""
+        return _prefix(self.costs.forward_s + self.costs.backward_s)
+
+    @cached_property
+    def boundary_bytes(self) -> Floats:
+        """Bytes of activations that cross each cut, every producer once: length L + 1."""
+        last = np.arange(len(self), dtype=np.int64)
+        sizes = np.zeros(len(self))
+        for producer, consumer, size in self.costs.edges:
+            last[producer] = max(last[producer], consumer)
+            sizes[producer] = max(sizes[producer], size)
+        change = np.zeros(len(self) + 1)
+        for producer, end in enumerate(last):
+            change[producer + 1] += sizes[producer] if end > producer else 0
+            if end > producer:
+                change[end + 1 if end < len(self) else end] -= sizes[producer] if end < len(self) else 0
+        return np.cumsum(change)
+
+    @cached_property
+    def workspace_bytes(self) -> Floats:
+        """Workspace of every interval [i, j) of layers: the maximum of its layers; shape (L + 1, L + 1)."""
+        count = len(self)
+        table = np.zeros((count + 1, count + 1))
+        rows = np.broadcast_to(self.costs.workspace_bytes.astype(float), (count, count))
+        table[:count, 1:] = np.maximum.accumulate(np.triu(rows), axis=1)
+        return table
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """F and B of every interval at speed 1, infinite where it is empty; shape (L + 1, L + 1)."""
+        table = self.load_s[None, :] - self.load_s[:, None]
+        return np.where(np.tri(len(self) + 1, dtype=bool), np.inf, table)
+
+    def bytes(self, in_flight: int, buffers: int = 2, replicated: bool = False) -> Floats:
+        """Memory of every interval as a stage with so many stashes and tensors at each boundary."""
+        static = _prefix(self.static_bytes[1 if replicated else 0])
+        stash = _prefix(self.costs.stash_bytes.astype(float))
+        total = static + in_flight * stash
+        table = total[None, :] - total[:, None] + self.workspace_bytes
+        if buffers:
+            table += buffers * (self.boundary_bytes[None, :] + self.boundary_bytes[:, None])
+        return table
+
+    def limit(self, device: int) -> int:
+        """Bytes that a device may fill."""
+        memory = self.problem.cluster.devices[device].kind.memory_bytes
+        return self.problem.workload.memory_limit(memory)
+
+    def speed(self, device: int) -> float:
+        """Speed of a device: layer times are divided by it."""
+        return self.problem.cluster.devices[device].kind.speed
+
+    def step_s(self, device: int) -> Floats:
+        """Seconds of the optimizer step on a device of all layers before each cut."""
+        one = Candidate(self.problem, tuple((name,) for name in self.names), ())
+        return _prefix(np.array([step_seconds(one, self.costs, k, device) for k in range(len(self))]))
+
+    def stages(self, cuts: Cuts) -> Stages:
+        """Layer names of the stages between the cuts (those inside the chain, ascending)."""
+        ends = (0, *cuts, len(self))
+        return tuple(self.names[a:b] for a, b in pairwise(ends))
+
+
+def _prefix(values: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _on_devices(problem: Problem, stages: Stages, replicas: int) -> Candidate:
+    """Every stage on a device of its own, so that static_bytes tells what each costs."""
+    count = len(stages)
+    lanes = [tuple(range(r * count, (r + 1) * count)) for r in range(replicas)]
+    spread = Problem(problem.model, Cluster.uniform(count * replicas), problem.workload)
+    return Candidate(spread, stages, tuple(Pipeline(lane, lane, (r,)) for r, lane in enumerate(lanes)))
+
+
+def _totals(candidate: Candidate) -> list[int]:
+    return [sum(parts.values()) for parts in static_bytes(candidate, candidate.costs)]
+
+
+# ------------------------------------------------------------------ the dynamic programmes
+
+
+def bottleneck(tables: Iterator[Floats], size: int) -> tuple[float, list[NDArray[np.intp]]]:
+    """min over partitions of the maximum of tables[s][i, j] over the stages, and the choices that reach it.
+
+    Every table has shape (size, size), infinite where the interval is not allowed.
+    """
+    best = np.full(size, np.inf)
+    best[0] = 0.0
+    choices = []
+    for table in tables:
+        reached = np.maximum(best[:, None], table)
+        choice = reached.argmin(axis=0)
+        choices.append(choice)
+        best = reached[choice, np.arange(size)]
+    return float(best[-1]), choices
+
+
+def _cheapest(tables: Iterator[Floats], size: int) -> tuple[float, list[NDArray[np.intp]]]:
+    """As `bottleneck`, for the sum over the stages."""
+    best = np.full(size, np.inf)
+    best[0] = 0.0
+    choices = []
+    for table in tables:
+        reached = best[:, None] + table
+        choice = reached.argmin(axis=0)
+        choices.append(choice)
+        best = reached[choice, np.arange(size)]
+    return float(best[-1]), choices
+
+
+def _trace(choices: Sequence[NDArray[np.intp]], last: int) -> Cuts:
+    cuts = []
+    for choice in reversed(choices[1:]):
+        last = int(choice[last])
+        cuts.append(last)
+    return tuple(reversed(cuts))
+
+
+def _link_seconds(chain: Chain, devices: Sequence[int], stage: int) -> tuple[Floats, float]:
+    """Occupation of the slower direction by the tensors entering a stage, per cut, and both latencies."""
+    here, before = devices[stage], devices[stage - 1]
+    if stage == 0 or here == before:
+        return np.zeros(len(chain) + 1), 0.0
+    there, back = chain.problem.cluster.link(before, here), chain.problem.cluster.link(here, before)
+    slow = min(there.bandwidth, back.bandwidth)
+    return chain.boundary_bytes / slow, there.latency_s + back.latency_s
+
+
+def cut(
+    chain: Chain,
+    devices_of_stage: Sequence[int],
+    in_flight: Sequence[int],
+    *,
+    buffers: int = 2,
+    share: float = 1.0,
+    replicated: bool = False,
+) -> Cuts | None:
+    """The contiguous cut with the smallest bottleneck that fits the memory; None where none fits.
+
+    Minimises first max over stages of max(compute of F and B on its device, occupation of the link into it),
+    then the sum of communication seconds. Memory of stage s: static bytes + in_flight[s] stashes + workspace +
+    `buffers` tensors at each boundary <= `share` of its device's limit.
+    """
+    size = len(chain) + 1
+    if len(devices_of_stage) >= size:
+        return None
+
+    def tables() -> Iterator[Floats]:
+        for s, device in enumerate(devices_of_stage):
+            occupation, _ = _link_seconds(chain, devices_of_stage, s)
+            table = np.maximum(chain.seconds / chain.speed(device), occupation[:, None])
+            table[chain.bytes(in_flight[s], buffers, replicated) > share * chain.limit(device)] = np.inf
+            yield table
+
+    worst, choices = bottleneck(tables(), size)
+    if math.isinf(worst):
+        return None
+    allowed = worst * (1 + 1e-12)
+
+    def communication() -> Iterator[Floats]:
+        for s, table in enumerate(tables()):
+            occupation, latency_s = _link_seconds(chain, devices_of_stage, s)
+            yield np.where(table <= allowed, 2 * occupation[:, None] + latency_s, np.inf)
+
+    if not chain.boundary_bytes[1:-1].any():
+        return _trace(choices, size - 1)
+    return _trace(_cheapest(communication(), size)[1], size - 1)
+
+
+def lightest(
+    chain: Chain, devices_of_stage: Sequence[int], in_flight: Sequence[int], *, buffers: int = 0
+) -> tuple[Cuts, float] | None:
+    """The cut with the smallest maximum over stages of memory / limit, and that ratio.
+
+    With one stash in flight and no buffers a ratio above 1 proves that no plan with one stage a device fits:
+    every stage holds its static bytes and at some instant one stash and its workspace. Tied layers that meet in
+    one stage count once, so the shared bytes are taken off. None when there are too few layers.
+    """
+    size = len(chain) + 1
+    if len(devices_of_stage) >= size:
+        return None
+    empty = np.isinf(chain.seconds)
+
+    def tables() -> Iterator[Floats]:
+        for s, device in enumerate(devices_of_stage):
+            table = np.maximum(chain.bytes(in_flight[s], buffers) - chain.shared_bytes, 0.0)
+            table = np.where(table > 0, table / max(chain.limit(device), 1e-9), 0.0)
+            table[empty] = np.inf
+            yield table
+
+    ratio, choices = bottleneck(tables(), size)
+    return _trace(choices, size - 1), ratio
+
+
+def compositions(layers: int, stages: int, cap: int) -> list[Cuts] | None:
+    """Every way to cut `layers` layers into non-empty stages; None when there are more than `cap`."""
+    if stages > layers or math.comb(layers - 1, stages - 1) > cap:
+        return None
+    return list(combinations(range(1, layers), stages - 1))

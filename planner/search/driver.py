@@ -1,0 +1,237 @@
+"""plan(): the search for a plan and its proof, within a time limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from contraflow import __version__
+from contraflow.planner import bounds
+from contraflow.planner.cluster import Cluster
+from contraflow.planner.errors import InputError, ModelError, WorkloadError
+from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import ModelGraph
+from contraflow.planner.operations import Candidate
+from contraflow.planner.partition.chain import compositions, lightest
+from contraflow.planner.plan import Kind, Plan, Problem, Provenance
+from contraflow.planner.presets import PRESETS
+from contraflow.planner.schedules import SCHEDULES, capped
+from contraflow.planner.workload import SearchSpace, Workload
+
+from .fit import Shortage, excess, shortages
+from .portfolio import (
+    FEW_CUTS,
+    LARGE,
+    Order,
+    device_orders,
+    place,
+    run_capped,
+    run_hint,
+    run_lightest,
+    run_named,
+)
+from .session import OnProgress, Progress, Session
+
+SPACE = (
+    "contiguous stages in layer order, as many as devices (fewer when there are fewer layers); stage s on "
+    "device s or D-1-s (on unequal devices also after sorting them); stashes kept; F and B unsplit"
+)
+EVERYTHING = "every plan: load of all devices, and the longest path of one micro-batch"
+_PROVEN = 1e-6
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer of plan().
+
+    Attributes:
+        status: "optimal", "feasible", "infeasible" or "unknown" (no plan in time, none ruled out).
+        plan: the best plan that fits; None without one.
+        bound_s: no plan of provenance.space takes less (seconds); never above the plan's step.
+        gap: step_s / bound_s - 1; None without a plan.
+        violations: without a plan, what the least bad one lacks on every device.
+    """
+
+    status: str
+    plan: Plan | None = None
+    bound_s: float = 0.0
+    gap: float | None = None
+    violations: tuple[Shortage, ...] = ()
+
+
+def plan(
+    model: ModelGraph,
+    cluster: Cluster,
+    workload: Workload,
+    space: SearchSpace = SearchSpace(),  # noqa: B008 - immutable
+    time_limit: float = 60,
+    seed: int = 0,
+    workers: int = 2,
+    deterministic_limit: float | None = None,
+    hint: Plan | None = None,
+    on_progress: OnProgress | None = None,
+) -> Result:
+    """The fastest plan found within `time_limit` seconds, with a proven bound on its step.
+
+    `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic
+    time; the answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
+    `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far.
+
+    Raises InputError (a ValueError) for bad input; infeasible is an answer.
+    """
+    started = time.monotonic()
+    _validate(model, cluster, workload, space)
+    _validate_effort(time_limit, seed, workers, deterministic_limit, hint)
+    problem = Problem(model, cluster, workload)
+    session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
+    orders = device_orders(problem, session.stages)
+    try:
+        _search(session, orders, hint)
+    except KeyboardInterrupt:
+        session.interrupted = True
+    return _answer(session, orders)
+
+
+def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
+    searching = session.space.schedule == "search"
+    session.bound_s = bounds.any_plan(session.problem)
+    if hint is not None and searching:
+        run_hint(session, hint)
+    if searching and 2 * session.problem.workload.micro_batches * session.stages <= LARGE:
+        for order in orders:
+            run_lightest(session, order)
+    for order in orders:
+        run_named(session, order)
+    if not searching:
+        return
+    for order in orders:
+        run_capped(session, order)
+    if not (session.over or session.proven):
+        from .structure import Hunt  # the solver: loaded when it is needed
+
+        Hunt(session, orders).run()
+
+
+# ------------------------------------------------------------------ the answer
+
+
+def _answer(session: Session, orders: list[Order]) -> Result:
+    if session.best is None:
+        return _no_plan(session, orders)
+    step_s, bound_s = session.best_s, session.bound_s
+    if not _in_space(session.best, session, orders):
+        bound_s = min(bound_s, bounds.any_plan(session.problem))
+    bound_s = min(bound_s, step_s)
+    gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
+    proven = gap <= _PROVEN
+    status = "optimal" if proven else "feasible"
+    assert session.best.forecast is not None
+    forecast = replace(session.best.forecast, bound_s=bound_s, gap=gap, status=status)
+    made = Provenance(
+        version=__version__,
+        seed=session.seed,
+        source=session.best.provenance.source,
+        solver="CP-SAT" if session.space.schedule == "search" else "",
+        seconds=time.monotonic() - session.started,
+        space=SPACE if session.space.schedule == "search" else EVERYTHING,
+    )
+    return Result(status, replace(session.best, forecast=forecast, provenance=made), bound_s, gap)
+
+
+def _in_space(plan: Plan, session: Session, orders: list[Order]) -> bool:
+    """Whether a plan lies in the space that the search's bound covers."""
+    routes = {*orders, *(order[::-1] for order in orders)}
+    kinds = {op.kind for order in plan.orders for op in order}
+    return (
+        len(plan.stages) == session.stages
+        and all(p.forward == p.backward and p.forward in routes for p in plan.pipelines)
+        and len({min(p.forward, p.forward[::-1]) for p in plan.pipelines}) == 1
+        and not kinds & {Kind.I, Kind.W, Kind.R}
+    )
+
+
+def _no_plan(session: Session, orders: list[Order]) -> Result:
+    """Infeasible where proven, with what the least bad plan lacks; else unknown."""
+    least = _least_bad(session, orders)
+    lacking = shortages(least) if least is not None else ()
+    proven = _proven_infeasible(session, orders) and bool(lacking)
+    bound_s = session.bound_s if math.isfinite(session.bound_s) else bounds.any_plan(session.problem)
+    return Result("infeasible" if proven else "unknown", None, bound_s, None, lacking)
+
+
+def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
+    """The plan that exceeds its limits least: of those simulated, or one micro-batch at a time on the lightest cut."""
+    tried = list(session.seen)
+    if session.space.schedule == "search" or not tried:
+        for order in orders:
+            found = lightest(session.chain, order, [1] * len(order))
+            if found is not None:
+                tried.append(_serial(session, order, found[0]))
+    return min(tried, key=lambda p: max(excess(p)), default=None)
+
+
+def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Plan:
+    layout = capped("1f1b-capped", len(order), session.problem.workload.micro_batches, 1)
+    placed = place(layout, order, len(session.problem.cluster))
+    candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
+    return assemble(candidate, placed.orders, placed.name)
+
+
+def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
+    """Whether nothing of the space fits.
+
+    Search: not one stash a stage fits any cut (`lightest`), or all cuts were simulated with one micro-batch at a
+    time, which needs the least memory of all orders. Named: its orders are fixed, so all cuts were simulated.
+    """
+    if session.interrupted:
+        return False
+    if session.space.schedule == "search":
+        ratios = [lightest(session.chain, order, [1] * len(order)) for order in orders]
+        if all(found is not None and found[1] > 1 for found in ratios):
+            return True
+    if session.remaining_s <= 0:
+        return False
+    stages = {len(plan.stages) for plan in session.seen} or {session.stages}
+    return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
+
+
+# ------------------------------------------------------------------ validation
+
+
+def _validate(model: object, cluster: object, workload: object, space: object) -> None:
+    for value, kind in ((model, ModelGraph), (cluster, Cluster), (workload, Workload), (space, SearchSpace)):
+        if not isinstance(value, kind):
+            raise InputError(f"expected a {kind.__name__}, got {type(value).__name__}")
+    assert isinstance(model, ModelGraph)
+    assert isinstance(cluster, Cluster)
+    assert isinstance(space, SearchSpace)
+    if space.schedule != "search" and space.schedule not in SCHEDULES:
+        raise WorkloadError(f"unknown schedule {space.schedule!r}; known: search, {', '.join(SCHEDULES)}")
+    for device in cluster.devices:
+        name = device.kind.name
+        if model.device in PRESETS and name in PRESETS and name != model.device:
+            raise ModelError(
+                f"the model was measured on {model.device!r}, device {device.index} is {name!r}: no conversion exists"
+            )
+
+
+def _validate_effort(
+    time_limit: object, seed: object, workers: object, deterministic_limit: object, hint: object
+) -> None:
+    _number("time limit", time_limit)
+    if deterministic_limit is not None:
+        _number("deterministic limit", deterministic_limit)
+    for name, value, least in (("seed", seed, 0), ("workers", workers, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise WorkloadError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if hint is not None and not isinstance(hint, Plan):
+        raise InputError(f"hint must be a Plan, got {type(hint).__name__}")
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise WorkloadError(f"{name} must be a finite number of seconds, at least 0, got {value!r}")
+
+
+__all__ = ["Progress", "Result", "Shortage", "plan"]

@@ -1,0 +1,42 @@
+"""Whether a plan fits the memory of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A device that cannot hold the least bad plan: bytes over its limit, and the limit in bytes."""
+
+    device: int
+    over_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        needed = format_bytes(self.limit_bytes + self.over_bytes)
+        return (
+            f"device {self.device} needs {needed}, {format_bytes(self.over_bytes)} over its limit "
+            f"of {format_bytes(self.limit_bytes)}"
+        )
+
+
+def limits(problem: Problem) -> list[int]:
+    """Memory limit of every device in bytes."""
+    return [problem.workload.memory_limit(device.kind.memory_bytes) for device in problem.cluster.devices]
+
+
+def excess(plan: Plan) -> list[int]:
+    """Bytes by which a plan's forecast exceeds every device's limit; 0 where it fits."""
+    assert plan.forecast is not None
+    allowed = limits(plan.problem)
+    return [max(0, peak - limit) for peak, limit in zip(plan.forecast.peak_bytes, allowed, strict=True)]
+
+
+def shortages(plan: Plan) -> tuple[Shortage, ...]:
+    """The devices that a plan does not fit."""
+    allowed = limits(plan.problem)
+    return tuple(Shortage(d, over, allowed[d]) for d, over in enumerate(excess(plan)) if over)

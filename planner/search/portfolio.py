@@ -1,0 +1,187 @@
+"""The portfolio: every named schedule and capped 1F1B, each on its best cuts, all simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from contraflow.planner import bounds
+from contraflow.planner.errors import PlanError
+from contraflow.planner.lower import assemble
+from contraflow.planner.operations import Candidate
+from contraflow.planner.partition.chain import Cuts, compositions, cut, lightest
+from contraflow.planner.partition.folded import fold
+from contraflow.planner.plan import COMPUTE, Kind, Op, Pipeline, Plan, Problem
+from contraflow.planner.schedules import Layout, build, capped, variants
+from contraflow.planner.workload import SearchSpace
+
+from .session import Session
+
+FEW_CUTS = 40
+"""Up to so many cuts are all simulated for every schedule; beyond, the dynamic programmes choose."""
+LARGE = 12_000
+"""Ops (F and B) from which on every schedule is simulated on one cut only."""
+Order = tuple[int, ...]
+
+
+def device_orders(problem: Problem, stages: int) -> list[Order]:
+    """Devices for stages 0, 1, ...: the cluster's order; on unequal devices also by speed and by memory."""
+    devices = problem.cluster.devices
+    given = tuple(range(stages))
+    if all(device.kind == devices[0].kind for device in devices):
+        return [given]
+    by_speed = sorted(range(len(devices)), key=lambda d: -devices[d].kind.speed)
+    by_memory = sorted(range(len(devices)), key=lambda d: -devices[d].kind.memory_bytes)
+    fastest = tuple(sorted(by_speed[:stages]))
+    chosen = (given, fastest, tuple(by_speed[:stages]), tuple(by_memory[:stages]))
+    return list(dict.fromkeys(order for found in chosen for order in (found, found[::-1])))
+
+
+def place(layout: Layout, order: Order, devices: int) -> Layout:
+    """The layout with its device d moved to order[d], in a cluster of so many devices."""
+    pipelines = tuple(
+        Pipeline(tuple(order[d] for d in p.forward), tuple(order[d] for d in p.backward), p.micro_batches)
+        for p in layout.pipelines
+    )
+    orders: list[tuple[Op, ...]] = [()] * devices
+    for d, listed in enumerate(layout.orders):
+        orders[order[d]] = listed
+    return Layout(layout.name, layout.stages, pipelines, tuple(orders))
+
+
+# ------------------------------------------------------------------ cuts for a layout
+
+
+def _residents(layout: Layout) -> dict[int, dict[int, int]]:
+    """Per device, the most stashes alive at once of every stage it runs."""
+    found: dict[int, dict[int, int]] = {}
+    for device, order in enumerate(layout.orders):
+        alive: dict[int, int] = {}
+        most = found.setdefault(device, {})
+        for op in order:
+            alive[op.stage] = alive.get(op.stage, 0) + (1 if op.kind == Kind.F else -1)
+            most[op.stage] = max(most.get(op.stage, 0), alive[op.stage])
+    return found
+
+
+def cuts_for(session: Session, layout: Layout, few: int = FEW_CUTS) -> list[Cuts]:
+    """Cuts worth simulating for a placed layout, the most promising first; all of them where they are few."""
+    chain = session.chain
+    every = compositions(len(chain), layout.stages, few)
+    residents = _residents(layout)
+    share = 1 / max(1, max(len(stages) for stages in residents.values()))
+    devices = layout.pipelines[0].forward
+    flights, alone = layout.in_flight, share == 1
+    found: list[Cuts | None] = [
+        cut(chain, devices, flights, buffers=b, share=share, replicated=not alone) for b in (2, 0)
+    ]
+    if every is None and _folds(layout):
+        pairs = [tuple(residents[d].get(s, 0) for s in _pair(k, layout)) for k, d in enumerate(devices)]
+        found += [fold(chain, devices, [(a, b) for a, b in pairs], buffers=b) for b in (2, 0)]
+    least = lightest(chain, devices, flights)
+    found += [None if least is None else least[0], cut(chain, devices, [0] * layout.stages, buffers=0)]
+    return list(dict.fromkeys(c for c in (*found, *(every or ())) if c is not None))
+
+
+def _pair(k: int, layout: Layout) -> tuple[int, int]:
+    return k, layout.stages - 1 - k
+
+
+def _folds(layout: Layout) -> bool:
+    """Whether the layout is one pipeline down and one up."""
+    return len(layout.pipelines) == 2 and layout.pipelines[0].forward == layout.pipelines[1].forward[::-1]
+
+
+# ------------------------------------------------------------------ simulation
+
+
+def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str) -> None:
+    """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out."""
+    shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
+    for c in cuts:
+        if session.over or session.proven:
+            return
+        candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines)
+        if session.best is not None and bounds.candidate(candidate, shares) >= session.best_s:
+            continue
+        try:
+            plan = assemble(candidate, layout.orders, layout.name)
+        except PlanError:
+            continue
+        session.seen.append(plan)
+        session.offer(plan, phase)
+
+
+def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
+    """The variants of the named schedule, or of all when the space is searched.
+
+    Raises ScheduleError when the named schedule does not exist for these numbers.
+    """
+    name, most = space.schedule, space.pipelines
+    found = [layout for _, layout in variants(devices, micro_batches, layers)]
+    if name == "search":
+        for layout in sorted(found, key=lambda x: x.name != "1f1b"):
+            if most is None or len(layout.pipelines) <= most:
+                yield layout
+        return
+    mine = [x for x in found if x.name == name or x.name.startswith(f"{name}-")]
+    allowed = [x for x in mine if most is None or len(x.pipelines) <= most]
+    yield from allowed or mine or [build(name, devices, micro_batches)]
+
+
+def run_named(session: Session, order: Order) -> None:
+    """Every named schedule of the space with its stages on these devices."""
+    count, batches = len(order), session.problem.workload.micro_batches
+    for layout in named_layouts(session.space, count, batches, len(session.chain)):
+        if session.over or session.proven:
+            return
+        if layout.stages > len(session.chain):
+            continue
+        placed = place(layout, order, len(session.problem.cluster))
+        large = 2 * batches * layout.stages > LARGE
+        cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
+        try_layout(session, placed, cuts[:1] if large and session.best else cuts, layout.name)
+
+
+def caps(stages: int, large: bool) -> list[int]:
+    """Caps on micro-batches in flight, from one below 1F1B's down to one; geometric for large problems."""
+    if not large and stages <= 16:
+        return list(range(stages - 1, 0, -1))
+    found = [stages - 1]
+    while found[-1] > 1:
+        found.append(max(1, found[-1] * 2 // 3))
+    return [k for k in found if k >= 1]
+
+
+def run_capped(session: Session, order: Order) -> None:
+    """1F1B with fewer micro-batches in flight: a tight but feasible memory limit gets a plan down to one.
+
+    Large problems stop at the first cap that fits: with less memory comes more waiting.
+    """
+    count, batches = len(order), session.problem.workload.micro_batches
+    large = 2 * batches * count > LARGE
+    for most in caps(count, large):
+        if session.over or session.proven or (session.best is not None and most < count - 1 and large):
+            return
+        layout = capped("1f1b-capped", count, batches, most)
+        placed = place(layout, order, len(session.problem.cluster))
+        cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
+        try_layout(session, placed, cuts, f"1f1b, {most} in flight")
+
+
+def run_lightest(session: Session, order: Order) -> None:
+    """One micro-batch at a time on the lightest cut: the plan that needs least memory, as a first answer."""
+    layout = capped("1f1b-capped", len(order), session.problem.workload.micro_batches, 1)
+    found = lightest(session.chain, order, [1] * len(order))
+    if found is not None:
+        placed = place(layout, order, len(session.problem.cluster))
+        try_layout(session, placed, [found[0]], "one in flight")
+
+
+def run_hint(session: Session, hint: Plan) -> None:
+    """The caller's plan, simulated on this problem; ignored where it does not apply."""
+    candidate = Candidate(session.problem, hint.stages, hint.pipelines, hint.stash)
+    orders = [[op for op in order if op.kind in COMPUTE and op.kind != Kind.STEP] for order in hint.orders]
+    try:
+        session.offer(assemble(candidate, orders, "hint"), "hint")
+    except (PlanError, KeyError, IndexError):
+        return

@@ -1,0 +1,99 @@
+"""The state of one call of plan(): the clock, the best plan so far, and what to tell the caller."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from contraflow.planner.partition.chain import Chain
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.workload import SearchSpace
+
+from .fit import excess
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the search knows `seconds` after its start: best step and proven bound in seconds, and its phase."""
+
+    seconds: float
+    best_step_s: float | None
+    bound_s: float
+    phase: str
+
+    @property
+    def step_s(self) -> float | None:
+        """The best step so far; None before the first plan that fits."""
+        return self.best_step_s
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class Session:
+    """One search. `deadline`: time.monotonic() at which it must be done; `orders`: device orders of stages."""
+
+    problem: Problem
+    space: SearchSpace
+    deadline: float
+    seed: int
+    workers: int
+    deterministic_limit: float | None
+    on_progress: OnProgress | None
+    started: float = field(default_factory=time.monotonic)
+    best: Plan | None = None
+    bound_s: float = 0.0
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.chain = Chain.of(self.problem)
+        self.seen: list[Plan] = []
+
+    @property
+    def stages(self) -> int:
+        """Stages of the search's space: as many as devices, fewer when there are fewer layers."""
+        return min(len(self.chain), len(self.problem.cluster))
+
+    @property
+    def best_s(self) -> float:
+        """Step of the best plan that fits; infinite before there is one."""
+        if self.best is None or self.best.forecast is None:
+            return math.inf
+        return self.best.forecast.step_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether the search has to stop."""
+        return self.interrupted or self.remaining_s <= 0
+
+    @property
+    def proven(self) -> bool:
+        """Whether the best plan is no longer than the bound."""
+        return self.best_s <= self.bound_s * (1 + 1e-9)
+
+    def offer(self, plan: Plan, phase: str) -> bool:
+        """Takes a simulated plan into account; True when it fits the memory."""
+        if any(excess(plan)):
+            return False
+        assert plan.forecast is not None
+        if plan.forecast.step_s < self.best_s * (1 - 1e-12):
+            self.best = plan
+            self.report(phase)
+        return True
+
+    def report(self, phase: str, bound_s: float | None = None) -> None:
+        """Tells the caller where the search stands."""
+        if self.on_progress is None:
+            return
+        step_s = None if self.best is None else self.best_s
+        bound = max(self.bound_s, bound_s or 0.0)
+        seconds = time.monotonic() - self.started
+        self.on_progress(Progress(seconds, step_s, bound if step_s is None else min(bound, step_s), phase))

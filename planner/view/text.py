@@ -1,0 +1,156 @@
+"""A plan for the terminal: one row of cells a device where that fits 80 columns, and a table always."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..plan import Forecast, Kind, Op, Plan
+from ..units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ..simulate import Timeline
+
+WIDTH = 80
+_FILL = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#"}
+_MEANING = {
+    Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
+    Kind.R: "recompute", Kind.REDUCE: "reduce", Kind.STEP: "optimizer step",
+}  # fmt: skip
+
+
+def render(plan: Plan, timeline: Timeline, forecast: Forecast, width: int = WIDTH) -> str:
+    """Heading, timeline (a line of apology for plans too large for one) and table of a plan."""
+    drawn = timeline_text(plan, timeline, width)
+    return "\n".join([heading(plan, forecast, width), "", drawn, "", device_table(plan, forecast, width), ""])
+
+
+def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
+    """What the plan is and what it promises, wrapped to `width`."""
+    source = plan.provenance.source or "plan"
+    shape = (
+        f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
+        f"{len(plan.pipelines)} pipeline{'s' * (len(plan.pipelines) != 1)}, "
+        f"{plan.problem.workload.micro_batches} micro-batches"
+    )
+    return "\n".join([*textwrap.wrap(shape, width), *textwrap.wrap(promise(forecast), width)])
+
+
+def promise(forecast: Forecast) -> str:
+    """Step, bound, gap and bubble of a forecast in one line."""
+    parts = [f"step {format_seconds(forecast.step_s)}"]
+    if forecast.bound_s > 0:
+        parts.append(f"bound {format_seconds(forecast.bound_s)}")
+    if forecast.gap is not None:
+        parts.append(f"gap {percent(forecast.gap)}")
+    parts += [f"bubble {percent(forecast.bubble)}", forecast.status]
+    return ", ".join(parts)
+
+
+def percent(share: float) -> str:
+    """A share for people: 0.2727 -> "27.3 %", exactly nothing -> "0 %"."""
+    return "0 %" if abs(share) < 5e-7 else f"{100 * share:.1f} %" if abs(share) >= 5e-4 else f"{100 * share:.2g} %"
+
+
+# -------------------------------------------------------------------- timeline
+
+
+def timeline_text(plan: Plan, timeline: Timeline, width: int = WIDTH) -> str:
+    """One row a device, `F3` the forward of micro-batch 3; blanks are idle. Never wider than `width`."""
+    rows = [[(item.op, item.start_s, item.end_s) for item in device.ops] for device in timeline.devices]
+    labels = [f"d{device}" for device in range(len(rows))]
+    room = width - max(map(len, labels)) - 3
+    columns_per_s = _scale([bar for row in rows for bar in row], room)
+    if columns_per_s is None:
+        return "(too many operations for a terminal timeline: contraflow show --as svg)"
+    used = round(max((end for row in rows for _, _, end in row), default=0.0) * columns_per_s)
+    lines = [
+        f"{label:>{max(map(len, labels))}} |{_row(row, columns_per_s, used)}|"
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    kinds = sorted({op.kind for row in rows for op, start, end in row if end > start})
+    legend = ", ".join(f"{kind.name if kind < Kind.REDUCE else _FILL[kind]} {_MEANING[kind]}" for kind in kinds)
+    return "\n".join([*lines, *textwrap.wrap(f"({legend}; blank: idle)", width)])
+
+
+def _scale(bars: Sequence[tuple[Op, float, float]], room: int) -> float | None:
+    """Columns per second; whole columns per time unit where there is a unit. None: too fine to draw."""
+    durations = [end - start for op, start, end in bars if end > start and op.micro_batch >= 0]
+    if not durations:
+        return None
+    unit, total = min(durations), max(end for _, _, end in bars)
+    if total / unit > room:
+        return None
+    even = all(abs(t / unit - round(t / unit)) < 1e-3 for _, start, end in bars for t in (start, end))
+    return (room // round(total / unit)) / unit if even else room / total
+
+
+def _row(bars: Sequence[tuple[Op, float, float]], columns_per_s: float, used: int) -> str:
+    cells = [" "] * used
+    for op, start, end in bars:
+        first, last = round(start * columns_per_s), round(end * columns_per_s)
+        if last > first:
+            cells[first:last] = _cell(op, last - first)
+    return "".join(cells)
+
+
+def _cell(op: Op, width: int) -> str:
+    """`F12---`, or only the number, or only the fill where there is no room for more."""
+    fill = _FILL[op.kind]
+    if op.micro_batch < 0:
+        return fill * width
+    number = str(op.micro_batch)
+    named = f"{op.kind.name}{number}"
+    if len(named) <= width:
+        return named.ljust(width, fill)
+    return number.ljust(width, fill) if op.kind == Kind.F and len(number) <= width else fill * width
+
+
+# ----------------------------------------------------------------------- table
+
+
+def device_table(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
+    """Per device: busy, bubble, peak, limit and what made the peak."""
+    rows = [["device", "busy", "bubble", "peak", "limit"]]
+    made = ["what made the peak"]
+    for index, device in enumerate(forecast.devices):
+        limit = device_limit(plan, index)
+        flag = " OVER" if device.peak_bytes > limit else ""
+        rows.append(
+            [
+                str(index),
+                format_seconds(device.busy_s),
+                percent(device.bubble),
+                format_bytes(device.peak_bytes) + flag,
+                format_bytes(limit),
+            ]
+        )
+        made.append(peak_text(device.peak_parts))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = sum(widths) + 2 * len(widths)
+    lines: list[str] = []
+    for row, text in zip(rows, made, strict=True):
+        start = "".join(f"{cell:>{size}}  " for cell, size in zip(row, widths, strict=True))
+        wrapped = _wrap_parts(text, max(16, width - left)) or [""]
+        lines.append((start + wrapped[0]).rstrip())
+        lines += [" " * left + more for more in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def _wrap_parts(text: str, width: int) -> list[str]:
+    """Wraps at commas: a part stays on one line where it can."""
+    glued = ", ".join(part.replace(" ", "\u00a0") for part in text.split(", "))
+    return [line.replace("\u00a0", " ") for line in textwrap.wrap(glued, width)]
+
+
+def peak_text(parts: Sequence[tuple[str, int]]) -> str:
+    """The categories at the peak, largest first."""
+    ranked = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
+    return ", ".join(f"{name} {format_bytes(count)}" for name, count in ranked)
+
+
+def device_limit(plan: Plan, device: int) -> int:
+    """Bytes that device may hold in this plan."""
+    kind = plan.problem.cluster.devices[device].kind
+    return plan.problem.workload.memory_limit(kind.memory_bytes)

@@ -1,0 +1,141 @@
+"""Plans of real models, run and compared with single-process training: what the execution tests share."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+
+from contraflow.executor.launch import Collector, RunResult, prepare
+from contraflow.executor.profile import profile_model
+from contraflow.executor.rank import Job, RankReport, StepReport, run_rank
+from contraflow.executor.reference import ReferenceRun, train_reference
+from contraflow.executor.transport import GlooTransport
+from contraflow.models import resolve
+from contraflow.planner.cluster import Cluster
+from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import ModelGraph
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.schedules import build
+from contraflow.planner.workload import Workload
+
+STEPS = 5
+SAMPLES = 2
+"""Samples a micro-batch."""
+
+
+class Case(NamedTuple):
+    """A schedule for a model on devices."""
+
+    schedule: str
+    model: str
+    devices: int
+    micro_batches: int
+    optimizer: str = "momentum"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Adam's in float64: in float32 it amplifies gradients that are mathematically zero."""
+        return torch.float64 if self.optimizer.startswith("adam") else torch.float32
+
+
+@cache
+def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
+    """A real, short profile."""
+    content = profile_model(resolve(model), SAMPLES, rounds=1, dtype=dtype)
+    return ModelGraph.from_dict(content)
+
+
+@cache
+def planned(case: Case) -> Plan:
+    """The case's plan: layers dealt out evenly, or the planner's search."""
+    graph = profiled(case.model, case.dtype)
+    cluster, workload = Cluster.uniform(case.devices), Workload(case.micro_batches, case.optimizer)
+    if case.schedule == "search":
+        from contraflow.planner.search.driver import plan
+
+        found = plan(graph, cluster, workload, time_limit=5, seed=0, workers=2).plan
+        assert found is not None
+        return found
+    layout = build(case.schedule, case.devices, case.micro_batches)
+    names = [layer.name for layer in graph.layers]
+    cuts = [round(s * len(names) / layout.stages) for s in range(layout.stages + 1)]
+    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
+    return assemble(
+        Candidate(Problem(graph, cluster, workload), stages, layout.pipelines), layout.orders, case.schedule
+    )
+
+
+@cache
+def truth(model: str, micro_batches: int, optimizer: str, dtype: torch.dtype) -> ReferenceRun:
+    """Single-process training on the same data."""
+    return train_reference(resolve(model), micro_batches, SAMPLES, optimizer, STEPS, dtype=dtype)
+
+
+def assert_equals_reference(case: Case, result: RunResult) -> None:
+    """Losses within 1e-5, every tensor within 1e-5 in relative norm, 1e-6 absolute where it is zero."""
+    expected = truth(case.model, case.micro_batches, case.optimizer, case.dtype)
+    assert len(result.losses) == STEPS
+    for step, (mine, reference) in enumerate(zip(result.losses, expected.losses, strict=True)):
+        assert abs(mine - reference) <= 1e-5, f"loss of step {step}: {mine}, reference {reference}"
+    assert result.state is not None
+    for name, reference in expected.state.items():
+        assert_same(name, result.state[name], reference)
+
+
+def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
+    """One tensor against its reference."""
+    scale = reference.double().norm().item()
+    difference = (mine.double() - reference.double()).norm().item()
+    bound = 1e-5 * scale if scale > 0 else 1e-6
+    assert difference <= bound, f"{name}: differs by {difference:g}, allowed {bound:g}"
+
+
+# ---------------------------------------------------------------- many cases in one set of processes
+
+
+def run_together(cases: Sequence[Case], folder: Path) -> list[RunResult]:
+    """Runs cases of equal device counts one after another in one set of gloo processes."""
+    ranks = cases[0].devices
+    jobs = [prepare(planned(case), STEPS, dtype=case.dtype, return_state=True) for case in cases]
+    multiprocessing.spawn(_rank, (ranks, jobs, str(folder)), nprocs=ranks)
+    parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
+    results = []
+    for index, case in enumerate(cases):
+        collected = Collector(ranks, None)
+        for part in parts:
+            for report in part[index][0]:
+                collected.add(report)
+        results.append(collected.result(planned(case), [part[index][1] for part in parts]))
+    return results
+
+
+def _rank(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+    )
+    done: list[tuple[list[StepReport], RankReport]] = []
+    for job in jobs:
+        steps: list[StepReport] = []
+        transport = GlooTransport(job.groups)
+        done.append((steps, run_rank(job, transport, steps.append)))
+        transport.barrier()
+        transport.close()
+    (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps(done))
+    dist.destroy_process_group()
+
+
+def worst_excess(result: RunResult) -> Mapping[int, float]:
+    """Measured peak over planned peak by device."""
+    pairs = zip(result.peak_bytes, result.forecast_peak_bytes, strict=True)
+    return {device: measured / planned for device, (measured, planned) in enumerate(pairs)}

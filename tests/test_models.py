@@ -1,0 +1,134 @@
+"""The zoo: architectures, parameters that know no partition, data that depends on its arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from contraflow.models import (
+    LayeredModel,
+    LayerSpec,
+    UnknownModel,
+    build_layer,
+    cross_entropy,
+    derive_seed,
+    load,
+    names,
+    resolve,
+)
+from contraflow.models.data import UnknownData
+
+
+def parameter_count(model: LayeredModel) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for layer in model.layers for p in layer.build().parameters())
+
+
+@pytest.mark.parametrize(("name", "count"), [("gpt2-1.3b", 1.39e9), ("gpt2", 1.63e8)])
+def test_gpt2_has_the_published_number_of_parameters(name: str, count: float) -> None:
+    """GPT-2 with 64 blocks of width 1280 and an untied head has 1.39e9 parameters (PipeDream-2BW's model)."""
+    assert parameter_count(resolve(name)) == pytest.approx(count, rel=0.5e-2)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-tiny-dropout", "mlp-tiny", "mlp", "resnet-tiny"])
+def test_every_model_computes_a_finite_loss_on_its_own_data(name: str) -> None:
+    """A registry model is a chain Tensor -> Tensor whose loss is a scalar mean."""
+    model = resolve(name)
+    assert isinstance(model.data, str)
+    x, target = load(model.data).batch(seed=0, step=0, micro_batch=0, size=4)
+    for index, layer in enumerate(model.layers):
+        x = build_layer(layer, seed=0, index=index)(x)
+    loss = model.loss(x, target)
+    assert loss.shape == ()
+    assert torch.isfinite(loss)
+
+
+def test_gpt2_initialisation_scales_residual_projections_down() -> None:
+    """Projections before a skip are drawn with 0.02 / sqrt(2 blocks), everything else with 0.02."""
+    block = build_layer(resolve("gpt-mini").layers[1], seed=0, index=1)
+    assert block.get_parameter("up.weight").std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.get_parameter("down.weight").std().item() == pytest.approx(0.02 / 8**0.5, rel=0.05)
+
+
+def test_a_layers_parameters_depend_on_seed_and_position_alone() -> None:
+    """Whatever was drawn before, and in float64 too, a layer starts from the same values."""
+    layer = resolve("gpt-tiny").layers[2]
+    torch.manual_seed(1)
+    first = build_layer(layer, seed=7, index=2).state_dict()
+    torch.rand(5)
+    before = torch.get_rng_state()
+    again = build_layer(layer, seed=7, index=2, dtype=torch.float64).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[key].double(), again[key]) for key in first)
+    other = build_layer(layer, seed=7, index=3).state_dict()
+    assert not torch.equal(first["up.weight"], other["up.weight"])
+
+
+def test_seeds_are_the_same_in_every_process() -> None:
+    """Seeds come from a hash of their parts, not from Python's salted hash."""
+    code = "from contraflow.models import derive_seed; print(derive_seed('layer', 3, 1))"
+    elsewhere = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(elsewhere.stdout) == derive_seed("layer", 3, 1) < 2**63
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+
+
+@pytest.mark.parametrize("name", ["stdlib:16", "digits", "digits-images"])
+def test_a_micro_batch_depends_on_its_arguments_alone(name: str) -> None:
+    """Order of asking does not matter; another step or micro-batch is other data."""
+    data = load(name)
+    x, target = data.batch(0, 3, 1, 4)
+    data.batch(0, 0, 0, 4)
+    again, target_again = load(data.name).batch(0, 3, 1, 4)
+    assert torch.equal(x, again)
+    assert torch.equal(target, target_again)
+    assert not torch.equal(x, data.batch(0, 3, 2, 4)[0])
+    assert not torch.equal(x, data.batch(1, 3, 1, 4)[0])
+
+
+def test_the_target_of_a_language_model_is_the_next_byte() -> None:
+    """Targets are inputs shifted by one."""
+    x, target = load("stdlib:16").batch(0, 0, 0, 2)
+    assert x.shape == target.shape == (2, 16)
+    assert torch.equal(x[:, 1:], target[:, :-1])
+
+
+def test_an_unknown_model_is_named_together_with_the_known_ones() -> None:
+    """Errors are ValueErrors that tell what there is."""
+    with pytest.raises(UnknownModel, match=r"'gtp'.*gpt-small"):
+        resolve("gtp")
+    with pytest.raises(UnknownModel, match="nowhere"):
+        resolve("nowhere.at.all:model")
+    with pytest.raises(UnknownModel, match="no_such"):
+        resolve("torch.nn:no_such")
+    with pytest.raises(UnknownData, match="digits"):
+        load("imagenet")
+    assert "gpt-small" in names()
+
+
+def test_a_function_in_the_working_directory_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of modules, named or not, becomes a chain; every build is a copy."""
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\n"
+        "def net():\n    return [nn.Linear(2, 3), ('top', nn.Linear(3, 2))]\n"
+        "net.data = 'digits'\n"
+        "def broken():\n    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = resolve("my_nets:net")
+    assert [layer.name for layer in model.layers] == ["layer0", "top"]
+    assert model.loss is cross_entropy
+    assert model.data == "digits"
+    assert model.layers[0].build() is not model.layers[0].build()
+    with pytest.raises(UnknownModel, match="returned int"):
+        resolve("my_nets:broken")
+
+
+def test_two_layers_of_one_name_are_refused() -> None:
+    """Plans name layers, so names must be unique."""
+    layer = LayerSpec("a", torch.nn.Identity)
+    with pytest.raises(ValueError, match="two layers named 'a'"):
+        LayeredModel("m", (layer, layer), cross_entropy)

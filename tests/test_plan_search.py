@@ -1,0 +1,234 @@
+"""plan(): known optima, random instances against every named schedule, infeasible answers, determinism."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from instances import uniform
+
+from contraflow.planner.check import check
+from contraflow.planner.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.errors import InputError
+from contraflow.planner.model_graph import Layer, ModelGraph
+from contraflow.planner.plan import Plan
+from contraflow.planner.presets import DeviceType
+from contraflow.planner.schedules import SCHEDULES
+from contraflow.planner.search.driver import Progress, Result, plan
+from contraflow.planner.workload import SearchSpace, Workload
+
+TWO = SearchSpace(pipelines=2)
+ONE = SearchSpace(pipelines=1)
+
+
+def step(result: Result) -> float:
+    """The step of a result that has a plan."""
+    assert result.plan is not None
+    assert result.plan.forecast is not None
+    return result.plan.forecast.step_s
+
+
+@pytest.mark.parametrize(
+    ("devices", "limit", "space", "expected"),
+    [(8, 8, TWO, 36), (4, 4, TWO, 28), (4, 5, TWO, 27), (4, 8, TWO, 27), (8, 8, ONE, 45)],
+)
+def test_known_optima_are_found_and_proven(devices: int, limit: int, space: SearchSpace, expected: int) -> None:
+    """F=1, B=2, N=8, no communication: D=8 both ways 36, one way 45; D=4 with 4 stashes 28, with more 27."""
+    started = time.monotonic()
+    result = plan(uniform(devices, 1, 2), Cluster.uniform(devices, limit), Workload(8), space, 20)
+    assert result.status == "optimal"
+    assert step(result) == pytest.approx(expected)
+    assert result.bound_s == pytest.approx(expected)
+    assert time.monotonic() - started < 20
+    assert result.plan is not None
+    assert check(result.plan) == []
+
+
+def random_problem(seed: int) -> tuple[ModelGraph, Cluster, Workload]:
+    """A small problem with uneven layers, sometimes unequal devices, tight memory, slow links."""
+    rng = random.Random(seed)
+    count = rng.randint(1, 7)
+    layers = [
+        Layer(
+            f"layer{k}",
+            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
+            rng.choice([2.0, 1.0, rng.uniform(0.5, 4)]),
+            parameter_bytes=rng.choice([0, 0, 5, 40]),
+            stash_bytes=(stash := rng.randint(1, 30)),
+            weight_stash_bytes=stash,
+            output_bytes=min(stash, rng.choice([0, 1, 5])),
+            workspace_bytes=rng.choice([0, 0, 7]),
+        )
+        for k in range(count)
+    ]
+    link = rng.choice([Link(), Link(10.0, 0.05), Link(2.0, 0.5)])
+    memory = rng.randint(40, 400)
+    devices = rng.randint(1, 4)
+    bandwidth = rng.choice([None, 100.0])
+    if rng.random() < 0.7:
+        cluster = Cluster((NodeGroup(1, devices, DeviceType("even", memory, 1.0, bandwidth), link),), link)
+    else:
+        fast = NodeGroup(1, devices, DeviceType("fast", memory, 2.0, bandwidth), link)
+        slow = NodeGroup(1, 1, DeviceType("slow", memory * 2, 1.0, bandwidth), link)
+        cluster = Cluster((fast, slow), link)
+    workload = Workload(rng.randint(1, 6), rng.choice(["sgd", "adam"]))
+    return ModelGraph.chain(layers), cluster, workload
+
+
+def lies_in_the_space(found: Plan, devices: int) -> bool:
+    """One stage a device in the cluster's order, from either end."""
+    routes = {tuple(range(devices)), tuple(reversed(range(devices)))}
+    return len(found.stages) == devices and all(p.forward in routes for p in found.pipelines)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_never_worse_than_a_named_schedule_that_fits(block: int) -> None:
+    """Twenty random instances a block: valid plans, no named schedule better, and no plan below the bound."""
+    for seed in range(20 * block, 20 * block + 20):
+        problem = random_problem(seed)
+        result = plan(*problem, time_limit=1.0, seed=seed)
+        devices = min(len(problem[0].layers), len(problem[1]))
+        if result.plan is not None:
+            assert check(result.plan) == [], seed
+            assert result.bound_s <= step(result), seed
+        for name in SCHEDULES:
+            try:
+                rival = plan(*problem, SearchSpace(name), 5)
+            except InputError:
+                continue
+            if rival.plan is None:
+                continue
+            assert result.plan is not None, (seed, name)
+            assert step(result) <= step(rival) * (1 + 1e-9), (seed, name)
+            assert rival.bound_s <= step(result) * (1 + 1e-9), (seed, name)
+            if lies_in_the_space(rival.plan, devices):
+                assert result.bound_s <= step(rival) * (1 + 1e-9), (seed, name)
+
+
+def test_the_search_bound_holds_for_plans_found_with_more_time() -> None:
+    """A quick search's bound is below what a longer search finds, and bounds only rise."""
+    for seed in (3, 17, 23):
+        problem = random_problem(seed)
+        quick, slow = plan(*problem, time_limit=0.3), plan(*problem, time_limit=3)
+        if slow.plan is not None:
+            assert quick.bound_s <= step(slow) * (1 + 1e-9)
+
+
+def test_a_limit_below_one_stash_is_infeasible_and_says_by_how_much() -> None:
+    """Four layers of 10 bytes on two devices need 20 bytes each; 15 are 5 short."""
+    result = plan(uniform(4, stash_bytes=10), Cluster.uniform(2, 15), Workload(4), time_limit=5)
+    assert result.status == "infeasible"
+    assert result.plan is None
+    assert [(v.device, v.over_bytes) for v in result.violations] == [(0, 5), (1, 5)]
+    assert "5 B over" in str(result.violations[0])
+
+
+def test_one_micro_batch_in_flight_is_enough_for_a_plan() -> None:
+    """A limit of one stash a device is feasible: one micro-batch at a time, N (F + B) D."""
+    result = plan(uniform(3, 1, 2), Cluster.uniform(3, 1), Workload(4), ONE, 5)
+    assert result.status == "optimal"
+    assert step(result) == pytest.approx(36)
+
+
+def test_no_time_gives_unknown() -> None:
+    """Nothing is claimed without time."""
+    assert plan(uniform(4), Cluster.uniform(2), Workload(4), time_limit=0).status == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("layers", "devices", "batches"), [(1, 1, 1), (1, 4, 3), (3, 5, 2), (4, 1, 4), (4, 2, 1), (2, 2, 2)]
+)
+def test_corner_cases_have_plans(layers: int, devices: int, batches: int) -> None:
+    """One layer, one device, one micro-batch, more devices than layers."""
+    result = plan(uniform(layers, 1, 2), Cluster.uniform(devices), Workload(batches), time_limit=3)
+    assert result.status == "optimal"
+    assert result.plan is not None
+    assert check(result.plan) == []
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    """Deterministic for a seed when the wall-clock limit is not reached."""
+    problem = random_problem(12)
+    first, second = (plan(*problem, TWO, 60, seed=7, deterministic_limit=0.5) for _ in range(2))
+    assert first.plan is not None
+    assert second.plan is not None
+    assert first.plan.orders == second.plan.orders
+    assert first.plan.stages == second.plan.stages
+    assert first.bound_s == second.bound_s
+
+
+def test_results_can_be_pickled_and_progress_is_reported() -> None:
+    """Results travel between processes; progress never reports a bound above the best step."""
+    seen: list[Progress] = []
+    result = plan(uniform(4, 1, 2), Cluster.uniform(4, 4), Workload(8), TWO, 10, on_progress=seen.append)
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert seen
+    assert all(p.best_step_s is None or p.bound_s <= p.best_step_s for p in seen)
+
+
+def test_ctrl_c_returns_the_best_plan_so_far() -> None:
+    """KeyboardInterrupt during the search is an answer."""
+
+    def stop(progress: Progress) -> None:
+        if progress.best_step_s is not None:
+            raise KeyboardInterrupt
+
+    result = plan(uniform(4, 1, 2), Cluster.uniform(4, 4), Workload(8), TWO, 10, on_progress=stop)
+    assert result.plan is not None
+    assert check(result.plan) == []
+
+
+def test_a_hint_is_never_lost() -> None:
+    """With no time for its own search beyond the hint, the result is at least as good."""
+    problem = (uniform(4, 1, 2), Cluster.uniform(4, 4), Workload(8))
+    best = plan(*problem, TWO, 10)
+    again = plan(*problem, TWO, 10, hint=best.plan, deterministic_limit=0)
+    assert step(again) <= step(best)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"time_limit": float("nan")},
+        {"time_limit": -1},
+        {"time_limit": "60"},
+        {"seed": -1},
+        {"workers": 0},
+        {"workers": 1.5},
+        {"deterministic_limit": float("inf")},
+        {"space": SearchSpace("zigzag")},
+        {"space": "search"},
+        {"hint": "a plan"},
+    ],
+)
+def test_bad_input_is_a_value_error(bad: dict[str, object]) -> None:
+    """Wrong types and numbers raise InputError with one line."""
+    with pytest.raises(InputError) as caught:
+        plan(uniform(2), Cluster.uniform(2), Workload(2), **bad)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_large_problems_get_a_named_plan_without_a_solver() -> None:
+    """64 stages and 512 micro-batches: a plan that fits within the limit."""
+    model = uniform(128, 1, 2, stash_bytes=10)
+    started = time.monotonic()
+    result = plan(model, Cluster.uniform(64, 64 * 20), Workload(512), ONE, 30)
+    assert time.monotonic() - started < 40
+    assert result.plan is not None
+    assert step(result) >= result.bound_s > 0
+
+
+def test_importing_the_planner_imports_neither_torch_nor_a_solver() -> None:
+    """The planner runs on a login node: a bare import is light, and plan() is there on first use."""
+    code = (
+        "import sys, contraflow.planner as p\n"
+        "heavy = {'torch', 'ortools', 'numba', 'networkx'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "p.plan\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

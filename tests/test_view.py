@@ -1,0 +1,144 @@
+"""Pictures of a plan: the terminal at 80 columns, and the SVG."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from pictures import MIB, both_ways, one_way
+
+from contraflow.planner.plan import Forecast, Kind, Pipeline, Plan
+from contraflow.planner.simulate import simulate
+from contraflow.planner.view import svg, text
+from contraflow.planner.view.palette import paint
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def forecast_of(plan: Plan) -> Forecast:
+    """The plan's forecast, with a bound."""
+    assert plan.forecast is not None
+    return replace(plan.forecast, bound_s=plan.forecast.step_s / 1.25, gap=0.25)
+
+
+def as_text(plan: Plan) -> str:
+    """The text picture."""
+    return text.render(plan, simulate(plan), forecast_of(plan))
+
+
+def as_svg(plan: Plan) -> ElementTree.Element:
+    """The SVG picture, parsed."""
+    return ElementTree.fromstring(svg.render(plan, simulate(plan), forecast_of(plan)))
+
+
+def words(root: ElementTree.Element) -> list[str]:
+    """Every text of an SVG."""
+    return ["".join(found.itertext()) for found in root.iter(f"{SVG}text")]
+
+
+def test_1f1b_in_the_terminal_is_the_picture_of_the_papers() -> None:
+    """P=3, N=3, B=2F: the staircase, the alternation and the drain, five columns a second."""
+    rows = [line for line in as_text(one_way(3, 3)).splitlines() if line.startswith("d") and "|" in line]
+    assert [row.split("|")[1].rstrip() for row in rows] == [
+        "F0---F1---F2---                    B0========     B1========     B2========",
+        "     F0---F1---          B0========F2---B1========     B2========",
+        "          F0---B0========F1---B1========F2---B2========",
+    ]
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 4), (4, 8), (8, 8), (12, 24), (4, 300)])
+def test_the_terminal_picture_never_exceeds_80_columns(devices: int, micro_batches: int) -> None:
+    """Whatever the size: too many operations for cells are said to be, and the table stays."""
+    plan = one_way(devices, micro_batches, name="a model with quite a long name " * 4)
+    drawn = as_text(plan)
+    assert max(map(len, drawn.splitlines())) <= 80
+    assert "what made the peak" in drawn
+    assert ("too many operations" in drawn) == (micro_batches >= 24)
+
+
+def test_durations_without_a_common_unit_are_drawn_to_scale() -> None:
+    """Irrational times still fill the row."""
+    plan = one_way(2, 3, forward_s=0.0123456789)
+    rows = [line for line in as_text(plan).splitlines() if line.startswith("d") and "|" in line]
+    assert len({len(row) for row in rows}) == 1
+    assert all("F0" in row and "B2" in row for row in rows)
+
+
+def test_the_table_says_what_made_the_peak_and_which_device_is_over() -> None:
+    """Stage 0 of 1F1B with P=4 holds four stashes; a limit of five MiB is exceeded."""
+    drawn = as_text(one_way(4, 8, memory_bytes=5 * MIB))
+    assert "stashes 4 MiB" in drawn
+    assert drawn.count("OVER") == 1
+
+
+def test_percentages_never_hide_a_gap() -> None:
+    """Zero is written only for zero."""
+    assert [text.percent(x) for x in (0.0, 1e-9, 3 / 11, 0.0002)] == ["0 %", "0 %", "27.3 %", "0.02 %"]
+
+
+def test_the_svg_draws_every_operation_and_numbers_them() -> None:
+    """P=2, N=4: sixteen bars with tooltips, each with its micro-batch."""
+    root = as_svg(one_way(2, 4))
+    titles = [found.text or "" for found in root.iter(f"{SVG}title")]
+    assert len(titles) == 16
+    assert "F stage 0, micro-batch 3: " in " ".join(titles)
+    assert [words(root).count(str(m)) >= 4 for m in range(4)] == [True] * 4
+
+
+def test_the_svg_says_step_bound_gap_and_bubble() -> None:
+    """The second line of the title."""
+    found = " ".join(words(as_svg(one_way(2, 4))))
+    for part in ("step 15 s", "bound 12 s", "gap 25.0 %", "bubble 20.0 %", "of 1 GiB", "forward F", "idle"):
+        assert part in found
+
+
+def test_the_two_directions_have_two_hues() -> None:
+    """Bars of micro-batch 0 (down) and 1 (up) differ in colour, and the legend explains it."""
+    root = as_svg(both_ways())
+    fills = {found[0].text or "": found.get("fill") for found in root.iter(f"{SVG}rect") if len(found)}
+    down = next(fill for title, fill in fills.items() if title.startswith("F stage 0, micro-batch 0"))
+    up = next(fill for title, fill in fills.items() if title.startswith("F stage 0, micro-batch 1"))
+    assert down != up
+    assert "orange ones up" in " ".join(words(root))
+
+
+def test_directions_are_recognised() -> None:
+    """Down, up, Chimera's shifted pipelines, interleaving and a V."""
+    routes = {
+        (0, 1, 2, 3): 0, (3, 2, 1, 0): 1, (2, 3, 0, 1): 0, (1, 0, 3, 2): 1,
+        (0, 1, 2, 3, 0, 1, 2, 3): 0, (0, 1, 2, 3, 3, 2, 1, 0): 0, (0,): 0,
+    }  # fmt: skip
+    for route, expected in routes.items():
+        assert svg.direction(Pipeline(route, route, (0,)), 4) == expected, route
+    assert [svg.direction(Pipeline(route, route, (0,)), 2) for route in ((0, 1), (1, 0))] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [Kind.F, Kind.B, Kind.I, Kind.R, Kind.W, Kind.REDUCE, Kind.STEP])
+def test_every_kind_has_a_paint(kind: Kind) -> None:
+    """Colours are SVG colours or patterns, for both directions and all shades."""
+    for hue in (0, 1):
+        for shade in (0.0, 0.5, 1.0):
+            assert paint(kind, hue, shade).fill.startswith(("#", "url(#"))
+
+
+def test_names_are_escaped() -> None:
+    """A model's name is text, never markup."""
+    root = as_svg(one_way(2, 2, name='<script>alert("&")</script>'))
+    assert any("<script>" in word for word in words(root))
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_pictures_of_large_plans_stay_small() -> None:
+    """Beyond some thousand operations tooltips are dropped."""
+    plan = one_way(8, 400)
+    drawn = svg.render(plan, simulate(plan), forecast_of(plan))
+    assert "<title>" not in drawn
+    assert len(drawn) < 3_000_000
+
+
+def test_a_plan_that_takes_no_time_is_drawn() -> None:
+    """Zero is allowed for every cost."""
+    plan = one_way(2, 2, forward_s=0.0)
+    assert as_svg(plan).tag == f"{SVG}svg"
+    assert "what made the peak" in as_text(plan)

@@ -69,13 +69,13 @@ def _collect(children: Sequence[BaseProcess], inbox: Any, collected: Collector) 
         elif isinstance(message, RankReport):
             finished[message.rank] = message
         else:
-            raise _first_cause(message, inbox)
+            raise _first_cause(message, inbox, children)
     for child in children:
         child.join(_GRACE_S)
     return [finished[rank] for rank in sorted(finished)]
 
 
-def _first_cause(message: tuple[str, str], inbox: Any) -> Exception:
+def _first_cause(message: tuple[str, str], inbox: Any, children: Sequence[BaseProcess]) -> Exception:
     """The error to report: bad input over failures, and a failure over the lost connections it causes."""
     messages = [message]
     try:
@@ -85,6 +85,9 @@ def _first_cause(message: tuple[str, str], inbox: Any) -> Exception:
                 messages.append(further)
     except queue.Empty:
         pass
+    for rank, child in enumerate(children):
+        if child.exitcode is not None and child.exitcode < 0:
+            return ExecutionError(f"rank {rank} was killed by signal {-child.exitcode}")
     kind, text = min(messages, key=lambda m: (m[0] != "input", "onnection" in m[1] or "imed out" in m[1]))
     return RunError(text) if kind == "input" else ExecutionError(text)
 

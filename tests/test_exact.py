@@ -16,14 +16,16 @@ from contraflow.planner.search.instance import common_tick
 from contraflow.planner.search.solver import Effort
 from contraflow.planner.workload import Workload
 
+FREE = Link()
+
 
 def candidate(
     devices: int,
     batches: int,
     limit: int,
     two: bool,
-    link: Link = Link(),
-    **rest: int,  # noqa: B008
+    link: Link = FREE,
+    **rest: int,
 ) -> Candidate:
     """F=1, B=2, one layer a device, a stash of one byte; one direction or both."""
     problem = Problem(uniform(devices, 1, 2, **rest), Cluster.uniform(devices, limit, link), Workload(batches))

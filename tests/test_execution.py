@@ -36,7 +36,8 @@ def _name(case: Case) -> str:
 @pytest.mark.parametrize("case", IN_THREADS, ids=_name)
 def test_threads_equal_single_process(case: Case) -> None:
     """Losses, parameters and buffers after five steps, devices as threads."""
-    result = execute(planned(case), STEPS, dtype=case.dtype, transport="threads", return_state=True)
+    check = case.schedule == "1f1b"  # one self-check per model is enough
+    result = execute(planned(case), STEPS, dtype=case.dtype, transport="threads", self_check=check, return_state=True)
     assert_equals_reference(case, result)
 
 
@@ -48,10 +49,9 @@ TOGETHER = {
         Case("gems", "mlp-tiny", 2, 4, "adamw"),
     ],
     4: [
-        Case("1f1b", "mlp-tiny", 4, 8),
+        Case("1f1b", "mlp-tiny", 4, 4, "adam"),
         Case("gems", "gpt-tiny", 4, 4),
-        Case("chimera", "resnet-tiny", 4, 8),
-        Case("chimera", "gpt-tiny", 4, 4, "adamw"),
+        Case("chimera", "resnet-tiny", 4, 4),
         Case("search", "mlp-tiny", 4, 4),
     ],
 }

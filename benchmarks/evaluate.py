@@ -1,6 +1,6 @@
 """How long evaluating, checking and generating a plan takes, best of five, compile time left out.
 
-    python benchmarks/evaluate.py [--devices 32] [--micro-batches 512]
+python benchmarks/evaluate.py [--devices 32] [--micro-batches 512]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ From the folder of this file:
     contraflow execute plan.json --model custom_model:build --steps 20
 
 Contraflow cuts between layers, never inside one, so every entry takes one tensor and returns one tensor. The
-layers are copied before training: what `build` returns is the starting point.
+function is called anew for every layer that is built, under the seed of the run: all processes start alike.
 """
 
 from torch import nn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +37,8 @@ def resolve(name: str) -> LayeredModel:
     A registry name, or "package.module:function", imported with the working directory on the path. The
     function takes no arguments and returns a `LayeredModel`, or a list of modules or (name, module) pairs,
     each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
-    logits, and no data). Modules so given are copied at every build and keep the values they came with.
+    logits, and no data). The function is called anew, under the run's seed, for every layer that is built, so
+    that all processes start from the same values; a large model does better with a `LayeredModel`.
 
     Raises:
         UnknownModel: not registered, cannot be imported, or not what a model function returns.
@@ -52,7 +52,7 @@ def resolve(name: str) -> LayeredModel:
     if isinstance(made, LayeredModel):
         return made
     loss = getattr(factory, "loss", cross_entropy)
-    return LayeredModel(name, _as_layers(name, made), loss, getattr(factory, "data", None))
+    return LayeredModel(name, _as_layers(name, factory, made), loss, getattr(factory, "data", None))
 
 
 def _import(name: str) -> Callable[[], Any]:
@@ -82,7 +82,7 @@ def _working_directory_importable() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _as_layers(name: str, made: object) -> tuple[LayerSpec, ...]:
+def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[LayerSpec, ...]:
     if not isinstance(made, (list, tuple, nn.Sequential)) or not len(made):
         raise UnknownModel(name, f"returned {type(made).__name__}, not a LayeredModel or a list of modules")
     layers = []
@@ -90,5 +90,12 @@ def _as_layers(name: str, made: object) -> tuple[LayerSpec, ...]:
         layer_name, module = entry if isinstance(entry, (list, tuple)) else (f"layer{index}", entry)
         if not isinstance(module, nn.Module):
             raise UnknownModel(name, f"entry {index} is a {type(module).__name__}, not a module")
-        layers.append(LayerSpec(str(layer_name), partial(copy.deepcopy, module)))
+        layers.append(LayerSpec(str(layer_name), partial(_layer_of, factory, index)))
     return tuple(layers)
+
+
+def _layer_of(factory: Callable[[], Any], index: int) -> nn.Module:
+    """Layer `index` of a fresh call: its parameters follow from the generator's state, as build_layer sets it."""
+    entry = factory()[index]
+    module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else entry
+    return module

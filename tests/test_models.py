@@ -132,3 +132,24 @@ def test_two_layers_of_one_name_are_refused() -> None:
     layer = LayerSpec("a", torch.nn.Identity)
     with pytest.raises(ValueError, match="two layers named 'a'"):
         LayeredModel("m", (layer, layer), cross_entropy)
+
+
+def test_layers_of_a_users_function_start_alike_in_every_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Parameters depend on (seed, layer) alone, whatever the generator's state was when the model was found."""
+    (tmp_path / "own_layers.py").write_text(
+        "from torch import nn\ndef build():\n    return [nn.Linear(3, 4), ('head', nn.Linear(4, 2))]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    built = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        model = resolve("own_layers:build")
+        assert [layer.name for layer in model.layers] == ["layer0", "head"]
+        built.append([build_layer(layer, 7, k) for k, layer in enumerate(model.layers)])
+    for first, second in zip(*built, strict=True):
+        for a, b in zip(first.parameters(), second.parameters(), strict=True):
+            assert torch.equal(a, b)
+    other = build_layer(model.layers[0], 8, 0)
+    assert not torch.equal(next(other.parameters()), next(built[0][0].parameters()))

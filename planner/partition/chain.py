@@ -16,9 +16,9 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from contraflow.planner.cluster import Cluster
-from contraflow.planner.operations import Candidate, StageCosts, static_bytes, step_seconds
-from contraflow.planner.plan import Pipeline, Problem
+from ..cluster import Cluster
+from ..operations import Candidate, StageCosts, static_bytes, step_seconds
+from ..plan import Pipeline, Problem
 
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]

@@ -6,19 +6,18 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from contraflow import __version__
-from contraflow.planner import bounds
-from contraflow.planner.cluster import Cluster
-from contraflow.planner.errors import InputError, ModelError, WorkloadError
-from contraflow.planner.lower import assemble
-from contraflow.planner.model_graph import ModelGraph
-from contraflow.planner.operations import Candidate
-from contraflow.planner.partition.chain import compositions, lightest
-from contraflow.planner.plan import Kind, Plan, Problem, Provenance
-from contraflow.planner.presets import PRESETS
-from contraflow.planner.schedules import SCHEDULES, capped
-from contraflow.planner.workload import SearchSpace, Workload
-
+from ... import __version__
+from .. import bounds
+from ..cluster import Cluster
+from ..errors import InputError, ModelError, WorkloadError
+from ..lower import assemble
+from ..model_graph import ModelGraph
+from ..operations import Candidate
+from ..partition.chain import compositions, lightest
+from ..plan import Kind, Plan, Problem, Provenance
+from ..presets import PRESETS
+from ..schedules import SCHEDULES, capped
+from ..workload import SearchSpace, Workload
 from .fit import Shortage, excess, shortages
 from .portfolio import (
     FEW_CUTS,
@@ -210,7 +209,7 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
         raise WorkloadError(f"unknown schedule {space.schedule!r}; known: search, {', '.join(SCHEDULES)}")
     for device in cluster.devices:
         name = device.kind.name
-        if model.device in PRESETS and name in PRESETS and name != model.device:
+        if model.device in PRESETS and PRESETS.get(name) == device.kind and name != model.device:
             raise ModelError(
                 f"the model was measured on {model.device!r}, device {device.index} is {name!r}: no conversion exists"
             )

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from contraflow.planner import bounds
-from contraflow.planner.errors import PlanError
-from contraflow.planner.lower import assemble
-from contraflow.planner.operations import Candidate
-from contraflow.planner.plan import Kind, Pipeline, Plan
-from contraflow.planner.simulate import simulate
-
+from .. import bounds
+from ..errors import PlanError
+from ..lower import assemble
+from ..operations import Candidate
+from ..plan import Kind, Pipeline, Plan
+from ..simulate import simulate
 from .fit import excess, limits
 from .instance import Instance, build_instance
 from .model_orders import OrderModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contraflow.planner.plan import Plan, Problem
-from contraflow.planner.units import format_bytes
+from ..plan import Plan, Problem
+from ..units import format_bytes
 
 
 @dataclass(frozen=True)

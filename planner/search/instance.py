@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from contraflow.planner.bounds import finish_seconds
-from contraflow.planner.operations import Candidate, static_bytes
-from contraflow.planner.plan import Pipeline
+from ..bounds import finish_seconds
+from ..operations import Candidate, static_bytes
+from ..plan import Pipeline
 
 _RATIO = 64
 _MOST_TICKS = 200_000

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 from ortools.sat.python import cp_model
 
-from contraflow.planner.plan import Kind, Op, Pipeline
-
+from ..plan import Kind, Op, Pipeline
 from .instance import Instance, Way
 
 Starts = Mapping[tuple[Kind, int, int], int]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from contraflow.planner import bounds
-from contraflow.planner.errors import PlanError
-from contraflow.planner.lower import assemble
-from contraflow.planner.operations import Candidate
-from contraflow.planner.partition.chain import Cuts, compositions, cut, lightest
-from contraflow.planner.partition.folded import fold
-from contraflow.planner.plan import COMPUTE, Kind, Op, Pipeline, Plan, Problem
-from contraflow.planner.schedules import Layout, build, capped, variants
-from contraflow.planner.workload import SearchSpace
-
+from .. import bounds
+from ..errors import PlanError
+from ..lower import assemble
+from ..operations import Candidate
+from ..partition.chain import Cuts, compositions, cut, lightest
+from ..partition.folded import fold
+from ..plan import COMPUTE, Kind, Op, Pipeline, Plan, Problem
+from ..schedules import Layout, build, capped, variants
+from ..workload import SearchSpace
 from .session import Session
 
 FEW_CUTS = 40

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from contraflow.planner.partition.chain import Chain
-from contraflow.planner.plan import Plan, Problem
-from contraflow.planner.workload import SearchSpace
-
+from ..partition.chain import Chain
+from ..plan import Plan, Problem
+from ..workload import SearchSpace
 from .fit import excess
 
 

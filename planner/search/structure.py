@@ -6,11 +6,10 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from contraflow.planner import bounds
-from contraflow.planner.operations import Candidate
-from contraflow.planner.partition.chain import Cuts, compositions, cut
-from contraflow.planner.plan import Pipeline, Plan
-
+from .. import bounds
+from ..operations import Candidate
+from ..partition.chain import Cuts, compositions, cut
+from ..plan import Pipeline, Plan
 from .exact import Found, solve
 from .portfolio import Order
 from .session import Session

@@ -33,5 +33,6 @@ def dense(inputs: int, outputs: int, activated: bool) -> nn.Module:
 
 PRESETS: dict[str, Callable[[], LayeredModel]] = {
     "mlp-tiny": partial(mlp, "mlp-tiny", (64, 32, 32, 32, 10)),
+    "mlp-deep": partial(mlp, "mlp-deep", (64, *(32,) * 7, 10)),
     "mlp": partial(mlp, "mlp", (64, 256, 256, 256, 256, 256, 256, 10)),
 }

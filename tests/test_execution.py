@@ -21,6 +21,7 @@ IN_THREADS = [
     Case("chimera", "gpt-tiny", 4, 8),
     Case("chimera", "resnet-tiny", 4, 4),
     Case("interleaved", "mlp", 2, 4),
+    Case("interleaved", "mlp-deep", 4, 4),
     Case("gems", "gpt-tiny", 2, 4, "adam"),
     Case("chimera", "resnet-tiny", 2, 4, "adamw"),
     Case("1f1b", "mlp-tiny", 2, 4, "sgd"),
@@ -53,6 +54,8 @@ TOGETHER = {
         Case("gems", "gpt-tiny", 4, 4),
         Case("chimera", "resnet-tiny", 4, 4),
         Case("search", "mlp-tiny", 4, 4),
+        Case("gpipe", "mlp-tiny", 4, 4),
+        Case("interleaved", "mlp-deep", 4, 4, "adamw"),
     ],
 }
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..planner.cli_common import OutputFile, print_json, stop, write_text
+from ..planner.cli_common import OutputFile, print_json, stop
 from ..planner.errors import InputError
+from ..planner.files import write_text
 from ..planner.plan_file import load_plan
 from ..planner.units import format_bytes
 

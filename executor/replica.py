@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..models import Dataset, LayeredModel, build_layer
+from ..planner.operations import holders
 from ..planner.plan import Kind, Plan
 from .program import StageProgram
 from .statistics import StatisticsExchange
@@ -36,15 +37,9 @@ class StageReplica:
         return [*self.weights.gradients, *rows]
 
 
-def stage_devices(plan: Plan, stage: int) -> tuple[int, ...]:
-    """The devices that hold a replica of the stage, ascending."""
-    return tuple(sorted({pipeline.forward[stage] for pipeline in plan.pipelines}))
-
-
 def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
     """For every stage with replicas the ranks that reduce it, by group name."""
-    devices = {f"stage{s}": stage_devices(plan, s) for s in range(len(plan.stages))}
-    return {name: ranks for name, ranks in devices.items() if len(ranks) > 1}
+    return {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1}
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class Blueprint:
             if self_check:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
         weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
-        group = f"stage{stage}" if len(stage_devices(self.plan, stage)) > 1 else None
+        group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
         statistics = None
         if weights.buffers and (group is not None or not _in_order(self.plan, rank, stage)):
             total = self.plan.problem.workload.micro_batches

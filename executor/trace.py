@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..planner.files import write_text
 from ..planner.plan import COMPUTE
 
 if TYPE_CHECKING:
@@ -78,17 +77,3 @@ def _op_to_dict(record: OpRecord) -> dict[str, Any]:
 def save_trace(trace: RunTrace, path: str | Path) -> None:
     """Writes the trace; an existing file is replaced only once the new one is complete."""
     write_text(path, json.dumps(trace.to_dict(), separators=(",", ":")) + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a file through a temporary one beside it."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

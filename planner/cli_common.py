@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -172,19 +171,6 @@ def check_devices(model: ModelGraph, cluster: Cluster) -> None:
                 f"model {model.name!r} was measured on {model.device} but device {device.index} of the cluster "
                 f"is {name}; profile it there, or give the cluster's device a [devices] entry with its speed"
             )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file; an existing one is replaced only once the new one is complete."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def print_json(content: Any) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from .cli_common import OutputFile, print_json, stop, write_text
+from .cli_common import OutputFile, print_json, stop
 from .errors import InputError
+from .files import write_text
 from .plan import Forecast, Plan
 from .plan_file import load_plan
 

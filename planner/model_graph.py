@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ModelError
+from .files import write_text
 
 if TYPE_CHECKING:
     import networkx
@@ -217,7 +218,7 @@ class ModelGraph:
 
     def save(self, path: str | Path) -> None:
         """Writes model.json."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> ModelGraph:

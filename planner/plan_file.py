@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, TypeVar
 
 from .cluster import Cluster
 from .errors import InputError, PlanError
+from .files import write_text
 from .model_graph import ModelGraph
 from .plan import DeviceForecast, Forecast, Kind, Op, Pipeline, Plan, Problem, Provenance
 from .workload import Workload
@@ -162,17 +161,7 @@ def _forecast_from(content: Any) -> Forecast:
 
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Writes plan.json; an existing file is replaced only once the new one is complete."""
-    target = Path(path)
-    text = json.dumps(plan_to_dict(plan), separators=(",", ":")) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(plan_to_dict(plan), separators=(",", ":")) + "\n")
 
 
 def load_plan(path: str | Path) -> Plan:

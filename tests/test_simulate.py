@@ -31,7 +31,7 @@ def plans(draw: st.DrawFn) -> Plan:
     if name == "chimera" and devices % 2:
         name = "1f1b"
     layout = (
-        capped("capped", devices, micro_batches, draw(st.integers(1, 3)))
+        capped(devices, micro_batches, draw(st.integers(1, 3)))
         if name == "capped"
         else build(name, devices, micro_batches)
     )

@@ -10,8 +10,8 @@ from .one_way import capped, gpipe, interleaved, one_f_one_b
 from .two_way import chimera, gems
 
 SCHEDULES: Mapping[str, Callable[..., Layout]] = {
-    "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "gpipe": gpipe,
     "interleaved": interleaved,
     "gems": gems,
     "chimera": chimera,

@@ -19,11 +19,15 @@ def gpipe(devices: int, micro_batches: int) -> Layout:
 
 def one_f_one_b(devices: int, micro_batches: int) -> Layout:
     """1F1B with a flush: stage s starts with D - s forwards, then alternates (DAPPLE, arXiv:2007.01045)."""
-    return capped("1f1b", devices, micro_batches, devices)
+    return _alternating("1f1b", devices, micro_batches, devices)
 
 
-def capped(name: str, devices: int, micro_batches: int, most: int) -> Layout:
+def capped(devices: int, micro_batches: int, most: int) -> Layout:
     """1F1B with at most `most` micro-batches in flight on a device; `most` = devices is 1F1B itself."""
+    return _alternating(f"1f1b-capped-{most}", devices, micro_batches, most)
+
+
+def _alternating(name: str, devices: int, micro_batches: int, most: int) -> Layout:
     orders: list[tuple[Op, ...]] = []
     for s in range(devices):
         warm = min(devices - s, most, micro_batches)

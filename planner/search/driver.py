@@ -171,7 +171,7 @@ def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
 
 
 def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Plan:
-    layout = capped("1f1b-capped", len(order), session.problem.workload.micro_batches, 1)
+    layout = capped(len(order), session.problem.workload.micro_batches, 1)
     placed = place(layout, order, len(session.problem.cluster))
     candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
     return assemble(candidate, placed.orders, placed.name)

@@ -118,7 +118,7 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     name, most = space.schedule, space.pipelines
     found = [layout for _, layout in variants(devices, micro_batches, layers)]
     if name == "search":
-        for layout in sorted(found, key=lambda x: x.name != "1f1b"):
+        for layout in found:
             if most is None or len(layout.pipelines) <= most:
                 yield layout
         return
@@ -161,15 +161,15 @@ def run_capped(session: Session, order: Order) -> None:
     for most in caps(count, large):
         if session.over or session.proven or (session.best is not None and most < count - 1 and large):
             return
-        layout = capped("1f1b-capped", count, batches, most)
+        layout = capped(count, batches, most)
         placed = place(layout, order, len(session.problem.cluster))
         cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
-        try_layout(session, placed, cuts, f"1f1b, {most} in flight")
+        try_layout(session, placed, cuts, layout.name)
 
 
 def run_lightest(session: Session, order: Order) -> None:
     """One micro-batch at a time on the lightest cut: the plan that needs least memory, as a first answer."""
-    layout = capped("1f1b-capped", len(order), session.problem.workload.micro_batches, 1)
+    layout = capped(len(order), session.problem.workload.micro_batches, 1)
     found = lightest(session.chain, order, [1] * len(order))
     if found is not None:
         placed = place(layout, order, len(session.problem.cluster))

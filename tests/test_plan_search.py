@@ -232,3 +232,13 @@ def test_importing_the_planner_imports_neither_torch_nor_a_solver() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_named_schedule_brings_its_own_number_of_pipelines() -> None:
+    """Two directions are two pipelines unless more are allowed: D = N = 8, F = 1, B = 2 gives 36, then 28 and 24."""
+    model, cluster, workload = uniform(8, 1, 2), Cluster.uniform(8), Workload(8)
+    for limit, pipelines, step_s in ((None, 2, 36), (2, 2, 36), (3, 2, 36), (4, 4, 28), (8, 8, 24)):
+        found = plan(model, cluster, workload, SearchSpace("chimera", pipelines=limit), time_limit=20).plan
+        assert found is not None
+        assert found.forecast is not None
+        assert (len(found.pipelines), found.forecast.step_s) == (pipelines, step_s)

@@ -113,6 +113,8 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
 def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
     """The variants of the named schedule, or of all when the space is searched.
 
+    A named schedule brings its own number of pipelines; a limit above it allows its variants with more.
+
     Raises ScheduleError when the named schedule does not exist for these numbers.
     """
     name, most = space.schedule, space.pipelines
@@ -123,8 +125,9 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
                 yield layout
         return
     mine = [x for x in found if x.name == name or x.name.startswith(f"{name}-")]
-    allowed = [x for x in mine if most is None or len(x.pipelines) <= most]
-    yield from allowed or mine or [build(name, devices, micro_batches)]
+    own = min((len(x.pipelines) for x in mine), default=1)
+    allowed = [x for x in mine if len(x.pipelines) <= (own if most is None else max(own, most))]
+    yield from allowed or [build(name, devices, micro_batches)]
 
 
 def run_named(session: Session, order: Order) -> None:

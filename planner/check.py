@@ -165,11 +165,7 @@ def _backward_set(plan: Plan, costs: StageCosts, device: int, present: set[Op]) 
 def _waits_for(plan: Plan, costs: StageCosts) -> Iterator[tuple[int, Op, Op]]:
     """(device, op, an op of the same list that must come before it), for every data dependency in a device."""
     path = route(plan)
-    producers: dict[int, list[int]] = defaultdict(list)
-    consumers: dict[int, list[int]] = defaultdict(list)
-    for edge in costs.edges:
-        producers[edge.consumer].append(edge.producer)
-        consumers[edge.producer].append(edge.consumer)
+    producers, consumers = costs.producers, costs.consumers
     for device, order in enumerate(plan.orders):
         have = set(order)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .errors import PlanError
 from .kernel import run_jobs
-from .operations import StageCosts, Structured, holders, reduce_seconds, ring, route, step_seconds
+from .operations import StageCosts, Structured, holders, reduce_seconds, ring, step_seconds
 from .plan import COMPUTE, Kind, Op
 
 Ints = NDArray[np.int64]
@@ -259,6 +259,3 @@ def _resources(
     offsets = np.zeros(count + len(used) + 1, dtype=np.int64)
     offsets[count + 1 :] = np.cumsum(used, dtype=np.int64) if used else []
     return offsets, np.concatenate(listed).astype(np.int64)
-
-
-__all__ = ["Jobs", "Messages", "Ops", "build", "compute_seconds", "route"]

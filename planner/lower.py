@@ -66,11 +66,7 @@ def complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
 def _with_sends(candidate: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
     """Op lists with SENDs after their producers and REDUCE after each stage's last backward."""
     path = route(candidate)
-    consumers: dict[int, list[int]] = defaultdict(list)
-    producers: dict[int, list[int]] = defaultdict(list)
-    for edge in costs.edges:
-        consumers[edge.producer].append(edge.consumer)
-        producers[edge.consumer].append(edge.producer)
+    producers, consumers = costs.producers, costs.consumers
     replicated = {stage for stage, devices in holders(candidate).items() if len(devices) > 1}
     sending: list[list[Op]] = []
     for d, order in enumerate(orders):

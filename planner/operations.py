@@ -69,10 +69,15 @@ class StageCosts:
         """Seconds of the whole backward."""
         return self.backward_input_s + self.backward_weight_s
 
-    @property
-    def messages(self) -> tuple[StageEdge, ...]:
-        """Alias of `edges`."""
-        return self.edges
+    @cached_property
+    def producers(self) -> tuple[tuple[int, ...], ...]:
+        """For every stage the stages it takes tensors from."""
+        return tuple(tuple(e.producer for e in self.edges if e.consumer == s) for s in range(len(self.forward_s)))
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For every stage the stages it sends tensors to."""
+        return tuple(tuple(e.consumer for e in self.edges if e.producer == s) for s in range(len(self.forward_s)))
 
     @classmethod
     def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:

@@ -25,11 +25,19 @@ class Kind(IntEnum):
     RECV_B = 8
     REDUCE = 9
     STEP = 10
+    OFFLOAD = 11
+    FETCH = 12
+    FREE = 13
+    SEND_S = 14
+    RECV_S = 15
 
 
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
-SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
-RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B})
+IN_LINE = COMPUTE | {Kind.FREE}
+"""Ops that a device runs one after the other in list order; the others are posted at their place."""
+SENDS = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.SEND_S})
+RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B, Kind.RECV_S})
+COPIES = frozenset({Kind.OFFLOAD, Kind.FETCH})
 
 
 class Op(NamedTuple):
@@ -40,6 +48,9 @@ class Op(NamedTuple):
 
     Activations: SEND_F(stage=producer, peer=consumer) meets RECV_F(stage=consumer, peer=producer).
     Gradients: SEND_B(stage=consumer, peer=producer) meets RECV_B(stage=producer, peer=consumer).
+    Stashes: SEND_S and RECV_S both name the stash's own stage; `peer` is the *device* at the other end.
+    OFFLOAD copies a stash to the host and FETCH brings it back, both on the device's copy engines. FREE makes the
+    ops after it wait until the stash's OFFLOAD (or outgoing SEND_S) has ended, so that its memory can be used.
     """
 
     kind: Kind
@@ -126,7 +137,8 @@ class Plan:
         stages: layer names of every stage.
         pipelines: at least one; every micro-batch takes exactly one.
         orders: for every device its ops in order.
-        stash: per pipeline, per stage: "keep" or "recompute".
+        stash: per pipeline, per stage: "keep", "recompute", "offload", or "ship>D": to device D and back. A choice
+            for single micro-batches is one more pipeline on the same devices.
         weights: weight policy; "flush" is synchronous.
     """
 

@@ -1,63 +1,112 @@
-"""How long evaluating, checking and generating a plan takes, best of five, compile time left out.
+"""How long evaluating, checking and generating a plan takes: best of some rounds, compile time apart.
 
-python benchmarks/evaluate.py [--devices 32] [--micro-batches 512]
+python benchmarks/evaluate.py [--devices 64] [--micro-batches 512]
+
+Growth: the last column is the evaluation's time per op of a plan relative to one of half as many micro-batches.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from contraflow.planner.check import check
-from contraflow.planner.cluster import Cluster
+from contraflow.planner.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.operations import Candidate
-from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.plan import Kind, Op, Plan, Problem
+from contraflow.planner.presets import PRESETS
 from contraflow.planner.schedules import build
 from contraflow.planner.simulate import evaluate
 from contraflow.planner.workload import Workload
 
+CASES = {
+    "1f1b": ("1f1b", False, "keep"),
+    "gpipe": ("gpipe", False, "keep"),
+    "chimera": ("chimera", False, "keep"),
+    "1f1b, F/I/W": ("1f1b", True, "keep"),
+    "F/I/W, offload": ("1f1b", True, "offload"),
+}
 
-def make(name: str, devices: int, micro_batches: int) -> Plan:
-    """A uniform chain, one layer a device, under a named schedule."""
-    layers = [
-        Layer(f"l{k}", 1.0, 2.0, separable=False, stash_bytes=64, output_bytes=1, weight_stash_bytes=64)
-        for k in range(devices)
+
+def split(orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
+    """The orders with every B as its two halves."""
+    halves = (Kind.I, Kind.W)
+    return [
+        [half for op in order for half in ([op._replace(kind=k) for k in halves] if op.kind == Kind.B else [op])]
+        for order in orders
     ]
-    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(devices), Workload(micro_batches))
-    layout = build(name, devices, micro_batches)
+
+
+def make(case: str, devices: int, micro_batches: int) -> tuple[Candidate, Sequence[Sequence[Op]]]:
+    """A uniform chain, one layer a device, and its compute orders."""
+    schedule, halves, policy = CASES[case]
+    layers = [
+        Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=64, output_bytes=1, weight_stash_bytes=32) for k in range(devices)
+    ]
+    node = NodeGroup(1, devices, PRESETS["cpu"], host_link=Link(100.0), host_link_shared_by=2)
+    problem = Problem(ModelGraph.chain(layers), Cluster((node,)), Workload(micro_batches))
+    layout = build(schedule, devices, micro_batches)
     stages = tuple((layer.name,) for layer in layers)
-    return assemble(Candidate(problem, stages, layout.pipelines), layout.orders, name)
+    rows = tuple((policy,) * devices for _ in layout.pipelines)
+    return Candidate(problem, stages, layout.pipelines, rows), split(layout.orders) if halves else layout.orders
 
 
-def best(call: Callable[[], object], rounds: int = 5) -> float:
+def seconds(call: Callable[[], object], rounds: int) -> float:
     """Seconds of the fastest of some rounds."""
-    seconds = []
+    found = []
     for _ in range(rounds):
         start = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def measure(case: str, devices: int, micro_batches: int, rounds: int) -> tuple[Plan, float, float, float]:
+    """A plan, and the seconds that evaluating, assembling and checking it take."""
+    candidate, orders = make(case, devices, micro_batches)
+    plan = assemble(candidate, orders, case)
+    return (
+        plan,
+        seconds(lambda: evaluate(plan), rounds),
+        seconds(lambda: assemble(candidate, orders), max(2, rounds // 2)),
+        seconds(lambda: check(plan), max(1, rounds // 5)),
+    )
+
+
+def row(case: str, *cells: object) -> str:
+    """One line of the table."""
+    return f"{case:15s}" + "".join(f"{cell!s:>12}" for cell in cells)
 
 
 def main() -> None:
-    """Prints one line a schedule."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--devices", type=int, default=32)
+    """Prints the first call of this process, then one line a case and size."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--devices", type=int, default=64)
     arguments.add_argument("--micro-batches", type=int, default=512)
     given = arguments.parse_args()
-    print(f"{'schedule':10s} {'ops':>8s} {'evaluate s':>11s} {'check s':>9s} {'generate s':>11s}")
-    for name in ("1f1b", "gpipe", "chimera"):
-        plan = make(name, given.devices, given.micro_batches)
-        ops = sum(map(len, plan.orders))
-        times = (
-            best(lambda p=plan: evaluate(p)),  # type: ignore[misc]
-            best(lambda p=plan: check(p), 1),  # type: ignore[misc]
-            best(lambda n=name: make(n, given.devices, given.micro_batches), 2),  # type: ignore[misc]
+    print(
+        f"{'case':15s} {'size':>8s} {'ops':>8s} {'evaluate s':>11s} {'assemble s':>11s} {'check s':>9s} {'growth':>7s}"
+    )
+    for case in CASES:
+        shape = f"{4}x{8}"
+        plan, *times = measure(case, 4, 8, 50)
+        print(
+            f"{case:15s} {shape:>8s} {sum(map(len, plan.orders)):8d} {times[0]:11.5f} {times[1]:11.5f} {times[2]:9.5f}"
         )
-        print(f"{name:10s} {ops:8d} {times[0]:11.3f} {times[1]:9.2f} {times[2]:11.2f}")
+    candidate, orders = make("1f1b", given.devices, given.micro_batches // 2)
+    first = seconds(lambda: assemble(candidate, orders), 1)
+    print(f"first large plan of the process, loading the compiled kernel: {first:.2f} s")
+    for case in CASES:
+        per_op: list[float] = []
+        for count in (given.micro_batches // 2, given.micro_batches):
+            plan, *times = measure(case, given.devices, count, 5)
+            ops = sum(map(len, plan.orders))
+            per_op.append(times[0] / ops)
+            growth = [f"{per_op[-1] / per_op[0]:.2f}"] if len(per_op) > 1 else []
+            print(row(case, f"{given.devices}x{count}", ops, *(f"{time:.3f}" for time in times), *growth))
 
 
 if __name__ == "__main__":

@@ -1,69 +1,29 @@
 """Runs one rank's op list. Nothing is decided here: the list says what happens, in which order.
 
-RECV_* allocates and posts, SEND_* posts, REDUCE launches; none of them blocks. F, B and STEP wait for their
-inputs only, and for the sends that the forecast has completed by then: so memory is bounded as planned.
+RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE launches; none of
+them blocks. F, B, I, W, R and STEP wait for their inputs only, FREE for its stash to have left, and each for
+what the forecast has completed by then (see `waits`): so memory is bounded as planned.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..models import derive_seed
-from ..planner.plan import Kind, Op, Plan
+from ..planner.operations import RECOMPUTE
+from ..planner.plan import IN_LINE, Kind, Op, Plan
 from .errors import Aborted, ExecutionError
-from .program import Stash
 from .replica import Blueprint, StageReplica
-from .transport import Handle, Transport
+from .stashes import Stashes
+from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
+from .transport import Transport
+from .waits import Waits
 
 Clock = Callable[[], float]
-
-
-@dataclass
-class OpRecord:
-    """When an op ran, in seconds since the step's start; messages end when they are known to be complete."""
-
-    op: Op
-    start_s: float
-    end_s: float
-
-
-@dataclass
-class StepRecord:
-    """One step of one rank: seconds from the common start to its last op's end, losses by micro-batch."""
-
-    seconds: float
-    losses: dict[int, float]
-    ops: list[OpRecord]
-
-
-@dataclass
-class _Posted:
-    """A message or a reduction under way, with the tensor it must not lose."""
-
-    tensor: Tensor | None
-    handles: list[Handle]
-    record: OpRecord
-
-
-@dataclass
-class _StepState:
-    """What lives within one step, by (stage, micro-batch)."""
-
-    step: int
-    began_s: float
-    received: dict[tuple[Kind, int, int], _Posted] = field(default_factory=dict)
-    activations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    gradients: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    stashes: dict[tuple[int, int], Stash] = field(default_factory=dict)
-    sends: dict[int, _Posted] = field(default_factory=dict)
-    reductions: dict[int, _Posted] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-    records: list[OpRecord] = field(default_factory=list)
 
 
 class Interpreter:
@@ -71,7 +31,8 @@ class Interpreter:
 
     Args:
         replicas: the stages this rank holds.
-        deadlines: for every op of the list, the places in it of the sends to wait for before the op starts.
+        waits: what the ops of its list wait for, beyond their inputs.
+        track: told about every tensor that another thread of the rank allocates on its device.
     """
 
     def __init__(
@@ -79,29 +40,53 @@ class Interpreter:
         blueprint: Blueprint,
         transport: Transport,
         replicas: Mapping[int, StageReplica],
-        deadlines: Sequence[Sequence[int]],
+        waits: Waits,
         clock: Clock = time.perf_counter,
+        track: Callable[[Tensor], None] = lambda _: None,
     ) -> None:
         self.blueprint = blueprint
         self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
         self._order = self.plan.orders[transport.rank]
-        self._deadlines = deadlines
+        self._waits = waits
         self._clock = clock
         self._last = len(self.plan.stages) - 1
-        self._pipeline_of = {m: p for p in self.plan.pipelines for m in p.micro_batches}
+        self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
         self._scale = 1.0 / self.plan.problem.workload.micro_batches
-        self._handlers: dict[Kind, Callable[[_StepState, Op, OpRecord], None]] = {
+        layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
+        sizes = self._piece_bytes()
+        self._widest = max(map(len, sizes.values()), default=0)
+        self._stashes = Stashes(transport, layouts, sizes, self._stash_tag, track, clock)
+        self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
+            Kind.I: self._backward_input,
+            Kind.W: self._backward_weight,
+            Kind.R: self._remake,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
             Kind.RECV_F: self._receive,
             Kind.RECV_B: self._receive,
+            Kind.OFFLOAD: self._offload,
+            Kind.FETCH: self._fetch,
+            Kind.FREE: self._free,
+            Kind.SEND_S: self._send_stash,
+            Kind.RECV_S: self._receive_stash,
             Kind.REDUCE: self._reduce,
             Kind.STEP: self._step,
         }
+
+    def close(self) -> None:
+        """Ends the threads that copy."""
+        self._stashes.close()
+
+    def _piece_bytes(self) -> dict[int, tuple[int, ...]]:
+        """How the stashes of all stages come apart, if any is shipped; collective."""
+        if not any(op.kind is Kind.SEND_S for order in self.plan.orders for op in order):
+            return {}
+        mine = {stage: replica.program.stash_layout.piece_bytes for stage, replica in self.replicas.items()}
+        return {stage: sizes for part in self.transport.all_gather_object(mine) for stage, sizes in part.items()}
 
     def run_step(self, step: int) -> StepRecord:
         """One optimizer step; raises ExecutionError naming rank, stage, op and micro-batch."""
@@ -109,21 +94,25 @@ class Interpreter:
             replica.weights.zero_gradients()
             if replica.statistics is not None:
                 replica.statistics.reset()
+        self._stashes.reset()
         self.transport.barrier()
-        state = _StepState(step, self._clock())
+        state = StepState(step, self._clock())
         for place, op in enumerate(self._order):
             try:
-                self._complete_sends(state, self._deadlines[place])
+                if op.kind in IN_LINE:
+                    self._start_fetches(state, place)
+                if op.kind is not Kind.FETCH:
+                    self._complete(state, self._waits.left[place])
                 self._run(state, place)
             except (Aborted, KeyboardInterrupt):
                 raise
             except Exception as error:
                 raise self._failure(step, op, error) from error
         seconds = self._clock() - state.began_s
-        self._complete_sends(state, tuple(state.sends))
+        self._complete(state, tuple(state.leaving))
         return StepRecord(seconds, state.losses, state.records)
 
-    def _run(self, state: _StepState, place: int) -> None:
+    def _run(self, state: StepState, place: int) -> None:
         op, now = self._order[place], self._clock() - state.began_s
         record = OpRecord(op, now, now)
         state.records.append(record)  # now as long as the list is up to `place`
@@ -138,25 +127,30 @@ class Interpreter:
 
     # ------------------------------------------------------------ compute
 
-    def _forward(self, state: _StepState, op: Op, record: OpRecord) -> None:
+    def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
         replica = self.replicas[stage]
+        remade = self.plan.stash[self._pipeline_of[m]][stage] == RECOMPUTE
         x, target = self._inputs(state, stage, m)
         seed = derive_seed(self.blueprint.seed, state.step, m)
         statistics = replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
         self._begin(state, record)
-        output, stash = replica.program.forward(replica.weights.parameters, buffers, x, target, seed)
+        if remade:
+            output = replica.program.forward_only(replica.weights.parameters, buffers, x, target, seed)
+            state.inputs[stage, m] = x
+        else:
+            output, stash = replica.program.forward(replica.weights.parameters, buffers, x, target, seed)
+            state.stashes[stage, m] = stash
         self._end(state, record)
         if statistics is not None:
             statistics.check_untouched()
-        state.stashes[stage, m] = stash
         if stage == self._last:
             state.losses[m] = output.item()
         else:
             state.activations[stage, m] = output
 
-    def _inputs(self, state: _StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
+    def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         if stage in (0, self._last):
             inputs, targets = self.blueprint.batch(state.step, m)
         target = targets if stage == self._last else None
@@ -164,23 +158,55 @@ class Interpreter:
             return inputs, target
         return self._arrived(state, Kind.RECV_F, stage, m, state.activations, stage - 1), target
 
-    def _backward(self, state: _StepState, op: Op, record: OpRecord) -> None:
+    def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
         replica = self.replicas[stage]
-        if stage == self._last:
-            gradient = torch.tensor(self._scale, dtype=replica.program.output_spec.dtype)
-        else:
-            gradient = self._arrived(state, Kind.RECV_B, stage, m, state.gradients, stage)
+        x = state.inputs.pop((stage, m))
+        target = self.blueprint.batch(state.step, m)[1] if stage == self._last else None
+        seed = derive_seed(self.blueprint.seed, state.step, m)
         self._begin(state, record)
-        stash = state.stashes.pop((stage, m))
+        weights = replica.weights
+        state.stashes[stage, m] = replica.program.remake(weights.parameters, weights.buffers, x, target, seed)
+        self._end(state, record)
+
+    def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
+        replica = self.replicas[op.stage]
+        gradient = self._incoming_gradient(state, op)
+        stash = self._stashes.take(state, op.stage, op.micro_batch)
+        self._begin(state, record)
         result = replica.program.backward(stash, replica.weights.parameters, gradient, replica.weights.accumulators)
         self._end(state, record)
-        if stage > 0:
-            if result is None:
-                result = self.blueprint.shapes[stage].empty().zero_()
-            state.gradients[stage - 1, m] = result
+        self._hand_back(state, op, result)
 
-    def _step(self, state: _StepState, op: Op, record: OpRecord) -> None:
+    def _backward_input(self, state: StepState, op: Op, record: OpRecord) -> None:
+        replica = self.replicas[op.stage]
+        gradient = self._incoming_gradient(state, op)
+        stash = self._stashes.take(state, op.stage, op.micro_batch)
+        self._begin(state, record)
+        result, weight_stash = replica.program.backward_input(stash, replica.weights.parameters, gradient)
+        self._end(state, record)
+        state.weight_stashes[op.stage, op.micro_batch] = weight_stash
+        self._hand_back(state, op, result)
+
+    def _backward_weight(self, state: StepState, op: Op, record: OpRecord) -> None:
+        replica = self.replicas[op.stage]
+        self._begin(state, record)
+        weight_stash = state.weight_stashes.pop((op.stage, op.micro_batch))
+        replica.program.backward_weight(weight_stash, replica.weights.accumulators)
+        self._end(state, record)
+
+    def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
+        if op.stage == self._last:
+            return torch.tensor(self._scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
+        return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
+
+    def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
+        if op.stage > 0:
+            if result is None:
+                result = self.blueprint.shapes[op.stage].empty().zero_()
+            state.gradients[op.stage - 1, op.micro_batch] = result
+
+    def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
         reduction = state.reductions.pop(op.stage, None)
         if reduction is not None:
@@ -193,24 +219,24 @@ class Interpreter:
 
     # ------------------------------------------------------------ messages
 
-    def _receive(self, state: _StepState, op: Op, record: OpRecord) -> None:
+    def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
         shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
         buffer = shape.empty()
         handle = self.transport.post_receive(buffer, self._device(op), self._tag(op, op.peer, op.stage))
-        state.received[op.kind, op.stage, op.micro_batch] = _Posted(buffer, [handle], record)
+        state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
 
-    def _send(self, state: _StepState, op: Op, record: OpRecord) -> None:
+    def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
         if op.kind is Kind.SEND_F:
             tensor = state.activations.pop((op.stage, op.micro_batch))
         else:
             tensor = state.gradients.pop((op.peer, op.micro_batch))
         tensor = tensor.contiguous()
         handle = self.transport.post_send(tensor, self._device(op), self._tag(op, op.stage, op.peer))
-        state.sends[len(state.records) - 1] = _Posted(tensor, [handle], record)
+        self._leave(state, Transfer([tensor], [handle], record))
 
     def _device(self, op: Op) -> int:
         """The device at the other end of a message."""
-        return self._pipeline_of[op.micro_batch].forward[op.peer]
+        return self.plan.pipelines[self._pipeline_of[op.micro_batch]].forward[op.peer]
 
     def _tag(self, op: Op, source: int, target: int) -> int:
         """A number for the message within the step; the same at both ends."""
@@ -219,45 +245,93 @@ class Interpreter:
 
     def _arrived(
         self,
-        state: _StepState,
+        state: StepState,
         kind: Kind,
         stage: int,
         m: int,
-        local: dict[tuple[int, int], Tensor],
+        local: dict[Key, Tensor],
         producer: int,
     ) -> Tensor:
         """A tensor from another device, waited for, or one that this device computed itself."""
-        posted = state.received.pop((kind, stage, m), None)
-        if posted is None:
+        arriving = state.received.pop((kind, stage, m), None)
+        if arriving is None:
             return local.pop((producer, m))
-        self._finish(state, posted)
-        assert posted.tensor is not None
-        return posted.tensor
+        self._finish(state, arriving)
+        return arriving.tensors[0]
 
-    def _reduce(self, state: _StepState, op: Op, record: OpRecord) -> None:
+    def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
         if replica.group is not None:
             handles = [self.transport.all_reduce(tensor, replica.group) for tensor in replica.reduced]
-            state.reductions[op.stage] = _Posted(None, handles, record)
+            state.reductions[op.stage] = Transfer([], handles, record)
 
-    def _complete_sends(self, state: _StepState, places: Sequence[int]) -> None:
-        """Waits for the sends at these places of the list, and lets go of those that are complete anyway."""
+    def _leave(self, state: StepState, transfer: Transfer) -> None:
+        state.leaving[len(state.records) - 1] = transfer
+
+    def _complete(self, state: StepState, places: Sequence[int]) -> None:
+        """Waits for what left at these places of the list, and lets go of what is complete anyway."""
         for place in places:
-            self._finish(state, state.sends.pop(place, None))
-        for place in [p for p, posted in state.sends.items() if all(h.done() for h in posted.handles)]:
-            self._finish(state, state.sends.pop(place))
+            self._finish(state, state.leaving.pop(place, None))
+        for place in [place for place, transfer in state.leaving.items() if transfer.done()]:
+            self._finish(state, state.leaving.pop(place))
+
+    # ------------------------------------------------------------ stashes that move
+
+    def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
+        transfer = self._stashes.offload(state, op, record)
+        state.departed[op.stage, op.micro_batch] = transfer
+        self._leave(state, transfer)
+
+    def _fetch(self, state: StepState, op: Op, record: OpRecord) -> None:
+        """Starts at its place or, where the forecast has it wait in line, after the op that it waits for."""
+        place = len(state.records) - 1
+        listed = [state.leaving[k] for k in state.leaving if self._order[k].kind in (Kind.OFFLOAD, Kind.SEND_S)]
+        gate = self._waits.starts[place]
+
+        def start() -> None:
+            left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
+            self._stashes.fetch(state, op, record, [*listed, *left], torch.device("cpu"))
+
+        if gate < place:
+            start()
+        else:
+            state.waiting.append((gate, start))
+
+    def _start_fetches(self, state: StepState, place: int) -> None:
+        while state.waiting and state.waiting[0][0] < place:
+            state.waiting.pop(0)[1]()
+
+    def _free(self, state: StepState, op: Op, record: OpRecord) -> None:
+        self._finish(state, state.departed[op.stage, op.micro_batch])
+        self._end(state, record)
+
+    def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
+        if self._home(op) != self.transport.rank:
+            self._leave(state, self._stashes.send_back(state, op, record))
+            return
+        transfer = self._stashes.send(state, op, record)
+        state.departed[op.stage, op.micro_batch] = transfer
+        self._leave(state, transfer)
+
+    def _receive_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
+        self._stashes.receive(state, op, record, self._home(op))
+
+    def _home(self, op: Op) -> int:
+        """The device whose stash it is."""
+        return self.plan.pipelines[self._pipeline_of[op.micro_batch]].forward[op.stage]
+
+    def _stash_tag(self, op: Op, piece: int) -> int:
+        stages, micro_batches = len(self.plan.stages), self.plan.problem.workload.micro_batches
+        return stages * stages * micro_batches + (op.stage * micro_batches + op.micro_batch) * self._widest + piece
 
     # ------------------------------------------------------------ records
 
-    def _begin(self, state: _StepState, record: OpRecord) -> None:
+    def _begin(self, state: StepState, record: OpRecord) -> None:
         record.start_s = self._clock() - state.began_s
 
-    def _end(self, state: _StepState, record: OpRecord) -> None:
+    def _end(self, state: StepState, record: OpRecord) -> None:
         record.end_s = self._clock() - state.began_s
 
-    def _finish(self, state: _StepState, posted: _Posted | None) -> None:
-        if posted is None:
-            return
-        for handle in posted.handles:
-            handle.wait()
-        self._end(state, posted.record)
+    def _finish(self, state: StepState, transfer: Transfer | None) -> None:
+        if transfer is not None:
+            transfer.finish(lambda: self._clock() - state.began_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Storages that existed before are unknown to it until an operator returns them; pass those that must
     never count (parameters, the caller's tensors) as `external`. Scratch memory that an operator allocates
-    and frees inside itself is not seen. Tensors may outlive the context: their release is still counted.
+    and frees inside itself is not seen. Tensors may outlive the context, and other threads may `track` and release
+    them: both are counted.
 
     Attributes:
         current_bytes: live bytes of the storages seen so far.
@@ -27,6 +29,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.current_bytes = 0
         self.peak_bytes = 0
+        self._lock = threading.RLock()  # a release may come in the middle of anything, on this very thread
         self._live: dict[int, int] = {}
         # Holding the external tensors keeps their storages' addresses from being reused.
         self._external = {tensor.untyped_storage()._cdata: tensor for tensor in external}
@@ -39,12 +42,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count a tensor's storage from now on, once, until it is freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._live or key in self._external:
-            return
-        self._live[key] = storage.nbytes()
-        weakref.finalize(storage, _release, weakref.ref(self), key).atexit = False
-        self.current_bytes += storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        with self._lock:
+            if key in self._live or key in self._external:
+                return
+            self._live[key] = storage.nbytes()
+            weakref.finalize(storage, _release, weakref.ref(self), key).atexit = False
+            self.current_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -59,7 +63,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _release(tracker: weakref.ref[StorageTracker], key: int) -> None:
     owner = tracker()
     if owner is not None:
-        owner.current_bytes -= owner._live.pop(key, 0)
+        with owner._lock:
+            owner.current_bytes -= owner._live.pop(key, 0)
 
 
 def unique_bytes(tensors: Iterable[Tensor]) -> int:

@@ -131,14 +131,17 @@ def _is_plain(value: object) -> bool:
 
 @dataclass
 class _Bytes:
-    """One real run's bytes: the stash, and peaks that count neither parameters nor the stage's input."""
+    """One real run's bytes: the stash, and peaks that count neither parameters nor the layer's input."""
 
     stash: int
     borrowed: int  # part of the stash that existed before: the layer's input and target
     output: int
     weight_stash: int
     forward_peak: int
+    forward_only_peak: int
+    remake_peak: int
     backward_peak: int
+    input_peak: int
     weight_peak: int
 
 
@@ -177,17 +180,22 @@ class _LayerRun:
         }
 
     def _workspace(self, sizes: _Bytes) -> int:
-        """Transient bytes: of F beyond stash and output; of B and W beyond what they consume.
+        """Transient bytes: of F beyond output and stash, if it leaves one; of R beyond the stash; of B, I and W
+        beyond what they consume or leave.
 
-        Inside a stage nobody else counts the tensors between layers: an unsaved input counts in F, the
-        gradients on both sides of the layer in B.
+        Inside a stage nobody else counts the tensors between layers: an unsaved input counts in F and R, any
+        input in an F that saves nothing, the gradients on both sides of the layer in B and I.
         """
         own_stash = sizes.stash - sizes.borrowed
         unsaved_input = 0 if self.program.saves_input else self.x.nbytes
         forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
-        backward = sizes.backward_peak - own_stash + self.grad_output.nbytes
-        weight = sizes.weight_peak - sizes.weight_stash
-        return max(forward, backward, weight, 0)
+        forward_only = sizes.forward_only_peak - sizes.output + self.x.nbytes
+        remake = sizes.remake_peak - own_stash + unsaved_input
+        gradients = self.grad_output.nbytes
+        backward = sizes.backward_peak - own_stash + gradients
+        own_held = sizes.weight_stash - sizes.borrowed
+        halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
+        return max(forward, forward_only, remake, backward, *halves, 0)
 
     def _forward(self) -> tuple[Tensor, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
@@ -236,13 +244,25 @@ class _LayerRun:
             tracker.reset_peak()
             program.backward(stash, self.parameters, self.grad_output, self.sums)
             backward_peak = tracker.peak_bytes
+            tracker.reset_peak()
+            program.forward_only(self.parameters, self.buffers, self.x, self.target)
+            forward_only_peak, remake_peak = tracker.peak_bytes, own
+            if program.can_remake:
+                tracker.reset_peak()
+                program.remake(self.parameters, self.buffers, self.x, self.target)
+                remake_peak = tracker.peak_bytes
             stash = self._forward()[1]
+            tracker.reset_peak()
             weight_stash = program.backward_input(stash, self.parameters, self.grad_output)[1]
+            input_peak = tracker.peak_bytes
             held, own_held = weight_stash.nbytes, _bytes_beyond(given, weight_stash.tensors)
             tracker.reset_peak()
             program.backward_weight(weight_stash, self.sums)
             weight_peak = tracker.peak_bytes + held - own_held
-        return _Bytes(stashed, stashed - own, output_bytes, held, forward_peak, backward_peak, weight_peak)
+        return _Bytes(
+            stashed, stashed - own, output_bytes, held,
+            forward_peak, forward_only_peak, remake_peak, backward_peak, input_peak, weight_peak,
+        )  # fmt: skip
 
 
 def _bytes_beyond(known: list[Tensor], tensors: list[Tensor]) -> int:

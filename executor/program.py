@@ -6,7 +6,7 @@ autograd graph. Bytes of the stash are known before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..models.protocol import Loss
+from .packing import Stash, StashLayout
 from .random_state import layer_seed, own_random_state, reseed
 from .selfcheck import ProgramMismatch, check_program
 from .split import GraphPart, Split, split, storages
@@ -45,20 +46,6 @@ class TensorSpec:
 
 
 @dataclass
-class Stash:
-    """What one forward leaves for its backward, which consumes it.
-
-    Attributes:
-        tensors: activations, and where the backward reads them the stage's input, target and buffers;
-            never parameters. In the order of `StageProgram.stash_specs`.
-        nbytes: bytes of their storages, each once, buffers excluded.
-    """
-
-    tensors: list[Tensor]
-    nbytes: int
-
-
-@dataclass
 class WeightStash:
     """What the input half of a backward leaves for the weight half.
 
@@ -82,10 +69,12 @@ class StageProgram:
         parameter_names, buffer_names: "<layer id>.<name>", the keys of the mappings that `forward` takes.
         accumulator_names: parameters that receive a gradient, the keys `backward` needs of `accumulators`.
         stash_specs: the tensors of every stash; `stash_bytes`: their storages' bytes.
+        stash_layout: how a stash comes apart to leave the device.
         weight_stash_bytes: the same between the two halves of the backward.
         output_spec: the output; the gradient that comes back has the same shape.
         needs_input_grad: whether `backward` returns the input's gradient.
         saves_input: whether the stash holds the stage's input.
+        can_remake: whether `remake` can run: no buffer that F changes decides what the stash holds.
         has_random: whether a layer draws random numbers; `forward` then holds a process-wide lock.
     """
 
@@ -149,6 +138,47 @@ class StageProgram:
         Raises:
             ValueError: no target for a stage with a loss, or an input of another shape or type.
         """
+        output, *computed = self._run(self._forward, parameters, buffers, x, target, seed)
+        return output, self._stash(computed, buffers, x, target)
+
+    def forward_only(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> Tensor:
+        """Run F as `forward` does, without leaving a stash: every intermediate dies at its last use."""
+        return self._run(self._forward_only, parameters, buffers, x, target, seed)[0]
+
+    def remake(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> Stash:
+        """Run R: the stash that `forward` left or would have left for the same arguments.
+
+        No buffer changes, and the output is not computed where the stash does not need it. Random layers draw
+        what they drew. Raises ValueError when not `can_remake`, and as `forward`.
+        """
+        if self._remake is None:
+            raise ValueError(f"{self.label}: cannot be recomputed, its forward changes a buffer that it reads")
+        computed = self._run(self._remake, parameters, buffers, x, target, seed)
+        return self._stash(computed, buffers, x, target)
+
+    def _run(
+        self,
+        program: _Program,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None,
+        seed: int,
+    ) -> list[Tensor]:
         if self._has_target != (target is not None):
             raise ValueError(f"{self.label}: {'needs a' if self._has_target else 'takes no'} target")
         if tuple(x.shape) != self._input_spec.shape or x.dtype != self._input_spec.dtype:
@@ -157,14 +187,15 @@ class StageProgram:
         arguments = [parameters[name] for name in self.parameter_names]
         arguments += [buffers[name] for name in self.buffer_names]
         arguments += [x] if target is None else [x, target]
+        with torch.set_grad_enabled(self._needs_grad_mode), self._random_state(x.device):
+            return [tensor.detach() for tensor in program([*arguments, seed])]
+
+    def _stash(self, computed: list[Tensor], buffers: Mapping[str, Tensor], x: Tensor, target: Tensor | None) -> Stash:
         given: dict[str, Tensor] = {**buffers, "input": x}
         if target is not None:
             given["target"] = target
-        with torch.set_grad_enabled(self._needs_grad_mode), self._random_state(x.device):
-            output, *computed = (tensor.detach() for tensor in self._forward([*arguments, seed]))
         shipped = iter(computed)
-        tensors = [next(shipped) if key is None else given[key] for key in self._stashed]
-        return output, Stash(tensors, self.stash_bytes)
+        return Stash([next(shipped) if key is None else given[key] for key in self._stashed], self.stash_bytes)
 
     def backward(
         self,
@@ -255,6 +286,7 @@ class StageProgram:
         self.saves_input = joint.input in parts.saved
         persistent = [*joint.parameters.values(), *joint.buffers.values()]
         self.stash_bytes = _bytes(stashed, persistent)
+        self.stash_layout = _layout(self.label, stashed, joint.buffers.values())
         self.weight_stash_bytes = _bytes(parts.held, persistent)
 
         arguments = [*parts.saved, joint.grad_output]
@@ -263,6 +295,9 @@ class StageProgram:
         self._held_tensors = [i for i, node in enumerate(parts.held) if node not in parameter_of]
         self._needs_grad_mode = any("rnn" in str(node.target) for node in parts.forward.program.graph.nodes)
         self._forward = _runnable(parts.forward)
+        self._forward_only = _runnable(parts.forward_only)
+        self._remake = None if parts.remake is None else _runnable(parts.remake)
+        self.can_remake = self._remake is not None
         self._backward = _runnable(parts.backward)
         self._backward_input = _runnable(parts.backward_input)
         self._backward_weight = _runnable(parts.backward_weight)
@@ -281,6 +316,18 @@ def _spec(node: fx.Node, label: str) -> TensorSpec:
     if not isinstance(value, Tensor):
         raise TraceError(f"{label}: {node.name} crosses the stage's programs but is a {type(value).__name__}")
     return TensorSpec(tuple(value.shape), tuple(value.stride()), value.dtype)
+
+
+def _layout(label: str, stashed: Sequence[fx.Node], buffers: Iterable[fx.Node]) -> StashLayout:
+    staying = {key for node in buffers for key in storages(node.meta["val"])}
+    groups: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    for place, node in enumerate(stashed):
+        for key, size in storages(node.meta["val"]).items():
+            if key not in staying:
+                groups.setdefault(key, []).append(place)
+                sizes[key] = size
+    return StashLayout(label, tuple(map(tuple, groups.values())), tuple(sizes[key] for key in groups))
 
 
 def _bytes(nodes: Sequence[fx.Node], persistent: Sequence[fx.Node]) -> int:

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
-from .interpreter import Interpreter, OpRecord
+from .interpreter import Interpreter
 from .memory import StorageTracker
 from .replica import Blueprint, StageReplica, reduce_groups
+from .step_state import OpRecord
 from .transport import Transport
 from .validate import find_data, find_model, match_model
+from .waits import waits
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,17 @@ class RankReport:
 
 def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None]) -> RankReport:
     """Runs all steps of one rank and reports each; raises what went wrong."""
-    from ..planner.lower import send_deadlines
-
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
     blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype)
     rank, tracker = transport.rank, StorageTracker()
-    with ExitStack() as tracking:
+    with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = _build(job, blueprint, rank)
         first = _resume(job, blueprint, replicas)
-        interpreter = Interpreter(blueprint, transport, replicas, send_deadlines(job.plan)[rank])
+        interpreter = Interpreter(blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track)
+        closing.callback(interpreter.close)
         tracker.reset_peak()
         peak, ops = 0, []
         for step in range(first, first + job.steps):

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..models import Dataset, LayeredModel, build_layer
 from ..planner.operations import holders
 from ..planner.plan import Kind, Plan
+from .errors import RunError
 from .program import StageProgram
 from .statistics import StatisticsExchange
 from .validate import TensorShape, as_dtype
@@ -73,7 +74,8 @@ class Blueprint:
     def build(self, rank: int, stage: int, self_check: bool) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.
 
-        Raises TraceError or ProgramMismatch (the latter if `self_check`), both naming the stage.
+        Raises TraceError, ProgramMismatch (if `self_check`) or RunError (it cannot be recomputed as planned), all
+        naming the stage.
         """
         ids = self.layer_ids(stage)
         modules = {i: build_layer(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
@@ -89,6 +91,11 @@ class Blueprint:
                 needs_input_grad=stage > 0,
                 label=f"stage {stage}",
             )
+            if not program.can_remake and _remade(self.plan, rank, stage):
+                raise RunError(
+                    f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "
+                    "plan with --no-recompute"
+                )
             if self_check:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
         weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
@@ -109,6 +116,11 @@ class Blueprint:
         elif stage > 0:
             inputs = shape.empty().zero_()
         return inputs, targets
+
+
+def _remade(plan: Plan, rank: int, stage: int) -> bool:
+    """Whether the rank recomputes the stage for some micro-batch."""
+    return any(op.kind is Kind.R and op.stage == stage for op in plan.orders[rank])
 
 
 def _in_order(plan: Plan, rank: int, stage: int) -> bool:

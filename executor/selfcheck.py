@@ -20,19 +20,24 @@ class ProgramMismatch(RuntimeError):
 
 
 def check_program(program: StageProgram, layers: StageLayers, x: Tensor, target: Tensor | None, seed: int) -> None:
-    """Compare output, gradients and buffers of F, B, I and W with eager autograd.
+    """Compare output, gradients and buffers of F, B, I, W and R with eager autograd.
 
     Raises:
         ProgramMismatch: names the stage, the first differing tensor and both numbers.
     """
     expected_output, grad_output, expected = _eager(layers, x, target, seed)
     parameters = {name: tensor.detach() for name, tensor in named_parameters(layers.modules, layers.layer_ids).items()}
-    for halves in (False, True):
+    ways = ["", "split backward", *(["recomputed"] if program.can_remake else [])]
+    for way in ways:
         own = named_buffers(layers.modules, layers.layer_ids)
         buffers = {name: tensor.detach().clone() for name, tensor in own.items()}
         sums = {name: torch.zeros_like(parameters[name]) for name in program.accumulator_names}
-        output, stash = program.forward(parameters, buffers, x, target, seed)
-        if halves:
+        if way == "recomputed":
+            output = program.forward_only(parameters, buffers, x, target, seed)
+            stash = program.remake(parameters, buffers, x, target, seed)
+        else:
+            output, stash = program.forward(parameters, buffers, x, target, seed)
+        if way == "split backward":
             grad, weight_stash = program.backward_input(stash, parameters, grad_output)
             program.backward_weight(weight_stash, sums)
         else:
@@ -40,7 +45,7 @@ def check_program(program: StageProgram, layers: StageLayers, x: Tensor, target:
         got = {f"gradient of {name}": tensor for name, tensor in sums.items()}
         got |= {} if grad is None else {"gradient of the input": grad}
         got |= {f"buffer {name}": tensor for name, tensor in buffers.items()}
-        label = f"{program.label}{', split backward' if halves else ''}"
+        label = f"{program.label}, {way}" if way else program.label
         _compare(label, {"output": expected_output}, {"output": output})
         _compare(label, expected, got)
 
@@ -55,7 +60,7 @@ def _eager(
     buffers = {name: tensor.detach().clone() for name, tensor in kept.items()}
     x = x.detach().clone().requires_grad_(layers.needs_input_grad)
     with own_random_state(x.device), torch.enable_grad():
-        output = layers.run({**parameters, **buffers}, x, target, lambda layer: reseed(seed, layer))
+        output = layers.run({**parameters, **buffers}, x, target, lambda layer, _: reseed(seed, layer))
         grad_output = torch.randn_like(output.detach())
     leaves = {f"gradient of {name}": tensor for name, tensor in parameters.items() if tensor.requires_grad}
     leaves |= {"gradient of the input": x} if layers.needs_input_grad else {}

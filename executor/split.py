@@ -20,6 +20,7 @@ from .tracing import JointGraph
 
 _aten = torch.ops.aten
 _WEIGHT_MASKED = (_aten.convolution_backward.default,)
+_UPDATES_STATISTICS = (_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default)  # arguments 3, 4; 5: training
 _READS_NO_STATISTICS = {  # BatchNorm backward in training mode takes the running statistics but reads none
     _aten.native_batch_norm_backward.default: (3, 4),
     _aten.cudnn_batch_norm_backward.default: (3, 4),
@@ -54,12 +55,16 @@ class Split:
     The inputs of B and I are [*saved, grad_output], those of B and W end with the accumulators.
 
     Attributes:
+        forward_only: F without the stash. remake: the stash without the output; it changes no buffer, and takes
+            no BatchNorm statistics. None where that cannot be: a buffer's new value is needed.
         saved: what B reads of the forward: parameters, buffers, the stage's input and target, activations.
         held: what W reads: members of `saved` or `grad_output`, then what I returns for it.
         accumulated: parameter names, in the order of the accumulators.
     """
 
     forward: GraphPart
+    forward_only: GraphPart
+    remake: GraphPart | None
     backward: GraphPart
     backward_input: GraphPart
     backward_weight: GraphPart
@@ -81,11 +86,8 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
     backward_nodes = sorted([*replayed, *backward_nodes], key=position.__getitem__)
 
     random_layers = frozenset(joint.layer_of[node.name] for node in forward_nodes if _is_random(node))
-    places = [*joint.parameters.values(), *joint.buffers.values(), joint.input]
-    places += [] if joint.target is None else [joint.target]
     shipped = [node for node in saved if node.op != "placeholder"]
-    forward = _Builder(joint, places)
-    forward.copy_reseeding(forward_nodes, random_layers, reseed)
+    forward, forward_only, remake = _forwards(joint, forward_nodes, shipped, random_layers, reseed)
     backward = _Builder(joint, [*saved, joint.grad_output])
     backward.copy_accumulating(backward_nodes)
 
@@ -100,7 +102,9 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
     half_weight = _Builder(joint, held)
     half_weight.copy_accumulating(sorted([*again, *second], key=order.__getitem__))
     return Split(
-        forward=forward.finish([joint.output, *shipped]),
+        forward=forward,
+        forward_only=forward_only,
+        remake=remake,
         backward=backward.finish(input_grad),
         backward_input=half_input.finish([*input_grad, *extras]),
         backward_weight=half_weight.finish([]),
@@ -109,6 +113,32 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
         accumulated=tuple(joint.parameter_grads),
         random_layers=random_layers,
     )
+
+
+def _forwards(
+    joint: JointGraph,
+    nodes: Sequence[fx.Node],
+    shipped: Sequence[fx.Node],
+    random_layers: frozenset[int],
+    reseed: Callable[[int, int], None],
+) -> tuple[GraphPart, GraphPart, GraphPart | None]:
+    """F, F without its stash, and R, if there can be one (see `Split`)."""
+    places = [*joint.parameters.values(), *joint.buffers.values(), joint.input]
+    places += [] if joint.target is None else [joint.target]
+    forward, forward_only, remake = (_Builder(joint, places) for _ in range(3))
+    forward.copy_reseeding(nodes, random_layers, reseed)
+    needed = _closure([joint.output, *_stateful(joint, nodes)], nodes)
+    forward_only.copy_reseeding([node for node in nodes if node in needed], random_layers, reseed)
+    parts = forward.finish([joint.output, *shipped]), forward_only.finish([joint.output])
+    found = _remade(joint, nodes, shipped)
+    if found is None:
+        return *parts, None
+    again, counting = found
+    remake.copy_reseeding(again, random_layers, reseed)
+    for node in counting:
+        copied = remake.copies[node]
+        copied.args = (*copied.args[:3], None, None, *copied.args[5:])
+    return *parts, remake.finish(shipped)
 
 
 class _Builder:
@@ -240,11 +270,51 @@ def _phases(joint: JointGraph) -> tuple[list[fx.Node], list[fx.Node]]:
     needed = _closure([*grads, *filter(_is_mutable, backward)], backward)
     backward = [node for node in backward if node in needed]
     borrowed = [used for node in backward for used in node.all_input_nodes]
-    stateful = [node for node in forward if _is_mutable(node) or _is_random(node)]
-    touched = set(joint.buffers.values())
-    stateful += [node for node in forward if not touched.isdisjoint(node.all_input_nodes)]
-    needed = _closure([joint.output, *grads, *borrowed, *stateful], forward)
+    needed = _closure([joint.output, *grads, *borrowed, *_stateful(joint, forward)], forward)
     return [node for node in forward if node in needed], backward
+
+
+def _stateful(joint: JointGraph, forward: Sequence[fx.Node]) -> list[fx.Node]:
+    """Nodes of F that must run whoever reads them: they change something, or advance the random state."""
+    touched = set(joint.buffers.values())
+    return [n for n in forward if _is_mutable(n) or _is_random(n) or not touched.isdisjoint(n.all_input_nodes)]
+
+
+def _remade(
+    joint: JointGraph, forward: Sequence[fx.Node], shipped: Sequence[fx.Node]
+) -> tuple[list[fx.Node], set[fx.Node]] | None:
+    """F's nodes that make the stash once more, and those of them that would count BatchNorm statistics again.
+
+    None where a buffer that F changes decides what the stash holds.
+    """
+    buffers = set(joint.buffers.values())
+    changing = {node for node in forward if not buffers.isdisjoint(_written(node))}
+    roots = [node for node in forward if node not in changing and (_is_mutable(node) or _is_random(node))]
+    nodes = _closure([*shipped, *roots], forward)
+    counting = {node for node in nodes if node.target in _UPDATES_STATISTICS and node.args[5] is True}
+    written = {base for node in changing for base in _written(node)}
+    written |= {used for node in counting for used in node.args[3:5] if isinstance(used, fx.Node)}
+    read = {used for node in nodes - counting for used in node.all_input_nodes}
+    if nodes & changing or read & written:
+        return None
+    return [node for node in forward if node in nodes], counting
+
+
+def _written(node: fx.Node) -> set[fx.Node]:
+    """The nodes whose storages the node changes, views followed to what they look at."""
+    if not _is_mutable(node):
+        return set()
+    assert isinstance(node.target, torch._ops.OpOverload)
+    found = set()
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            bases = value if isinstance(value, (list, tuple)) else [value]
+            for base in bases:
+                while isinstance(base, fx.Node) and (_is_view(base) or _written(base)):
+                    base = base.all_input_nodes[0]
+                if isinstance(base, fx.Node):
+                    found.add(base)
+    return found
 
 
 def _crossing(
@@ -277,7 +347,8 @@ def _crossing(
 
 def _halves(joint: JointGraph, backward: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     """B's nodes cut into I, what the input gradient needs, and W, the rest."""
-    wanted = [] if joint.input_grad is None else [joint.input_grad]
+    boundary = joint.input_grad or joint.inner_grad
+    wanted = [] if boundary is None else [boundary]
     early = _closure([*wanted, *filter(_is_mutable, backward)], backward)
     for node in backward:
         if node.target is operator.getitem and node.args[0] in early:

@@ -12,8 +12,8 @@ from ..planner.files import write_text
 from ..planner.plan import COMPUTE
 
 if TYPE_CHECKING:
-    from .interpreter import OpRecord
     from .rank import RankReport
+    from .step_state import OpRecord
 
 FORMAT = "contraflow/run"
 VERSION = 1

@@ -57,18 +57,18 @@ class StageLayers:
         values: Mapping[str, Tensor],
         x: Tensor,
         target: Tensor | None,
-        before_layer: Callable[[int], None],
+        before_layer: Callable[[int, Tensor], None],
     ) -> Tensor:
-        """The stage in plain torch; `before_layer` gets each layer's id, -1 for the loss."""
+        """The stage in plain torch; `before_layer` gets each layer's id, -1 for the loss, and its input."""
         for layer_id, module in zip(self.layer_ids, self.modules, strict=True):
-            before_layer(layer_id)
+            before_layer(layer_id, x)
             prefix = f"{layer_id}."
             own = {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
             x = functional_call(module, own, (x,))
             if not isinstance(x, Tensor):
                 raise TraceError(f"{self.label}: layer {layer_id} returns a {type(x).__name__}, not a tensor")
         if self.loss is not None:
-            before_layer(-1)
+            before_layer(-1, x)
             if target is None:
                 raise TraceError(f"{self.label}: a stage with a loss needs a target")
             x = self.loss(x, target)
@@ -83,6 +83,8 @@ class JointGraph:
         module: owns the graph; placeholders in the order of the fields below.
         layer_of: for every node of the forward, by name, the layer it came from (-1: the loss).
         parameter_grads: by parameter name, for the parameters that have one.
+        inner_grad: where nobody wants the input's gradient, that of the first layer's output: how far back the
+            input half of the backward goes.
     """
 
     module: fx.GraphModule
@@ -95,6 +97,7 @@ class JointGraph:
     output: fx.Node
     parameter_grads: dict[str, fx.Node]
     input_grad: fx.Node | None
+    inner_grad: fx.Node | None
 
 
 class _LayerRecorder:
@@ -156,24 +159,34 @@ def _trace(layers: StageLayers, example_input: Tensor, example_target: Tensor | 
     x = imitate(example_input, layers.needs_input_grad)
     targets = [] if example_target is None else [imitate(example_target)]
     with fake:
-        output = layers.run({**parameters, **buffers}, x, _first(targets), lambda _: None)
+        output = layers.run({**parameters, **buffers}, x, _first(targets), lambda *_: None)
     grad_output = imitate(output.detach())
     recorder = _LayerRecorder()
 
     def joint(*flat: Tensor) -> list[Tensor | None]:
         values = dict(zip([*parameters, *buffers], flat, strict=False))
         inner_x, *rest = flat[len(values) :]
-        result = layers.run(values, inner_x, _first(rest[:-1]), recorder.enter)
+        between: list[Tensor] = []
+
+        def enter(layer_id: int, entering: Tensor) -> None:
+            recorder.enter(layer_id)
+            between.append(entering)
+
+        result = layers.run(values, inner_x, _first(rest[:-1]), enter)
         recorder.enter(None)
-        leaves = [values[name] for name in differentiated] + [inner_x] * layers.needs_input_grad
+        boundary = inner_x if layers.needs_input_grad else _first(between[1:])
+        leaves = [values[name] for name in differentiated]
+        if result.requires_grad and boundary is not None and boundary.requires_grad:
+            *grads, last = torch.autograd.grad([result], [*leaves, boundary], [rest[-1]], allow_unused=True)
+            return [result, *grads, last]
         if not leaves or not result.requires_grad:
-            return [result] + [None] * len(leaves)
-        return [result, *torch.autograd.grad([result], leaves, [rest[-1]], allow_unused=True)]
+            return [result, *[None] * len(leaves), None]
+        return [result, *torch.autograd.grad([result], leaves, [rest[-1]], allow_unused=True), None]
 
     with fake, torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         arguments = (*parameters.values(), *buffers.values(), x, *targets, grad_output)
         module = make_fx(joint)(*arguments)
-    return _describe(module, list(parameters), list(buffers), differentiated, len(targets), recorder.layer_of)
+    return _describe(module, list(parameters), list(buffers), differentiated, len(targets), recorder.layer_of, layers)
 
 
 def _describe(
@@ -183,6 +196,7 @@ def _describe(
     differentiated: list[str],
     targets: int,
     layer_of: dict[str, int],
+    layers: StageLayers,
 ) -> JointGraph:
     """Name the placeholders and outputs, and make views tolerant of strides that differ at run time."""
     for node in module.graph.nodes:
@@ -194,7 +208,7 @@ def _describe(
     nodes = list(module.graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
     values, rest = places[: len(parameters) + len(buffers)], places[len(parameters) + len(buffers) :]
-    output, *grads = nodes[-1].args[0]
+    output, *grads, boundary = nodes[-1].args[0]
     parameter_grads = dict(zip(differentiated, grads, strict=False))
     return JointGraph(
         module=module,
@@ -206,7 +220,8 @@ def _describe(
         layer_of=layer_of,
         output=output,
         parameter_grads={name: grad for name, grad in parameter_grads.items() if grad is not None},
-        input_grad=grads[-1] if len(grads) > len(differentiated) else None,
+        input_grad=boundary if layers.needs_input_grad else None,
+        inner_grad=None if layers.needs_input_grad else boundary,
     )
 
 

@@ -16,21 +16,10 @@ from ..planner.plan import Kind, Plan
 from .errors import RunError
 from .weights import STATE_NAMES
 
-_NOT_YET = {
-    Kind.I: "a split backward (I)",
-    Kind.W: "a split backward (W)",
-    Kind.R: "recomputation (R)",
-}
-
 
 def require_executable(plan: Plan) -> None:
     """Raises RunError naming the first thing in the plan that the checker or the executor refuses."""
-    for device, order in enumerate(plan.orders):
-        for op in order:
-            if op.kind in _NOT_YET:
-                raise RunError(f"device {device}: op {op}: {_NOT_YET[op.kind]} is not executed yet")
-    if any(policy != "keep" for row in plan.stash for policy in row):
-        raise RunError("stash policies other than keep are not executed yet")
+    _require_separable(plan)
     if plan.weights != "flush":
         raise RunError(f"weight policy {plan.weights!r} is not executed yet, only flush")
     if plan.problem.model.shared:
@@ -48,6 +37,21 @@ def require_executable(plan: Plan) -> None:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         raise RunError(f"the plan fails its check: {violations[0]}{more}")
+
+
+def _require_separable(plan: Plan) -> None:
+    """A backward may be split only where the model says that every layer's can be."""
+    for order in plan.orders:
+        for op in order:
+            if op.kind is Kind.I and 0 <= op.stage < len(plan.stages):
+                index = plan.problem.model.index
+                whole = [
+                    n for n in plan.stages[op.stage] if n in index and not plan.problem.model.layers[index[n]].separable
+                ]
+                if whole:
+                    raise RunError(
+                        f"op {op}: the backward of layer {whole[0]!r} cannot be split: plan with --no-split-backward"
+                    )
 
 
 def _require_chain(plan: Plan) -> None:

@@ -98,6 +98,15 @@ class Cluster:
         a, b = self.devices[source], self.devices[target]
         return self.node_groups[a.node].link if a.node == b.node else self.network
 
+    @cached_property
+    def host_links(self) -> tuple[int, ...]:
+        """Number of every device's host link; devices of a node with equal numbers share one."""
+        found: list[int] = []
+        for group in self.node_groups:
+            first = found[-1] + 1 if found else 0
+            found += [first + k // group.host_link_shared_by for k in range(group.devices)]
+        return tuple(found)
+
     def same_node(self, source: int, target: int) -> bool:
         """Whether two devices share a node."""
         return self.devices[source].node == self.devices[target].node

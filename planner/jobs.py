@@ -1,4 +1,4 @@
-"""From a plan's op lists to jobs: compute ops, messages and reductions with durations, precedences, resources.
+"""From a plan's op lists to jobs: compute ops, messages, copies and reductions with durations, precedences, resources.
 
 Device order, data dependencies and the message order of every device pair all become precedences, so a plan
 that deadlocks is one whose jobs cannot all be served.
@@ -8,254 +8,298 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .errors import PlanError
+from .cluster import Cluster
 from .kernel import run_jobs
+from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops
 from .operations import StageCosts, Structured, holders, reduce_seconds, ring, step_seconds
-from .plan import COMPUTE, Kind, Op
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-_IS_COMPUTE = np.array([kind in COMPUTE for kind in Kind])
-
-
-@dataclass(frozen=True)
-class Ops:
-    """Every op of every device as columns, device after device in list order."""
-
-    kind: Ints
-    stage: Ints
-    micro_batch: Ints
-    peer: Ints
-    device: Ints
-    previous: Ints  # the last compute op at or before this op's place, excluding itself; -1: none
-
-    @classmethod
-    def of(cls, orders: Sequence[Sequence[Op]]) -> Ops:
-        count = sum(map(len, orders))
-        flat = np.fromiter(chain.from_iterable(chain.from_iterable(orders)), dtype=np.int64, count=4 * count)
-        kind, stage, micro_batch, peer = flat.reshape(count, 4).T.copy()
-        device = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
-        place = np.arange(count)
-        last = np.where(_IS_COMPUTE[kind], place, -1) if count else place
-        last = np.maximum.accumulate(last) if count else last
-        previous = np.concatenate([[-1], last[:-1]])[:count].astype(np.int64)
-        first = np.searchsorted(device, device)
-        previous = np.where(previous < first, -1, previous)
-        return cls(kind, stage, micro_batch, peer, device, previous)
-
-    def where(self, *kinds: Kind) -> Ints:
-        """Positions of ops of these kinds."""
-        return np.flatnonzero(np.isin(self.kind, kinds))
-
-
-@dataclass(frozen=True)
-class Messages:
-    """Messages as columns: positions of their SEND and RECV ops, and bytes."""
-
-    send: Ints
-    receive: Ints
-    bytes: Ints
-
-    @classmethod
-    def of(cls, ops: Ops, costs: StageCosts) -> Messages:
-        stages = len(costs.forward_s)
-        width = int(ops.micro_batch.max(initial=0)) + 2
-
-        def key(place: Ints, producer_side: Ints, consumer_side: Ints, forward: bool) -> Ints:
-            low, high = producer_side[place], consumer_side[place]
-            if ((low < 0) | (low >= stages) | (high < 0) | (high >= stages)).any():
-                raise PlanError("a message names a stage that does not exist")
-            side = 0 if forward else 1
-            return ((low * stages + high) * 2 + side) * width + ops.micro_batch[place]
-
-        send, receive = [], []
-        for kinds, forward in (((Kind.SEND_F, Kind.RECV_F), True), ((Kind.SEND_B, Kind.RECV_B), False)):
-            a, b = ops.where(kinds[0]), ops.where(kinds[1])
-            first, second = (ops.stage, ops.peer) if forward else (ops.peer, ops.stage)
-            send_key, receive_key = key(a, first, second, forward), key(b, second, first, forward)
-            a, b = a[np.argsort(send_key, kind="stable")], b[np.argsort(receive_key, kind="stable")]
-            if not np.array_equal(np.sort(send_key), np.sort(receive_key)):
-                raise PlanError("some message has no SEND or no RECV")
-            send.append(a)
-            receive.append(b)
-        s, r = np.concatenate(send), np.concatenate(receive)
-        order = np.argsort(s, kind="stable")
-        s, r = s[order], r[order]
-        size = np.full((stages, stages), -1, dtype=np.int64)
-        for producer, consumer, count in costs.edges:
-            size[producer, consumer] = size[consumer, producer] = count
-        found = size[ops.stage[s], ops.peer[s]]
-        if (found < 0).any():
-            raise PlanError("a message connects two stages that share no edge")
-        return cls(s, r, found)
+from .plan import Kind, Op
+from .remember import PerObject
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The served jobs: job numbers 0..ops-1 are the ops' own (compute only), then messages, then reductions."""
+    """The served jobs: job numbers 0..ops-1 are the ops' own, then come reductions.
+
+    A message is the job of its SEND; RECV and REDUCE ops are no jobs (their rank is -1).
+    """
 
     ops: Ops
     messages: Messages
     duration: Floats
     start: Floats
-    rank: Ints
-    message_job: Ints
+    rank: Ints  # order of service: every job comes after all that it waits for
     message_latency_s: Floats
     reduce_job: dict[int, int]
     complete: bool
 
     @property
+    def message_job(self) -> Ints:
+        """Job of every message."""
+        return self.messages.send
+
+    @property
     def end(self) -> Floats:
-        """End of every job: for messages, when the link is free again."""
+        """End of every job: for messages and copies, when the link is free again."""
         return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """A cluster as columns, one entry a device; `node_*` are those of the link inside the device's node."""
+
+    speed: Floats
+    node: Ints
+    node_bandwidth: Floats
+    node_latency_s: Floats
+    host_link: Ints
+    host_link_used_by: Ints  # devices on the same host link
+    host_bandwidth: Floats
+    host_latency_s: Floats
+    steps_take_time: bool
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> _Machine:
+        return _known_machines.get(cluster, None, lambda: cls._of(cluster))
+
+    @classmethod
+    def _of(cls, cluster: Cluster) -> _Machine:
+        groups = [cluster.node_groups[device.node] for device in cluster.devices]
+        shared = np.array(cluster.host_links, dtype=np.int64)
+        return cls(
+            np.array([device.kind.speed for device in cluster.devices]),
+            np.array([device.node for device in cluster.devices], dtype=np.int64),
+            np.array([group.link.bandwidth for group in groups]),
+            np.array([group.link.latency_s for group in groups]),
+            shared,
+            np.bincount(shared)[shared],
+            np.array([group.host_link.bandwidth for group in groups]),
+            np.array([group.host_link.latency_s for group in groups]),
+            any(device.kind.memory_bandwidth is not None for device in cluster.devices),
+        )
+
+
+_known_machines: PerObject[_Machine] = PerObject(1)
 
 
 class _Edges:
     """Collects precedences before -> after with a lag in seconds."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[Ints, Ints, Floats]] = []
+        self.parts: list[tuple[Ints, Ints, Floats | None]] = []
 
-    def add(self, before: Ints, after: Ints, lag: Floats | float = 0.0) -> None:
+    def add(self, before: Ints, after: Ints, lag: Floats | None = None) -> None:
         keep = (before >= 0) & (after >= 0)
-        self.parts.append((before[keep], after[keep], np.broadcast_to(lag, keep.shape)[keep]))
+        self.parts.append((before[keep], after[keep], None if lag is None else lag[keep]))
 
     def columns(self) -> tuple[Ints, Ints, Floats]:
-        before, after, lag = zip(*self.parts, strict=True)
-        return np.concatenate(before), np.concatenate(after), np.concatenate(lag).astype(np.float64)
+        before, after, lags = zip(*self.parts, strict=True)
+        lag = [np.zeros(len(a)) if b is None else b for a, b in zip(after, lags, strict=True)]
+        return np.concatenate(before), np.concatenate(after), np.concatenate(lag)
 
 
-def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops) -> Floats:
+@dataclass(frozen=True)
+class _Reduction:
+    stage: int
+    seconds: float
+    pairs: list[tuple[int, int]]
+
+
+def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Jobs:
+    """Jobs of these op lists, served. Raises PlanError when messages do not match."""
+    ops = Ops.of(orders, len(plan.stages))
+    return build_columns(plan, costs, ops, Messages.of(ops, costs))
+
+
+def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages, receivers_order: bool = True) -> Jobs:
+    """Jobs of op columns, served; without the receivers' order, a message only follows those sent before it."""
+    machine, count = _Machine.of(plan.problem.cluster), len(ops)
+    occupation, latency = _message_times(plan, machine, ops, found)
+    duration = compute_seconds(plan, costs, ops, machine)
+    duration[found.send] = occupation
+    edges = _Edges()
+    working = ops.working
+    edges.add(ops.previous[working], working)
+    _message_edges(edges, ops, found, latency, receivers_order)
+    if found.returning is not None:
+        _shipping_edges(edges, ops, found, latency)
+    copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
+    if len(copies):
+        duration[copies] = costs.stash_bytes[ops.stage[copies]] / machine.host_bandwidth[ops.device[copies]]
+        _copy_edges(edges, ops, machine)
+    free = ops.where(Kind.FREE)
+    if len(free):
+        _free_edges(edges, ops, free)
+    reductions = _reductions(plan, costs, ops, edges)
+    duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
+    resources = _resources(machine, ops, found, copies, reductions)
+    idle = ops.where(Kind.RECV_F, Kind.RECV_B, Kind.RECV_S, Kind.REDUCE)
+    start, rank, served = run_jobs(duration, *edges.columns(), *resources, idle)
+    reduce_job = {r.stage: count + k for k, r in enumerate(reductions)}
+    return Jobs(ops, found, duration, start, rank, latency, reduce_job, served == len(duration) - len(idle))
+
+
+def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Machine) -> Floats:
     """Seconds of every compute op (0 for the others): stage cost over the device's speed."""
-    speed = np.array([device.kind.speed for device in plan.problem.cluster.devices])
     table = np.zeros((len(Kind), len(costs.forward_s)))
     table[Kind.F] = table[Kind.R] = costs.forward_s
     table[Kind.B] = costs.backward_s
     table[Kind.I] = costs.backward_input_s
     table[Kind.W] = costs.backward_weight_s
-    seconds = table[ops.kind, ops.stage] / speed[ops.device]
-    for place in ops.where(Kind.STEP):
-        seconds[place] = step_seconds(plan, costs, int(ops.stage[place]), int(ops.device[place]))
+    seconds = table[ops.kind, ops.stage] / machine.speed[ops.device]
+    if machine.steps_take_time:
+        for place in ops.where(Kind.STEP).tolist():
+            seconds[place] = step_seconds(plan, costs, int(ops.stage[place]), int(ops.device[place]))
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _consumers(ops: Ops) -> dict[str, Ints]:
-    """Dense tables: position of the F, of the B (or I) and of the R of every (stage, micro-batch); -1: none."""
-    shape = (int(ops.stage.max(initial=0)) + 1, int(ops.micro_batch.max(initial=0)) + 1)
-    tables = {}
-    for name, kinds in (("F", (Kind.F,)), ("B", (Kind.B, Kind.I)), ("R", (Kind.R,)), ("W", (Kind.B, Kind.W))):
-        table = np.full(shape, -1, dtype=np.int64)
-        place = ops.where(*kinds)
-        table[ops.stage[place], ops.micro_batch[place]] = place
-        tables[name] = table
-    return tables
-
-
-def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Jobs:
-    """Jobs of these op lists, served. Raises PlanError when messages do not match."""
-    ops = Ops.of(orders)
-    if len(ops.kind) and (ops.stage.max() >= len(plan.stages) or ops.stage.min() < 0):
-        raise PlanError("an op names a stage that does not exist")
-    found = Messages.of(ops, costs)
-    count, m = len(ops.kind), len(found.send)
-    message_job = np.arange(count, count + m)
-    edges = _Edges()
-    compute = np.flatnonzero(_IS_COMPUTE[ops.kind]) if count else np.zeros(0, dtype=np.int64)
-    edges.add(ops.previous[compute], compute)
-    occupation, latency = _message_times(plan, ops, found)
-    _message_edges(edges, ops, found, message_job, latency)
-    reduces = _reductions(plan, costs, ops, edges, count + m)
-    duration = np.concatenate([compute_seconds(plan, costs, ops), occupation, [d for _, d, _ in reduces]])
-    first, resource = _resources(plan, ops, found, count, [pairs for _, _, pairs in reduces])
-    devices = len(plan.problem.cluster)
-    start, rank, served = run_jobs(duration, *edges.columns(), first, resource, devices * devices + 2 * devices)
-    reduce_job = {stage: count + m + k for k, (stage, _, _) in enumerate(reduces)}
-    done = served == len(duration)
-    return Jobs(ops, found, duration, start, rank, message_job, latency, reduce_job, done)
-
-
-def _message_times(plan: Structured, ops: Ops, found: Messages) -> tuple[Floats, Floats]:
-    devices = len(plan.problem.cluster)
+def _message_times(plan: Structured, machine: _Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:
     source, target = ops.device[found.send], ops.device[found.receive]
-    pairs, inverse = np.unique(source * devices + target, return_inverse=True)
-    links = [plan.problem.cluster.link(int(p) // devices, int(p) % devices) for p in pairs]
-    bandwidth = np.array([link.bandwidth for link in links])[inverse] if links else np.zeros(0)
-    latency = np.array([link.latency_s for link in links])[inverse] if links else np.zeros(0)
-    occupation = np.divide(found.bytes, bandwidth) if links else np.zeros(0)
-    return np.asarray(occupation, dtype=np.float64), latency
+    network = plan.problem.cluster.network
+    inside = machine.node[source] == machine.node[target]
+    bandwidth = np.where(inside, machine.node_bandwidth[source], network.bandwidth)
+    latency = np.where(inside, machine.node_latency_s[source], network.latency_s)
+    return found.bytes / bandwidth, latency
 
 
-def _message_edges(edges: _Edges, ops: Ops, found: Messages, job: Ints, latency: Floats) -> None:
-    tables = _consumers(ops)
-    receive = found.receive
-    edges.add(ops.previous[found.send], job)
-    edges.add(ops.previous[receive], job)
-    forward = ops.kind[receive] == Kind.RECV_F
+def _in_order(edges: _Edges, group: Ints, jobs: Ints) -> None:
+    """Jobs of one group follow one another as listed."""
+    order = np.argsort(group, kind="stable")
+    same = group[order][1:] == group[order][:-1]
+    edges.add(jobs[order][:-1][same], jobs[order][1:][same])
+
+
+def _message_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, receivers_order: bool) -> None:
+    send, receive = found.send, found.receive
+    edges.add(ops.previous[send], send)
+    edges.add(ops.previous[receive], send)
+    forward = ops.kind[receive] == Kind.RECV_F.value
     stage, micro_batch = ops.stage[receive], ops.micro_batch[receive]
-    rows = np.minimum(stage, tables["F"].shape[0] - 1)
-    user = np.where(forward, tables["F"][rows, micro_batch], tables["B"][rows, micro_batch])
-    edges.add(job, user, latency)
+    users = np.where(forward, ops.table(Kind.F)[stage, micro_batch], ops.table(Kind.B, Kind.I)[stage, micro_batch])
+    if found.returning is not None:
+        users[(ops.kind[receive] == Kind.RECV_S.value) & ~found.returning] = -1
+    edges.add(send, users, latency)
     # per ordered pair, in the sender's order
-    width = int(ops.device.max(initial=0)) + 1
-    pair = ops.device[found.send] * width + ops.device[receive]
+    pair = ops.device[send] * ops.devices + ops.device[receive]
     order = np.argsort(pair, kind="stable")
     same = pair[order][1:] == pair[order][:-1]
-    edges.add(job[order][:-1][same], job[order][1:][same])
+    earlier, later = order[:-1][same], order[1:][same]
+    edges.add(send[earlier], send[later])
     # the receiver's order of the same pair; equal to the sender's in a correct plan
-    order = np.lexsort((receive, pair))
-    same = pair[order][1:] == pair[order][:-1]
-    edges.add(job[order][:-1][same], job[order][1:][same])
+    if receivers_order and (receive[earlier] > receive[later]).any():
+        by_receiver = np.argsort(receive, kind="stable")
+        _in_order(edges, pair[by_receiver], send[by_receiver])
 
 
-def _reductions(
-    plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges, next_job: int
-) -> list[tuple[int, float, list[tuple[int, int]]]]:
-    """(stage, seconds on the links, device pairs) of every reduction, with its precedences added."""
+def _shipping_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats) -> None:
+    """A stash leaves after its forward, and starts its way back once it has arrived."""
+    send = found.send
+    back = np.asarray(found.returning, dtype=np.bool_)
+    out = np.flatnonzero((ops.kind[send] == Kind.SEND_S.value) & ~back)
+    edges.add(ops.at(ops.table(Kind.F), send[out]), send[out])
+    edges.add(send[out], _return_of(ops, send[back], send[out]), latency[out])
+
+
+def _return_of(ops: Ops, back: Ints, ops_of: Ints) -> Ints:
+    table = np.full((ops.stages, ops.width), -1, dtype=np.int64)
+    table[ops.stage[back], ops.micro_batch[back]] = back
+    return ops.at(table, ops_of)
+
+
+def _copy_edges(edges: _Edges, ops: Ops, machine: _Machine) -> None:
+    """Copies follow what is before them in line, their own stash's earlier ops, and one another in each direction."""
+    offload, fetch = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
+    for copies in (offload, fetch):
+        edges.add(ops.previous[copies], copies)
+        _in_order(edges, ops.device[copies], copies)
+    edges.add(ops.at(ops.table(Kind.F), offload), offload)
+    latency = machine.host_latency_s[ops.device[fetch]]
+    edges.add(ops.at(ops.table(Kind.OFFLOAD), fetch), fetch, latency)
+    edges.add(fetch, ops.at(ops.table(Kind.B, Kind.I), fetch), latency)
+    # a fetch uses the memory of every stash that leaves before it in the list; fetches follow one another
+    leaving = ops.where(Kind.OFFLOAD, Kind.SEND_S)
+    after = np.searchsorted(fetch, leaving)
+    some = after < len(fetch)
+    leaving, following = leaving[some], fetch[after[some]]
+    same = ops.device[leaving] == ops.device[following]
+    edges.add(leaving[same], following[same])
+
+
+def _free_edges(edges: _Edges, ops: Ops, free: Ints) -> None:
+    """A FREE waits until its stash has left the device."""
+    edges.add(ops.at(ops.table(Kind.OFFLOAD), free), free)
+    shipped = ops.where(Kind.SEND_S)
+    if len(shipped):
+        edges.add(_return_of(ops, shipped[~ops.abroad(shipped)], free), free)
+
+
+def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) -> list[_Reduction]:
+    """Every reduction, with its precedences added; its job number follows those of the ops."""
     place = ops.where(Kind.REDUCE)
+    if not len(place):
+        return []
     steps = ops.where(Kind.STEP)
     owners = holders(plan)
-    found: list[tuple[int, float, list[tuple[int, int]]]] = []
+    found: list[_Reduction] = []
     for stage in np.unique(ops.stage[place]).tolist():
         devices = owners[stage]
         count = plan.problem.workload.gradient_bytes(int(costs.parameter_bytes[stage]))
         seconds, latency = reduce_seconds(plan, stage, devices, count)
-        job = next_job + len(found)
+        job = len(ops) + len(found)
         mine = place[ops.stage[place] == stage]
         edges.add(ops.previous[mine], np.full(len(mine), job))
         after = steps[ops.stage[steps] == stage]
-        edges.add(np.full(len(after), job), after, latency)
-        found.append((stage, seconds, ring(devices) if count else []))
+        edges.add(np.full(len(after), job), after, np.full(len(after), latency))
+        found.append(_Reduction(stage, seconds, ring(devices) if count else []))
     return found
 
 
 def _resources(
-    plan: Structured, ops: Ops, found: Messages, count: int, reductions: list[list[tuple[int, int]]]
-) -> tuple[Ints, Ints]:
-    """Resources of every job as offsets into one list: a link inside a node, two NICs between nodes."""
-    devices = len(plan.problem.cluster)
-    node = np.array([device.node for device in plan.problem.cluster.devices])
+    machine: _Machine, ops: Ops, found: Messages, copies: Ints, reductions: list[_Reduction]
+) -> tuple[Ints, Ints, int]:
+    """Resources of every job as offsets into one list, and how many resources there are.
+
+    A link inside a node, two NICs between nodes, a direction of a host link. What only jobs that follow one another
+    use (a link without reductions, a host link of one device) needs no resource.
+    """
+    devices = ops.devices
+    links, nics = devices * devices, 2 * devices
 
     def of_pairs(source: Ints, target: Ints) -> tuple[Ints, Ints]:
-        inside = node[source] == node[target]
-        first = np.where(inside, source * devices + target, devices * devices + source)
-        second = np.where(inside, -1, devices * devices + devices + target)
-        return first, second
+        inside = machine.node[source] == machine.node[target]
+        return (
+            np.where(inside, source * devices + target, links + source),
+            np.where(inside, -1, links + devices + target),
+        )
 
+    reduced: list[Ints] = []
+    for reduction in reductions:
+        ends = np.array(reduction.pairs, dtype=np.int64).reshape(-1, 2)
+        both = np.concatenate(of_pairs(ends[:, 0], ends[:, 1]))
+        reduced.append(np.unique(both[both >= 0]))
+    contested = np.unique(np.concatenate([NOWHERE, *reduced]))
     first, second = of_pairs(ops.device[found.send], ops.device[found.receive])
-    table = np.stack([first, second], axis=1).reshape(-1)
-    used = [1 + int(k) for k in (second >= 0)] if len(second) else []
-    listed = [table[table >= 0]]
-    for pairs in reductions:
-        ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        a, b = of_pairs(ends[:, 0], ends[:, 1])
-        mine = np.unique(np.concatenate([a, b[b >= 0]]))
-        listed.append(mine)
-        used.append(len(mine))
-    offsets = np.zeros(count + len(used) + 1, dtype=np.int64)
-    offsets[count + 1 :] = np.cumsum(used, dtype=np.int64) if used else []
-    return offsets, np.concatenate(listed).astype(np.int64)
+    first[~_contested(first, links, contested)] = -1
+    host = machine.host_link[ops.device[copies]]
+    outward = ops.kind[copies] == Kind.OFFLOAD.value
+    lane = np.where(machine.host_link_used_by[ops.device[copies]] > 1, links + nics + 2 * host + outward, -1)
+    job = np.concatenate(
+        [found.send, found.send, copies, np.repeat(np.arange(len(reduced)), list(map(len, reduced))) + len(ops)]
+    )
+    taken = np.concatenate([first, second, lane, *reduced])
+    used = taken >= 0
+    job, taken = job[used].astype(np.int64), taken[used]
+    offsets = np.zeros(len(ops) + len(reduced) + 1, dtype=np.int64)
+    if len(job):
+        taken = taken[np.argsort(job, kind="stable")]
+        np.cumsum(np.bincount(job, minlength=len(offsets) - 1), out=offsets[1:])
+    return offsets, taken, links + nics + 2 * (int(machine.host_link[-1]) + 1)
+
+
+def _contested(first: Ints, links: int, contested: Ints) -> Flags:
+    """Which of these resources several kinds of jobs compete for."""
+    if not len(contested):
+        return np.asarray(first >= links, dtype=np.bool_)
+    return np.asarray((first >= links) | np.isin(first, contested), dtype=np.bool_)

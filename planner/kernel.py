@@ -18,30 +18,42 @@ SMALL = 3000
 
 def serve(
     duration: Any, waiting: Any, first: Any, after: Any, lag: Any, first_resource: Any, resource: Any,
-    free: Any, start: Any, rank: Any,
+    free: Any, open_jobs: Any, start: Any, rank: Any,
 ) -> int:  # fmt: skip
     """Fills `start` and `rank` (order of service); returns how many jobs could run (fewer: a cycle).
 
-    Jobs become ready when all predecessors have ended and their lags have passed; ready jobs take their
-    resources in the order they became ready, job number breaking ties. `waiting` and `free` are consumed.
-    Arrays: duration [jobs] seconds; waiting [jobs] predecessors left; first [jobs+1] into after/lag
-    (successors, seconds); first_resource [jobs+1] into resource; free [resources] seconds.
+    Jobs become ready when all predecessors have ended and their lags have passed. Those that need resources take
+    them in the order they became ready, job number breaking ties; the others start at once. `waiting`, `free` and
+    `open_jobs` are consumed. Arrays: duration [jobs] seconds; waiting [jobs] predecessors left (a job that never
+    runs: -1); first [jobs+1] into after/lag (successors, seconds); first_resource [jobs+1] into resource;
+    free [resources] seconds; open_jobs [jobs] room for the jobs that can start.
     """
     ready = [(0.0, 0)]
     ready.pop()
+    count = 0
     for job in range(len(duration)):
         if waiting[job] == 0:
-            ready.append((0.0, job))
+            if first_resource[job] == first_resource[job + 1]:
+                open_jobs[count] = job
+                count += 1
+            else:
+                ready.append((0.0, job))
     heapq.heapify(ready)
     served = 0
-    while len(ready) > 0:
-        begin, job = heapq.heappop(ready)
-        for k in range(first_resource[job], first_resource[job + 1]):
-            begin = max(begin, free[resource[k]])
+    while count > 0 or len(ready) > 0:
+        if count > 0:
+            # whatever could become ready before the first job of the heap depends on these
+            count -= 1
+            job = open_jobs[count]
+            begin = start[job]
+        else:
+            begin, job = heapq.heappop(ready)
+            for k in range(first_resource[job], first_resource[job + 1]):
+                begin = max(begin, free[resource[k]])
+            for k in range(first_resource[job], first_resource[job + 1]):
+                free[resource[k]] = begin + duration[job]
+            start[job] = begin
         end = begin + duration[job]
-        for k in range(first_resource[job], first_resource[job + 1]):
-            free[resource[k]] = end
-        start[job] = begin
         rank[job] = served
         served += 1
         for k in range(first[job], first[job + 1]):
@@ -50,15 +62,34 @@ def serve(
             start[successor] = max(start[successor], end + lag[k])
             waiting[successor] -= 1
             if waiting[successor] == 0:
-                heapq.heappush(ready, (start[successor], successor))
+                if first_resource[successor] == first_resource[successor + 1]:
+                    open_jobs[count] = successor
+                    count += 1
+                else:
+                    heapq.heappush(ready, (start[successor], successor))
     return served
 
 
+def by_predecessor(
+    before: Any, after: Any, lag: Any, cursor: Any, waiting: Any, sorted_after: Any, sorted_lag: Any
+) -> None:
+    """Groups edges by their first job (a counting sort) and counts every job's predecessors.
+
+    `cursor` [jobs] starts as the place of each job's first successor, and is consumed.
+    """
+    for k in range(len(before)):
+        job = before[k]
+        sorted_after[cursor[job]] = after[k]
+        sorted_lag[cursor[job]] = lag[k]
+        cursor[job] += 1
+        waiting[after[k]] += 1
+
+
 @functools.cache
-def _compiled() -> Any:
+def _compiled() -> tuple[Any, Any]:
     import numba
 
-    return numba.njit(cache=True)(serve)
+    return numba.njit(cache=True)(serve), numba.njit(cache=True)(by_predecessor)
 
 
 def run_jobs(
@@ -69,21 +100,31 @@ def run_jobs(
     first_resource: NDArray[np.int64],
     resource: NDArray[np.int64],
     resources: int,
+    idle: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
-    """Start times, order of service and number of jobs served, for edges before -> after with lags (seconds)."""
+    """Start times, order of service and number of jobs served, for edges before -> after with lags (seconds).
+
+    `idle`: numbers that no job has; they are not served.
+    """
     import numpy as np
 
     jobs = len(duration)
-    by_source = np.argsort(before, kind="stable")
     first = np.zeros(jobs + 1, dtype=np.int64)
     np.cumsum(np.bincount(before, minlength=jobs), out=first[1:])
-    waiting = np.bincount(after, minlength=jobs).astype(np.int64)
-    arrays = (duration, waiting, first, after[by_source], lag[by_source], first_resource, resource)
-    if jobs <= SMALL:
+    if jobs <= SMALL and not _compiled.cache_info().currsize:
+        waiting = np.bincount(after, minlength=jobs)
+        waiting[idle] = -1
+        by_source = np.argsort(before, kind="stable")
+        arrays = (duration, waiting, first, after[by_source], lag[by_source], first_resource, resource)
         start, rank = [0.0] * jobs, [-1] * jobs
         plain: Any = serve
-        served = plain(*(a.tolist() for a in arrays), [0.0] * resources, start, rank)
+        served = plain(*(a.tolist() for a in arrays), [0.0] * resources, [0] * jobs, start, rank)
         return np.array(start, dtype=np.float64), np.array(rank, dtype=np.int64), served
-    begin, order = np.zeros(jobs), np.full(jobs, -1, dtype=np.int64)
-    served = int(_compiled()(*arrays, np.zeros(resources), begin, order))
+    fast_serve, fast_group = _compiled()
+    waiting, successor, delay = np.zeros(jobs, dtype=np.int64), np.empty_like(after), np.empty_like(lag)
+    fast_group(before, after, lag, first[:-1].copy(), waiting, successor, delay)
+    waiting[idle] = -1
+    graph = (duration, waiting, first, successor, delay, first_resource, resource)
+    begin, order, room = np.zeros(jobs), np.full(jobs, -1, dtype=np.int64), np.empty(jobs, dtype=np.int64)
+    served = int(fast_serve(*graph, np.zeros(resources), room, begin, order))
     return begin, order, served

@@ -1,4 +1,4 @@
-"""Exact memory of every device over the simulated step: who allocates what, when, and what made the peak.
+"""Exact memory of every device and host over the simulated step: who allocates what, when, and what made the peak.
 
 An op allocates at its start and releases at its end; at equal times releases come first (design: instants).
 """
@@ -8,178 +8,348 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .jobs import Ints, Jobs
+from .jobs import Jobs
+from .op_columns import NOWHERE, Flags, Floats, Ints
 from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes
 from .plan import Kind
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "buffers", "stashes", "messages", "workspace")
-_STASH, _MESSAGE, _WORKSPACE = 4, 5, 6
-_START, _END, _POST, _ASYNC = 1, 2, 3, 0
+CATEGORIES = (
+    "parameters", "gradients", "optimizer", "buffers", "stashes", "shipped stashes", "messages", "workspace",
+)  # fmt: skip
+_STASH, _GUEST, _MESSAGE, _WORKSPACE = 4, 5, 6, 7
+_START, _END, _POST = 0, 1, 2
 _TIE = 1e-9  # times closer than this share of the step are equal
+_FAR = 4 / _TIE  # ticks between devices: more than a step has
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes of one device after every change: times in seconds, totals, and the peak with its composition."""
 
-    times_s: NDArray[np.float64]
+    times_s: Floats
     bytes: Ints
     peak_bytes: int
     peak_at_s: float
     peak_parts: tuple[tuple[str, int], ...]
 
 
+class _Line:
+    """The instants of every device in order: start and end of each in-line op, and then what is posted after it.
+
+    Each device begins with an empty op that ends at 0. An instant's number is 3 * (op's number in line) + kind.
+    """
+
+    def __init__(self, jobs: Jobs, step_s: float) -> None:
+        ops = jobs.ops
+        working = ops.working
+        device = ops.device[working]
+        self.op = np.full(len(ops) + 1, -1, dtype=np.int64)  # the last entry stands for "no op"
+        self.op[working] = np.arange(len(working)) + device + 1
+        self.head = np.searchsorted(device, np.arange(ops.devices)) + np.arange(ops.devices)
+        count = len(working) + ops.devices
+        self.count = 3 * count
+        self.device = np.zeros(count, dtype=np.int64)
+        self.device[self.head[1:]] = 1
+        np.cumsum(self.device, out=self.device)
+        time = np.zeros((count, 3))
+        place = self.op[working]
+        time[place, _START] = jobs.start[working]
+        end = jobs.end[working]
+        time[place, _END] = time[place, _POST] = end
+        self.time: Floats = time.reshape(-1)
+        self.unit = step_s * _TIE
+        self.ticks = self.tick(self.time, np.repeat(self.device, 3))
+
+    def tick(self, time: Floats, device: Ints) -> Floats:
+        """Times in units too fine to matter, far apart between devices."""
+        whole = np.rint(time / self.unit) if self.unit > 0 else np.zeros(len(time))
+        return np.asarray(whole + device * _FAR, dtype=np.float64)
+
+    def after(self, previous: Ints, device: Ints) -> Ints:
+        """The instant at which something is posted behind this op (-1: at the head of the device's list)."""
+        return np.asarray(3 * np.where(previous >= 0, self.op[previous], self.head[device]) + _POST, dtype=np.int64)
+
+
 class _Events:
-    """Collects changes of memory: at a place in the device's op list, or at a time (a send that completes)."""
+    """Collects changes of memory: at an instant of the line, or whenever a message or a copy starts or ends."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, step_s: float) -> None:
         self.jobs, self.end = jobs, jobs.end
-        self.parts: list[tuple[Ints, NDArray[np.float64], Ints, Ints, Ints]] = []
+        self.line = _Line(jobs, step_s)
+        self.listed: list[tuple[Ints, Ints, int]] = []  # instant, bytes, category
+        self.needed: list[Ints] = []  # for whatever arrives, the instant that needs it
+        self.loose: list[tuple[Ints, Floats, Ints, Ints, int]] = []  # device, time, first instant, bytes, category
 
-    def _add(self, device: Ints, time: NDArray[np.float64], key: Ints, delta: Ints, category: int) -> None:
-        some = delta != 0
-        kind = np.full(int(some.sum()), category)
-        self.parts.append((device[some], time[some], key[some], delta[some], kind))
+    def _add(self, op: Ints, instant: int, delta: Ints, category: int) -> None:
+        if len(op):
+            self.listed.append((3 * self.line.op[op] + instant, delta, category))
 
     def start(self, op: Ints, delta: Ints, category: int) -> None:
-        self._add(self.jobs.ops.device[op], self.jobs.start[op], 4 * op + _START, delta, category)
+        self._add(op, _START, delta, category)
 
     def finish(self, op: Ints, delta: Ints, category: int) -> None:
-        self._add(self.jobs.ops.device[op], self.end[op], 4 * op + _END, delta, category)
+        self._add(op, _END, delta, category)
 
     def post(self, op: Ints, delta: Ints, category: int) -> None:
-        """At the place of a posted op: when the compute op before it has ended."""
-        previous = self.jobs.ops.previous[op]
-        time = np.where(previous >= 0, self.end[previous], 0.0)
-        self._add(self.jobs.ops.device[op], time, np.where(previous >= 0, 4 * previous + _POST, -1), delta, category)
+        """At the place of a posted op: when the in-line op before it has ended."""
+        if len(op):
+            ops = self.jobs.ops
+            self.listed.append((self.line.after(ops.previous[op], ops.device[op]), delta, category))
 
-    def sent(self, message: Ints, delta: Ints, category: int) -> None:
-        """When a message has left its link; before whatever starts at the same time on the sender."""
-        job = self.jobs.message_job[message]
-        device = self.jobs.ops.device[self.jobs.messages.send[message]]
-        self._add(device, self.end[job], np.full(len(message), -1), delta, category)
+    def left(self, op: Ints, delta: Ints, category: int, received: bool = False) -> None:
+        """When a message or copy has left; before whatever starts at the same time on the device.
 
-    def columns(self) -> tuple[Ints, NDArray[np.float64], Ints, Ints, Ints]:
-        device, time, key, delta, kind = (np.concatenate(column) for column in zip(*self.parts, strict=True))
-        return device, time, key, delta, kind
+        What was itself `received` leaves after all that is posted at the same place.
+        """
+        self._add_loose(op, self.end[op], delta, category, int(received))
+
+    def arrives(self, op: Ints, user: Ints, delta: Ints, category: int) -> None:
+        """When a copy starts to arrive; after whatever ends at the same time on the device, but before its user."""
+        some = delta > 0
+        op = op[some]
+        self._add_loose(op, self.jobs.start[op], delta[some], category)
+        self.needed.append(3 * self.line.op[user[some]] + _START)
+
+    def _add_loose(self, op: Ints, time: Floats, delta: Ints, category: int, later: int = 0) -> None:
+        if len(op):
+            ops = self.jobs.ops
+            device = ops.device[op]
+            self.loose.append((device, time, self.line.after(ops.previous[op], device) + later, delta, category))
 
 
 def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> list[DeviceMemory]:
     """Memory over time of every device."""
-    events = _Events(jobs)
+    events = _Events(jobs, step_s)
     _compute_events(events, plan, costs)
-    _message_events(events, plan, costs)
-    _local_events(events, plan, costs)
-    device, time, key, delta, kind = events.columns()
-    tick = np.rint(time / (step_s * _TIE)) if step_s > 0 else np.zeros(len(time))
-    order = np.lexsort((delta, key, tick, device))
-    device, time, delta, kind = device[order], time[order], delta[order], kind[order]
-    static = static_bytes(plan, costs)
-    edges = np.searchsorted(device, np.arange(len(static) + 1))
-    return [
-        _device_memory(static[d], time[a:b], delta[a:b], kind[a:b])
-        for d, (a, b) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-    ]
+    _message_events(events, costs)
+    _local_events(events, costs)
+    _away_events(events, costs)
+    return _curves(events, static_bytes(plan, costs))
 
 
-def _device_memory(static: dict[str, int], time: NDArray[np.float64], delta: Ints, kind: Ints) -> DeviceMemory:
-    base = sum(static.values())
-    total = base + np.concatenate([[0], np.cumsum(delta)]).astype(np.int64)
-    at = int(np.argmax(total))
-    parts = [static.get(name, 0) for name in CATEGORIES]
-    for category in (_STASH, _MESSAGE, _WORKSPACE):
-        parts[category] += int(delta[:at][kind[:at] == category].sum())
-    times = np.concatenate([[0.0], time])
-    named = tuple((name, count) for name, count in zip(CATEGORIES, parts, strict=True) if count)
-    return DeviceMemory(times, total, int(total[at]), float(times[at]), named)
+@dataclass(frozen=True)
+class _Loose:
+    """Changes between instants, in order: each comes before the instant `before`."""
+
+    before: Ints
+    time: Floats
+    delta: Ints
+    category: Ints
+
+    @classmethod
+    def of(cls, events: _Events) -> _Loose:
+        if not events.loose:
+            return cls(NOWHERE, np.zeros(0), NOWHERE, NOWHERE)
+        line, parts = events.line, events.loose
+        device, time, first, delta = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:4])
+        category = np.repeat([part[4] for part in parts], [len(part[0]) for part in parts])
+        tick = line.tick(time, device)
+        before = np.maximum(first, np.searchsorted(line.ticks, tick, "left"))
+        some = np.flatnonzero(delta > 0)
+        if len(some):
+            free = np.searchsorted(line.ticks, tick[some], "right")
+            before[some] = np.maximum(first[some], np.minimum(free, np.concatenate(events.needed)))
+        order = np.lexsort((delta, tick, before)) if len(some) else np.argsort(before, kind="stable")
+        return cls(before[order], time[order], delta[order], category[order])
+
+
+def _curves(events: _Events, static: list[dict[str, int]]) -> list[DeviceMemory]:
+    line, loose = events.line, _Loose.of(events)
+    instant = np.concatenate([NOWHERE, *(part[0] for part in events.listed)])
+    delta = np.concatenate([NOWHERE, *(part[1] for part in events.listed)])
+    change = np.bincount(instant, weights=delta, minlength=line.count).astype(np.int64)
+    changing = np.flatnonzero(change)
+    # loose changes of one instant stand before it
+    at = np.searchsorted(changing, loose.before, "left") + np.arange(len(loose.before))
+    count = len(changing) + len(loose.before)
+    listed = np.ones(count, dtype=np.bool_)
+    listed[at] = False
+    merged, time = np.empty(count, dtype=np.int64), np.empty(count)
+    merged[at], time[at] = loose.delta, loose.time
+    merged[listed], time[listed] = change[changing], line.time[changing]
+    owner = np.empty(count, dtype=np.int64)
+    owner[at] = line.device[(loose.before - 1) // 3]
+    owner[listed] = line.device[changing // 3]
+    edges = np.searchsorted(owner, np.arange(len(static) + 1)).tolist()
+    totals, times = _running(np.array([sum(parts.values()) for parts in static], dtype=np.int64), edges, merged, time)
+    peaks = [int(np.argmax(total)) for total in totals]
+    # an instant's rank: how many changes come before it
+    rank = np.cumsum(np.bincount(loose.before, minlength=line.count + 1)[:-1])
+    rank[1:] += np.cumsum(change[:-1] != 0)
+    last = np.array([x + peak for x, peak in zip(edges, peaks, strict=False)], dtype=np.int64)
+    parts = _parts(events, loose, instant, delta, rank, at, last)
+    found = []
+    for d, (total, when, peak) in enumerate(zip(totals, times, peaks, strict=True)):
+        sizes = [static[d].get(name, 0) + size for name, size in zip(CATEGORIES, parts[d], strict=True)]
+        named = tuple((name, size) for name, size in zip(CATEGORIES, sizes, strict=True) if size)
+        found.append(DeviceMemory(when, total, int(total[peak]), float(when[peak]), named))
+    return found
+
+
+def _running(base: Ints, edges: list[int], change: Ints, time: Floats) -> tuple[list[Ints], list[Floats]]:
+    """Totals and times of every device, from what it holds at time 0 on; its changes are edges[d]:edges[d + 1]."""
+    devices, count = len(base), len(change)
+    sums = np.concatenate([[0], np.cumsum(change)])
+    ends = np.array(edges[1:], dtype=np.int64)
+    heads = np.array(edges[:-1], dtype=np.int64)
+    owner = np.repeat(np.arange(devices), ends - heads + 1)
+    place = np.arange(count + devices) - owner
+    total = sums[place] + (base - sums[heads])[owner]
+    first = heads + np.arange(devices)
+    when = time[np.maximum(place - 1, 0)] if count else np.zeros(devices)
+    when[first] = 0.0
+    spans = list(zip(first.tolist(), [*first[1:].tolist(), len(total)], strict=True))
+    return [total[a:b] for a, b in spans], [when[a:b] for a, b in spans]
+
+
+def _parts(
+    events: _Events, loose: _Loose, instant: Ints, delta: Ints, rank: Ints, at: Ints, last: Ints
+) -> list[list[int]]:
+    """Bytes by [device, category] of all changes that come before place `last` of their device."""
+    line, devices = events.line, len(last)
+    category = np.repeat([part[2] for part in events.listed], [len(part[0]) for part in events.listed]).astype(np.int64)
+    device = line.device[instant // 3]
+    loose_device = line.device[(loose.before - 1) // 3]
+    owner = np.concatenate([device, loose_device])
+    before = np.concatenate([rank[instant], at]) < last[owner]
+    key = (owner * len(CATEGORIES) + np.concatenate([category, loose.category]))[before]
+    size = np.concatenate([delta, loose.delta])[before]
+    found = np.bincount(key, weights=size, minlength=devices * len(CATEGORIES))
+    sizes: list[list[int]] = found.reshape(devices, -1).astype(np.int64).tolist()
+    return sizes
 
 
 def _compute_events(events: _Events, plan: Structured, costs: StageCosts) -> None:
     ops = events.jobs.ops
-    work = ops.where(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-    space = costs.workspace_bytes[ops.stage[work]]
-    events.start(work, space, _WORKSPACE)
-    events.finish(work, -space, _WORKSPACE)
+    if costs.workspace_bytes.any():
+        work = ops.where(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+        space = costs.workspace_bytes[ops.stage[work]]
+        events.start(work, space, _WORKSPACE)
+        events.finish(work, -space, _WORKSPACE)
     forward = ops.where(Kind.F)
-    kept = forward[~_recomputed(plan, ops.stage[forward], ops.micro_batch[forward])]
-    makes = np.concatenate([kept, ops.where(Kind.R)])
+    dropped = _recomputed(plan, ops.stage[forward], ops.micro_batch[forward])
+    makes = forward
+    if dropped is not None:
+        makes = np.concatenate([forward[~dropped], ops.where(Kind.R)])
+        kept = forward[dropped]
+        extra = costs.kept_input_bytes[ops.stage[kept]]
+        events.start(kept, extra, _MESSAGE)
+        again = ops.at(ops.table(Kind.R), kept)
+        events.start(again[again >= 0], -extra[again >= 0], _MESSAGE)
     events.start(makes, costs.stash_bytes[ops.stage[makes]], _STASH)
     whole = ops.where(Kind.B)
     events.finish(whole, -costs.stash_bytes[ops.stage[whole]], _STASH)
-    change = costs.weight_stash_bytes - costs.stash_bytes
     halves, weights = ops.where(Kind.I), ops.where(Kind.W)
-    events.start(halves, np.maximum(change, 0)[ops.stage[halves]], _STASH)
-    events.finish(halves, np.minimum(change, 0)[ops.stage[halves]], _STASH)
-    events.finish(weights, -costs.weight_stash_bytes[ops.stage[weights]], _STASH)
+    if len(halves) or len(weights):
+        change = costs.weight_stash_bytes - costs.stash_bytes
+        events.start(halves, np.maximum(change, 0)[ops.stage[halves]], _STASH)
+        events.finish(halves, np.minimum(change, 0)[ops.stage[halves]], _STASH)
+        events.finish(weights, -costs.weight_stash_bytes[ops.stage[weights]], _STASH)
 
 
-def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> NDArray[np.bool_]:
-    table = np.array([[policy == RECOMPUTE for policy in row] for row in plan.stash], dtype=bool)
-    if not table.any():
-        return np.zeros(len(stage), dtype=bool)
+def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> Flags | None:
+    """Which of these forwards keep only their input; None where none does."""
+    if not any(RECOMPUTE in row for row in plan.stash):
+        return None
+    table = np.array([[policy == RECOMPUTE for policy in row] for row in plan.stash], dtype=np.bool_)
     pipeline = np.zeros(int(micro_batch.max(initial=0)) + 1, dtype=np.int64)
     for m, index in route(plan).items():
         if m < len(pipeline):
             pipeline[m] = index
-    return np.asarray(table[pipeline[micro_batch], stage], dtype=bool)
+    return np.asarray(table[pipeline[micro_batch], stage], dtype=np.bool_)
 
 
-def _table(jobs: Jobs, *kinds: Kind) -> Ints:
-    """Position of the op of these kinds for every (stage, micro-batch); -1 where there is none."""
-    ops = jobs.ops
-    table = np.full((int(ops.stage.max(initial=0)) + 1, int(ops.micro_batch.max(initial=0)) + 1), -1, dtype=np.int64)
-    place = ops.where(*kinds)
-    table[ops.stage[place], ops.micro_batch[place]] = place
-    return table
-
-
-def _hold_input(events: _Events, costs: StageCosts, forward: Ints, remake: Ints, size: Ints) -> None:
+def _hold_input(events: _Events, costs: StageCosts, forward: Ints, size: Ints) -> None:
     """Releases a stage's incoming tensor: into the stash when that is made, the rest when that op ends."""
+    ops = events.jobs.ops
+    if not len(forward):
+        return
+    remake = ops.at(ops.table(Kind.R), forward) if len(ops.where(Kind.R)) else np.full(len(forward), -1)
     maker = np.where(remake >= 0, remake, forward)
-    inside = np.minimum(size, costs.stash_bytes[events.jobs.ops.stage[maker]])
+    inside = np.minimum(size, costs.stash_bytes[ops.stage[maker]])
     events.start(maker, -inside, _MESSAGE)
-    events.finish(maker, inside - size, _MESSAGE)
+    if (inside != size).any():
+        events.finish(maker, inside - size, _MESSAGE)
 
 
-def _message_events(events: _Events, plan: Structured, costs: StageCosts) -> None:
+def _message_events(events: _Events, costs: StageCosts) -> None:
+    ops, found = events.jobs.ops, events.jobs.messages
+    forwards, backwards = ops.table(Kind.F), ops.table(Kind.B, Kind.I)
+    for send_kind, makers in ((Kind.SEND_F, forwards), (Kind.SEND_B, backwards)):
+        chosen = np.flatnonzero((ops.kind[found.send] == send_kind.value) & (found.bytes > 0))
+        send, receive, size = found.send[chosen], found.receive[chosen], found.bytes[chosen]
+        maker = ops.at(makers, send)
+        events.start(maker, size, _MESSAGE)
+        events.left(send, -size, _MESSAGE)
+        events.post(receive, size, _MESSAGE)
+        user = ops.at(makers, receive)
+        if send_kind == Kind.SEND_F:
+            _hold_input(events, costs, user, size)
+        else:
+            events.finish(user, -size, _MESSAGE)
+
+
+def _local_events(events: _Events, costs: StageCosts) -> None:
+    """Tensors handed on inside a device, and the data that enters the model."""
+    ops = events.jobs.ops
+    forwards, backwards = ops.table(Kind.F), ops.table(Kind.B, Kind.I)
+    edges = np.array([edge for edge in costs.edges if edge.bytes and len(ops)], dtype=np.int64).reshape(-1, 3)
+    for table, forward in ((forwards, True), (backwards, False)):
+        producers, consumers = table[edges[:, 0]], table[edges[:, 1]]
+        local = (producers >= 0) & (consumers >= 0) & (ops.device[producers] == ops.device[consumers])
+        edge, m = np.nonzero(local)
+        size = edges[edge, 2]
+        if forward:
+            events.start(producers[edge, m], size, _MESSAGE)
+            _hold_input(events, costs, consumers[edge, m], size)
+        else:
+            events.start(consumers[edge, m], size, _MESSAGE)
+            events.finish(producers[edge, m], -size, _MESSAGE)
+    if costs.input_bytes.any():
+        fed = ops.where(Kind.F)
+        fed = fed[costs.input_bytes[ops.stage[fed]] > 0]
+        size = costs.input_bytes[ops.stage[fed]]
+        events.start(fed, size, _MESSAGE)
+        _hold_input(events, costs, fed, size)
+
+
+def _away_events(events: _Events, costs: StageCosts) -> None:
+    """Stashes that leave their device for a while: to the host, or to another device that holds them."""
     jobs = events.jobs
     ops, found = jobs.ops, jobs.messages
-    forwards, backwards, remakes = _table(jobs, Kind.F), _table(jobs, Kind.B, Kind.I), _table(jobs, Kind.R)
-    for send_kind, makers in ((Kind.SEND_F, forwards), (Kind.SEND_B, backwards)):
-        chosen = np.flatnonzero(ops.kind[found.send] == send_kind)
-        send, receive, size = found.send[chosen], found.receive[chosen], found.bytes[chosen]
-        maker = makers[ops.stage[send], ops.micro_batch[send]]
-        events.start(maker, size, _MESSAGE)
-        events.sent(chosen, -size, _MESSAGE)
-        events.post(receive, size, _MESSAGE)
-        stage, m = ops.stage[receive], ops.micro_batch[receive]
-        if send_kind == Kind.SEND_F:
-            _hold_input(events, costs, forwards[stage, m], remakes[stage, m], size)
-        else:
-            events.finish(backwards[stage, m], -size, _MESSAGE)
+    offload, fetch = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
+    if len(offload) or len(fetch):
+        events.left(offload, -costs.stash_bytes[ops.stage[offload]], _STASH)
+        events.arrives(fetch, ops.at(ops.table(Kind.B, Kind.I), fetch), costs.stash_bytes[ops.stage[fetch]], _STASH)
+    if found.returning is not None:
+        shipped = ops.kind[found.send] == Kind.SEND_S.value
+        for which, leaves, comes in (
+            (shipped & ~found.returning, _STASH, _GUEST),
+            (shipped & found.returning, _GUEST, _STASH),
+        ):
+            events.left(found.send[which], -found.bytes[which], leaves, received=leaves == _GUEST)
+            events.post(found.receive[which], found.bytes[which], comes)
 
 
-def _local_events(events: _Events, plan: Structured, costs: StageCosts) -> None:
-    """Tensors handed on inside a device, and the data that enters the model."""
-    jobs = events.jobs
-    forwards, backwards, remakes = _table(jobs, Kind.F), _table(jobs, Kind.B, Kind.I), _table(jobs, Kind.R)
-    device = np.where(forwards >= 0, jobs.ops.device[forwards], -1)
-    back = np.where(backwards >= 0, jobs.ops.device[backwards], -1)
-    for producer, consumer, count in costs.edges:
-        if count == 0 or consumer >= len(forwards):
-            continue
-        m = np.flatnonzero((device[producer] == device[consumer]) & (device[producer] >= 0))
-        size = np.full(len(m), count)
-        events.start(forwards[producer, m], size, _MESSAGE)
-        _hold_input(events, costs, forwards[consumer, m], remakes[consumer, m], size)
-        m = np.flatnonzero((back[producer] == back[consumer]) & (back[producer] >= 0))
-        size = np.full(len(m), count)
-        events.start(backwards[consumer, m], size, _MESSAGE)
-        events.finish(backwards[producer, m], -size, _MESSAGE)
-    for stage in np.flatnonzero(costs.input_bytes).tolist():
-        m = np.flatnonzero(forwards[stage] >= 0) if stage < len(forwards) else np.zeros(0, dtype=np.int64)
-        size = np.full(len(m), int(costs.input_bytes[stage]))
-        events.start(forwards[stage, m], size, _MESSAGE)
-        _hold_input(events, costs, forwards[stage, m], remakes[stage, m], size)
+def host_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> tuple[DeviceMemory, ...]:
+    """Host memory over time of every node: a stash is there from the start of its OFFLOAD to the end of its FETCH."""
+    cluster, ops = plan.problem.cluster, jobs.ops
+    out, back = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
+    if not len(out):
+        return (DeviceMemory(np.zeros(1), np.zeros(1, dtype=np.int64), 0, 0.0, ()),) * len(cluster.node_groups)
+    node = np.array([device.node for device in cluster.devices])[ops.device[np.concatenate([out, back])]]
+    time = np.concatenate([jobs.start[out], jobs.end[back]])
+    delta = np.concatenate([costs.stash_bytes[ops.stage[out]], -costs.stash_bytes[ops.stage[back]]])
+    unit = step_s * _TIE
+    tick = np.rint(time / unit) if unit > 0 else time
+    order = np.lexsort((delta, tick))
+    found = []
+    for number in range(len(cluster.node_groups)):
+        mine = order[node[order] == number]
+        total = np.concatenate([[0], np.cumsum(delta[mine])])
+        times = np.concatenate([[0.0], time[mine]])
+        peak = int(np.argmax(total))
+        parts = (("stashes", int(total[peak])),) if total[peak] else ()
+        found.append(DeviceMemory(times, total, int(total[peak]), float(times[peak]), parts))
+    return tuple(found)

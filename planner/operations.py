@@ -5,7 +5,8 @@ Search, simulator, checker, pictures and executor all read operations from here;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from .errors import PlanError
 from .model_graph import ModelGraph
 from .plan import Kind, Op, Pipeline, Problem
+from .remember import PerObject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +22,20 @@ if TYPE_CHECKING:
 
 KEEP = "keep"
 RECOMPUTE = "recompute"
-STASH_POLICIES = (KEEP, RECOMPUTE)
+OFFLOAD = "offload"
+_SHIP = re.compile(r"ship>(0|[1-9][0-9]*)")
+
+
+def ship_target(policy: str) -> int | None:
+    """The device that a stash with this policy is shipped to and back from; None for every other policy."""
+    match = _SHIP.fullmatch(policy)
+    return int(match[1]) if match else None
+
+
+def valid_policy(policy: str, devices: int) -> bool:
+    """Whether this is a stash policy on a cluster of so many devices: keep, recompute, offload, or ship>D."""
+    target = ship_target(policy)
+    return policy in (KEEP, RECOMPUTE, OFFLOAD) or (target is not None and target < devices)
 
 
 class Structured(Protocol):
@@ -48,7 +63,9 @@ class StageEdge(NamedTuple):
 class StageCosts:
     """Costs of every stage for one micro-batch: arrays of length `stages`; seconds at speed 1, bytes.
 
-    Times, parameters and stashes of a stage's layers add; workspace is their maximum.
+    Times, parameters and stashes of a stage's layers add; workspace is their maximum. `input_bytes` is the data
+    that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
+    beyond the tensors that edges deliver: recompute keeps it.
     """
 
     forward_s: NDArray[np.float64]
@@ -62,6 +79,7 @@ class StageCosts:
     weight_stash_bytes: NDArray[np.int64]
     workspace_bytes: NDArray[np.int64]
     input_bytes: NDArray[np.int64]
+    kept_input_bytes: NDArray[np.int64]
     edges: tuple[StageEdge, ...]
 
     @property
@@ -79,31 +97,52 @@ class StageCosts:
         """For every stage the stages it sends tensors to."""
         return tuple(tuple(e.consumer for e in self.edges if e.producer == s) for s in range(len(self.forward_s)))
 
-    @classmethod
-    def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
-        """Costs of these stages; raises PlanError when they do not cut the layer graph into a chain of ideals."""
+    @cached_property
+    def edge_number(self) -> NDArray[np.int64]:
+        """Position in `edges` for every [producer, consumer]; -1 where there is no edge."""
         import numpy as np
 
-        home = _stage_of_layer(model, stages)
-        members = [[model.layers[model.index[name]] for name in stage] for stage in stages]
+        table = np.full((len(self.forward_s), len(self.forward_s)), -1, dtype=np.int64)
+        for number, edge in enumerate(self.edges):
+            table[edge.producer, edge.consumer] = number
+        return table
 
-        def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
-            return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
+    @classmethod
+    def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+        """Costs of these stages; raises PlanError when they do not cut the layer graph into a chain of ideals.
 
-        return cls(
-            total("forward_s", np.float64),
-            total("backward_input_s", np.float64),
-            total("backward_weight_s", np.float64),
-            tuple(all(x.separable for x in group) for group in members),
-            total("parameter_bytes").astype(np.int64) - _shared_inside(model, home, len(stages)),
-            total("buffer_bytes").astype(np.int64),
-            np.array([sum(len(x.parameter_shapes or ()) for x in group) for group in members], dtype=np.int64),
-            total("stash_bytes").astype(np.int64),
-            total("weight_stash_bytes").astype(np.int64),
-            np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
-            _source_input_bytes(model, home, len(stages)),
-            _stage_edges(model, home),
-        )
+        Remembered while the model lives.
+        """
+        return _known_costs.get(model, stages, lambda: _stage_costs(model, stages))
+
+
+_known_costs: PerObject[StageCosts] = PerObject()
+
+
+def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+    import numpy as np
+
+    home = _stage_of_layer(model, stages)
+    members = [[model.layers[model.index[name]] for name in stage] for stage in stages]
+
+    def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
+        return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
+
+    return StageCosts(
+        total("forward_s", np.float64),
+        total("backward_input_s", np.float64),
+        total("backward_weight_s", np.float64),
+        tuple(all(x.separable for x in group) for group in members),
+        total("parameter_bytes").astype(np.int64) - _shared_inside(model, home, len(stages)),
+        total("buffer_bytes").astype(np.int64),
+        np.array([sum(len(x.parameter_shapes or ()) for x in group) for group in members], dtype=np.int64),
+        total("stash_bytes").astype(np.int64),
+        total("weight_stash_bytes").astype(np.int64),
+        np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
+        _source_input_bytes(model, home, len(stages)),
+        _kept_input_bytes(model, home, len(stages)),
+        _stage_edges(model, home),
+    )
 
 
 def _stage_of_layer(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> dict[str, int]:
@@ -147,6 +186,22 @@ def _source_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> 
     return total
 
 
+def _kept_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
+    """Declared input beyond the predecessors' outputs, of the layers that take tensors from an earlier stage."""
+    import numpy as np
+
+    sources: dict[str, list[str]] = {}
+    for source, target in model.edges:
+        sources.setdefault(target, []).append(source)
+    total = np.zeros(count, dtype=np.int64)
+    for name, before in sources.items():
+        declared = model.layers[model.index[name]].input_bytes
+        if declared is not None and any(home[source] != home[name] for source in before):
+            delivered = sum(model.layers[model.index[source]].output_bytes for source in before)
+            total[home[name]] += max(0, declared - delivered)
+    return total
+
+
 def _shared_inside(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
     """Bytes counted twice because tied layers sit in one stage."""
     import numpy as np
@@ -179,6 +234,27 @@ class Candidate:
         return StageCosts.of(self.problem.model, self.stages)
 
 
+def regroup(
+    problem: Problem,
+    stages: tuple[tuple[str, ...], ...],
+    pipelines: Sequence[Pipeline],
+    rows: Mapping[int, tuple[str, ...]],
+) -> Candidate:
+    """The candidate in which every micro-batch has its own row of stash policies, one policy a stage.
+
+    Pipelines are split as far as needed: micro-batches of one route with equal rows share one. A micro-batch
+    without a row keeps its stashes.
+    """
+    keep = (KEEP,) * len(stages)
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], list[int]] = {}
+    for pipeline in pipelines:
+        for m in pipeline.micro_batches:
+            key = (pipeline.forward, pipeline.backward, tuple(rows.get(m, keep)))
+            groups.setdefault(key, []).append(m)
+    split = tuple(Pipeline(forward, backward, tuple(sorted(ms))) for (forward, backward, _), ms in groups.items())
+    return Candidate(problem, stages, split, tuple(row for _, _, row in groups))
+
+
 class Message(NamedTuple):
     """One tensor that crosses devices, and the ops at its two ends."""
 
@@ -199,28 +275,35 @@ def route(plan: Structured) -> dict[int, int]:
 
 
 def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
-    """Every message of a step: activations forward, gradients back, even of 0 bytes; none on one device."""
-    for pipeline in plan.pipelines:
+    """Every message of a step, even of 0 bytes: activations forward, gradients back, shipped stashes there and back.
+
+    None between stages on one device.
+    """
+    for number, pipeline in enumerate(plan.pipelines):
         for producer, consumer, size in costs.edges:
             a, b = pipeline.forward[producer], pipeline.forward[consumer]
             c, d = pipeline.backward[consumer], pipeline.backward[producer]
             for m in pipeline.micro_batches:
                 if a != b:
-                    yield Message(
-                        a,
-                        Op(Kind.SEND_F, producer, m, consumer),
-                        b,
-                        Op(Kind.RECV_F, consumer, m, producer),
-                        size,
-                    )
+                    send, receive = Op(Kind.SEND_F, producer, m, consumer), Op(Kind.RECV_F, consumer, m, producer)
+                    yield Message(a, send, b, receive, size)
                 if c != d:
-                    yield Message(
-                        c,
-                        Op(Kind.SEND_B, consumer, m, producer),
-                        d,
-                        Op(Kind.RECV_B, producer, m, consumer),
-                        size,
-                    )
+                    send, receive = Op(Kind.SEND_B, consumer, m, producer), Op(Kind.RECV_B, producer, m, consumer)
+                    yield Message(c, send, d, receive, size)
+        for stage, policy in enumerate(plan.stash[number]):
+            away, size = ship_target(policy), int(costs.stash_bytes[stage])
+            if away is not None:
+                yield from _shipped(stage, pipeline, away, size)
+
+
+def _shipped(stage: int, pipeline: Pipeline, away: int, size: int) -> Iterator[Message]:
+    """The stashes of one stage on their way to another device and back."""
+    home = pipeline.forward[stage]
+    for source, target in ((home, away), (away, home)):
+        if home != away:
+            for m in pipeline.micro_batches:
+                send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
+                yield Message(source, send, target, receive, size)
 
 
 def holders(plan: Structured) -> dict[int, tuple[int, ...]]:

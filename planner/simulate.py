@@ -12,10 +12,10 @@ import numpy as np
 from .cluster import Cluster
 from .errors import PlanError
 from .jobs import Jobs, build
-from .memory import DeviceMemory, profile_memory
+from .memory import DeviceMemory, host_memory, profile_memory
 from .model_graph import ModelGraph
 from .operations import StageCosts, Structured
-from .plan import COMPUTE, DeviceForecast, Forecast, Kind, Op, Plan, Problem
+from .plan import COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
 
 _COMPUTE = np.array([kind in COMPUTE for kind in Kind])
 
@@ -25,7 +25,7 @@ class Deadlock(PlanError):
 
 
 class TimedOp(NamedTuple):
-    """A compute op or reduction with its times in seconds from the start of the step."""
+    """A compute op, copy or reduction with its times in seconds from the start of the step."""
 
     op: Op
     start_s: float
@@ -55,7 +55,10 @@ class DeviceTimeline:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step. `step_s` is the end of the last op, reductions and optimizer steps included."""
+    """A simulated step. `step_s` is the end of the last op, reductions and optimizer steps included.
+
+    `host_memory`: per node, its host's memory over time.
+    """
 
     step_s: float
     jobs: Jobs
@@ -63,6 +66,7 @@ class Timeline:
     orders: tuple[tuple[Op, ...], ...]
     device_memory: tuple[DeviceMemory, ...]
     busy_s: tuple[float, ...]
+    host_memory: tuple[DeviceMemory, ...]
 
     @cached_property
     def devices(self) -> tuple[DeviceTimeline, ...]:
@@ -79,6 +83,22 @@ class Timeline:
                     timed.append(TimedOp(op, float(start[job]), float(end[job])))
                 place += 1
             found.append(DeviceTimeline(tuple(timed), self.busy_s[d], self.device_memory[d]))
+        return tuple(found)
+
+    @cached_property
+    def copies(self) -> tuple[tuple[TimedOp, ...], ...]:
+        """Every device's OFFLOADs and FETCHes in list order, with the times they occupy the host link."""
+        start, end, place = self.jobs.start, self.jobs.end, 0
+        found = []
+        for order in self.orders:
+            found.append(
+                tuple(
+                    TimedOp(op, float(start[place + k]), float(end[place + k]))
+                    for k, op in enumerate(order)
+                    if op.kind in COPIES
+                )
+            )
+            place += len(order)
         return tuple(found)
 
     @cached_property
@@ -120,17 +140,22 @@ def _bubble(busy_s: float, step_s: float) -> float:
 
 def simulate_orders(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Timeline:
     """Simulates op lists of a candidate. Raises Deadlock, or PlanError where messages do not match."""
-    jobs = build(plan, costs, orders)
+    return timeline_of(plan, costs, build(plan, costs, orders), tuple(map(tuple, orders)))
+
+
+def timeline_of(plan: Structured, costs: StageCosts, jobs: Jobs, orders: tuple[tuple[Op, ...], ...]) -> Timeline:
+    """The timeline of jobs that come from these op lists. Raises Deadlock where not all jobs were served."""
     if not jobs.complete:
         raise Deadlock("the op lists wait for each other in a circle")
-    step_s = float(jobs.end.max(initial=0.0))
+    ops, end = jobs.ops, jobs.end
+    step_s = float(end.max(initial=0.0))
     if len(jobs.message_job):
-        step_s = max(step_s, float((jobs.end[jobs.message_job] + jobs.message_latency_s).max()))
-    ops = jobs.ops
+        step_s = max(step_s, float((end[jobs.message_job] + jobs.message_latency_s).max()))
     working = _COMPUTE[ops.kind]
-    busy = np.bincount(ops.device[working], jobs.duration[: len(ops.kind)][working], len(orders))
+    busy = np.bincount(ops.device[working], jobs.duration[: len(ops)][working], ops.devices)
     memory = tuple(profile_memory(plan, costs, jobs, step_s))
-    return Timeline(step_s, jobs, costs, tuple(map(tuple, orders)), memory, tuple(busy.tolist()))
+    host = host_memory(plan, costs, jobs, step_s)
+    return Timeline(step_s, jobs, costs, orders, memory, tuple(busy.tolist()), host)
 
 
 def simulate(plan: Plan) -> Timeline:

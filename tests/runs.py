@@ -20,11 +20,12 @@ from contraflow.executor.rank import Job, RankReport, StepReport, run_rank
 from contraflow.executor.reference import ReferenceRun, train_reference
 from contraflow.executor.transport import GlooTransport
 from contraflow.models import resolve
-from contraflow.planner.cluster import Cluster
+from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import ModelGraph
-from contraflow.planner.operations import Candidate
-from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.operations import Candidate, regroup, route
+from contraflow.planner.plan import Kind, Op, Plan, Problem
+from contraflow.planner.presets import PRESETS
 from contraflow.planner.schedules import build
 from contraflow.planner.workload import Workload
 
@@ -34,13 +35,19 @@ SAMPLES = 2
 
 
 class Case(NamedTuple):
-    """A schedule for a model on devices."""
+    """A schedule for a model on devices.
+
+    `stash` is the policy of every stage ("ship": to the next device), or "odd POLICY": of odd micro-batches alone.
+    With `halves`, every backward is I, and W follows after the next I of the device.
+    """
 
     schedule: str
     model: str
     devices: int
     micro_batches: int
     optimizer: str = "momentum"
+    stash: str = "keep"
+    halves: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,21 +65,67 @@ def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
 @cache
 def planned(case: Case) -> Plan:
     """The case's plan: layers dealt out evenly, or the planner's search."""
-    graph = profiled(case.model, case.dtype)
-    cluster, workload = Cluster.uniform(case.devices), Workload(case.micro_batches, case.optimizer)
     if case.schedule == "search":
         from contraflow.planner.search.driver import plan
 
-        found = plan(graph, cluster, workload, time_limit=5, seed=0, workers=2).plan
+        graph, workload = profiled(case.model, case.dtype), Workload(case.micro_batches, case.optimizer)
+        found = plan(graph, _cluster(case), workload, time_limit=5, seed=0, workers=2).plan
         assert found is not None
         return found
+    candidate = dealt_out(case)
+    orders = build(case.schedule, case.devices, case.micro_batches).orders
+    return assemble(candidate, [rewritten(order, candidate, case.halves) for order in orders], case.schedule)
+
+
+def dealt_out(case: Case) -> Candidate:
+    """The case's plan without its orders: layers dealt out evenly."""
+    graph = profiled(case.model, case.dtype)
     layout = build(case.schedule, case.devices, case.micro_batches)
     names = [layer.name for layer in graph.layers]
     cuts = [round(s * len(names) / layout.stages) for s in range(layout.stages + 1)]
     stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    return assemble(
-        Candidate(Problem(graph, cluster, workload), stages, layout.pipelines), layout.orders, case.schedule
-    )
+    problem = Problem(graph, _cluster(case), Workload(case.micro_batches, case.optimizer))
+    return stashed(Candidate(problem, stages, layout.pipelines), case.stash)
+
+
+def _cluster(case: Case) -> Cluster:
+    """Links that cost nothing; where stashes move, links on which they take about as long as an op."""
+    if case.stash.removeprefix("odd ") in ("keep", "recompute"):
+        return Cluster.uniform(case.devices)
+    link = Link(1e9, 20e-6)
+    kind = DeviceType("custom", PRESETS["cpu"].memory_bytes)
+    return Cluster((NodeGroup(1, case.devices, kind, link, host_link=link),))
+
+
+def stashed(candidate: Candidate, stash: str) -> Candidate:
+    """The candidate with the stash policy of a `Case`."""
+    odd, policy = stash.startswith("odd "), stash.removeprefix("odd ")
+    devices = len(candidate.problem.cluster)
+    rows: dict[int, tuple[str, ...]] = {}
+    for pipeline in candidate.pipelines:
+        for m in pipeline.micro_batches:
+            mine = "keep" if odd and m % 2 == 0 else policy
+            rows[m] = tuple(f"ship>{(d + 1) % devices}" if mine == "ship" else mine for d in pipeline.forward)
+    return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows)
+
+
+def rewritten(order: Sequence[Op], candidate: Candidate, halves: bool) -> list[Op]:
+    """A device's F and B with every R that the stash policy needs, and every B as I and a later W if asked for."""
+    path = route(candidate)
+    result: list[Op] = []
+    waiting: list[Op] = []
+    for op in order:
+        back = op.kind is Kind.B
+        if back and candidate.stash[path[op.micro_batch]][op.stage] == "recompute":
+            result.append(op._replace(kind=Kind.R))
+        if not (back and halves):
+            result.append(op)
+            continue
+        result.append(op._replace(kind=Kind.I))
+        waiting.append(op._replace(kind=Kind.W))
+        if len(waiting) > 1:
+            result.append(waiting.pop(0))
+    return [*result, *waiting]
 
 
 @cache

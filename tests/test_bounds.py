@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from instances import one_layer_a_stage, uniform
 from test_plan_search import random_problem
@@ -9,9 +11,10 @@ from test_plan_search import random_problem
 from contraflow.planner import bounds
 from contraflow.planner.cluster import Cluster
 from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import ModelGraph
 from contraflow.planner.operations import Candidate
 from contraflow.planner.partition.chain import Chain, compositions
-from contraflow.planner.plan import Pipeline, Problem
+from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.schedules import variants
 from contraflow.planner.simulate import evaluate
 from contraflow.planner.workload import Workload
@@ -44,16 +47,27 @@ def test_no_named_schedule_is_faster_than_any_bound(seed: int) -> None:
     for _, layout in variants(devices, workload.micro_batches, len(chain)):
         for cuts in (compositions(len(chain), layout.stages, 100) or [])[:12]:
             candidate = Candidate(problem, chain.stages(cuts), layout.pipelines)
-            step_s = evaluate(assemble(candidate, layout.orders)).step_s * (1 + 1e-9)
+            split = any(op.kind == Kind.W for order in layout.orders for op in order)
+            if split and not all(candidate.costs.separable):
+                continue
+            forecast = evaluate(assemble(candidate, layout.orders))
+            step_s, peaks = forecast.step_s * (1 + 1e-9), forecast.peak_bytes
             assert floor <= step_s
-            assert bounds.candidate(candidate, tuple(len(p.micro_batches) for p in layout.pipelines)) <= step_s
-            if len(layout.pipelines) <= 2:
-                assert bounds.candidate(candidate) <= step_s
-            if layout.stages == devices and {p.forward for p in layout.pipelines} <= {route, route[::-1]}:
-                assert bounds.two_directions(chain, route) <= step_s
-            fits = all(
-                d.peak_bytes <= chain.limit(k)
-                for k, d in enumerate(evaluate(assemble(candidate, layout.orders)).devices)
+            assert (
+                bounds.candidate(candidate, tuple(len(p.micro_batches) for p in layout.pipelines), split, peaks)
+                <= step_s
             )
+            assert bounds.candidate(candidate, None, split, peaks) <= step_s
+            if layout.stages == devices and {p.forward for p in layout.pipelines} <= {route, route[::-1]}:
+                assert bounds.two_directions(chain, route, split) <= step_s
+            fits = all(peak <= chain.limit(k) for k, peak in enumerate(peaks))
             if layout.stages == devices and len(layout.pipelines) == 1 and fits:
-                assert bounds.one_direction(chain, route) <= step_s
+                assert bounds.one_direction(chain, route, split) <= step_s
+
+
+def test_split_backwards_shorten_the_longest_path() -> None:
+    """8 layers of F = I = W = 1: one micro-batch on 8 devices takes 8 F, 8 I and the last W, 17 s and not 24."""
+    layers = [replace(layer, separable=True, backward_weight_s=1.0) for layer in uniform(8, 1, 1).layers]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(8), Workload(1))
+    assert bounds.critical_path(problem) == pytest.approx(17)
+    assert bounds.critical_path(problem, split=False) == pytest.approx(24)

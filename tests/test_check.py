@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from instances import named
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import named, one_layer_a_stage
 
 from contraflow.planner.check import check
-from contraflow.planner.plan import Kind, Op, Plan
+from contraflow.planner.cluster import Cluster
+from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import Layer, ModelGraph
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
+from contraflow.planner.schedules import build
+from contraflow.planner.workload import Workload
 
 Edit = Callable[[list[list[Op]]], None]
 
@@ -156,3 +165,37 @@ def test_layers_must_be_cut_into_stages_exactly_once(plan: Plan) -> None:
         (("layer0",), ("layer1", "layer2"), ()),
     ):
         assert codes(replace(plan, stages=stages)) == {"stages"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_structure_is_judged_without_raising(data: st.DataObject) -> None:
+    """Any routes, micro-batches and policies."""
+    plan = named("1f1b", 3, 4)
+    integers = st.sampled_from([-(10**30), -7, -1, 0, 1, 2, 3, 5, 99, 10**30])
+    numbers = st.lists(integers, max_size=4).map(tuple)
+    routes = st.one_of(st.sampled_from([(0, 1, 2), (2, 1, 0), (1, 1, 1)]), numbers)
+    pipelines = st.lists(st.builds(Pipeline, routes, routes, numbers), max_size=4).map(tuple)
+    texts = st.one_of(st.sampled_from(["keep", "offload", "ship>1", "ship>7"]), st.text(max_size=8))
+    rows = st.lists(st.lists(texts, max_size=4).map(tuple), max_size=3).map(tuple)
+    if data.draw(st.booleans()):
+        plan = replace(plan, pipelines=data.draw(pipelines))
+    if data.draw(st.booleans()):
+        plan = replace(plan, stash=data.draw(rows))
+    known = {"pipelines", "device", "micro-batches", "stash", "missing-op", "unexpected-op"}
+    assert codes(plan) <= known
+
+
+def test_a_large_plan_is_checked_in_seconds() -> None:
+    """64 devices, 512 micro-batches, split backwards: about 230,000 ops in less than two seconds."""
+    layout = build("1f1b", 64, 512)
+    halves = {Kind.F: (Kind.F,), Kind.B: (Kind.I, Kind.W)}
+    orders = [[op._replace(kind=kind) for op in order for kind in halves[op.kind]] for order in layout.orders]
+    model = ModelGraph.chain([Layer(f"layer{k}", 1.0, 1.0, 1.0) for k in range(64)])
+    problem = Problem(model, Cluster.uniform(64), Workload(512))
+    plan = assemble(Candidate(problem, one_layer_a_stage(model), layout.pipelines), orders)
+    assert sum(map(len, plan.orders)) > 220_000
+    check(named("1f1b", 2, 2))
+    begin = time.process_time()
+    assert check(plan) == []
+    assert time.process_time() - begin < 2

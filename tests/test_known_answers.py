@@ -1,13 +1,9 @@
-"""Step times, bubbles and peaks of named schedules as their papers state them."""
+"""Step times and peaks of named schedules with whole backwards, as their papers state them."""
 
 from __future__ import annotations
 
 import pytest
-from instances import named
-
-from contraflow.planner.check import check
-from contraflow.planner.errors import ScheduleError
-from contraflow.planner.schedules import build, variants
+from instances import named, uniform
 
 
 def test_1f1b_with_equal_passes() -> None:
@@ -82,28 +78,45 @@ def test_interleaved_divides_the_bubble_by_the_chunks(devices: int, chunks: int,
     assert forecast.step_s == (n * chunks + devices - 1) * 2
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 6])
-@pytest.mark.parametrize("micro_batches", [1, 2, 4, 12])
-def test_every_variant_passes_the_checker(devices: int, micro_batches: int) -> None:
-    """Whatever the generators make is executable."""
-    seen = set()
-    for name, layout in variants(devices, micro_batches, 3 * devices):
-        seen.add(layout.name)
-        options = {"chunks": layout.stages // devices} if layout.stages > devices else {}
-        base = name.split("-")[0]
-        if base == "chimera":
-            options = {"pipelines": int(name.split("-")[1]) if "-" in name else 2}
-        assert check(named(base, devices, micro_batches, 1, 2, **options)) == [], name
-    assert {"gpipe", "1f1b", "gems"} <= seen
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize("backward", [1, 2])
+def test_breadth_first_divides_the_bubble_and_holds_everything(devices: int, chunks: int, backward: float) -> None:
+    """Looped BFS: (N*v + D - 1)(F + B) of one chunk for any N >= D, all N*v stashes of a device at once."""
+    for n in (devices, devices + 1, 2 * devices + 3):
+        forecast = named("looped-bfs", devices, n, 1, backward, chunks=chunks).forecast
+        assert forecast.step_s == (n * chunks + devices - 1) * (1 + backward)
+        assert forecast.peak_bytes == (n * chunks,) * devices
 
 
-def test_schedules_say_when_they_do_not_exist() -> None:
-    """An odd number of devices has no Chimera, f must divide D/2, interleaving needs multiples of D."""
-    with pytest.raises(ScheduleError, match="even number of devices, got 3"):
-        build("chimera", 3, 6)
-    with pytest.raises(ScheduleError, match="do not divide half of the 8 devices"):
-        build("chimera", 8, 8, pipelines=6)
-    with pytest.raises(ScheduleError, match="multiples of the 4 devices, got 6"):
-        build("interleaved", 4, 6)
-    with pytest.raises(ScheduleError, match="unknown schedule 'gpip'"):
-        build("gpip", 4, 6)
+@pytest.mark.parametrize("devices", [2, 4, 6, 8, 16])
+@pytest.mark.parametrize("units", [1, 2, 4])
+def test_forward_doubling_leaves_the_bubble_of_one_unit(devices: int, units: int) -> None:
+    """B = 2F, N a multiple of 2D: (N + D/2 - 1)(F + B), at twice the stashes of direct concatenation."""
+    n = 2 * units * devices
+    doubled, direct = named("chimera-doubling", devices, n, 1, 2).forecast, named("chimera", devices, n, 1, 2).forecast
+    assert doubled.step_s == 3 * (n + devices / 2 - 1)
+    assert doubled.step_s <= direct.step_s
+    assert (max(doubled.peak_bytes), max(direct.peak_bytes)) == (2 * devices, devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("chimera", (360, 660, 1260)), ("chimera-doubling", (None, 570, 1050))],
+)
+def test_chimera_on_eight_devices(name: str, steps: tuple[float | None, ...]) -> None:
+    """F=10, B=20, N=8, 16, 32: known steps of direct concatenation and forward doubling."""
+    for n, step in zip((8, 16, 32), steps, strict=True):
+        if step is not None:
+            assert named(name, 8, n, 10, 20).forecast.step_s == step
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("units", [1, 2])
+def test_backward_halving_holds_no_more_than_direct_concatenation(devices: int, units: int) -> None:
+    """N whole micro-batches are 2N halves with F=1, B=2 and half a stash each: no more memory, no longer step."""
+    n = units * devices
+    halved = named("chimera-halving", devices, 2 * n, 1, 2, model=uniform(devices, 1, 2, stash_bytes=1)).forecast
+    direct = named("chimera", devices, n, 2, 4, model=uniform(devices, 2, 4, stash_bytes=2)).forecast
+    assert max(halved.peak_bytes) <= max(direct.peak_bytes)
+    assert halved.step_s == 3 * (2 * n + devices / 2 - 1) <= direct.step_s

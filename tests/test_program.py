@@ -113,6 +113,86 @@ def test_a_stage_program_equals_eager_torch_bit_for_bit(name: str, dtype: torch.
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_a_recomputed_stash_is_the_stash_and_changes_nothing(name: str) -> None:
+    """F alone gives F's output and buffers; R gives its stash bit for bit, and leaves statistics as F left them."""
+    case = Case.of(name, first=1)
+    parameters, buffers, bare = case.parameters(), case.buffers(), case.buffers()
+    output, stash = case.program.forward(parameters, buffers, case.x, case.target, seed=7)
+    assert torch.equal(output, case.program.forward_only(parameters, bare, case.x, case.target, seed=7))
+    assert all(torch.equal(buffers[key], bare[key]) for key in buffers)
+    again = case.program.remake(parameters, bare, case.x, case.target, seed=7)
+    assert all(torch.equal(buffers[key], bare[key]) for key in buffers)
+    assert again.nbytes == stash.nbytes
+    for mine, theirs in zip(again.tensors, stash.tensors, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_forward_without_a_stash_holds_one_layer_at_a_time() -> None:
+    """Its peak is far below the stash of three blocks."""
+    case = Case.of("gpt-tiny", first=1, last=4)
+    parameters = case.parameters()
+    with StorageTracker([*parameters.values(), case.x]) as tracker:
+        output = case.program.forward_only(parameters, {}, case.x)
+        assert tracker.peak_bytes < 0.3 * case.program.stash_bytes
+    assert output.shape == case.program.output_spec.shape
+
+
+class Counting(nn.Module):
+    """Scales by how often it ran: R would see another number than F."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        scaled: Tensor = self.linear(x).tanh() * self.count
+        return scaled
+
+
+def test_a_forward_that_reads_what_it_changes_cannot_be_recomputed() -> None:
+    """It says so, and runs otherwise."""
+    program = StageProgram.trace([Counting()], [0], torch.randn(2, 4))
+    assert not program.can_remake
+    parameters = {name: tensor.detach() for name, tensor in named_parameters([Counting()], [0]).items()}
+    with pytest.raises(ValueError, match="cannot be recomputed"):
+        program.remake(parameters, {"0.count": torch.zeros(())}, torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stash_comes_apart_into_bytes_and_together_again(name: str) -> None:
+    """Its pieces are of the sizes known before running and are no copies; on copies of them B gives the same."""
+    case = Case.of(name, first=1)
+    parameters, buffers = case.parameters(), case.buffers()
+    layout = case.program.stash_layout
+    grads = []
+    for travels in (False, True):
+        _, stash = case.program.forward(parameters, buffers, case.x, case.target, seed=7)
+        if travels:
+            kept = {tensor.untyped_storage().data_ptr() for tensor in stash.tensors}
+            pieces, packed = layout.pack(stash)
+            assert {piece.data_ptr() for piece in pieces} <= kept
+            assert sum(layout.piece_bytes) == sum(piece.nbytes for piece in pieces) == packed.nbytes
+            stash = packed.unpack([piece.clone() for piece in pieces])
+            with pytest.raises(ValueError, match="consumed already"):
+                layout.pack(type(stash)([], 0))
+        sums = case.zeros()
+        grads.append((case.program.backward(stash, parameters, torch.ones(()), sums), sums))
+    (one, first), (two, second) = grads
+    assert torch.equal(one, two)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_input_half_of_a_first_stage_ends_at_its_first_layer() -> None:
+    """Nobody wants its input's gradient, but I still does all but the first layer: masks and softmaxes are gone."""
+    program = Case.of("gpt-tiny-dropout", last=4).program
+    assert not program.needs_input_grad
+    assert program.weight_stash_bytes < 0.75 * program.stash_bytes
+    assert "0.token.weight" in program.accumulator_names
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_the_stash_is_as_large_as_known_before_running(name: str) -> None:
     """Fake tensors know the bytes and shapes of the stash and of what I leaves for W."""
     case = Case.of(name, first=1)

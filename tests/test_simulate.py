@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import defaultdict
 from dataclasses import replace
 
@@ -10,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import named, one_layer_a_stage, uniform
 
+from contraflow.planner import kernel
 from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.lower import assemble, send_deadlines
 from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.operations import Candidate
+from contraflow.planner.operations import Candidate, StageCosts
 from contraflow.planner.plan import COMPUTE, SENDS, Kind, Plan, Problem
 from contraflow.planner.presets import DeviceType
 from contraflow.planner.schedules import build, capped
@@ -229,6 +232,23 @@ def test_evaluate_under_other_costs() -> None:
 def test_compiled_and_plain_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """One definition, two ways to run it."""
     plan = named("chimera", 8, 32, 1, 2)
+    kernel._compiled.cache_clear()
+    monkeypatch.setattr(kernel, "SMALL", 10**9)
     plain = evaluate(plan)
-    monkeypatch.setattr("contraflow.planner.kernel.SMALL", 0)
+    assert kernel._compiled.cache_info().currsize == 0
+    monkeypatch.setattr(kernel, "SMALL", 0)
     assert evaluate(plan) == plain
+    assert kernel._compiled.cache_info().currsize == 1
+
+
+def test_costs_are_computed_once_a_model_and_forgotten_with_it() -> None:
+    """The same object for the same cut of the same model; nothing keeps a model alive."""
+    model = uniform(2)
+    stages = one_layer_a_stage(model)
+    assert StageCosts.of(model, stages) is StageCosts.of(model, tuple(stages))
+    assert StageCosts.of(model, (("layer0", "layer1"),)).forward_s.tolist() == [2.0]
+    assert StageCosts.of(uniform(2, 3.0), stages).forward_s.tolist() == [3.0, 3.0]
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

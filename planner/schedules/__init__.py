@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..errors import ScheduleError
-from .layout import Layout
-from .one_way import capped, gpipe, interleaved, one_f_one_b
-from .two_way import chimera, gems
+from .dual import dualpipe, dualpipe_v
+from .layout import Layout, unsplit
+from .one_way import capped, gpipe, interleaved, looped_bfs, one_f_one_b
+from .two_way import chimera, chimera_doubling, chimera_halving, gems
+from .v_shape import v_half, v_min, zb_v
+from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 SCHEDULES: Mapping[str, Callable[..., Layout]] = {
     "1f1b": one_f_one_b,
     "gpipe": gpipe,
     "interleaved": interleaved,
+    "looped-bfs": looped_bfs,
     "gems": gems,
     "chimera": chimera,
+    "chimera-doubling": chimera_doubling,
+    "chimera-halving": chimera_halving,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "interleaved-zb": interleaved_zb,
+    "zb-v": zb_v,
+    "v-half": v_half,
+    "v-min": v_min,
+    "dualpipe": dualpipe,
+    "dualpipe-v": dualpipe_v,
 }
+_CHUNKED = frozenset({"interleaved", "looped-bfs", "interleaved-zb"})
+_V_SHAPED = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
 
 
 def build(
@@ -23,31 +39,50 @@ def build(
 ) -> Layout:
     """The layout of a named schedule. `chunks`: stages a device; `pipelines`: Chimera's 2f.
 
+    Also takes the names that layouts have: "interleaved-3" is three chunks, "chimera-4" four pipelines.
+
     Raises ScheduleError for an unknown name, and where the scheme does not exist for these numbers.
     """
+    base, _, number = name.rpartition("-")
+    if name not in SCHEDULES and number.isdecimal() and (base in _CHUNKED or base == "chimera"):
+        name, chunks, pipelines = base, int(number), int(number)
     if name not in SCHEDULES:
         raise ScheduleError(f"unknown schedule {name!r}; known: {', '.join(SCHEDULES)}")
-    if name == "interleaved":
-        return interleaved(devices, micro_batches, chunks or 2)
+    if name in _CHUNKED:
+        return SCHEDULES[name](devices, micro_batches, 2 if chunks is None else chunks)
     if name == "chimera":
-        return chimera(devices, micro_batches, pipelines or 2)
+        return chimera(devices, micro_batches, 2 if pipelines is None else pipelines)
     return SCHEDULES[name](devices, micro_batches)
 
 
-def variants(devices: int, micro_batches: int, max_stages: int) -> Iterator[tuple[str, Layout]]:
-    """Every named schedule that exists for these numbers, with every chunk and pipeline count it comes in."""
-    options: dict[str, list[dict[str, int]]] = {
-        "interleaved": [{"chunks": c} for c in range(2, max_stages // devices + 1)],
-        "chimera": [{"pipelines": 2 * f} for f in range(1, max(1, devices // 2) + 1)],
-    }
-    for name in SCHEDULES:
-        for option in options.get(name, [{}]):
+def variants(
+    devices: int, micro_batches: int, max_stages: int, name: str | None = None
+) -> Iterator[tuple[str, Layout]]:
+    """Every named schedule that exists for these numbers, with every chunk and pipeline count it comes in.
+
+    With a `name`, only that schedule's. A layout is built when it is asked for. Backward halving, whose orders are
+    forward doubling's, comes by its name only.
+    """
+    for scheme in SCHEDULES if name is None else (name,):
+        if name is None and scheme == "chimera-halving":
+            continue
+        for option in _options(scheme, devices, max_stages):
             try:
-                layout = build(name, devices, micro_batches, **option)
+                layout = build(scheme, devices, micro_batches, **option)
             except ScheduleError:
                 continue
-            if layout.stages <= max_stages:
-                yield layout.name, layout
+            yield layout.name, layout
 
 
-__all__ = ["SCHEDULES", "Layout", "build", "capped", "variants"]
+def _options(name: str, devices: int, max_stages: int) -> list[dict[str, int]]:
+    """What `build` takes besides the numbers, for every variant of at most `max_stages` stages."""
+    if name in _CHUNKED:
+        return [{"chunks": c} for c in range(2, max_stages // devices + 1)]
+    if max_stages < (2 * devices if name in _V_SHAPED else devices):
+        return []
+    if name == "chimera":
+        return [{"pipelines": 2 * f} for f in range(1, max(1, devices // 2) + 1)]
+    return [{}]
+
+
+__all__ = ["SCHEDULES", "Layout", "build", "capped", "unsplit", "variants"]

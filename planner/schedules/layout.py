@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ScheduleError
 from ..plan import Kind, Op, Pipeline
@@ -24,7 +24,7 @@ class Layout:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """Most stashes of each stage alive at once on one device."""
+        """Most stashes of each stage alive at once on one device; a stash leaves with its B, or with its W."""
         most = [0] * self.stages
         for order in self.orders:
             alive: dict[int, int] = {}
@@ -51,6 +51,26 @@ def forward(stage: int, micro_batch: int) -> Op:
 def backward(stage: int, micro_batch: int) -> Op:
     """B of one micro-batch."""
     return Op(Kind.B, stage, micro_batch)
+
+
+def input_backward(stage: int, micro_batch: int) -> Op:
+    """I of one micro-batch."""
+    return Op(Kind.I, stage, micro_batch)
+
+
+def weight_backward(stage: int, micro_batch: int) -> Op:
+    """W of one micro-batch."""
+    return Op(Kind.W, stage, micro_batch)
+
+
+def unsplit(layout: Layout) -> Layout:
+    """The same layout for layers whose backward cannot be split: B in the place of every I, and no W."""
+
+    def whole(op: Op) -> Op:
+        return op._replace(kind=Kind.B) if op.kind is Kind.I else op
+
+    orders = tuple(tuple(whole(op) for op in order if op.kind is not Kind.W) for order in layout.orders)
+    return replace(layout, orders=orders)
 
 
 def require(condition: bool, name: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Schedules with one pipeline: GPipe, 1F1B (DAPPLE) and interleaved 1F1B.
+"""Schedules with one pipeline and whole backwards: GPipe, 1F1B (DAPPLE), interleaved 1F1B and breadth-first.
 
 1F1B, 4 devices, 8 micro-batches, F = B:        F0 F1 F2 F3 B0 F4 B1 F5 B2 ...      device 0
                                                    F0 F1 F2 B0 F3 B1 F4 ...         device 1
@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from ..plan import Op
+from collections.abc import Callable
+
+from ..plan import Op, Pipeline
 from .layout import Layout, backward, forward, pipeline, require
 
 
@@ -52,29 +54,49 @@ def interleaved(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
         name,
         f"needs micro-batches in multiples of the {devices} devices, got {micro_batches}",
     )
-    stages, total = devices * chunks, micro_batches * chunks
+    orders = tuple(tuple(interleaved_order(d, devices, micro_batches, chunks, backward)) for d in range(devices))
+    return Layout(name, devices * chunks, (looped(devices, micro_batches, chunks),), orders)
 
-    def chunk_and_batch(position: int, last_chunk_first: bool) -> tuple[int, int]:
+
+def looped(devices: int, micro_batches: int, chunks: int) -> Pipeline:
+    """The pipeline that visits all devices in turn, `chunks` times."""
+    return pipeline([s % devices for s in range(devices * chunks)], range(micro_batches))
+
+
+def interleaved_order(
+    device: int, devices: int, micro_batches: int, chunks: int, back: Callable[[int, int], Op]
+) -> list[Op]:
+    """One device's order of interleaved 1F1B for whole groups of D micro-batches; `back` makes its backward ops."""
+    total = micro_batches * chunks
+
+    def stage_and_batch(position: int, last_chunk_first: bool) -> tuple[int, int]:
         group, rest = divmod(position, devices * chunks)
         chunk, within = divmod(rest, devices)
-        return (chunks - 1 - chunk if last_chunk_first else chunk), group * devices + within
+        return (chunks - 1 - chunk if last_chunk_first else chunk) * devices + device, group * devices + within
 
-    orders: list[tuple[Op, ...]] = []
-    for d in range(devices):
+    forwards = [forward(*stage_and_batch(k, False)) for k in range(total)]
+    backwards = [back(*stage_and_batch(k, True)) for k in range(total)]
+    warm = min(total, (devices - device - 1) * 2 + (chunks - 1) * devices)
+    order = forwards[:warm]
+    for f, b in zip(forwards[warm:], backwards, strict=False):
+        order += [f, b]
+    return order + backwards[total - warm :]
 
-        def f(position: int, d: int = d) -> Op:
-            chunk, m = chunk_and_batch(position, False)
-            return forward(chunk * devices + d, m)
 
-        def b(position: int, d: int = d) -> Op:
-            chunk, m = chunk_and_batch(position, True)
-            return backward(chunk * devices + d, m)
+def looped_bfs(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
+    """Breadth-first: every micro-batch through a chunk before the next chunk (Lamy-Poirier, arXiv:2211.05953).
 
-        warm = min(total, (devices - d - 1) * 2 + (chunks - 1) * devices)
-        order = [f(k) for k in range(warm)]
-        for k in range(total - warm):
-            order += [f(warm + k), b(k)]
-        order += [b(k) for k in range(total - warm, total)]
-        orders.append(tuple(order))
-    route = [s % devices for s in range(stages)]
-    return Layout(name, stages, (pipeline(route, range(micro_batches)),), tuple(orders))
+    All micro-batches' stashes are alive at once; with one chunk a device it is GPipe.
+    """
+    name = f"looped-bfs-{chunks}"
+    require(chunks >= 2, name, f"needs at least 2 chunks a device, got {chunks}")
+    batch = range(micro_batches)
+    stages = devices * chunks
+    orders = tuple(
+        (
+            *(forward(s, m) for s in range(d, stages, devices) for m in batch),
+            *(backward(s, m) for s in reversed(range(d, stages, devices)) for m in batch),
+        )
+        for d in range(devices)
+    )
+    return Layout(name, stages, (looped(devices, micro_batches, chunks),), orders)

@@ -1,4 +1,4 @@
-"""Schedules with pipelines in both directions: GEMS and Chimera.
+"""Schedules with pipelines in both directions and whole backwards: GEMS and Chimera.
 
 Chimera, 4 devices, 4 micro-batches (0, 1 down; 2, 3 up), F = B, one column a slot:
 
@@ -62,6 +62,55 @@ def chimera(devices: int, micro_batches: int, pipelines: int = 2) -> Layout:
                     slots[device].append((2 * unit_start + s + 2 * j, forward(s, m)))
                     slots[device].append((2 * unit_start + 2 * devices - 1 - s + 2 * j, backward(s, m)))
     used = tuple(pipeline(routes[p], taken[p]) for p in range(len(routes)) if taken[p])
+    orders = tuple(tuple(op for _, op in sorted(slots[d])) for d in range(devices))
+    return Layout(name, devices, used, orders)
+
+
+def chimera_doubling(devices: int, micro_batches: int) -> Layout:
+    """Chimera with forward doubling: two micro-batches' F for one B, in units of 2D (arXiv:2107.06925, section 3.5).
+
+    Two F fill the slot of one B where B = 2F, so units follow each other without a gap, at up to twice the
+    stashes of direct concatenation: (N + D/2 - 1)(F + B) for N a multiple of 2D. At most D micro-batches left over
+    make a plain unit, more a doubled one with some missing. Exists for N > D; up to D it is Chimera itself.
+    """
+    return _doubled("chimera-doubling", devices, micro_batches)
+
+
+def chimera_halving(devices: int, micro_batches: int) -> Layout:
+    """Chimera with backward halving: one F for two B of half a micro-batch each (arXiv:2107.06925, section 3.5).
+
+    "The same schedule as forward doubling": here micro-batches 2k and 2k + 1 are the halves, so the orders are
+    those of forward doubling, and against direct concatenation of N/2 whole micro-batches memory does not grow.
+    """
+    return _doubled("chimera-halving", devices, micro_batches)
+
+
+def _doubled(name: str, devices: int, micro_batches: int) -> Layout:
+    """A unit has F of a direction's pair j, stage s, at slot s + 2j and B of its k-th at 2D - 1 - s + 2k.
+
+    One direction's F and the other's B share the slots of one parity without a conflict, and fill every one of the
+    unit's 3D slots (derived).
+    """
+    require(devices % 2 == 0, name, f"needs an even number of devices, got {devices}")
+    require(
+        micro_batches > devices, name, f"needs more than the {devices} micro-batches of a unit, got {micro_batches}"
+    )
+    routes = [range(devices), range(devices - 1, -1, -1)]
+    taken: list[list[int]] = [[], []]
+    slots: dict[int, list[tuple[int, Op]]] = defaultdict(list)
+    start = 0
+    for first in range(0, micro_batches, 2 * devices):
+        unit = range(first, min(first + 2 * devices, micro_batches))
+        at_once = 2 if len(unit) > devices else 1
+        for p, route in enumerate(routes):
+            members = [m for k, m in enumerate(unit) if k // at_once % 2 == p]
+            taken[p] += members
+            for j, m in enumerate(members):
+                for s, device in enumerate(route):
+                    slots[device].append((start + s + 2 * (j // at_once), forward(s, m)))
+                    slots[device].append((start + 2 * devices - 1 - s + 2 * j, backward(s, m)))
+        start += 3 * devices
+    used = tuple(pipeline(routes[p], taken[p]) for p in range(2))
     orders = tuple(tuple(op for _, op in sorted(slots[d])) for d in range(devices))
     return Layout(name, devices, used, orders)
 

@@ -12,13 +12,14 @@ from ..cluster import Cluster
 from ..errors import InputError, ModelError, WorkloadError
 from ..lower import assemble
 from ..model_graph import ModelGraph
-from ..operations import Candidate
+from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..partition.chain import compositions, lightest
-from ..plan import Kind, Plan, Problem, Provenance
+from ..plan import Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
 from .fit import Shortage, excess, shortages
+from .orders.shapes import MOST_CHUNKS, routes
 from .portfolio import (
     FEW_CUTS,
     LARGE,
@@ -33,10 +34,11 @@ from .portfolio import (
 from .session import OnProgress, Progress, Session
 
 SPACE = (
-    "contiguous stages in layer order, as many as devices (fewer when there are fewer layers); stage s on "
-    "device s or D-1-s (on unequal devices also after sorting them); stashes kept; F and B unsplit"
+    "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
+    "in opposite directions (on unequal devices also after sorting them); any order, backward split where layers "
+    "allow it, stashes kept, recomputed or offloaded as allowed, first in first out"
 )
-EVERYTHING = "every plan: load of all devices, and the longest path of one micro-batch"
+EVERYTHING = "every plan of contiguous stages that fits the memory"
 _PROVEN = 1e-6
 
 
@@ -94,7 +96,9 @@ def plan(
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     searching = session.space.schedule == "search"
-    session.bound_s = bounds.any_plan(session.problem)
+    session.bound_s = bounds.space(session.problem, session.space)
+    if math.isinf(session.bound_s):
+        return
     if hint is not None and searching:
         run_hint(session, hint)
     if searching and 2 * session.problem.workload.micro_batches * session.stages <= LARGE:
@@ -107,9 +111,9 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     for order in orders:
         run_capped(session, order)
     if not (session.over or session.proven):
-        from .structure import Hunt  # the solver: loaded when it is needed
+        from .improve import improve  # solver and compiler: loaded when they are needed
 
-        Hunt(session, orders).run()
+        improve(session, orders)
 
 
 # ------------------------------------------------------------------ the answer
@@ -119,8 +123,8 @@ def _answer(session: Session, orders: list[Order]) -> Result:
     if session.best is None:
         return _no_plan(session, orders)
     step_s, bound_s = session.best_s, session.bound_s
-    if not _in_space(session.best, session, orders):
-        bound_s = min(bound_s, bounds.any_plan(session.problem))
+    if _in_space(session.best, orders):
+        bound_s = max(bound_s, session.shapes_s)
     bound_s = min(bound_s, step_s)
     gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
     proven = gap <= _PROVEN
@@ -133,28 +137,30 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         source=session.best.provenance.source,
         solver="CP-SAT" if session.space.schedule == "search" else "",
         seconds=time.monotonic() - session.started,
-        space=SPACE if session.space.schedule == "search" else EVERYTHING,
+        space=SPACE if session.space.schedule == "search" and session.shapes_s > session.bound_s else EVERYTHING,
     )
     return Result(status, replace(session.best, forecast=forecast, provenance=made), bound_s, gap)
 
 
-def _in_space(plan: Plan, session: Session, orders: list[Order]) -> bool:
-    """Whether a plan lies in the space that the search's bound covers."""
-    routes = {*orders, *(order[::-1] for order in orders)}
-    kinds = {op.kind for order in plan.orders for op in order}
-    return (
-        len(plan.stages) == session.stages
-        and all(p.forward == p.backward and p.forward in routes for p in plan.pipelines)
-        and len({min(p.forward, p.forward[::-1]) for p in plan.pipelines}) == 1
-        and not kinds & {Kind.I, Kind.W, Kind.R}
-    )
+def _in_space(plan: Plan, orders: list[Order]) -> bool:
+    """Whether a plan lies in the space that the exact search covers."""
+    shapes = {
+        frozenset({route, tuple(dict(zip(order, order[::-1], strict=True))[d] for d in route)})
+        for order in orders
+        for chunks in range(1, MOST_CHUNKS + 1)
+        for route in routes(order, chunks)
+    }
+    taken = frozenset(p.forward for p in plan.pipelines)
+    same = all(p.forward == p.backward for p in plan.pipelines)
+    policies = {policy for row in plan.stash for policy in row}
+    return same and policies <= {KEEP, RECOMPUTE, OFFLOAD} and any(taken <= shape for shape in shapes)
 
 
 def _no_plan(session: Session, orders: list[Order]) -> Result:
     """Infeasible where proven, with what the least bad plan lacks; else unknown."""
     least = _least_bad(session, orders)
     lacking = shortages(least) if least is not None else ()
-    proven = _proven_infeasible(session, orders) and bool(lacking)
+    proven = (math.isinf(session.bound_s) or _proven_infeasible(session, orders)) and bool(lacking)
     bound_s = session.bound_s if math.isfinite(session.bound_s) else bounds.any_plan(session.problem)
     return Result("infeasible" if proven else "unknown", None, bound_s, None, lacking)
 

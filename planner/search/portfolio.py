@@ -57,7 +57,8 @@ def _residents(layout: Layout) -> dict[int, dict[int, int]]:
         alive: dict[int, int] = {}
         most = found.setdefault(device, {})
         for op in order:
-            alive[op.stage] = alive.get(op.stage, 0) + (1 if op.kind == Kind.F else -1)
+            change = 1 if op.kind == Kind.F else -1 if op.kind in (Kind.B, Kind.W) else 0
+            alive[op.stage] = alive.get(op.stage, 0) + change
             most[op.stage] = max(most.get(op.stage, 0), alive[op.stage])
     return found
 
@@ -93,6 +94,23 @@ def _folds(layout: Layout) -> bool:
 # ------------------------------------------------------------------ simulation
 
 
+def not_split(space: SearchSpace, candidate: Candidate) -> frozenset[int]:
+    """Stages whose backward stays whole: they cannot be split, or the space does not allow it."""
+    separable = candidate.costs.separable
+    return frozenset(s for s, can in enumerate(separable) if not (can and space.split_backward))
+
+
+def whole_backwards(order: Iterable[Op], stages: frozenset[int]) -> list[Op]:
+    """A compute order with the backwards of these stages whole, at the place of their input halves."""
+    found: list[Op] = []
+    for op in order:
+        if op.stage not in stages or op.kind not in (Kind.I, Kind.W):
+            found.append(op)
+        elif op.kind == Kind.I:
+            found.append(Op(Kind.B, op.stage, op.micro_batch))
+    return found
+
+
 def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str) -> None:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out."""
     shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
@@ -100,10 +118,11 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         if session.over or session.proven:
             return
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines)
-        if session.best is not None and bounds.candidate(candidate, shares) >= session.best_s:
+        if session.best is not None and bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
             continue
         try:
-            plan = assemble(candidate, layout.orders, layout.name)
+            whole = not_split(session.space, candidate)
+            plan = assemble(candidate, [whole_backwards(order, whole) for order in layout.orders], layout.name)
         except PlanError:
             continue
         session.seen.append(plan)
@@ -118,13 +137,12 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     Raises ScheduleError when the named schedule does not exist for these numbers.
     """
     name, most = space.schedule, space.pipelines
-    found = [layout for _, layout in variants(devices, micro_batches, layers)]
     if name == "search":
-        for layout in found:
+        for _, layout in variants(devices, micro_batches, layers):
             if most is None or len(layout.pipelines) <= most:
                 yield layout
         return
-    mine = [x for x in found if x.name == name or x.name.startswith(f"{name}-")]
+    mine = [layout for _, layout in variants(devices, micro_batches, layers, name)]
     own = min((len(x.pipelines) for x in mine), default=1)
     allowed = [x for x in mine if len(x.pipelines) <= (own if most is None else max(own, most))]
     yield from allowed or [build(name, devices, micro_batches)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from dataclasses import dataclass, field
 
 from .. import bounds
-from ..operations import Candidate
+from ..operations import KEEP, Candidate
 from ..partition.chain import Cuts, compositions, cut
 from ..plan import Pipeline, Plan
 from .exact import Found, solve
+from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import Order
 from .session import Session
 from .solver import Effort
@@ -18,7 +20,7 @@ from .solver import Effort
 MOST_CUTS = 256
 """Cuts are all enumerated up to this number; the bound then comes from the candidates alone."""
 MOST_OPS = 2400
-"""F and B ops up to which a CP-SAT model is built."""
+"""F and B ops up to which a CP-SAT model is built; with a choice of stash policies, a third of them."""
 _CLOSE = 1e-9
 _FIRST_SLICE = 0.5
 
@@ -39,35 +41,48 @@ def may_turn(session: Session) -> bool:
     return session.stages > 1 and session.problem.workload.micro_batches > 1 and (most is None or most > 1)
 
 
-def cheap_bound(session: Session, orders: list[Order]) -> float:
-    """Bound over the whole space without a solver: every cut, and both directions where allowed."""
-    rule = bounds.two_directions if may_turn(session) else bounds.one_direction
-    return min(rule(session.chain, order) for order in orders)
-
-
 def candidates(session: Session, orders: list[Order]) -> tuple[list[Candidate], bool]:
-    """The candidates of the space, or the most promising; and whether these are all."""
+    """The candidates of the shapes searched exactly, or the most promising; and whether these are all.
+
+    One to MOST_CHUNKS stages a device, back and forth or round and round, one pipeline or two in opposite directions.
+    """
     chain, batches = session.chain, session.problem.workload.micro_batches
-    every = compositions(len(chain), session.stages, MOST_CUTS)
-    if every is not None and len(every) * len(orders) * batches * session.stages > 200_000:
-        every = None
     found: list[Candidate] = []
+    complete = True
     for order in orders:
-        for cuts in _some_cuts(session, order) if every is None else every:
-            found += _candidates_of(session, chain.stages(cuts), order, orders, batches)
-    return found, every is not None
+        for chunks in range(1, MOST_CHUNKS + 1):
+            count = chunks * len(order)
+            if count > len(chain) or (len(order) == 1 and chunks > 1):
+                break
+            every = compositions(len(chain), count, MOST_CUTS)
+            if every is not None and len(every) * len(orders) * batches * count > 200_000:
+                every = None
+            complete &= every is not None
+            for route in routes(order, chunks):
+                cuts = every
+                if cuts is None:
+                    cuts = _some_cuts(session, route) if chunks == 1 else []
+                for c in cuts:
+                    found += _candidates_of(session, chain.stages(c), route, order, orders, batches)
+    return found, complete
 
 
 def _candidates_of(
-    session: Session, stages: tuple[tuple[str, ...], ...], order: Order, orders: list[Order], batches: int
+    session: Session,
+    stages: tuple[tuple[str, ...], ...],
+    route: Order,
+    order: Order,
+    orders: list[Order],
+    batches: int,
 ) -> list[Candidate]:
+    found = [Candidate(session.problem, stages, (Pipeline(route, route, tuple(range(batches))),))]
     back = order[::-1]
-    all_down = Pipeline(order, order, tuple(range(batches)))
-    found = [Candidate(session.problem, stages, (all_down,))]
     twin = back in orders and orders.index(back) < orders.index(order)
     if may_turn(session) and not twin:
-        down, up = Pipeline(order, order, tuple(range(batches - 1))), Pipeline(back, back, (batches - 1,))
-        found.append(Candidate(session.problem, stages, (down, up)))
+        mirror = dict(zip(order, back, strict=True))
+        up_route = tuple(mirror[d] for d in route)
+        down = Pipeline(route, route, tuple(range(batches - 1)))
+        found.append(Candidate(session.problem, stages, (down, Pipeline(up_route, up_route, (batches - 1,)))))
     return found
 
 
@@ -77,7 +92,7 @@ def _some_cuts(session: Session, order: Order) -> list[Cuts]:
     found: list[Cuts] = []
     ranked = sorted(session.seen, key=_rank)
     for plan in ranked:
-        if len(plan.stages) == session.stages and plan.pipelines[0].forward in (order, order[::-1]):
+        if len(plan.stages) == len(order) and plan.pipelines[0].forward in (order, order[::-1]):
             ends, total = [], 0
             for stage in plan.stages[:-1]:
                 total += len(stage)
@@ -95,69 +110,71 @@ def _rank(plan: Plan) -> float:
 
 
 class Hunt:
-    """Best-first search over candidates. `bound_s` is valid for the space at any time."""
+    """Best-first search over candidates; raises session.shapes_s where the candidates are all there are."""
 
     def __init__(self, session: Session, orders: list[Order]) -> None:
         self.session = session
-        self.rest_s = cheap_bound(session, orders)
+        self.policies = frozenset([KEEP, *policies(session.problem, session.space)])
         listed, self.complete = candidates(session, orders)
         self.heap: list[Open] = []
         for number, candidate in enumerate(listed):
-            self.heap.append(Open(bounds.candidate(candidate), number, candidate))
+            self.heap.append(Open(self._cheap(candidate), number, candidate))
         heapq.heapify(self.heap)
         self.closed_s = math.inf
         self.effort = 0.0
-        self.update()
+        self._update()
+
+    def _cheap(self, candidate: Candidate) -> float:
+        roomy = None if self.policies == {KEEP} else [1 << 60] * len(self.session.problem.cluster)
+        return bounds.candidate(candidate, None, self.session.space.split_backward, roomy)
 
     @property
-    def bound_s(self) -> float:
-        """The smallest bound of all candidates, and of those not enumerated."""
-        nearest = self.heap[0].bound_s if self.heap else math.inf
-        found = min(nearest, self.closed_s)
-        return max(found, self.rest_s) if self.complete else self.rest_s
+    def _nearest_s(self) -> float:
+        """The smallest bound of all candidates."""
+        return min(self.heap[0].bound_s if self.heap else math.inf, self.closed_s)
 
-    def update(self) -> None:
-        """Raises the session's bound."""
-        self.session.bound_s = max(self.session.bound_s, self.bound_s)
+    def _update(self) -> None:
+        if self.complete and math.isfinite(self._nearest_s):
+            self.session.shapes_s = max(self.session.shapes_s, self._nearest_s)
 
     @property
     def solvable(self) -> bool:
         """Whether the models are small enough to be built."""
-        batches = self.session.problem.workload.micro_batches
-        return 2 * batches * self.session.stages <= MOST_OPS
+        most = MOST_OPS if self.policies == {KEEP} else MOST_OPS // 3
+        return 2 * self.session.problem.workload.micro_batches * self.session.stages <= most
 
-    def run(self) -> None:
-        """Solves candidates until the best plan is no worse than every bound, or time is up."""
+    def run(self, deadline: float, effort: float) -> None:
+        """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up."""
         session = self.session
-        while self.heap and self.solvable and not session.over:
-            limit = session.deterministic_limit
-            if limit is not None and self.effort >= limit:
+        allowed = self.effort + effort
+        while self.heap and self.solvable and not session.over and time.monotonic() < deadline:
+            if self.effort >= allowed or self.heap[0].bound_s >= session.best_s * (1 - _CLOSE):
                 return
-            if self.heap[0].bound_s >= session.best_s * (1 - _CLOSE):
-                return
-            self._solve(heapq.heappop(self.heap))
-            self.update()
+            self._solve(heapq.heappop(self.heap), deadline, allowed - self.effort)
+            self._update()
             session.report("exact search")
 
-    def _solve(self, node: Open) -> None:
+    def _solve(self, node: Open, deadline: float, allowed: float) -> None:
         session = self.session
-        allowed = node.effort
-        if session.deterministic_limit is not None:
-            allowed = min(allowed, session.deterministic_limit - self.effort)
+        slice_ = min(node.effort, allowed)
         workers = 1 if node.effort == _FIRST_SLICE else session.workers
-        effort = Effort(session.remaining_s, allowed, workers, session.seed)
+        seconds = min(deadline - time.monotonic(), session.remaining_s)
+        effort = Effort(seconds, slice_, workers, session.seed)
         others = min([self.closed_s, *(self.heap[0].bound_s,)] if self.heap else [self.closed_s])
 
         def report(bound_s: float) -> None:
             known = min(others, max(node.bound_s, bound_s)) if self.complete else 0.0
             session.report("exact search", known if math.isfinite(known) else None)
 
-        found = solve(node.candidate, effort, session.best_s, session.best, report)
+        found = solve(
+            node.candidate, effort, session.best_s, session.best, report,
+            split=session.space.split_backward, policies=self.policies, lower_s=node.bound_s,
+        )  # fmt: skip
         self.effort += found.effort
         session.interrupted |= found.interrupted
         if found.plan is not None:
             session.offer(found.plan, "exact search")
-        self._file(node, found, allowed)
+        self._file(node, found, slice_)
 
     def _file(self, node: Open, found: Found, allowed: float) -> None:
         """Closes the candidate, or puts it back with its new bound and more time."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH, LEFT, RIGHT = 1200, 92, 24
 PLOT = WIDTH - LEFT - RIGHT
 TOP, MEMORY_LANE, GAP = 104, 58, 14
+COPY_LANE = 6
 _TOOLTIPS_UP_TO = 6000  # operations; beyond that tooltips would double a file of megabytes
 _DIGIT = 0.62  # width of a digit in ems, system sans-serif
 _STYLE = (
@@ -35,7 +36,7 @@ _STYLE = (
 def render(plan: Plan, timeline: Timeline, forecast: Forecast) -> str:
     """The whole picture as SVG text."""
     lane = _lane_height(len(timeline.devices))
-    axis = TOP + len(timeline.devices) * (lane + 4)
+    axis = TOP + len(timeline.devices) * _pitch(timeline, lane)
     body = [
         *_title(plan, forecast),
         *_legend(plan, timeline),
@@ -103,13 +104,16 @@ _MEANING = {
     Kind.R: "recompute R",
     Kind.REDUCE: "reduce",
     Kind.STEP: "optimizer step",
+    Kind.OFFLOAD: "stash to host",
+    Kind.FETCH: "stash from host",
 }
 
 
 def _legend(plan: Plan, timeline: Timeline) -> Iterator[str]:
     """One swatch for every kind and direction that is drawn, then idle."""
     directions = sorted({direction(p, len(plan.orders)) for p in plan.pipelines})
-    kinds = sorted({item.op.kind for d in timeline.devices for item in d.ops if item.end_s > item.start_s})
+    drawn = [*(device.ops for device in timeline.devices), *timeline.copies]
+    kinds = sorted({item.op.kind for line in drawn for item in line if item.end_s > item.start_s})
     x = float(LEFT)
     entries: list[tuple[str, list[Paint]]] = [
         (_MEANING[kind], [paint(kind, hue, 0.3) for hue in (directions if kind < Kind.REDUCE else [0])])
@@ -136,13 +140,31 @@ def _lane_height(devices: int) -> int:
     return 34 if devices <= 10 else 24 if devices <= 20 else 16
 
 
+def _pitch(timeline: Timeline, lane: int) -> int:
+    """Height from one device to the next: its lane, and two thin ones where stashes are copied to the host."""
+    return lane + 4 + (2 * COPY_LANE if any(timeline.copies) else 0)
+
+
+def _copies(timeline: Timeline, device: int, y: int, scale: float, tooltips: bool) -> Iterator[str]:
+    """A device's copies under its lane: to the host above, back from it below."""
+    for item in timeline.copies[device]:
+        width = (item.end_s - item.start_s) * scale
+        if width > 0:
+            note = _tooltip(item.op, item.start_s, item.end_s) if tooltips else ""
+            top = y + 1 + COPY_LANE * (item.op.kind == Kind.FETCH)
+            yield (
+                f'<rect x="{LEFT + item.start_s * scale:.2f}" y="{top}" width="{width:.2f}" '
+                f'height="{COPY_LANE - 1}" {paint(item.op.kind, 0, 0.0).attributes()}>{note}</rect>'
+            )
+
+
 def _lanes(plan: Plan, timeline: Timeline, lane: int) -> Iterator[str]:
     scale = PLOT / timeline.step_s if timeline.step_s > 0 else 0.0
     later = _later_chunks(plan)
     hue_of, last = _hues(plan), max(1, plan.problem.workload.micro_batches - 1)
     tooltips = sum(len(device.ops) for device in timeline.devices) <= _TOOLTIPS_UP_TO
     for index, device in enumerate(timeline.devices):
-        y = TOP + index * (lane + 4)
+        y = TOP + index * _pitch(timeline, lane)
         yield f'<text class="small end" x="{LEFT - 10}" y="{y + lane / 2 + 4:.1f}">device {index}</text>'
         yield f'<rect x="{LEFT}" y="{y}" width="{PLOT}" height="{lane}" fill="#eef0f3"/>'
         for item in device.ops:
@@ -155,6 +177,7 @@ def _lanes(plan: Plan, timeline: Timeline, lane: int) -> Iterator[str]:
             yield _bar(x, y, width, lane, style, item.op, note)
             if (item.op.micro_batch, item.op.stage) in later:
                 yield _chunk_mark(x, y + lane - 5, width)
+        yield from _copies(timeline, index, y + lane, scale, tooltips)
 
 
 def _hues(plan: Plan) -> dict[int, int]:

@@ -6,17 +6,21 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..plan import Forecast, Kind, Op, Plan
+from ..plan import COPIES, Forecast, Kind, Op, Plan
 from ..units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from ..simulate import Timeline
 
 WIDTH = 80
-_FILL = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#"}
+_FILL = {
+    Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
+    Kind.OFFLOAD: ">", Kind.FETCH: "<",
+}  # fmt: skip
 _MEANING = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
     Kind.R: "recompute", Kind.REDUCE: "reduce", Kind.STEP: "optimizer step",
+    Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host",
 }  # fmt: skip
 
 
@@ -57,9 +61,11 @@ def percent(share: float) -> str:
 
 
 def timeline_text(plan: Plan, timeline: Timeline, width: int = WIDTH) -> str:
-    """One row a device, `F3` the forward of micro-batch 3; blanks are idle. Never wider than `width`."""
-    rows = [[(item.op, item.start_s, item.end_s) for item in device.ops] for device in timeline.devices]
-    labels = [f"d{device}" for device in range(len(rows))]
+    """One row a device, `F3` the forward of micro-batch 3; blanks are idle. Never wider than `width`.
+
+    Copies to and from the host have rows of their own under their device's, marked > and <.
+    """
+    labels, rows = _rows(timeline)
     room = width - max(map(len, labels)) - 3
     columns_per_s = _scale([bar for row in rows for bar in row], room)
     if columns_per_s is None:
@@ -74,15 +80,30 @@ def timeline_text(plan: Plan, timeline: Timeline, width: int = WIDTH) -> str:
     return "\n".join([*lines, *textwrap.wrap(f"({legend}; blank: idle)", width)])
 
 
+def _rows(timeline: Timeline) -> tuple[list[str], list[list[tuple[Op, float, float]]]]:
+    labels, rows = [], []
+    for number, (device, copies) in enumerate(zip(timeline.devices, timeline.copies, strict=True)):
+        lanes = {"": device.ops}
+        for kind, mark in ((Kind.OFFLOAD, ">"), (Kind.FETCH, "<")):
+            lane = tuple(item for item in copies if item.op.kind == kind)
+            lanes |= {mark: lane} if lane else {}
+        labels += [f"d{number}{mark}" for mark in lanes]
+        rows += [[(item.op, item.start_s, item.end_s) for item in lane] for lane in lanes.values()]
+    return labels, rows
+
+
 def _scale(bars: Sequence[tuple[Op, float, float]], room: int) -> float | None:
     """Columns per second; whole columns per time unit where there is a unit. None: too fine to draw."""
-    durations = [end - start for op, start, end in bars if end > start and op.micro_batch >= 0]
+    computed = [(start, end) for op, start, end in bars if op.kind not in COPIES]
+    durations = [
+        end - start for op, start, end in bars if end > start and op.micro_batch >= 0 and op.kind not in COPIES
+    ]
     if not durations:
         return None
     unit, total = min(durations), max(end for _, _, end in bars)
     if total / unit > room:
         return None
-    even = all(abs(t / unit - round(t / unit)) < 1e-3 for _, start, end in bars for t in (start, end))
+    even = all(abs(t / unit - round(t / unit)) < 1e-3 for start, end in computed for t in (start, end))
     return (room // round(total / unit)) / unit if even else room / total
 
 
@@ -101,6 +122,8 @@ def _cell(op: Op, width: int) -> str:
     if op.micro_batch < 0:
         return fill * width
     number = str(op.micro_batch)
+    if op.kind in COPIES:
+        return number.ljust(width, fill) if len(number) < width else fill * width
     named = f"{op.kind.name}{number}"
     if len(named) <= width:
         return named.ljust(width, fill)

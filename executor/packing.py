@@ -1,0 +1,101 @@
+"""A stash that leaves its device: taken apart into storages, each as plain bytes, and put together again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Stash:
+    """What one forward leaves for its backward, which consumes it.
+
+    Attributes:
+        tensors: activations, and where the backward reads them the stage's input, target and buffers;
+            never parameters. In the order of `StageProgram.stash_specs`.
+        nbytes: bytes of their storages, each once, buffers excluded.
+    """
+
+    tensors: list[Tensor]
+    nbytes: int
+
+
+class _View(NamedTuple):
+    """A tensor of a stash as a view of one of its pieces."""
+
+    piece: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class PackedStash:
+    """What is needed besides the pieces to have the stash again; holds no memory of its own, only buffers."""
+
+    members: tuple[_View | Tensor, ...]
+    nbytes: int
+
+    def unpack(self, pieces: list[Tensor]) -> Stash:
+        """The stash on these pieces, which are not copied."""
+        storages = [piece.untyped_storage() for piece in pieces]
+        tensors = [
+            member
+            if isinstance(member, Tensor)
+            else torch.empty(0, dtype=member.dtype, device=pieces[member.piece].device).set_(
+                storages[member.piece], member.offset, member.shape, member.stride
+            )
+            for member in self.members
+        ]
+        return Stash(tensors, self.nbytes)
+
+
+@dataclass(frozen=True)
+class StashLayout:
+    """How every stash of a stage comes apart.
+
+    Attributes:
+        label: how errors call the stage.
+        groups: for every piece, the positions in the stash of the tensors that share its storage. Tensors in no
+            group are the device's buffers and stay where they are.
+        piece_bytes: bytes of every piece, known before anything runs.
+    """
+
+    label: str
+    groups: tuple[tuple[int, ...], ...]
+    piece_bytes: tuple[int, ...]
+
+    def pack(self, stash: Stash) -> tuple[list[Tensor], PackedStash]:
+        """(pieces, the rest). Consumes the stash; a piece is its storage's bytes, not a copy of them.
+
+        A tensor that is part of something larger (a slice of a data set) is copied, so that only it travels.
+
+        Raises:
+            ValueError: the stash was consumed already, or is not as large as was known before.
+        """
+        if not stash.tensors and self.groups:
+            raise ValueError(f"{self.label}: the stash was consumed already")
+        members: list[_View | Tensor] = list(stash.tensors)
+        pieces = []
+        for number, (group, size) in enumerate(zip(self.groups, self.piece_bytes, strict=True)):
+            tensors = [stash.tensors[place] for place in group]
+            if len(tensors) == 1 and tensors[0].untyped_storage().nbytes() != size:
+                tensors = [
+                    torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors
+                ]
+            storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
+            storage = tensors[0].untyped_storage()
+            if len(storages) != 1 or storage.nbytes() != size:
+                got = sum(s.nbytes() for s in storages.values())
+                raise ValueError(
+                    f"{self.label}: {got} bytes of the stash were known to be {size}, so it cannot leave its device"
+                )
+            for place, t in zip(group, tensors, strict=True):
+                members[place] = _View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
+            pieces.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+        stash.tensors.clear()
+        return pieces, PackedStash(tuple(members), stash.nbytes)

@@ -1,0 +1,183 @@
+"""Stashes that leave a rank's device and come back: copied to the host, or shipped to another rank.
+
+Nothing here blocks the rank but `take` (a backward needs its stash) and `free`. A stash moves as its storages, one
+message or copy each, so that a move needs no memory beside the stash itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..planner.plan import Kind, Op
+from .copies import CopyEngine, Lane, mark
+from .packing import PackedStash, Stash, StashLayout
+from .step_state import FutureHandle, Key, OpRecord, StepState, Transfer
+from .transport import Handle, Transport
+
+Clock = Callable[[], float]
+Tags = Callable[[Op, int], int]
+"""(op, piece) -> a number for the message, the same at both ends."""
+
+
+@dataclass
+class _Away:
+    """A stash of this device that is elsewhere: what stayed, and the pieces at the host or back again."""
+
+    packed: PackedStash
+    pieces: list[Tensor] = field(default_factory=list)
+    back: Transfer | None = None
+
+
+class Stashes:
+    """All that one rank moves.
+
+    Args:
+        layouts: of the stages the rank holds. piece_bytes: of all stages whose stashes are shipped.
+        track: told about every tensor that another thread allocates on the device.
+        clock: as the interpreter's.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        layouts: Mapping[int, StashLayout],
+        piece_bytes: Mapping[int, Sequence[int]],
+        tags: Tags,
+        track: Callable[[Tensor], None],
+        clock: Clock,
+    ) -> None:
+        self._transport = transport
+        self._layouts = layouts
+        self._piece_bytes = piece_bytes
+        self._tags = tags
+        self._track = track
+        self._clock = clock
+        self._away: dict[Key, _Away] = {}
+        self._out, self._in = CopyEngine(), CopyEngine()
+        self._lanes: dict[str | int, Lane] = {}
+
+    def reset(self) -> None:
+        """At the start of a step."""
+        self._away.clear()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    # ------------------------------------------------------------ host copies
+
+    def offload(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
+        """OFFLOAD: starts copying a stash to the host; its memory is released when the copy has ended."""
+        key = (op.stage, op.micro_batch)
+        pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
+        away = self._away[key] = _Away(packed)
+        after = mark(pieces[0].device) if pieces else None
+
+        def copy() -> None:
+            record.start_s = self._clock() - state.began_s
+            pieces.reverse()
+            while pieces:
+                away.pieces.append(self._out.to_host(pieces[-1], after))
+                pieces.pop()
+            record.end_s = self._clock() - state.began_s
+
+        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None)
+
+    def fetch(
+        self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], device: torch.device
+    ) -> None:
+        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended, in the copy's thread."""
+        key = (op.stage, op.micro_batch)
+        away = self._away[key]
+
+        def copy() -> None:
+            for transfer in (*first, state.departed[key]):
+                transfer.finish(lambda: self._clock() - state.began_s)
+            record.start_s = self._clock() - state.began_s
+            for number, piece in enumerate(away.pieces):
+                target = torch.empty_like(piece, device=device)
+                self._track(target)
+                self._in.to_device(piece, target)
+                away.pieces[number] = target
+            record.end_s = self._clock() - state.began_s
+
+        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None)
+
+    # ------------------------------------------------------------ shipping
+
+    def send(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
+        """SEND_S on the stash's home: posts its pieces; their memory is released when they have left."""
+        key = (op.stage, op.micro_batch)
+        pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
+        self._away[key] = _Away(packed)
+        handles = [
+            self._transport.post_send(piece, op.peer, self._tags(op, number)) for number, piece in enumerate(pieces)
+        ]
+        return Transfer(pieces, handles, record)
+
+    def receive(self, state: StepState, op: Op, record: OpRecord, home: int) -> None:
+        """RECV_S: allocates the pieces and posts for them, on the visited device or at home again."""
+        pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
+        handles = [
+            self._transport.post_receive(piece, op.peer, self._tags(op, number)) for number, piece in enumerate(pieces)
+        ]
+        arriving = Transfer(pieces, handles, record, receives=True)
+        key = (op.stage, op.micro_batch)
+        if home == self._transport.rank:
+            away = self._away[key]
+            away.pieces, away.back = pieces, arriving
+        else:
+            state.received[Kind.RECV_S, op.stage, op.micro_batch] = arriving
+
+    def send_back(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
+        """SEND_S on the visited device: goes out when the stash has arrived, in list order per device."""
+        arriving = state.received.pop((Kind.RECV_S, op.stage, op.micro_batch))
+        pieces, handles = arriving.tensors, list[Handle]()
+
+        def forward() -> None:
+            arriving.finish(lambda: self._clock() - state.began_s)
+            for number, piece in enumerate(pieces):
+                handles.append(self._transport.post_send(piece, op.peer, self._tags(op, number)))
+
+        posted = FutureHandle(self._lane(op.peer).put(forward))
+        return Transfer(pieces, [_Forwarded(posted, handles)], record)
+
+    # ------------------------------------------------------------ both
+
+    def take(self, state: StepState, stage: int, micro_batch: int) -> Stash:
+        """The stash for its backward, waited for if it was away."""
+        key = (stage, micro_batch)
+        away = self._away.pop(key, None)
+        if away is None:
+            return state.stashes.pop(key)
+        assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
+        away.back.finish(lambda: self._clock() - state.began_s)
+        stash = away.packed.unpack(away.pieces)
+        away.pieces.clear()
+        return stash
+
+    def _lane(self, name: str | int) -> Lane:
+        if name not in self._lanes:
+            self._lanes[name] = Lane(f"rank {self._transport.rank} {name}")
+        return self._lanes[name]
+
+
+class _Forwarded:
+    """Messages that another thread posts: complete when it has posted them and they have left."""
+
+    def __init__(self, posted: FutureHandle, handles: list[Handle]) -> None:
+        self._posted = posted
+        self._handles = handles
+
+    def wait(self) -> None:
+        self._posted.wait()
+        for handle in self._handles:
+            handle.wait()
+
+    def done(self) -> bool:
+        return self._posted.done() and all(handle.done() for handle in self._handles)

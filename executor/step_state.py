@@ -1,0 +1,113 @@
+"""What lives within one step of one rank: tensors by stage and micro-batch, transfers under way, records."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..planner.plan import Kind, Op
+from .packing import Stash
+from .program import WeightStash
+from .transport import Handle
+
+Key = tuple[int, int]
+"""(stage, micro-batch)."""
+
+
+@dataclass
+class OpRecord:
+    """When an op ran, in seconds since the step's start; messages end when they are known to be complete."""
+
+    op: Op
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class StepRecord:
+    """One step of one rank: seconds from the common start to its last op's end, losses by micro-batch."""
+
+    seconds: float
+    losses: dict[int, float]
+    ops: list[OpRecord]
+
+
+class FutureHandle:
+    """What a thread of this rank does for it, as a transfer (see `Handle`)."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+
+class Transfer:
+    """Messages, a copy or a reduction under way, with the tensors they must not lose. Any thread may finish it.
+
+    Attributes:
+        tensors: what is sent, released when the transfer is complete; or what is received, for the taker.
+        record: gets the time at which its end is known (None: whoever does the work writes it down).
+    """
+
+    def __init__(
+        self, tensors: list[Tensor], handles: Sequence[Handle], record: OpRecord | None, receives: bool = False
+    ):
+        self.tensors = tensors
+        self.handles = list(handles)
+        self._record = record
+        self._receives = receives
+        self._finished = False
+        self._lock = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether it is known to be complete, without blocking."""
+        return self._finished or all(handle.done() for handle in self.handles)
+
+    def finish(self, now: Callable[[], float]) -> None:
+        """Waits for its end, once; `now` tells the time for the record, in seconds since the step's start."""
+        with self._lock:
+            if self._finished:
+                return
+            for handle in self.handles:
+                handle.wait()
+            self.handles.clear()
+            if not self._receives:
+                self.tensors.clear()
+            if self._record is not None:
+                self._record.end_s = now()
+            self._finished = True
+
+
+@dataclass
+class StepState:
+    """What lives within one step, by (stage, micro-batch).
+
+    Attributes:
+        received: messages that arrive, by (kind, stage, micro-batch); stashes that visit this device too.
+        inputs: of forwards whose stash is recomputed. stashes: on this device, ready for the backward.
+        waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
+        leaving: what this device sends or copies away, by its place in the list. departed: the same by stash.
+    """
+
+    step: int
+    began_s: float
+    received: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
+    activations: dict[Key, Tensor] = field(default_factory=dict)
+    gradients: dict[Key, Tensor] = field(default_factory=dict)
+    inputs: dict[Key, Tensor] = field(default_factory=dict)
+    stashes: dict[Key, Stash] = field(default_factory=dict)
+    weight_stashes: dict[Key, WeightStash] = field(default_factory=dict)
+    leaving: dict[int, Transfer] = field(default_factory=dict)
+    departed: dict[Key, Transfer] = field(default_factory=dict)
+    waiting: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    reductions: dict[int, Transfer] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    records: list[OpRecord] = field(default_factory=list)

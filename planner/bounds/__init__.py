@@ -1,0 +1,28 @@
+"""Lower bounds on the step, in seconds. None uses more than is certain of every plan it speaks for.
+
+`whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `fixed`:
+one candidate, whatever its order of ops. `alone`: one device of a candidate, by CP-SAT.
+"""
+
+from __future__ import annotations
+
+from .alone import single_device
+from .fixed import candidate
+from .space import space
+from .times import Route, finish_seconds, message_seconds, route
+from .whole import any_plan, critical_path, load, one_direction, two_directions
+
+__all__ = [
+    "Route",
+    "any_plan",
+    "candidate",
+    "critical_path",
+    "finish_seconds",
+    "load",
+    "message_seconds",
+    "one_direction",
+    "route",
+    "single_device",
+    "space",
+    "two_directions",
+]

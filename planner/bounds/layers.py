@@ -1,0 +1,163 @@
+"""A problem as the bounds over a space of plans see it: its layers, its machines, and the least waits.
+
+Refinement: whatever the stages, running the layers of a stage one after the other in their order, each with its own
+stash from its own F to its own I, needs no more memory at any instant and delays nothing. So only plans whose
+stages are single layers matter here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, gcd
+
+import numpy as np
+
+from ..partition.chain import Chain, Floats
+from ..plan import Problem
+from ..workload import SearchSpace
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds at the least in a plan of some step, for the device of rank 0, 1, ... in each respect.
+
+    head: before its first F (ranked by the lowest layer). first: before its first I, and last: after its last F
+    (both ranked by the highest layer). stay: of every layer's stash, from F to I.
+    """
+
+    head: Floats
+    first: Floats
+    last: Floats
+    stay: Floats
+
+
+class Layers:
+    """Costs of every layer (seconds at speed 1, bytes), speeds and limits of every device.
+
+    With `split` backwards a layer's backward is I and W, otherwise an I of the whole length.
+    """
+
+    def __init__(self, problem: Problem, space: SearchSpace) -> None:
+        chain = Chain.of(problem)
+        costs, self.count = chain.costs, len(chain)
+        self.batches = problem.workload.micro_batches
+        halves = np.array(costs.separable, dtype=bool) & space.split_backward
+        self.forward = np.asarray(costs.forward_s, dtype=float)
+        self.inputs = np.where(halves, costs.backward_input_s, costs.backward_s)
+        self.weights = np.where(halves, costs.backward_weight_s, 0.0)
+        self.work = self.forward + self.inputs + self.weights
+        self.stash = costs.stash_bytes.astype(float)
+        self.after = np.where(self.weights > 0, np.minimum(costs.stash_bytes, costs.weight_stash_bytes), 0).astype(
+            float
+        )
+        self.static = chain.static_bytes[0].astype(float)
+        self.edges = {(edge.producer, edge.consumer): edge.bytes for edge in costs.edges}
+        self.straight = all((k, k + 1) in self.edges for k in range(self.count - 1))
+        self.cluster = problem.cluster
+        self.speeds = np.array([device.kind.speed for device in problem.cluster.devices])
+        self.fastest = float(self.speeds.max())
+        self.limits = self._whole(np.array([chain.limit(d) for d in range(len(self.speeds))]) + chain.shared_bytes)
+        most = space.pipelines or self.count * len(self.speeds)
+        self.routes = min(most, self.batches)
+        self.owned = self.routes == 1 and not space.separate_backward
+        self.local = not (space.separate_backward or space.offload)
+
+    def _whole(self, limits: Floats) -> Floats:
+        """Limits rounded down to what sums of stashes and static bytes can reach."""
+        sizes = np.concatenate([self.stash, self.after, self.static])
+        unit = gcd(*sizes.astype(np.int64).tolist()) if np.array_equal(sizes, np.rint(sizes)) else 0
+        return limits // unit * unit if unit else limits
+
+    @property
+    def equal(self) -> bool:
+        """Whether all devices are alike."""
+        return bool((self.speeds == self.speeds[0]).all() and (self.limits == self.limits[0]).all())
+
+    @cached_property
+    def hop_s(self) -> float:
+        """Seconds of a message between two devices at the least."""
+        cluster = self.cluster
+        links = [g.link for g in cluster.nodes if g.devices > 1]
+        if len(cluster.node_groups) > 1:
+            links.append(cluster.network)
+        size = min((self.edges.get((k, k + 1), 0) for k in range(self.count - 1)), default=0)
+        return min((link.occupation_s(size) + link.latency_s for link in links), default=0.0)
+
+    @cached_property
+    def host_bandwidth(self) -> float:
+        """Bytes a second that all stashes together can leave the devices with."""
+        total = 0.0
+        for group in self.cluster.nodes:
+            total += group.count * ceil(group.devices / group.host_link_shared_by) * group.host_link.bandwidth
+        return total
+
+    def _suffix(self, values: Floats) -> Floats:
+        """Per layer, the heaviest path of layers behind it, itself left out."""
+        found = np.zeros(self.count)
+        for a, b in sorted(self.edges, reverse=True):
+            found[a] = max(found[a], found[b] + values[b])
+        return found
+
+    @cached_property
+    def _behind(self) -> Floats:
+        """Per layer, F + I behind it."""
+        return self._suffix(self.forward + self.inputs)
+
+    @cached_property
+    def _first_path(self) -> float:
+        """F of every path into the layer whose I can be the first: one that nothing follows."""
+        own, follows = self.forward.copy(), {a for a, _ in self.edges}
+        for a, b in sorted(self.edges, key=lambda edge: edge[1]):
+            own[b] = max(own[b], own[a] + self.forward[b])
+        return float(min(own[k] for k in range(self.count) if k not in follows))
+
+    @cached_property
+    def _last_path(self) -> float:
+        """What follows the last F of a device at the least, its own way on left out: the way back, and a W.
+
+        In a chain all I, and the W of the first layer; otherwise the least of all layers.
+        """
+        if self.straight:
+            return float(self.inputs.sum() + self.weights[0])
+        rest = self.weights.copy()
+        for a, b in sorted(self.edges, key=lambda edge: edge[1]):
+            rest[b] = max(rest[b], self.inputs[a] + rest[a])
+        return float((self._behind + self.inputs + rest).min())
+
+    def changes(self, step_s: float) -> int:
+        """How often one route changes devices at the least when every device has time for `step_s` only."""
+        if not (self.owned and self.straight):
+            return 0
+        room = np.cumsum(np.sort(self.speeds)[::-1]) * step_s
+        return min(int((room < self.batches * self.work.sum() * (1 - 1e-9)).sum()), len(self.speeds) - 1)
+
+    def waits(self, step_s: float) -> Waits:
+        """The least waits in plans of this step.
+
+        On a route, devices have different lowest layers and different highest ones: with K routes, before the
+        j-th device's lowest layer lie at least j // K layers, and as many behind the highest. Its first I waits
+        for a whole way forward and the way back to its highest layer; after its last F, of its highest layer,
+        come the rest of the way forward, the whole way back, and a W.
+        """
+        ranks = np.arange(len(self.speeds)) // self.routes
+        ranks = np.minimum(ranks, self.count - 1)
+        if not self.straight or not (self.owned or self.local):
+            ranks = np.zeros_like(ranks)
+        hops = self.hop_s * ranks if self.routes == 1 else 0.0 * ranks
+        all_hops = self.hop_s * self.changes(step_s)
+        before = np.concatenate([[0.0], np.cumsum(self.forward)])[ranks] / self.fastest + hops
+        ahead = np.concatenate([[0.0], np.cumsum(self.forward[::-1])])[ranks] / self.fastest + hops
+        home = np.concatenate([[0.0], np.cumsum(self.inputs[::-1])])[ranks] / self.fastest + hops
+        stay = (self._behind + self.forward + self.inputs) / self.fastest + self._stay_hops(step_s)
+        first = self._first_path / self.fastest + all_hops + home
+        return Waits(before, first, ahead + self._last_path / self.fastest + all_hops, stay)
+
+    def _stay_hops(self, step_s: float) -> Floats:
+        """Per layer, the seconds of the messages behind it and back: devices that hold what is behind it."""
+        if not (self.owned and self.straight) or self.hop_s == 0:
+            return np.zeros(self.count)
+        behind = np.cumsum(self.work[::-1])[::-1]
+        largest = self.fastest * step_s / self.batches
+        devices = np.ceil(behind / largest * (1 - 1e-9)) if largest > 0 else np.ones(self.count)
+        return np.asarray(2 * self.hop_s * np.maximum(0.0, np.minimum(devices, len(self.speeds)) - 1))

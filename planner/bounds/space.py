@@ -1,0 +1,256 @@
+"""A bound for every plan of a space: any stages, any placement, any order, under the memory limit.
+
+A step is ruled out when one of the tests shows that no plan ends within it; the bound is the longest step found so.
+Each test is a sum over all devices, with Lagrange prices for memory, so it needs no placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ..partition.chain import Floats
+from ..plan import Problem
+from ..workload import SearchSpace
+from .layers import Layers, Waits
+from .whole import any_plan
+
+_CLOSE = 1e-9
+_FEW = 5
+_STEPS = 45
+
+
+def space(problem: Problem, space: SearchSpace) -> float:
+    """Valid for every plan of the space whose memory fits, in seconds; infinite where none can fit.
+
+    Contiguous stages of any number on any devices, at most `space.pipelines` routes. `space.offload` stands for
+    every stash that leaves its device; with it or `separate_backward`, memory counts over all devices together.
+    """
+    layers = Layers(problem, space)
+    least = any_plan(problem, space.split_backward)
+    if not _possible(layers):
+        return inf
+    tests: list[Filled | Waited] = [*_filling(layers, space), *_waiting(layers, space)]
+
+    def ruled_out(step_s: float) -> bool:
+        waits = layers.waits(step_s)
+        return any(test.fails(layers, waits, step_s) for test in tests)
+
+    low, high = least * (1 - _CLOSE), least
+    while high > 0 and ruled_out(high):
+        low, high = high, 2 * high
+        if high > 1e6 * least:
+            return low
+    for _ in range(_STEPS if high > low else 0):
+        middle = (low + high) / 2
+        if ruled_out(middle):
+            low = middle
+        else:
+            high = middle
+    return max(least, low * (1 - _CLOSE))
+
+
+def _possible(layers: Layers) -> bool:
+    """Whether every layer's parameters and one stash fit some device, and all parameters all devices."""
+    largest = layers.limits.max()
+    return bool((layers.static + layers.stash <= largest).all() and layers.static.sum() <= layers.limits.sum())
+
+
+def _few(values: Floats) -> list[float]:
+    """Some of the finite positive values, the extremes among them."""
+    found = np.unique(values[np.isfinite(values) & (values > 0)])
+    if len(found) > _FEW:
+        found = found[np.linspace(0, len(found) - 1, _FEW).astype(int)]
+    return [float(value) for value in found]
+
+
+def _ratio(work: Floats, size: Floats) -> Floats:
+    return np.asarray(np.divide(work, size, out=np.full(len(work), inf), where=size > 0))
+
+
+# ------------------------------------------------------------------ memory over time
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Area: the limits over the step enclose every layer's stash for its least stay, N times.
+
+    price: seconds of a byte-second. What a layer costs at the least: its stash stays; or it is made again, a
+    forward more, and stays for R and I only; or it goes to the host, over links of `host` bytes a second. Sum
+    of speeds * step + price * limits * step >= the work and the cheapest of these, for every price. With an
+    infinite price only the areas count, and the limits are not full from the first instant to the last.
+    """
+
+    price: float
+    link_price: float
+    recompute: bool
+    offload: bool
+
+    def fails(self, layers: Layers, waits: Waits, step_s: float) -> bool:
+        kept = layers.stash * waits.stay + layers.after * layers.weights / layers.fastest
+        room = float(layers.limits.sum() - layers.static.sum())
+        if self.price == inf:
+            return bool(_area(layers, waits, step_s) < layers.batches * kept.sum() * (1 - _CLOSE))
+        own = (layers.forward + layers.inputs) / layers.fastest
+        short = layers.stash * own + layers.after * layers.weights / layers.fastest
+        cheapest = self.price * kept
+        have = float(layers.speeds.sum()) + self.price * room
+        if self.recompute:
+            cheapest = np.minimum(cheapest, layers.forward + self.price * short)
+        if self.offload:
+            cheapest = np.minimum(cheapest, self.price * (short + self.link_price * layers.stash))
+            have += self.price * self.link_price * layers.host_bandwidth
+        return bool(have * step_s < layers.batches * float((layers.work + cheapest).sum()) * (1 - _CLOSE))
+
+
+def _filling(layers: Layers, space: SearchSpace) -> Iterator[Filled]:
+    if not (space.recompute or space.offload):
+        yield Filled(inf, 0.0, False, False)
+        return
+    waits = layers.waits(inf)
+    own = (layers.forward + layers.inputs) / layers.fastest
+    saved = layers.stash * (waits.stay - own)
+    links = [0.0]
+    if space.offload:
+        if not np.isfinite(layers.host_bandwidth):
+            return
+        links += _few(_ratio(saved, layers.stash))
+    prices = _few(_ratio(layers.forward, saved)) if space.recompute else [1e6 * layers.fastest / _scale(saved)]
+    for price in prices:
+        for link in links:
+            yield Filled(price, link, space.recompute, space.offload)
+
+
+def _scale(saved: Floats) -> float:
+    return max(float(saved.max()), 1e-300)
+
+
+def _area(layers: Layers, waits: Waits, step_s: float) -> float:
+    """Byte-seconds of stashes that all devices can hold within a step.
+
+    No device holds a stash before its first F, and memory fills no faster than F makes stashes, and empties no
+    faster than I and W free them. The loss is convex in a device's room, so the mean room loses least.
+    """
+    count, room = len(layers.limits), float(layers.limits.sum() - layers.static.sum())
+    largest = float(layers.limits.max())
+    area = room * step_s
+    left = room
+    for head in np.sort(waits.head):
+        area -= head * min(left, largest)
+        left -= min(left, largest)
+    rising = float(_ratio(layers.stash, layers.forward).max(initial=0.0)) * layers.fastest
+    frees = [_ratio(layers.stash - layers.after, layers.inputs), _ratio(layers.after, layers.weights)]
+    zero = (layers.after == 0) & (layers.weights == 0)
+    frees[1] = np.where(zero, 0.0, frees[1])
+    falling = float(max(part.max(initial=0.0) for part in frees)) * layers.fastest
+    above = max(0.0, room / count - float(layers.stash.max()))
+    ramps = sum(max(0.0, largest) / rate for rate in (rising, falling) if rate > 0)
+    if step_s >= float(waits.head.max()) + ramps:
+        area -= sum(count * above * above / (2 * rate) for rate in (rising, falling) if rate > 0)
+    return area
+
+
+# ------------------------------------------------------------------ waits
+
+
+@dataclass(frozen=True)
+class Waited:
+    """Load and the waits before and after it: what every device has time for, against all the work there is.
+
+    ahead: work of a byte before the first I of a device: until then it runs forwards whose stashes are in its
+    memory (a forward whose stash will be made again counts as waste, its R as the forward), at most ahead *
+    bytes + what is cheaper. behind: the same after its last F, for I and W. None: this wait is not counted.
+    pooled: the memory of all devices counts together, and the waits are those of the earliest device.
+
+    Per device of speed v with layers S: v * (step - first - last) + (ahead + behind) * (limit - static of S) >=
+    sum over S of N * (work - max(0, f - ahead * s) - max(0, i + w - behind * s, w - behind * h)), if it cannot
+    hold all N stashes of its layers; if it can, its work is small. Layers are whole: where each has one device,
+    the sum of floor(capacity / x) over devices is at least that of floor(work / x) over layers, for every x.
+    """
+
+    ahead: float | None
+    behind: float | None
+    pooled: bool
+    offload: bool = False
+
+    def fails(self, layers: Layers, waits: Waits, step_s: float) -> bool:
+        price = (self.ahead or 0.0) + (self.behind or 0.0)
+        need = self._need(layers) + price * layers.static
+        if self.pooled:
+            return self._pooled(layers, waits, step_s, price, float(need.sum()))
+        first = waits.first if self.ahead is not None else waits.head if self.behind is None else 0.0 * waits.head
+        last = 0.0 * waits.last if self.behind is None else waits.last
+        with_all = self._capacity(layers, step_s - first - last, price)
+        if self.ahead is not None and self.behind is not None:
+            some = self._capacity(layers, step_s - np.maximum(first, last), price)
+            with_all = np.maximum(with_all, np.minimum(some, self._small(layers, need, price)[:, None]))
+        if _most(layers, with_all) < need.sum() * (1 - _CLOSE):
+            return True
+        return layers.owned and any(_packs_not(layers, with_all, need, size) for size in _few(need))
+
+    def _need(self, layers: Layers) -> Floats:
+        need = layers.work.copy()
+        if self.ahead is not None:
+            need -= np.maximum(0.0, layers.forward - self.ahead * layers.stash)
+        if self.behind is not None:
+            both = layers.inputs + layers.weights - self.behind * layers.stash
+            need -= np.maximum(0.0, np.maximum(both, layers.weights - self.behind * layers.after))
+        return np.asarray(layers.batches * np.maximum(need, 0.0))
+
+    def _capacity(self, layers: Layers, seconds: Floats, price: float) -> Floats:
+        """Capacity of every device (row) at every rank (column)."""
+        return np.asarray(np.maximum(0.0, layers.speeds[:, None] * seconds[None, :] + price * layers.limits[:, None]))
+
+    def _small(self, layers: Layers, need: Floats, price: float) -> Floats:
+        """Per device, the most need of layers (or of some micro-batches of them) whose stashes it can hold at once."""
+        size = layers.batches * layers.stash + layers.static
+        found = []
+        for p in (0.0, *_few(_ratio(need, size))):
+            over = np.maximum(need - p * size, (price - p) * layers.static)
+            found.append(p * layers.limits + np.maximum(0.0, over).sum())
+        return np.asarray(np.min(found, axis=0))
+
+    def _pooled(self, layers: Layers, waits: Waits, step_s: float, price: float, need: float) -> bool:
+        first = float(waits.first.min()) if self.ahead is not None else 0.0
+        last = float(waits.last.min()) if self.behind is not None else 0.0
+        host = layers.host_bandwidth if self.offload else 0.0
+        limit = float(layers.limits.sum())
+        held = layers.batches * float(layers.stash.sum()) + float(layers.static.sum())
+        if self.ahead is not None and self.behind is not None and held <= limit + host * first:
+            return False
+        moved = host * ((self.ahead or 0.0) * first + (self.behind or 0.0) * last)
+        have = float(layers.speeds.sum()) * (step_s - first - last) + price * limit + moved
+        return have < need * (1 - _CLOSE)
+
+
+def _most(layers: Layers, capacity: Floats) -> float:
+    """No matching of devices with ranks has more capacity in all."""
+    if layers.equal:
+        return float(capacity[0].sum())
+    return float(min(capacity.max(axis=0).sum(), capacity.max(axis=1).sum()))
+
+
+def _packs_not(layers: Layers, capacity: Floats, need: Floats, size: float) -> bool:
+    units = float(np.floor(need / size + 1e-3 * _CLOSE).sum())
+    return _most(layers, np.floor(capacity / size + _CLOSE)) < units
+
+
+def _waiting(layers: Layers, space: SearchSpace) -> Iterator[Waited]:
+    yield Waited(None, None, False)
+    offload = space.offload
+    if offload and not np.isfinite(layers.host_bandwidth):
+        return
+    behind: list[float | None] = [None]
+    if not space.recompute:
+        work = layers.inputs + layers.weights
+        behind += _few(np.concatenate([_ratio(work, layers.stash), _ratio(layers.weights, layers.after)]))
+    for price in (None, *_few(_ratio(layers.forward, layers.stash))):
+        for other in behind:
+            if price is None and other is None:
+                continue
+            if layers.local:
+                yield Waited(price, other, False)
+            yield Waited(price, other, True, offload)

@@ -1,0 +1,95 @@
+"""Bounds that need no candidate: load, longest path, and the two simplest spaces of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..partition.chain import Chain, Floats, bottleneck
+from ..plan import Problem
+
+
+def load(problem: Problem) -> float:
+    """Valid for every plan: all F and B of all layers and micro-batches, spread over all speeds.
+
+    Device d works off at most step_s * speed_d seconds of layer time, and all of it must be worked off.
+    """
+    work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers)
+    speeds = sum(device.kind.speed for device in problem.cluster.devices)
+    return problem.workload.micro_batches * work / speeds
+
+
+def critical_path(problem: Problem, split: bool = True) -> float:
+    """Valid for every plan: one micro-batch takes the longest path forward and back at the highest speed.
+
+    With `split` backwards the path back is that of I alone, and a W follows the last I of the path.
+    """
+    chain = Chain.of(problem)
+    before, own, weight = _ancestors(chain, split)
+    return float((before + own + weight).max()) / max(device.kind.speed for device in problem.cluster.devices)
+
+
+def any_plan(problem: Problem, split: bool = True) -> float:
+    """The larger of the bounds that hold for every plan, whatever its stages, pipelines, devices and stashes."""
+    return max(load(problem), critical_path(problem, split))
+
+
+def _ancestors(chain: Chain, split: bool) -> tuple[Floats, Floats, Floats]:
+    """Per layer: seconds on the heaviest path of layers into it (itself left out), its own, and a W at the end.
+
+    A path counts F and B, or with `split` F and I of separable layers; the W then is that of the path's first
+    layer, whose I is the last of the path.
+    """
+    costs = chain.costs
+    halves = np.array(costs.separable, dtype=bool) & split
+    own = costs.forward_s + np.where(halves, costs.backward_input_s, costs.backward_s)
+    weight = np.where(halves, costs.backward_weight_s, 0.0)
+    before, last = np.zeros(len(chain)), weight.copy()
+    for producer, consumer, _ in costs.edges:
+        path = before[producer] + own[producer] + last[producer]
+        if path > before[consumer] + last[consumer]:
+            before[consumer], last[consumer] = before[producer] + own[producer], last[producer]
+    return before, own, last
+
+
+def one_direction(chain: Chain, devices: tuple[int, ...], split: bool = True) -> float:
+    """Valid for one pipeline with stage s on devices[s], whatever the cut: the minimum over all partitions.
+
+    Before the first F on a device that starts with layer i, the layers on a path into i have run forward;
+    after its last B, they run backward. Between, it runs N times F and B of its own. Hence step_s >= N * load +
+    head(i); head is the heaviest path of F + B into layer i at the highest speed. With `split` backwards the
+    device's last op may be a W that nothing waits for: head(i) is then the heaviest path of F, if any layer can
+    be split. The dynamic programme minimises the maximum over the stages, and forbids intervals that cannot hold
+    one stash.
+    """
+    fastest = max(chain.speed(d) for d in devices)
+    halves = split and any(chain.costs.separable)
+    head = np.append(_forward_ancestors(chain) if halves else _ancestors(chain, False)[0], 0.0) / fastest
+    memory = chain.bytes(1, 0) - chain.shared_bytes
+    batches = chain.problem.workload.micro_batches
+
+    def tables() -> Iterator[Floats]:
+        for device in devices:
+            table = batches * chain.seconds / chain.speed(device) + head[:, None]
+            yield np.where(memory > chain.limit(device), np.inf, table)
+
+    return bottleneck(tables(), len(chain) + 1)[0]
+
+
+def _forward_ancestors(chain: Chain) -> Floats:
+    before = np.zeros(len(chain))
+    for producer, consumer, _ in chain.costs.edges:
+        before[consumer] = max(before[consumer], before[producer] + chain.costs.forward_s[producer])
+    return before
+
+
+def two_directions(chain: Chain, devices: tuple[int, ...], split: bool = True) -> float:
+    """Valid for stage s on devices[s] or devices[D-1-s], whatever the cut and the shares of the directions.
+
+    As `load` and `critical_path`, with the devices that the stages use.
+    """
+    before, own, weight = _ancestors(chain, split)
+    speeds = [chain.speed(d) for d in devices]
+    total = chain.problem.workload.micro_batches * float(chain.load_s[-1]) / sum(speeds)
+    return max(total, float((before + own + weight).max()) / max(speeds))

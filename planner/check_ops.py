@@ -1,0 +1,129 @@
+"""Which ops must every device have? The ops that a plan's routes and stash policies ask for, and every difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from .check_columns import OFFLOAD, RECOMPUTE, SHIP, Columns, Flags, Homes, Ints, Listed, Violation
+from .operations import StageCosts
+from .plan import Kind, Op
+
+
+def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
+    """Every message of a step: the SEND at its source and, in the same row, the RECV at its target.
+
+    Activations and gradients of every edge whose stages run on different devices; shipped stashes there and back.
+    """
+    sends, receives = [], []
+
+    def add(kinds: tuple[Kind, Kind], source: Columns, target: Columns) -> None:
+        sends.append(Columns.of(kinds[0], source.stage, source.micro_batch, source.device, source.peer))
+        receives.append(Columns.of(kinds[1], target.stage, target.micro_batch, target.device, target.peer))
+
+    for producer, consumer, _ in costs.edges:
+        m = np.flatnonzero(homes.device[producer] != homes.device[consumer])
+        up = Columns.of(0, producer, m, homes.device[producer, m], consumer)
+        down = Columns.of(0, consumer, m, homes.device[consumer, m], producer)
+        add((Kind.SEND_F, Kind.RECV_F), up, down)
+        add((Kind.SEND_B, Kind.RECV_B), down, up)
+    stage, m = np.nonzero(homes.policy == SHIP)
+    home, away = homes.device[stage, m], homes.away[stage, m]
+    here, there = Columns.of(0, stage, m, home, away), Columns.of(0, stage, m, away, home)
+    add((Kind.SEND_S, Kind.RECV_S), here, there)
+    add((Kind.SEND_S, Kind.RECV_S), there, here)
+    return Columns.join(sends), Columns.join(receives)
+
+
+def _required(costs: StageCosts, homes: Homes) -> Columns:
+    """Every op that must be there exactly once, backwards apart (those may be B, or I and W)."""
+    parts = [*messages(costs, homes)]
+    chosen = {
+        Kind.F: homes.policy >= 0,
+        Kind.R: homes.policy == RECOMPUTE,
+        Kind.OFFLOAD: homes.policy == OFFLOAD,
+        Kind.FETCH: homes.policy == OFFLOAD,
+    }
+    for kind, where in chosen.items():
+        stage, m = np.nonzero(where)
+        parts.append(Columns.of(kind, stage, m, homes.device[stage, m]))
+    held = homes.held
+    for kind, where in ((Kind.STEP, held), (Kind.REDUCE, held & (held.sum(axis=0) > 1))):
+        device, stage = np.nonzero(where)
+        parts.append(Columns.of(kind, stage, -1, device))
+    return Columns.join(parts)
+
+
+def _allowed(homes: Homes) -> Columns:
+    """Ops that may be there: backwards, whole or in halves, and one FREE for every stash that leaves its device."""
+    parts = [Columns.of_tables(kind, homes.device) for kind in (Kind.B, Kind.I, Kind.W)]
+    stage, m = np.nonzero((homes.policy == OFFLOAD) | (homes.policy == SHIP))
+    return Columns.join([*parts, Columns.of(Kind.FREE, stage, m, homes.device[stage, m])])
+
+
+def op_sets(costs: StageCosts, listed: Listed) -> list[Violation]:
+    """Every op that is missing, there more than once, or where it does not belong; device after device."""
+    homes = listed.homes
+    required = _required(costs, homes)
+    found = [*_repeated(listed), *_unexpected(listed, required), *_missing(listed, required)]
+    found += _backwards(costs, listed)
+    return [violation for _, violation in sorted(found, key=lambda entry: entry[0])]
+
+
+def _at(device: int, code: str, message: str) -> tuple[int, Violation]:
+    return device, Violation(code, f"device {device}", message)
+
+
+def _repeated(listed: Listed) -> Iterator[tuple[int, Violation]]:
+    runs = np.flatnonzero(np.concatenate([[True], listed.sorted_key[1:] != listed.sorted_key[:-1]])[: len(listed)])
+    count = np.diff(runs, append=len(listed))
+    first = listed.by_key[runs]
+    for k in np.flatnonzero((listed.sorted_key[runs] >= 0) & (count > 1)).tolist():
+        device = int(listed.columns.device[first[k]])
+        yield _at(device, "repeated-op", f"{listed.op(int(first[k]))} appears {count[k]} times")
+    strange: Counter[tuple[int, Op]] = Counter(
+        (int(listed.columns.device[k]), listed.op(k)) for k in np.flatnonzero(listed.key < 0).tolist()
+    )
+    for (device, op), times in strange.items():
+        if times > 1:
+            yield _at(device, "repeated-op", f"{op} appears {times} times")
+
+
+def _unexpected(listed: Listed, required: Columns) -> Iterator[tuple[int, Violation]]:
+    homes = listed.homes
+    known = np.sort(np.concatenate([required.keys(homes), _allowed(homes).keys(homes)]))
+    nearest = known[np.minimum(np.searchsorted(known, listed.sorted_key), len(known) - 1)]
+    named: set[tuple[int, Op]] = set()
+    for k in np.sort(listed.by_key[nearest != listed.sorted_key]).tolist():
+        device, op = int(listed.columns.device[k]), listed.op(k)
+        if (device, op) not in named:
+            named.add((device, op))
+            yield _at(device, "unexpected-op", f"{op} does not belong here")
+
+
+def _missing(listed: Listed, required: Columns) -> Iterator[tuple[int, Violation]]:
+    for k in np.flatnonzero(listed.find(required) < 0).tolist():
+        yield _at(int(required.device[k]), "missing-op", f"{required.op(k)} is missing")
+
+
+def _backwards(costs: StageCosts, listed: Listed) -> Iterator[tuple[int, Violation]]:
+    """Every stage of every micro-batch needs B alone, or both I and W where its backward can be split."""
+    home = listed.homes.device
+    whole, inputs, weights = (listed.table(kind) >= 0 for kind in (Kind.B, Kind.I, Kind.W))
+
+    def each(where: Flags) -> Iterator[tuple[int, int, int]]:
+        stage, m = np.nonzero(where)
+        device: Ints = home[stage, m]
+        return zip(device.tolist(), stage.tolist(), m.tolist(), strict=True)
+
+    for device, stage, m in each(whole & (inputs | weights)):
+        yield _at(device, "repeated-op", f"{Op(Kind.B, stage, m)} stands beside its halves")
+    for device, stage, m in each(~whole & ~(inputs & weights)):
+        kind = Kind.W if inputs[stage, m] else Kind.I if weights[stage, m] else Kind.B
+        yield _at(device, "missing-op", f"{Op(kind, stage, m)} is missing")
+    separable = np.array(costs.separable, dtype=np.bool_)[:, None]
+    for device, stage, m in each(~whole & inputs & weights & ~separable):
+        op = Op(Kind.I, stage, m)
+        yield _at(device, "unexpected-op", f"{op}: the backward of stage {stage} cannot be split")

@@ -1,0 +1,134 @@
+"""Op lists in the making: given ops, and others that are put between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from .op_columns import NOWHERE, Flags, Ints, Messages, Ops
+from .operations import OFFLOAD, Candidate, StageCosts, route, ship_target
+from .plan import Kind
+
+RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -3, -2, -1, 0, 1, 2, 3
+"""Places around an op: what is posted just before it, the op itself, and what follows it at once."""
+_HEAD, _ROOM = -8, 16
+
+
+class Links(NamedTuple):
+    """Messages as items of a draft: SEND, RECV, bytes, whether a stash returns, whether the RECV's place was given."""
+
+    send: Ints
+    receive: Ints
+    bytes: Ints
+    returning: Flags
+    given: Flags
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Devices by [micro-batch, stage], and what becomes of each stash: offloaded, or shipped (device, or -1)."""
+
+    forward: Ints
+    backward: Ints
+    offload: Flags
+    away: Ints
+
+    @classmethod
+    def of(cls, candidate: Candidate, micro_batches: int) -> Routes:
+        """The routes of micro-batches 0..micro_batches-1; those that take no pipeline go with the first."""
+        path = np.zeros(micro_batches, dtype=np.int64)
+        for m, number in route(candidate).items():
+            if m < micro_batches:
+                path[m] = number
+        known = {row: [ship_target(policy) for policy in row] for row in set(candidate.stash)}
+        away = [[-1 if target is None else target for target in known[row]] for row in candidate.stash]
+        return cls(
+            np.array([p.forward for p in candidate.pipelines], dtype=np.int64)[path],
+            np.array([p.backward for p in candidate.pipelines], dtype=np.int64)[path],
+            np.array([[policy == OFFLOAD for policy in row] for row in candidate.stash], dtype=np.bool_)[path],
+            np.array(away, dtype=np.int64)[path],
+        )
+
+
+class Draft:
+    """The given ops, in order, and what has been added to them.
+
+    An item is one op, numbered as added; the given ops are items 0..given-1. Each given op stands in a slot of its
+    own and every device has one more slot at its end; added items stand around the slots. Slots ascend over all
+    devices, and items at the same place stand in the order of their numbers.
+    """
+
+    def __init__(self, candidate: Candidate, costs: StageCosts, given: Ops) -> None:
+        self.candidate, self.costs, self.given, self.ops = candidate, costs, given, given
+        self.routes = Routes.of(candidate, given.width)
+        devices = np.arange(given.devices)
+        self.first_slot = given.first + devices
+        self.end_slot = np.append(given.first[1:], len(given)) + devices
+        self._key = _ROOM * (np.arange(len(given)) + given.device)
+        nothing = np.zeros(0, dtype=np.bool_)
+        self.links = Links(NOWHERE, NOWHERE, NOWHERE, nothing, nothing)
+
+    @property
+    def slot(self) -> Ints:
+        """Slot of every item."""
+        return np.asarray((self._key - _HEAD) // _ROOM, dtype=np.int64)
+
+    def add(self, kind: Kind, stage: Ints, micro_batch: Ints, peer: Ints, device: Ints, slot: Ints, where: int) -> Ints:
+        """Adds ops around these slots; returns the new items."""
+        old, count = self.ops, len(stage)
+        self.ops = Ops(
+            np.concatenate([old.kind, np.full(count, kind.value)]),
+            np.concatenate([old.stage, stage]),
+            np.concatenate([old.micro_batch, micro_batch]),
+            np.concatenate([old.peer, peer]),
+            np.concatenate([old.device, device]),
+            old.devices,
+            old.stages,
+        )
+        self._key = np.concatenate([self._key, _ROOM * slot + where])
+        return np.arange(len(old), len(old) + count)
+
+    def link(self, send: Ints, receive: Ints, size: Ints, returning: bool, given: bool) -> None:
+        """Records that these items are the two ends of messages."""
+        flags = np.full(len(send), returning), np.full(len(send), given)
+        pairs = zip(self.links, (send, receive, size, *flags), strict=True)
+        self.links = Links(*(np.concatenate(pair) for pair in pairs))
+
+    def add_receives(self, kind: Kind, send: Ints, device: Ints, size: Ints, returning: bool = False) -> None:
+        """Adds the other ends of messages at the head of these devices' lists."""
+        ops = self.ops
+        stage, peer = ops.stage[send], ops.peer[send]
+        stage, peer = (stage, ops.device[send]) if kind == Kind.RECV_S else (peer, stage)
+        received = self.add(kind, stage, ops.micro_batch[send], peer, device, self.first_slot[device], _HEAD)
+        self.link(send, received, size, returning, given=False)
+
+    def move_receives(self, links: Ints, slot: Ints) -> None:
+        """Puts the RECVs of these messages before the ops of these slots, at one slot in the order given."""
+        rows = np.sort(self.links.receive[links])
+        old, ops = self.links.receive[links], self.ops
+        for column in (ops.kind, ops.stage, ops.micro_batch, ops.peer, ops.device):
+            column[rows] = column[old]
+        self.links.receive[links] = rows
+        self._key[rows] = _ROOM * slot + RECEIVE
+        self.ops = replace(ops)
+
+    @property
+    def order(self) -> Ints:
+        """Items in list order."""
+        return np.argsort(self._key, kind="stable")
+
+    def columns(self, order: Ints) -> tuple[Ops, Messages]:
+        """The op lists and messages as they are now, for the items in list order."""
+        ops = self.ops
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        kind, stage, micro_batch = ops.kind[order], ops.stage[order], ops.micro_batch[order]
+        listed = Ops(kind, stage, micro_batch, ops.peer[order], ops.device[order], ops.devices, ops.stages)
+        send = place[self.links.send]
+        by_send = np.argsort(send, kind="stable")
+        receive, size = place[self.links.receive][by_send], self.links.bytes[by_send]
+        shipped = len(ops.where(Kind.SEND_S)) > 0
+        returning = self.links.returning[by_send] if shipped else None
+        return listed, Messages(send[by_send], receive, size, returning)

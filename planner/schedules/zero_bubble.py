@@ -1,0 +1,63 @@
+"""Zero-bubble schedules with the stages in device order: ZB-H1, ZB-H2 and interleaved 1F1B with split backwards.
+
+ZB-H1, 3 devices, 4 micro-batches, F = I = W, one column a slot:
+
+    device 0   F0 F1 F2 .  .  I0 W0 F3 I1 W1 .  I2 W2 .  I3 W3
+"""
+
+from __future__ import annotations
+
+from ..plan import Op
+from .layout import Layout, forward, input_backward, pipeline, require
+from .list_order import with_weights
+from .one_way import interleaved_order, looped
+
+
+def zb_h1(devices: int, micro_batches: int) -> Layout:
+    """1F1B with split backwards and its memory, D stashes (Qi et al., arXiv:2401.10241, section 2.1).
+
+    Bubble (D-1)(F + I - W) for W <= F, W <= I and N >= D.
+    """
+    return _split_1f1b("zb-h1", [devices - s for s in range(devices)], micro_batches, devices)
+
+
+def zb_h2(devices: int, micro_batches: int) -> Layout:
+    """Stage s starts with 2(D-s) - 1 forwards and holds up to 2D - 1 stashes (arXiv:2401.10241, section 2.2).
+
+    From its first op to its last a device idles (D-1)(F + I - 2W) at most, for W <= F, W <= I and N >= 2D - 1;
+    devices start and end one F after each other, which an optimizer step that waits for nobody would hide.
+    """
+    warm = [2 * (devices - s) - 1 for s in range(devices)]
+    return _split_1f1b("zb-h2", warm, micro_batches, 2 * devices - 1)
+
+
+def _split_1f1b(name: str, warm: list[int], micro_batches: int, most: int) -> Layout:
+    devices = len(warm)
+    orders: list[list[Op]] = []
+    for s, before in enumerate(warm):
+        order = [forward(s, m) for m in range(min(before, micro_batches))]
+        for m in range(micro_batches):
+            order.append(input_backward(s, m))
+            if m + before < micro_batches:
+                order.append(forward(s, m + before))
+        orders.append(order)
+    filled = with_weights(orders, range(devices), most)
+    return Layout(name, devices, (pipeline(range(devices), range(micro_batches)),), filled)
+
+
+def interleaved_zb(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
+    """Interleaved 1F1B with split backwards: no device holds more stashes than its first device holds.
+
+    The order of interleaved 1F1B (arXiv:2104.04473) with W where a device would wait (arXiv:2401.10241). A last
+    group of fewer than D micro-batches keeps the order of a whole one.
+    """
+    name = f"interleaved-zb-{chunks}"
+    require(chunks >= 2, name, f"needs at least 2 chunks a device, got {chunks}")
+    whole = -(-micro_batches // devices) * devices
+    orders = [
+        [op for op in interleaved_order(d, devices, whole, chunks, input_backward) if op.micro_batch < micro_batches]
+        for d in range(devices)
+    ]
+    route = looped(devices, micro_batches, chunks)
+    filled = with_weights(orders, route.forward, (chunks + 1) * devices - 1)
+    return Layout(name, devices * chunks, (route,), filled)

@@ -1,0 +1,110 @@
+"""Annealing of per-device orders: one op moves within its device's sequence, the whole order is run again."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from .kernels import _CLOSE, NEVER, W, critical, draw, run
+
+
+@numba.njit(cache=True, nogil=True)
+def strip(a, order, fill, seq, begin_at, stop_at):
+    """Copies a complete order to `seq`, without its weight halves when a rule fills them in; returns its length."""
+    units = len(a.batches)
+    n = 0
+    for d in range(len(a.first) - 1):
+        begin_at[d] = n
+        for p in range(a.first[d], a.first[d + 1]):
+            if fill < 0.0 or order[p] // units != W:
+                seq[n] = order[p]
+                n += 1
+        stop_at[d] = n
+    return n
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def shift(seq, i, j):
+    """Moves the entry at i to j."""
+    o = seq[i]
+    step = 1 if j > i else -1
+    for q in range(i, j, step):
+        seq[q] = seq[q + step]
+    seq[j] = o
+
+
+@numba.njit(cache=True, nogil=True)
+def _path(a, w, fill, begin_at, makespan, path, state, index):
+    """A critical path as positions of the sequence that is annealed."""
+    length = critical(a, w, makespan, path, state)
+    if fill < 0.0:
+        return length
+    units = len(a.batches)
+    for d in range(len(begin_at)):
+        n = begin_at[d]
+        for p in range(a.first[d], a.first[d + 1]):
+            index[p] = n
+            if w.full[p] // units != W:
+                n += 1
+    kept = 0
+    for x in range(length):
+        if w.full[path[x]] // units != W:
+            path[kept] = index[path[x]]
+            kept += 1
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def anneal(a, w, order, moves, hot, cold, target, fill, state, stop):
+    """Anneals `order` (complete) in place to the best one found; returns its makespan, NEVER where it cannot run.
+
+    hot, cold: first and last temperature in seconds. Stops at `target` seconds. fill: as in kernels.run. A move is
+    accepted when the new makespan is below a level drawn beforehand, so that hopeless runs stop early. `stop`: an
+    array of one number; annealing ends when it is no longer 0.
+    """
+    total = len(order)
+    devices = len(a.first) - 1
+    seq, path, index = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    begin_at, stop_at = np.empty(devices, np.int64), np.empty(devices, np.int64)
+    n = strip(a, order, fill, seq, begin_at, stop_at)
+    value = run(a, w, seq, begin_at, stop_at, fill, NEVER)
+    if value >= NEVER:
+        return value
+    order[:] = w.full
+    best, best_seq = value, seq.copy()
+    length = _path(a, w, fill, begin_at, value, path, state, index)
+    cooling = (cold / hot) ** (1.0 / max(1, moves))
+    temperature = hot
+    since = 0
+    for _ in range(moves):
+        if best <= target or stop[0] != 0:
+            break
+        temperature *= cooling
+        since += 1
+        i = path[int(draw(state) * length)] if length > 0 and draw(state) < 0.85 else int(draw(state) * n)
+        r = draw(state)
+        by = 1 + int(draw(state) * (3 if r < 0.6 else (12 if r < 0.88 else 50)))
+        d = 0
+        while stop_at[d] <= i:
+            d += 1
+        j = max(begin_at[d], i - by) if draw(state) < 0.55 else min(stop_at[d] - 1, i + by)
+        if i == j or (abs(i - j) == 1 and seq[i] == seq[j]):
+            continue
+        shift(seq, i, j)
+        level = value - temperature * np.log(draw(state) + 1e-300)
+        new = run(a, w, seq, begin_at, stop_at, fill, level + _CLOSE * value)
+        if new >= NEVER:
+            shift(seq, j, i)
+        else:
+            value = new
+            if value < best - _CLOSE * best:
+                best, since = value, 0
+                order[:] = w.full
+                best_seq[:] = seq
+            length = _path(a, w, fill, begin_at, value, path, state, index)
+        if since >= 20000 and value > best * 1.01:
+            seq[:] = best_seq
+            since = 0
+            value = run(a, w, seq, begin_at, stop_at, fill, NEVER)
+            length = _path(a, w, fill, begin_at, value, path, state, index)
+    return best

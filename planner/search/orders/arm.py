@@ -1,0 +1,146 @@
+"""One structure in the race: its arrays, its best order so far, and the tasks that improve it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...operations import Candidate
+from ...plan import Op
+from . import anneal, greedy, kernels
+from .arrays import build, mirror, scratch
+from .kernels import NEVER, Arrays, Ints
+from .stretch import stretch, windows
+from .translate import from_ops, to_ops, weave
+
+FILLS = (0.3, 0.6, 1.0, -1.0)
+"""Rules for weight halves during annealing (kernels.run); the last one moves them like every op."""
+HOT = (0.02, 0.012, 0.008, 0.005)
+"""First temperature of an annealing, as a share of the makespan, round by round."""
+LEADS = (1, 2, 4)
+RAISED = (0.5, 1.0, 3.0)
+"""Orders of offloaded stashes start from orders made for so much more memory."""
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass
+class Arm:
+    """A structure, searched with its own random numbers. `seconds`: makespan of `order`, infinite without one."""
+
+    candidate: Candidate
+    split: bool
+    folded: bool
+    seed: int
+    lowered: tuple[int, ...] = ()
+    order: Ints | None = None
+    seconds: float = NEVER
+    rounds: int = 0
+    arrays: Arrays = field(init=False)
+    state: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrays = build(self.candidate, self.split, self.lowered, self.folded)
+        self.state = np.array([(self.seed + 1) * _GOLDEN % 2**64 | 1], dtype=np.uint64)
+
+    @property
+    def ops(self) -> int:
+        """Ops of the order: what one evaluation costs."""
+        return int(self.arrays.first[-1])
+
+    def ops_by_device(self) -> list[list[Op]]:
+        """The best order as compute orders of the whole cluster."""
+        assert self.order is not None
+        return to_ops(self.candidate, self.arrays, self.order, self.folded)
+
+    # ------------------------------------------------------------ starts
+
+    def accept(self, order: Ints) -> None:
+        """Takes an order if it runs, fits, and is better."""
+        if len(order) != self.ops:
+            return
+        seconds = self._run(order)
+        if seconds < self.seconds:
+            self.order, self.seconds = order, seconds
+
+    def _run(self, order: Ints) -> float:
+        work, first = scratch(self.arrays), self.arrays.first
+        return float(kernels.run(self.arrays, work, order, first[:-1].copy(), first[1:].copy(), -1.0, NEVER))
+
+    def seed_with(self, orders: Sequence[Sequence[Op]]) -> None:
+        """Starts from known compute orders of the same structure."""
+        self.accept(from_ops(self.candidate, self.arrays, orders))
+
+    def start(self, tries: int, target_s: float, stop: Ints) -> None:
+        """Greedy orders by random rules; with offloaded stashes, woven into orders that have more memory."""
+        if not self.arrays.away.any():
+            found = self._greedy(self.arrays, tries, target_s, stop)
+            if found is not None:
+                self.accept(found)
+            return
+        for more in RAISED:
+            base = self._relaxed(more)
+            found = self._greedy(base, max(1, tries // len(RAISED)), 0.0, stop)
+            if found is None:
+                continue
+            for lead in LEADS:
+                woven = weave(self.arrays, found, lead)
+                if woven is not None:
+                    self.accept(woven)
+
+    def _greedy(self, arrays: Arrays, tries: int, target_s: float, stop: Ints) -> Ints | None:
+        order, rules = np.zeros(int(arrays.first[-1]), dtype=np.int64), np.zeros(greedy.PARAMETERS)
+        value = greedy.hunt(arrays, scratch(arrays), tries, target_s, self.state, order, rules, stop)
+        return order if value < NEVER else None
+
+    def _relaxed(self, more: float) -> Arrays:
+        """The arrays as if every stash stayed on a device with more memory."""
+        from dataclasses import replace
+
+        kept = tuple(tuple("keep" if p == "offload" else p for p in row) for row in self.candidate.stash)
+        extra = [-int(more * max(0, x)) for x in self.arrays.limit]
+        return build(replace(self.candidate, stash=kept), self.split, extra, self.folded)
+
+    # ------------------------------------------------------------ improvement
+
+    def improve(self, moves: int, target_s: float, stop: Ints) -> None:
+        """One annealing from the best order; hot at first, cooler in later rounds."""
+        if self.order is None:
+            return
+        fill = FILLS[(self.seed + self.rounds) % len(FILLS)]
+        hot = HOT[min(self.rounds, len(HOT) - 1)] * self.seconds
+        self.rounds += 1
+        order = self.order.copy()
+        seconds = anneal.anneal(
+            self.arrays, scratch(self.arrays), order, moves, hot, hot * 0.01, target_s, fill, self.state, stop
+        )
+        if seconds < self.seconds:
+            self.order, self.seconds = order, float(seconds)
+
+    def tightened(self, lowered: tuple[int, ...]) -> Arm:
+        """The same structure with bytes taken off its limits: for tensors in transit that the arrays leave out."""
+        return Arm(self.candidate, self.split, self.folded, self.seed, lowered)
+
+    def again(self, number: int) -> Arm:
+        """The same structure with other random numbers."""
+        return Arm(self.candidate, self.split, self.folded, self.seed + 104729 * (number + 1), self.lowered)
+
+    def stretched(self, candidate: Candidate) -> Arm:
+        """The arm of the same structure with more micro-batches, its order the best repetition of this one's."""
+        arm = Arm(candidate, self.split, self.folded, self.seed, self.lowered)
+        if self.order is None:
+            return arm
+        work, first = scratch(self.arrays), self.arrays.first
+        kernels.run(self.arrays, work, self.order, first[:-1].copy(), first[1:].copy(), -1.0, NEVER)
+        more = int(arm.arrays.batches.max() - self.arrays.batches.max())
+        for window in windows(self.arrays, self.order, work.start, more)[:24]:
+            arm.accept(stretch(self.arrays, self.order, work.start, window, more))
+        return arm
+
+
+def arms_of(candidate: Candidate, split: bool, seed: int, copies: int) -> list[Arm]:
+    """The arms of a structure: `copies` with different random numbers, and folded ones where it is mirrored."""
+    kinds = [False] + ([True] if mirror(candidate) is not None else [])
+    return [Arm(candidate, split, folded, seed * 1009 + 2 * k + folded) for folded in kinds for k in range(copies)]

@@ -1,0 +1,168 @@
+"""The race: many structures get a little annealing, the best of them more, until time or the bound is reached.
+
+Rounds are synchronous and every arm has its own random numbers, so that the outcome depends on seed and effort, not
+on the number of threads or the weather. Effort is counted in runs of one op; RATE of them are one unit of
+deterministic time, about a second.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+
+import numpy as np
+
+from ...errors import PlanError
+from ...lower import assemble
+from ...plan import Plan
+from ..fit import excess
+from ..session import Session
+from .arm import Arm
+from .kernels import NEVER, Ints
+
+RATE = 40e6
+EXPLORE = 0.5
+"""Share of the effort for short runs from many starts; a start's own quality says little about what it leads to."""
+BRANCHES, TWIGS = 5, 6
+"""The best structures of the first round that get more starts, and how many each."""
+HALVING = (10, 6, 4, 3)
+"""How many arms stay on, round after round; the last ones to the end."""
+TRIES = 12
+_MOST_TIGHTER = 4
+
+
+class Race:
+    """Arms that compete for effort (in units of deterministic time, see RATE)."""
+
+    def __init__(self, session: Session, arms: Sequence[Arm], effort: float, phase: str, offers: bool = True) -> None:
+        self.session, self.arms, self.effort, self.phase, self.offers = session, list(arms), effort, phase, offers
+        self.stop = np.zeros(1, dtype=np.int64)
+        self.spent = 0.0
+        self.deadline = math.inf
+        self.tighter: dict[int, int] = {}
+
+    # ------------------------------------------------------------ running
+
+    def run(self, deadline: float | None = None) -> list[Arm]:
+        """Races until the effort or the time (time.monotonic()) is used up; the arms with orders, best first."""
+        self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
+        count = len(self.arms) + BRANCHES * TWIGS
+        slice_ = EXPLORE * self.effort / max(1, count)
+        self._all(self._begin, slice_ * len(self.arms))
+        if not self._over():
+            self._branch(slice_)
+        for most in HALVING:
+            self._rank()
+            del self.arms[most:]
+            if not self.arms or self._over() or self.spent >= self.effort:
+                break
+            slice_ *= 2
+            left = (self.effort - self.spent) / len(self.arms)
+            self._all(Arm.improve, min(slice_, left) * len(self.arms))
+        while self.arms and not self._over() and self.spent < self.effort:
+            self._rank()
+            self._all(Arm.improve, min(slice_ * len(self.arms), self.effort - self.spent))
+        self._rank()
+        return self.arms
+
+    def _branch(self, slice_: float) -> None:
+        """More starts for the structures that did best."""
+        self._rank()
+        best: dict[tuple[int, bool], Arm] = {}
+        for arm in self.arms:
+            best.setdefault((id(arm.candidate), arm.folded), arm)
+        earlier = self.arms
+        self.arms = [arm.again(k) for arm in list(best.values())[:BRANCHES] for k in range(TWIGS)]
+        self._all(self._begin, slice_ * len(self.arms))
+        self.arms += earlier
+
+    def _all(self, task: Callable[[Arm, int, float, Ints], None], effort: float) -> None:
+        """One round: every arm gets an equal part of the effort; then what is better is offered."""
+        began = time.monotonic()
+        share = effort / max(1, len(self.arms))
+
+        def one(arm: Arm) -> None:
+            task(arm, max(50, int(share * RATE / max(1, arm.ops))), self._target, self.stop)
+
+        self._round([partial(one, arm) for arm in self.arms])
+        self.spent += max(effort, 1e-3)
+        self._offer()
+        if self.session.deterministic_limit is None and math.isfinite(self.deadline) and self.stop[0] == 0:
+            taken, left = time.monotonic() - began, self.deadline - time.monotonic()
+            if taken > 0.05:
+                self.effort = self.spent + max(0.0, left) * effort / taken
+
+    @staticmethod
+    def _begin(arm: Arm, moves: int, target_s: float, stop: Ints) -> None:
+        """A start by random rules and a first annealing."""
+        if arm.order is None:
+            arm.start(TRIES, target_s, stop)
+        arm.improve(moves, target_s, stop)
+
+    @property
+    def _target(self) -> float:
+        return self.session.bound_s * (1 + 1e-9) if self.offers else 0.0
+
+    def _over(self) -> bool:
+        return self.session.over or time.monotonic() >= self.deadline or (self.offers and self.session.proven)
+
+    def _round(self, tasks: list[Callable[[], None]]) -> None:
+        """Runs tasks on the session's threads; stops them when time is up or Ctrl-C comes."""
+        with ThreadPoolExecutor(self.session.workers) as pool:
+            futures = [pool.submit(task) for task in tasks]
+            try:
+                while wait(futures, timeout=0.2).not_done:
+                    self.session.report(self.phase)
+                    if self.session.over or time.monotonic() >= self.deadline:
+                        self.stop[0] = 1
+            except KeyboardInterrupt:
+                self.stop[0] = 1
+                self.session.interrupted = True
+                wait(futures)
+            for future in futures:
+                future.result()
+
+    def _rank(self) -> None:
+        self.arms = sorted((arm for arm in self.arms if arm.seconds < NEVER), key=lambda arm: arm.seconds)
+
+    # ------------------------------------------------------------ offers
+
+    def _offer(self) -> None:
+        """Simulates orders that promise to beat the best plan; where they do not fit, the arm gets less memory."""
+        if not self.offers:
+            return
+        for n, arm in enumerate(self.arms):
+            if arm.order is None or arm.seconds >= self.session.best_s * (1 - 1e-9):
+                continue
+            plan = simulated(arm)
+            if plan is None:
+                arm.order, arm.seconds = None, NEVER
+                continue
+            if self.session.offer(plan, self.phase):
+                continue
+            self.arms[n] = self._tighten(arm, excess(plan))
+
+    def _tighten(self, arm: Arm, over: list[int]) -> Arm:
+        count = self.tighter.get(arm.seed, 0) + 1
+        self.tighter[arm.seed] = count
+        if count > _MOST_TIGHTER:
+            arm.order, arm.seconds = None, NEVER
+            return arm
+        lowered = arm.lowered or (0,) * len(over)
+        tight = arm.tightened(tuple(less + more for less, more in zip(lowered, over, strict=True)))
+        if arm.order is not None:
+            tight.accept(arm.order)
+        if tight.order is None:
+            tight.start(100, 0.0, self.stop)
+        return tight
+
+
+def simulated(arm: Arm) -> Plan | None:
+    """The complete plan of an arm's order; None where it deadlocks."""
+    try:
+        return assemble(arm.candidate, arm.ops_by_device(), "search")
+    except PlanError:
+        return None

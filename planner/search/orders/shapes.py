@@ -1,0 +1,126 @@
+"""Structures worth ordering: how stages lie on the devices, in which directions, and what happens to their stashes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ...partition.chain import Chain, Cuts, cut
+from ...plan import Pipeline, Problem
+from ...workload import SearchSpace
+from ..fit import limits
+
+MOST_CHUNKS = 4
+"""Stages a device at most."""
+Order = tuple[int, ...]
+
+
+def routes(order: Order, chunks: int) -> list[Order]:
+    """Devices of the stages with so many chunks a device: back and forth, and round and round."""
+    zigzag: list[int] = []
+    for k in range(chunks):
+        zigzag += order if k % 2 == 0 else order[::-1]
+    found = [tuple(zigzag)]
+    if chunks > 1:
+        found.append(order * chunks)
+    return found
+
+
+def balanced(chain: Chain, route: Order) -> Cuts | None:
+    """A cut for a route that visits devices repeatedly: the dynamic programme's, then boundaries moved.
+
+    The programme balances stages; what counts is the load of a device, the sum over its stages.
+    """
+    start = cut(chain, route, [0] * len(route), buffers=0)
+    if start is None or len(set(route)) == len(route):
+        return start
+    seconds = chain.seconds
+    speed = {d: chain.speed(d) for d in route}
+
+    def worst(cuts: list[int]) -> tuple[float, float]:
+        ends = [0, *cuts, len(chain)]
+        load: dict[int, float] = {}
+        for s, d in enumerate(route):
+            load[d] = load.get(d, 0.0) + float(seconds[ends[s], ends[s + 1]]) / speed[d]
+        return max(load.values()), sum(x * x for x in load.values())
+
+    cuts = list(start)
+    best = worst(cuts)
+    improved = True
+    while improved:
+        improved = False
+        for k in range(len(cuts)):
+            for by in (-1, 1):
+                moved = [*cuts[:k], cuts[k] + by, *cuts[k + 1 :]]
+                low, high = ([0, *moved, len(chain)][k], [0, *moved, len(chain)][k + 2])
+                if low < moved[k] < high and worst(moved) < best:
+                    cuts, best, improved = moved, worst(moved), True
+    return tuple(cuts)
+
+
+def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[Order]) -> Iterator[Candidate]:
+    """Candidates with one pipeline or two in opposite directions, stashes kept."""
+    batches, layers = problem.workload.micro_batches, len(chain)
+    two = batches > 1 and (space.pipelines is None or space.pipelines > 1)
+    for order in orders:
+        if len(order) < 1 or (order[::-1] in orders and orders.index(order[::-1]) < orders.index(order)):
+            continue
+        for chunks in range(1, MOST_CHUNKS + 1):
+            if chunks * len(order) > layers:
+                break
+            for route in routes(order, chunks) if len(order) > 1 else [order * chunks][: 1 if chunks == 1 else 0]:
+                cuts = balanced(chain, route)
+                if cuts is None:
+                    continue
+                stages = chain.stages(cuts)
+                yield Candidate(problem, stages, (Pipeline(route, route, tuple(range(batches))),))
+                if two and len(order) > 1 and (chunks == 1 or route[: len(order)] != route[len(order) : 2 * len(order)]):
+                    twin = dict(zip(order, order[::-1], strict=True))
+                    back = tuple(twin[d] for d in route)
+                    down, up = tuple(range(0, batches, 2)), tuple(range(1, batches, 2))
+                    yield Candidate(problem, stages, (Pipeline(route, route, down), Pipeline(back, back, up)))
+
+
+def policies(problem: Problem, space: SearchSpace) -> list[str]:
+    """What may be done with a stash besides keeping it; nothing where memory holds all stashes anyhow.
+
+    Offloading needs a host link whose bandwidth is known: what has no price is not assumed to be free.
+    """
+    if not _binding(problem):
+        return []
+    priced = all(math.isfinite(group.host_link.bandwidth) for group in problem.cluster.nodes)
+    return [name for name, may in ((RECOMPUTE, space.recompute), (OFFLOAD, space.offload and priced)) if may]
+
+
+def _binding(problem: Problem) -> bool:
+    """Whether some device cannot hold the whole model with all its stashes."""
+    layers, workload = problem.model.layers, problem.workload
+    total = sum(
+        x.parameter_bytes + workload.gradient_bytes(x.parameter_bytes) + workload.optimizer_bytes(x.parameter_bytes)
+        + x.buffer_bytes * (1 + 2 * workload.micro_batches) + x.workspace_bytes
+        + workload.micro_batches * (max(x.stash_bytes, x.weight_stash_bytes) + 2 * x.output_bytes + (x.input_bytes or 0))
+        for x in layers
+    )  # fmt: skip
+    return total > min(limits(problem))
+
+
+def with_policy(candidate: Candidate, policy: str, share: float) -> Candidate:
+    """The candidate with this policy for the first `share` of its stages, where most micro-batches are in flight."""
+    stages = len(candidate.stages)
+    changed = max(1, round(stages * share))
+    row = (policy,) * changed + (KEEP,) * (stages - changed)
+    return replace(candidate, stash=tuple(row for _ in candidate.pipelines))
+
+
+def resized(candidate: Candidate, micro_batches: int) -> Candidate:
+    """The candidate with so many micro-batches, shared out as before."""
+    problem = candidate.problem
+    smaller = replace(problem, workload=replace(problem.workload, micro_batches=micro_batches))
+    count = len(candidate.pipelines)
+    pipelines = tuple(
+        Pipeline(p.forward, p.backward, tuple(range(k, micro_batches, count)))
+        for k, p in enumerate(candidate.pipelines)
+    )
+    return Candidate(smaller, candidate.stages, pipelines, candidate.stash)

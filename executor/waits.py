@@ -7,10 +7,13 @@ that is waited for, it ends in the forecast before what waits for it starts.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from ..planner.memory import CLOSE, jobs_of_ops
 from ..planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Plan
 from ..planner.simulate import simulate
 
@@ -33,46 +36,58 @@ class Waits:
 
 def waits(plan: Plan) -> list[Waits]:
     """The waits of every device. Raises Deadlock or PlanError for a plan that `check` rejects."""
-    jobs = simulate(plan).jobs
-    served = jobs.rank.copy()
-    served[jobs.messages.receive] = jobs.rank[jobs.messages.send]  # a RECV has its message's
-    start, end, rank = jobs.start.tolist(), jobs.end.tolist(), served.tolist()
+    timeline = simulate(plan)
+    jobs, unit = timeline.jobs, timeline.step_s * CLOSE or 1.0
+    job = jobs_of_ops(jobs)
+    start, end = (np.rint(time[job] / unit).astype(np.int64).tolist() for time in (jobs.start, jobs.end))
+    rank = jobs.rank[job].tolist()
     found, offset = [], 0
     for order in plan.orders:
         after = offset + len(order)
-        found.append(_of_list([op.kind for op in order], *(x[offset:after] for x in (start, end, rank))))
+        found.append(_List([op.kind for op in order], *(x[offset:after] for x in (start, end, rank))).waits())
         offset = after
     return found
 
 
-def _of_list(kinds: list[Kind], start: list[float], end: list[float], rank: list[int]) -> Waits:
-    line = [k for k, kind in enumerate(kinds) if kind in IN_LINE]
+@dataclass(frozen=True)
+class _List:
+    """One device's ops: kinds, times in units too fine to matter, and the order in which they were served.
 
-    def over(earlier: int, moment: float, before: float) -> bool:
-        """Whether it has ended by a moment. At that very moment: if it was served `before`, so that nobody can wait
-        in a circle where nothing takes any time."""
-        return end[earlier] < moment or (end[earlier] == moment and rank[earlier] < before)
+    What waits for something ends later, or at the same time and is served later: so nobody waits in a circle.
+    """
 
-    left: list[tuple[int, ...]] = []
-    gates: dict[int, int] = {}
-    leaving: list[int] = []  # posted, and not waited for in line yet
-    for k, kind in enumerate(kinds):
-        moment, before = start[k], rank[k] if start[k] == end[k] else math.inf
-        some: list[int] = []
-        if kind in IN_LINE:
-            some = [s for s in leaving if over(s, moment, before)]
-            leaving = [s for s in leaving if s not in some]
-        elif kind is Kind.FETCH:
-            gates[k] = next((j for j in reversed(line) if j < k or over(j, moment, before)), -1)
-            later = [s for s in range(k, gates[k]) if kinds[s] in _LEAVING]
-            some = [s for s in (*leaving, *later) if over(s, moment, before)]
-        elif kind in RECEIVES:  # holds up everything from here to the next in-line op
-            at = bisect_left(line, k)
-            moment = end[line[at - 1]] if at else 0.0
-            held_up = range(k, line[at] + 1 if at < len(line) else len(kinds))
-            before = min(rank[j] for j in held_up if rank[j] >= 0)
-            some = [s for s in leaving if over(s, moment, before)]
-        elif kind in _LEAVING:
-            leaving.append(k)
-        left.append(tuple(some))
-    return Waits(tuple(left), gates)
+    kinds: list[Kind]
+    start: list[int]
+    end: list[int]
+    rank: list[int]
+
+    def waits(self) -> Waits:
+        kinds = self.kinds
+        line = [k for k, kind in enumerate(kinds) if kind in IN_LINE]
+        left: list[tuple[int, ...]] = []
+        gates: dict[int, int] = {}
+        leaving: list[int] = []  # posted, and not waited for in line yet
+        for k, kind in enumerate(kinds):
+            some: list[int] = []
+            if kind in IN_LINE:
+                some = [s for s in leaving if self._over(s, self.start[k], [k])]
+                leaving = [s for s in leaving if s not in some]
+            elif kind is Kind.FETCH:
+                gates[k] = next((j for j in reversed(line) if j < k or self._over(j, self.start[k], [k])), -1)
+                later = [s for s in range(k, gates[k]) if kinds[s] in _LEAVING]
+                some = [s for s in (*leaving, *later) if self._over(s, self.start[k], [k])]
+            elif kind in RECEIVES:
+                at = bisect_left(line, k)
+                held_up = range(k, line[at] + 1 if at < len(line) else len(kinds))
+                some = [s for s in leaving if self._over(s, self.end[line[at - 1]] if at else 0, held_up)]
+            elif kind in _LEAVING:
+                leaving.append(k)
+            left.append(tuple(some))
+        return Waits(tuple(left), gates)
+
+    def _over(self, earlier: int, moment: int, held_up: Iterable[int]) -> bool:
+        """Whether it has ended by a moment, without waiting for anything that would wait for it."""
+        end, rank = self.end[earlier], self.rank[earlier]
+        if end != moment or self.start[earlier] < end:
+            return end <= moment
+        return all(self.end[j] > end or self.rank[j] > rank for j in held_up)

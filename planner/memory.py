@@ -1,6 +1,7 @@
 """Exact memory of every device and host over the simulated step: who allocates what, when, and what made the peak.
 
-An op allocates at its start and releases at its end; at equal times releases come first (design: instants).
+An op allocates at its start and releases at its end; at equal times releases come first (design: instants). What is
+posted at one time takes place in list order: a message that leaves makes room for what is listed behind its SEND only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ CATEGORIES = (
     "parameters", "gradients", "optimizer", "buffers", "stashes", "shipped stashes", "messages", "workspace",
 )  # fmt: skip
 _STASH, _GUEST, _MESSAGE, _WORKSPACE = 4, 5, 6, 7
-_START, _END, _POST = 0, 1, 2
-_TIE = 1e-9  # times closer than this share of the step are equal
-_FAR = 4 / _TIE  # ticks between devices: more than a step has
+_START, _END = 0, 1
+CLOSE = 1e-9
+"""Times closer than this share of the step are equal."""
+_FAR = 4 / CLOSE  # ticks between devices: more than a step has
 
 
 @dataclass(frozen=True)
@@ -35,40 +37,36 @@ class DeviceMemory:
 
 
 class _Line:
-    """The instants of every device in order: start and end of each in-line op, and then what is posted after it.
+    """The instants of every device in list order: two for each op, and before them two at time 0 for the device itself.
 
-    Each device begins with an empty op that ends at 0. An instant's number is 3 * (op's number in line) + kind.
+    An in-line op has its start and its end; what is posted stands where the list has it, at the time when the in-line
+    op before it has ended. So the list decides where times are equal.
     """
 
     def __init__(self, jobs: Jobs, step_s: float) -> None:
         ops = jobs.ops
-        working = ops.working
-        device = ops.device[working]
-        self.op = np.full(len(ops) + 1, -1, dtype=np.int64)  # the last entry stands for "no op"
-        self.op[working] = np.arange(len(working)) + device + 1
-        self.head = np.searchsorted(device, np.arange(ops.devices)) + np.arange(ops.devices)
-        count = len(working) + ops.devices
-        self.count = 3 * count
-        self.device = np.zeros(count, dtype=np.int64)
-        self.device[self.head[1:]] = 1
-        np.cumsum(self.device, out=self.device)
-        time = np.zeros((count, 3))
-        place = self.op[working]
-        time[place, _START] = jobs.start[working]
-        end = jobs.end[working]
-        time[place, _END] = time[place, _POST] = end
+        count = len(ops) + ops.devices
+        self.count = 2 * count
+        self.op = np.arange(len(ops)) + ops.device + 1
+        head = ops.first + np.arange(ops.devices)
+        self.device = np.repeat(np.arange(ops.devices), np.diff(np.append(head, count)))
+        end = np.append(jobs.end[: len(ops)], 0.0)
+        until = end[np.where(ops.in_line, np.arange(len(ops)), ops.previous)] if len(ops) else end[:0]
+        time = np.zeros((count, 2))
+        time[self.op, _START] = np.where(ops.in_line, jobs.start[: len(ops)], until)
+        time[self.op, _END] = until
         self.time: Floats = time.reshape(-1)
-        self.unit = step_s * _TIE
-        self.ticks = self.tick(self.time, np.repeat(self.device, 3))
+        self.unit = step_s * CLOSE
+        self.ticks = self.tick(self.time, np.repeat(self.device, 2))
 
     def tick(self, time: Floats, device: Ints) -> Floats:
         """Times in units too fine to matter, far apart between devices."""
         whole = np.rint(time / self.unit) if self.unit > 0 else np.zeros(len(time))
         return np.asarray(whole + device * _FAR, dtype=np.float64)
 
-    def after(self, previous: Ints, device: Ints) -> Ints:
-        """The instant at which something is posted behind this op (-1: at the head of the device's list)."""
-        return np.asarray(3 * np.where(previous >= 0, self.op[previous], self.head[device]) + _POST, dtype=np.int64)
+    def at(self, op: Ints, instant: int = 0) -> Ints:
+        """The number of an op's instant."""
+        return np.asarray(2 * self.op[op] + instant, dtype=np.int64)
 
 
 class _Events:
@@ -79,11 +77,11 @@ class _Events:
         self.line = _Line(jobs, step_s)
         self.listed: list[tuple[Ints, Ints, int]] = []  # instant, bytes, category
         self.needed: list[Ints] = []  # for whatever arrives, the instant that needs it
-        self.loose: list[tuple[Ints, Floats, Ints, Ints, int]] = []  # device, time, first instant, bytes, category
+        self.loose: list[tuple[Ints, Floats, Ints, int]] = []  # op, time, bytes, category
 
     def _add(self, op: Ints, instant: int, delta: Ints, category: int) -> None:
         if len(op):
-            self.listed.append((3 * self.line.op[op] + instant, delta, category))
+            self.listed.append((self.line.at(op, instant), delta, category))
 
     def start(self, op: Ints, delta: Ints, category: int) -> None:
         self._add(op, _START, delta, category)
@@ -93,29 +91,22 @@ class _Events:
 
     def post(self, op: Ints, delta: Ints, category: int) -> None:
         """At the place of a posted op: when the in-line op before it has ended."""
-        if len(op):
-            ops = self.jobs.ops
-            self.listed.append((self.line.after(ops.previous[op], ops.device[op]), delta, category))
+        self._add(op, _START, delta, category)
 
-    def left(self, op: Ints, delta: Ints, category: int, received: bool = False) -> None:
-        """When a message or copy has left; before whatever starts at the same time on the device.
-
-        What was itself `received` leaves after all that is posted at the same place.
-        """
-        self._add_loose(op, self.end[op], delta, category, int(received))
+    def left(self, op: Ints, delta: Ints, category: int) -> None:
+        """When a message or copy has left; before whatever starts or is posted at the same time behind it."""
+        self._add_loose(op, self.end[op], delta, category)
 
     def arrives(self, op: Ints, user: Ints, delta: Ints, category: int) -> None:
         """When a copy starts to arrive; after whatever ends at the same time on the device, but before its user."""
         some = delta > 0
         op = op[some]
         self._add_loose(op, self.jobs.start[op], delta[some], category)
-        self.needed.append(3 * self.line.op[user[some]] + _START)
+        self.needed.append(self.line.at(user[some]))
 
-    def _add_loose(self, op: Ints, time: Floats, delta: Ints, category: int, later: int = 0) -> None:
+    def _add_loose(self, op: Ints, time: Floats, delta: Ints, category: int) -> None:
         if len(op):
-            ops = self.jobs.ops
-            device = ops.device[op]
-            self.loose.append((device, time, self.line.after(ops.previous[op], device) + later, delta, category))
+            self.loose.append((op, time, delta, category))
 
 
 def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> list[DeviceMemory]:
@@ -142,16 +133,51 @@ class _Loose:
         if not events.loose:
             return cls(NOWHERE, np.zeros(0), NOWHERE, NOWHERE)
         line, parts = events.line, events.loose
-        device, time, first, delta = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:4])
-        category = np.repeat([part[4] for part in parts], [len(part[0]) for part in parts])
-        tick = line.tick(time, device)
+        op, time, delta = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
+        category = np.repeat([part[3] for part in parts], [len(part[0]) for part in parts])
+        first, tick = line.at(op), line.tick(time, events.jobs.ops.device[op])
         before = np.maximum(first, np.searchsorted(line.ticks, tick, "left"))
+        sudden = np.flatnonzero((delta < 0) & (line.tick(events.jobs.start[op], line.device[line.op[op]]) == tick))
+        if len(sudden):
+            before[sudden] = _served_before(events, op[sudden], tick[sudden], before[sudden])
         some = np.flatnonzero(delta > 0)
         if len(some):
             free = np.searchsorted(line.ticks, tick[some], "right")
             before[some] = np.maximum(first[some], np.minimum(free, np.concatenate(events.needed)))
         order = np.lexsort((delta, tick, before)) if len(some) else np.argsort(before, kind="stable")
         return cls(before[order], time[order], delta[order], category[order])
+
+
+def jobs_of_ops(jobs: Jobs) -> Ints:
+    """The job of every op: a RECV's is its message, a REDUCE's its reduction."""
+    found = np.arange(len(jobs.ops))
+    found[jobs.messages.receive] = jobs.messages.send
+    reduce = jobs.ops.where(Kind.REDUCE)
+    found[reduce] = [jobs.reduce_job[stage] for stage in jobs.ops.stage[reduce].tolist()]
+    return found
+
+
+def _served_before(events: _Events, op: Ints, tick: Floats, before: Ints) -> Ints:
+    """The first instants, from these on, that hold up nothing which these ops, of no length, wait for.
+
+    Two devices may send one another something at one time where each posts its RECV behind its SEND: only one of
+    them can wait for its message to leave. It is the one whose message was served first.
+    """
+    jobs, ops, line = events.jobs, events.jobs.ops, events.line
+    most = len(jobs.rank)
+    job = jobs_of_ops(jobs)
+    place = line.at(np.arange(len(ops)))
+    at_once = line.tick(jobs.end[job], ops.device) == line.ticks[place]
+    # an op's place holds up all that is posted there behind it, and the next op in line
+    group = (np.cumsum(ops.in_line) - ops.in_line + ops.device) * (most + 1)
+    urgent = np.minimum.accumulate((np.where(at_once, jobs.rank[job], most) + group)[::-1])[::-1] - group
+    needed = np.full(line.count + 1, -1, dtype=np.int64)
+    needed[place] = urgent
+    needed[place + 1] = np.where(at_once, urgent, -1)
+    ticks = np.append(line.ticks, np.inf)
+    while (stuck := (ticks[before] == tick) & (needed[before] < jobs.rank[op])).any():
+        before = before + stuck
+    return before
 
 
 def _curves(events: _Events, static: list[dict[str, int]]) -> list[DeviceMemory]:
@@ -169,8 +195,8 @@ def _curves(events: _Events, static: list[dict[str, int]]) -> list[DeviceMemory]
     merged[at], time[at] = loose.delta, loose.time
     merged[listed], time[listed] = change[changing], line.time[changing]
     owner = np.empty(count, dtype=np.int64)
-    owner[at] = line.device[(loose.before - 1) // 3]
-    owner[listed] = line.device[changing // 3]
+    owner[at] = line.device[(loose.before - 1) // 2]
+    owner[listed] = line.device[changing // 2]
     edges = np.searchsorted(owner, np.arange(len(static) + 1)).tolist()
     totals, times = _running(np.array([sum(parts.values()) for parts in static], dtype=np.int64), edges, merged, time)
     peaks = [int(np.argmax(total)) for total in totals]
@@ -209,8 +235,8 @@ def _parts(
     """Bytes by [device, category] of all changes that come before place `last` of their device."""
     line, devices = events.line, len(last)
     category = np.repeat([part[2] for part in events.listed], [len(part[0]) for part in events.listed]).astype(np.int64)
-    device = line.device[instant // 3]
-    loose_device = line.device[(loose.before - 1) // 3]
+    device = line.device[instant // 2]
+    loose_device = line.device[(loose.before - 1) // 2]
     owner = np.concatenate([device, loose_device])
     before = np.concatenate([rank[instant], at]) < last[owner]
     key = (owner * len(CATEGORIES) + np.concatenate([category, loose.category]))[before]
@@ -328,7 +354,7 @@ def _away_events(events: _Events, costs: StageCosts) -> None:
             (shipped & ~found.returning, _STASH, _GUEST),
             (shipped & found.returning, _GUEST, _STASH),
         ):
-            events.left(found.send[which], -found.bytes[which], leaves, received=leaves == _GUEST)
+            events.left(found.send[which], -found.bytes[which], leaves)
             events.post(found.receive[which], found.bytes[which], comes)
 
 
@@ -341,7 +367,7 @@ def host_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) 
     node = np.array([device.node for device in cluster.devices])[ops.device[np.concatenate([out, back])]]
     time = np.concatenate([jobs.start[out], jobs.end[back]])
     delta = np.concatenate([costs.stash_bytes[ops.stage[out]], -costs.stash_bytes[ops.stage[back]]])
-    unit = step_s * _TIE
+    unit = step_s * CLOSE
     tick = np.rint(time / unit) if unit > 0 else time
     order = np.lexsort((delta, tick))
     found = []

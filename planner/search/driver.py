@@ -96,7 +96,8 @@ def plan(
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     searching = session.space.schedule == "search"
-    session.bound_s = bounds.space(session.problem, session.space)
+    together = replace(session.space, separate_backward=False)  # no plan separates them yet
+    session.bound_s = bounds.space(session.problem, together)
     if math.isinf(session.bound_s):
         return
     if hint is not None and searching:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
+from .. import bounds
 from ..errors import PlanError
 from ..lower import assemble
 from ..operations import KEEP, RECOMPUTE, Candidate
 from ..plan import COMPUTE, Kind, Op, Plan
+from .orders.arm import Arm
 from .orders.search import search_orders
 from .portfolio import Order
 from .session import Session
@@ -18,8 +22,13 @@ from .solver import Effort
 from .structure import Hunt
 from .windows import improve as improve_window
 
-EXACT, ORDERS, WINDOWS = 0.2, 0.4, 0.3
-"""Shares of the effort; the exact search gets what is left."""
+SMALL = 300
+"""F and B ops (one stage a device) up to which exact search comes first with all its weight."""
+SMALL_SHARES, SHARES = (0.3, 0.3, 0.2), (0.08, 0.45, 0.4)
+"""Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
+LARGE_SHARES = (0.0, 0.6, 0.4)
+"""The same where no exact model is built."""
+MOST_POLISHED = 4
 MOST_WINDOW_OPS = 5000
 _OPS_IN_WINDOW = 110
 _WINDOW = 3.0
@@ -36,23 +45,22 @@ class Budget:
 def improve(session: Session, orders: list[Order]) -> None:
     """Improves session.best until nothing searched can be better, or time or effort is used up."""
     hunt = Hunt(session, orders)
-    shares = (EXACT, ORDERS, WINDOWS) if hunt.solvable else (0.0, 0.6, 0.4)
     session.report("exact search")
+    exact, annealing, windows = (SMALL_SHARES if hunt.ops <= SMALL else SHARES) if hunt.solvable else LARGE_SHARES
+    fixed = session.deterministic_limit is not None
     if hunt.solvable:
-        _hunt(hunt, _budget(session, shares[0]))
+        _hunt(hunt, _budget(session, exact))
+    arms: list[Arm] = []
     if not _done(session):
-        left = sum(shares[1:]) + (1 - sum(shares) if hunt.solvable else 0.0)
-        budget = _budget(session, shares[1] if session.deterministic_limit is not None else shares[1] / left)
-        search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
+        budget = _budget(session, annealing if fixed else annealing / (1 - exact))
+        arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
+    entries = _entries(session, arms)
     if not _done(session):
-        _polish(session, _budget(session, shares[2] if session.deterministic_limit is not None else 0.75))
+        _polish(session, entries, _budget(session, windows if fixed else windows / (1 - exact - annealing)))
     if hunt.solvable and not _done(session):
-        _hunt(hunt, _budget(session, 1 - sum(shares) if session.deterministic_limit is not None else 1.0))
-    while session.deterministic_limit is None and not _done(session):
-        before = session.remaining_s
-        _polish(session, _budget(session, 1.0))
-        if session.remaining_s > before - 0.05:
-            return
+        _hunt(hunt, _budget(session, 1 - exact - annealing - windows if fixed else 1.0))
+    if not fixed and not _done(session):
+        _polish(session, entries, _budget(session, 1.0))
 
 
 def _budget(session: Session, share: float) -> Budget:
@@ -78,32 +86,84 @@ def compute_orders(plan: Plan) -> list[list[Op]]:
     return [[op for op in order if op.kind in COMPUTE and op.kind != Kind.STEP] for order in plan.orders]
 
 
-def _polish(session: Session, budget: Budget) -> None:
-    """CP-SAT on one time slice of the best plan after the other."""
+@dataclass
+class Polished:
+    """An order under improvement by windows; no order of its candidate takes less than bound_s."""
+
+    candidate: Candidate
+    orders: list[list[Op]] | tuple[tuple[Op, ...], ...]
+    step_s: float
+    bound_s: float
+
+
+def _entry(session: Session, candidate: Candidate, orders: list[list[Op]], step_s: float) -> list[Polished]:
+    """The order as an entry, where windows can handle it."""
+    policies = {policy for row in candidate.stash for policy in row}
+    if sum(map(len, orders)) > MOST_WINDOW_OPS or not policies <= {KEEP, RECOMPUTE}:
+        return []
+    bound_s = bounds.candidate(candidate, None, session.space.split_backward)
+    return [Polished(candidate, orders, step_s, bound_s)]
+
+
+def _entries(session: Session, arms: list[Arm]) -> list[Polished]:
+    """The best plan and the best arms of the race."""
+    found: list[Polished] = []
     plan = session.best
-    if plan is None or any(policy not in (KEEP, RECOMPUTE) for row in plan.stash for policy in row):
-        return
-    orders: list[list[Op]] | tuple[tuple[Op, ...], ...] = compute_orders(plan)
-    count = sum(map(len, orders))
-    if count > MOST_WINDOW_OPS:
-        return
-    candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
-    rng, used = random.Random(session.seed + count), 0.0
-    while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline:
-        step_s = session.best_s
-        width = step_s * min(1.0, _OPS_IN_WINDOW * rng.choice((0.6, 1.0, 1.6)) / count)
-        low = rng.choice((0.0, step_s - width, rng.uniform(0, step_s - width), rng.uniform(0, step_s - width)))
-        seconds = min(_WINDOW, budget.deadline - time.monotonic(), session.remaining_s)
-        effort = Effort(seconds, _WINDOW, 1, rng.randrange(2**30))
-        found, outcome = improve_window(candidate, orders, low, low + width, effort, sideways=True)
-        session.interrupted |= outcome.interrupted
-        used += max(outcome.effort, 0.01)
-        if found is None:
-            continue
-        try:
-            better = assemble(candidate, found, "search")
-        except PlanError:
-            continue
-        if session.offer(better, "windows"):
-            orders = found
-        session.report("windows")
+    if plan is not None:
+        same = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
+        found += _entry(session, same, compute_orders(plan), session.best_s)
+    for arm in arms[:MOST_POLISHED]:
+        if arm.order is not None and arm.seconds > session.best_s and not any(arm.lowered):
+            found += _entry(session, arm.candidate, arm.ops_by_device(), arm.seconds)
+    return found
+
+
+def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
+    """CP-SAT on time slices of good orders, one slice a worker at a time, the best order most often."""
+    rng, used = random.Random(session.seed + len(entries)), 0.0
+    with ThreadPoolExecutor(session.workers) as pool:
+        while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline:
+            entries.sort(key=lambda e: e.step_s)
+            entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - 1e-9)]
+            if not entries:
+                return
+            seconds = min(_WINDOW, budget.deadline - time.monotonic(), session.remaining_s)
+            chosen = [entries[0] if rng.random() < 0.6 else rng.choice(entries) for _ in range(session.workers)]
+            slices = [_slice(entry, rng) for entry in chosen]
+            try:
+                results = list(pool.map(partial(_window, seconds), chosen, slices))
+            except KeyboardInterrupt:
+                session.interrupted = True
+                return
+            for entry, (better, spent) in zip(chosen, results, strict=True):
+                used += spent
+                if better is not None:
+                    _take(session, entry, better)
+            session.report("windows")
+
+
+def _slice(entry: Polished, rng: random.Random) -> tuple[float, float, int]:
+    """Begin and length of a time slice of an order (seconds), and a seed."""
+    step_s, count = entry.step_s, sum(map(len, entry.orders))
+    width = step_s * min(1.0, _OPS_IN_WINDOW * rng.choice((0.6, 1.0, 1.6, 2.4)) / count)
+    inside = rng.uniform(0, step_s - width)
+    return rng.choice((0.0, step_s - width, inside, inside, inside)), width, rng.randrange(2**30)
+
+
+def _take(session: Session, entry: Polished, better: Plan) -> None:
+    """Keeps an order that is no longer than the entry's and fits."""
+    assert better.forecast is not None
+    if better.forecast.step_s <= entry.step_s and session.offer(better, "windows"):
+        entry.orders, entry.step_s = compute_orders(better), better.forecast.step_s
+
+
+def _window(seconds: float, entry: Polished, place: tuple[float, float, int]) -> tuple[Plan | None, float]:
+    """An order at least as good that differs in one slice, or None; and the deterministic time used."""
+    low, width, seed = place
+    try:
+        effort = Effort(seconds, _WINDOW, 1, seed)
+        found, outcome = improve_window(entry.candidate, entry.orders, low, low + width, effort, sideways=True)
+        better = None if found is None else assemble(entry.candidate, found, "search")
+    except PlanError:
+        return None, 0.01
+    return better, max(outcome.effort, 0.01)

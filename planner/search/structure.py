@@ -138,10 +138,15 @@ class Hunt:
             self.session.shapes_s = max(self.session.shapes_s, self._nearest_s)
 
     @property
+    def ops(self) -> int:
+        """F and B ops of a plan with one stage a device."""
+        return 2 * self.session.problem.workload.micro_batches * self.session.stages
+
+    @property
     def solvable(self) -> bool:
         """Whether the models are small enough to be built."""
         most = MOST_OPS if self.policies == {KEEP} else MOST_OPS // 3
-        return 2 * self.session.problem.workload.micro_batches * self.session.stages <= most
+        return self.ops <= most
 
     def run(self, deadline: float, effort: float) -> None:
         """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up."""

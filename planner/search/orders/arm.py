@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...operations import Candidate
+from ... import bounds
+from ...operations import KEEP, OFFLOAD, Candidate
 from ...plan import Op
 from . import anneal, greedy, kernels
 from .arrays import build, mirror, scratch
@@ -26,9 +27,12 @@ RAISED = (0.5, 1.0, 3.0)
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-@dataclass
+@dataclass(eq=False)
 class Arm:
-    """A structure, searched with its own random numbers. `seconds`: makespan of `order`, infinite without one."""
+    """A structure, searched with its own random numbers.
+
+    seconds: makespan of `order`, NEVER without one. bound_s: no order of the structure takes less.
+    """
 
     candidate: Candidate
     split: bool
@@ -38,6 +42,7 @@ class Arm:
     order: Ints | None = None
     seconds: float = NEVER
     rounds: int = 0
+    bound_s: float = 0.0
     arrays: Arrays = field(init=False)
     state: NDArray[np.uint64] = field(init=False)
 
@@ -97,9 +102,7 @@ class Arm:
 
     def _relaxed(self, more: float) -> Arrays:
         """The arrays as if every stash stayed on a device with more memory."""
-        from dataclasses import replace
-
-        kept = tuple(tuple("keep" if p == "offload" else p for p in row) for row in self.candidate.stash)
+        kept = tuple(tuple(KEEP if p == OFFLOAD else p for p in row) for row in self.candidate.stash)
         extra = [-int(more * max(0, x)) for x in self.arrays.limit]
         return build(replace(self.candidate, stash=kept), self.split, extra, self.folded)
 
@@ -121,15 +124,15 @@ class Arm:
 
     def tightened(self, lowered: tuple[int, ...]) -> Arm:
         """The same structure with bytes taken off its limits: for tensors in transit that the arrays leave out."""
-        return Arm(self.candidate, self.split, self.folded, self.seed, lowered)
+        return replace(self, lowered=lowered, order=None, seconds=NEVER)
 
     def again(self, number: int) -> Arm:
         """The same structure with other random numbers."""
-        return Arm(self.candidate, self.split, self.folded, self.seed + 104729 * (number + 1), self.lowered)
+        return replace(self, seed=self.seed + 104729 * (number + 1), order=None, seconds=NEVER, rounds=0)
 
-    def stretched(self, candidate: Candidate) -> Arm:
-        """The arm of the same structure with more micro-batches, its order the best repetition of this one's."""
-        arm = Arm(candidate, self.split, self.folded, self.seed, self.lowered)
+    def stretched(self, longer: Arm) -> Arm:
+        """The arm of a structure with more micro-batches, its order the best repetition of this one's."""
+        arm = longer.again(self.seed)
         if self.order is None:
             return arm
         work, first = scratch(self.arrays), self.arrays.first
@@ -142,5 +145,10 @@ class Arm:
 
 def arms_of(candidate: Candidate, split: bool, seed: int, copies: int) -> list[Arm]:
     """The arms of a structure: `copies` with different random numbers, and folded ones where it is mirrored."""
+    bound_s = bounds.candidate(candidate, None, split)
     kinds = [False] + ([True] if mirror(candidate) is not None else [])
-    return [Arm(candidate, split, folded, seed * 1009 + 2 * k + folded) for folded in kinds for k in range(copies)]
+    return [
+        Arm(candidate, split, folded, seed * 1009 + 2 * k + folded, bound_s=bound_s)
+        for folded in kinds
+        for k in range(copies)
+    ]

@@ -43,11 +43,15 @@ class Race:
         self.spent = 0.0
         self.deadline = math.inf
         self.tighter: dict[int, int] = {}
+        self.reached: list[Arm] = []
 
     # ------------------------------------------------------------ running
 
     def run(self, deadline: float | None = None) -> list[Arm]:
-        """Races until the effort or the time (time.monotonic()) is used up; the arms with orders, best first."""
+        """Races until the effort or the time (time.monotonic()) is used up; the arms left, best first.
+
+        An arm that has reached its own bound leaves the race; the best of those come last.
+        """
         self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
         count = len(self.arms) + BRANCHES * TWIGS
         slice_ = EXPLORE * self.effort / max(1, count)
@@ -66,7 +70,7 @@ class Race:
             self._rank()
             self._all(Arm.improve, min(slice_ * len(self.arms), self.effort - self.spent))
         self._rank()
-        return self.arms
+        return self.arms + [arm for arm in self.reached if not self.offers]
 
     def _branch(self, slice_: float) -> None:
         """More starts for the structures that did best."""
@@ -85,7 +89,8 @@ class Race:
         share = effort / max(1, len(self.arms))
 
         def one(arm: Arm) -> None:
-            task(arm, max(50, int(share * RATE / max(1, arm.ops))), self._target, self.stop)
+            target_s = max(self._target, arm.bound_s * (1 + 1e-9))
+            task(arm, max(50, int(share * RATE / max(1, arm.ops))), target_s, self.stop)
 
         self._round([partial(one, arm) for arm in self.arms])
         self.spent += max(effort, 1e-3)
@@ -126,7 +131,12 @@ class Race:
                 future.result()
 
     def _rank(self) -> None:
-        self.arms = sorted((arm for arm in self.arms if arm.seconds < NEVER), key=lambda arm: arm.seconds)
+        """Arms with orders, best first; without those that cannot become better than the best."""
+        ranked = sorted((arm for arm in self.arms if arm.order is not None), key=lambda arm: arm.seconds)
+        best_s = min(ranked[0].seconds, self.session.best_s if self.offers else NEVER) if ranked else NEVER
+        hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - 1e-9)]
+        self.arms = hopeful if self.offers or hopeful else ranked[:1]
+        self.reached += [arm for arm in ranked[:1] if arm not in hopeful]
 
     # ------------------------------------------------------------ offers
 

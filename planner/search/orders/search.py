@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 
+from ... import bounds
 from ...operations import Candidate
 from ...plan import Plan
 from ..session import Session
@@ -20,13 +21,16 @@ SHARES = (1.0, 0.5, 0.25)
 """Shares of a pipeline's stages whose stashes are recomputed or offloaded, in the structures tried first."""
 
 
-def search_orders(session: Session, orders: list[Order], seconds: float, limit: float) -> None:
-    """Improves session.best by annealing orders of many structures for `seconds`, or `limit` units of effort."""
+def search_orders(session: Session, orders: list[Order], seconds: float, limit: float) -> list[Arm]:
+    """Improves session.best by annealing orders of many structures for `seconds`, or `limit` units of effort.
+
+    Returns the arms that may still be improved, best first.
+    """
     if not ready(seconds):
-        return
+        return []
     candidates = [c for c in _candidates(session, orders) if _ops(c) <= MOST_OPS]
     if not candidates:
-        return
+        return []
     effort = limit if math.isfinite(limit) else seconds * session.workers
     end = time.monotonic() + seconds
     copies = 2 if len(candidates) <= 16 else 1
@@ -36,19 +40,16 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
         for arm in arms_of(candidate, session.space.split_backward, 31 * n + session.seed, copies)
     ]
     small = _few(session, arms)
-    starts: list[Arm] = []
     if small:
-        race = Race(session, small, 0.45 * effort, "order search, few micro-batches", offers=False)
-        best = race.run(time.monotonic() + 0.45 * seconds)
-        full = {arm.seed: arm for arm in arms}
-        starts = [arm.stretched(full[arm.seed].candidate) for arm in best[:6]]
-        starts = [arm for arm in starts if arm.order is not None]
-        kept = {id(arm.candidate) for arm in starts}
-        arms = starts + [arm for arm in arms if id(arm.candidate) in kept or not kept][: 6 if starts else None]
-        effort *= 0.55
+        race = Race(session, list(small.values()), 0.5 * effort, "order search, few micro-batches", offers=False)
+        best = race.run(time.monotonic() + 0.5 * seconds)
+        full = {(id(arm.candidate), arm.folded): arms[n] for n, arm in small.items()}
+        starts = [arm.stretched(full[id(arm.candidate), arm.folded]) for arm in best[:8]]
+        arms = [arm for arm in starts if arm.order is not None] or arms
+        effort *= 0.5
     for arm in arms:
         _seed(arm, session.best)
-    Race(session, arms, effort, "order search").run(end)
+    return Race(session, arms, effort, "order search").run(end)
 
 
 def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:
@@ -75,15 +76,25 @@ def _ops(candidate: Candidate) -> int:
     return 3 * len(candidate.stages) * candidate.problem.workload.micro_batches
 
 
-def _few(session: Session, arms: list[Arm]) -> list[Arm]:
-    """The arms with fewer micro-batches, where those can be repeated; empty where that would save little."""
+def _few(session: Session, arms: list[Arm]) -> dict[int, Arm]:
+    """By number, the arms with fewer micro-batches; empty where that would save little.
+
+    The number left out has many divisors, so that windows of several micro-batches can be repeated.
+    """
     batches, devices = session.problem.workload.micro_batches, len(session.problem.cluster)
-    fewer = batches - 24 * ((batches - 2 * devices) // 24) if batches >= 2 * devices + 24 else batches
-    if fewer == batches and batches - 12 >= 2 * devices:
-        fewer = batches - 12
-    if fewer > 0.7 * batches or batches * devices < 200:
-        return []
-    return [Arm(resized(arm.candidate, fewer), arm.split, arm.folded, arm.seed) for arm in arms]
+    spare = batches - 2 * devices
+    left_out = spare // 24 * 24 if spare >= 24 else 12 * (spare >= 12)
+    if left_out < 0.3 * batches or batches * devices < 200:
+        return {}
+    smaller: dict[int, Candidate] = {}
+    return {
+        n: Arm(
+            smaller.setdefault(id(arm.candidate), resized(arm.candidate, batches - left_out)),
+            arm.split, arm.folded, arm.seed,
+            bound_s=bounds.candidate(smaller[id(arm.candidate)], None, arm.split),
+        )
+        for n, arm in enumerate(arms)
+    }  # fmt: skip
 
 
 def _seed(arm: Arm, best: Plan | None) -> None:

@@ -86,12 +86,15 @@ def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[
 def policies(problem: Problem, space: SearchSpace) -> list[str]:
     """What may be done with a stash besides keeping it; nothing where memory holds all stashes anyhow.
 
-    Offloading needs a host link whose bandwidth is known: what has no price is not assumed to be free.
+    What has no price is not assumed to be free: offloading needs host links whose bandwidth is known, and
+    recomputation a model that says how large its tensors between layers are.
     """
     if not _binding(problem):
         return []
-    priced = all(math.isfinite(group.host_link.bandwidth) for group in problem.cluster.nodes)
-    return [name for name, may in ((RECOMPUTE, space.recompute), (OFFLOAD, space.offload and priced)) if may]
+    links = all(math.isfinite(group.host_link.bandwidth) for group in problem.cluster.nodes)
+    inputs = any(layer.output_bytes or layer.input_bytes for layer in problem.model.layers)
+    choices = ((RECOMPUTE, space.recompute and inputs), (OFFLOAD, space.offload and links))
+    return [policy for policy, allowed in choices if allowed]
 
 
 def _binding(problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from .cli_show import check, show
 from .errors import InputError
 from .plan import Forecast, Plan
 from .plan_file import save_plan
+from .schedules import SCHEDULES
 from .units import format_bytes
 from .workload import SearchSpace
 
@@ -30,17 +32,26 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "compare", "plan", "show"]
 
-_EXAMPLE = """\b
-Example:
+_EXAMPLES = f"""\b
+Examples:
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
       --memory-limit 8GiB --optimizer adam --time-limit 30 -o plan.json
+  contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
+      --schedule zb-h1 -o plan.json
+
+\b
+{textwrap.fill("Schedules: " + ", ".join(SCHEDULES) + ".", 76, subsequent_indent="  ", break_on_hyphens=False)}
 """
 
 
-@click.command(epilog=_EXAMPLE)
+@click.command(epilog=_EXAMPLES)
 @problem_options
 @click.option(
-    "--schedule", default="search", show_default=True, metavar="NAME", help="A named schedule, or the search."
+    "--schedule",
+    default="search",
+    show_default=True,
+    metavar="NAME",
+    help="The search, or a named schedule on its best partition: see below.",
 )
 @click.option("--asynchronous", metavar="METHOD", help="Training without a flush (does not exist yet).")
 @click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success.")
@@ -59,7 +70,9 @@ def plan(
     """Search for the fastest plan for MODEL that fits the memory of every device.
 
     MODEL is a model.json, a registry name such as gpt-small, or package.module:function; the last two are
-    profiled on this machine first. Ctrl-C stops the search and keeps the best plan so far.
+    profiled on this machine first. The search decides the cut, the stages of every device, the pipelines, the order of
+    all operations, which backwards are split and which stashes are recomputed or copied to the host. Ctrl-C stops it
+    and keeps the best plan so far.
     """
     if asynchronous is not None:
         raise click.UsageError("--asynchronous: asynchronous planning does not exist yet")
@@ -74,10 +87,8 @@ def plan(
             cluster,
             workload,
             space=space,
-            time_limit=options["time_limit"],
-            seed=options["seed"],
-            workers=options["workers"],
             on_progress=progress,
+            **effort_options(options),
         )
     _report(result, output, as_json, time.monotonic() - started)
 
@@ -105,10 +116,13 @@ def workload_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def effort_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that say how hard and how reproducibly to search."""
+    return {name: options[name] for name in ("time_limit", "seed", "workers", "deterministic_limit")}
+
+
 def check_schedule(name: str) -> None:
     """Raises InputError unless `name` is "search" or a named schedule."""
-    from .schedules import SCHEDULES
-
     if name != "search" and name not in SCHEDULES:
         raise InputError(f"unknown schedule {name!r}; known: search, {', '.join(SCHEDULES)}")
 

@@ -23,7 +23,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class SecondsLimit(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
-    """A finite number of seconds above zero."""
+    """A finite number above zero, of seconds or what is like them."""
 
     name = "seconds"
 
@@ -34,7 +34,7 @@ class SecondsLimit(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # 
         except (TypeError, ValueError):
             self.fail(f"{value!r} is not a number", param, ctx)
         if not math.isfinite(number) or number <= 0:
-            self.fail(f"must be a finite number of seconds above 0, got {value}", param, ctx)
+            self.fail(f"must be a finite number above 0, got {value}", param, ctx)
         return number
 
 
@@ -102,13 +102,26 @@ _PROBLEM: list[Callable[[Any], Any]] = [
         "--pipelines",
         type=click.IntRange(min=1),
         metavar="K",
-        help="At most K pipelines. [default: no limit]",
+        help="At most K pipelines, counted by their routes. [default: no limit]",
     ),
-    click.option("--no-offload", is_flag=True, help="Keep every stash on its device."),
+    click.option("--no-offload", is_flag=True, help="Copy no stash to the host."),
     click.option("--no-recompute", is_flag=True, help="Never recompute a forward."),
     click.option("--no-split-backward", is_flag=True, help="Never split a backward into its two halves."),
     click.option("--no-separate-backward", is_flag=True, help="Run each backward where its forward ran."),
-    click.option("--time-limit", type=SecondsLimit(), default=60.0, show_default=True, help="For the whole search."),
+    click.option(
+        "--time-limit",
+        type=SecondsLimit(),
+        default=60.0,
+        show_default=True,
+        help="For the whole search; it ends earlier when its plan is proven optimal.",
+    ),
+    click.option(
+        "--deterministic-limit",
+        type=SecondsLimit(),
+        metavar="EFFORT",
+        help="End after this much work, about seconds on one core: the same answer every time, unless the time limit "
+        "comes first. [default: none]",
+    ),
     click.option(
         "--seed",
         type=click.IntRange(0, 2**31 - 1),

@@ -12,7 +12,6 @@ from .cli_progress import SearchProgress
 from .cluster import Cluster
 from .errors import InputError
 from .units import format_bytes, format_seconds
-from .workload import SearchSpace
 
 if TYPE_CHECKING:
     from .search.driver import Result
@@ -43,17 +42,18 @@ class Row:
 def compare(ctx: click.Context, /, model: str, cluster_file: str, as_json: bool, **options: Any) -> None:
     """Plan MODEL with every named schedule and with the search: step, bubble, peak memory and gap.
 
-    The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed with
-    what it would take and need. --time-limit is the search's.
+    The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed, dimmed and
+    marked "over", with what it would take and need. What the flags forbid the schedules do not do either.
+    --time-limit is the search's.
     """
-    from .cli import search_space, workload_options
+    from .cli import effort_options, search_space, workload_options
     from .schedules import SCHEDULES
 
     space = search_space("search", options)
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
     from .search.driver import plan as search  # the solver: loaded once the input is known to be good
 
-    effort = {"seed": options["seed"], "workers": options["workers"], "time_limit": options["time_limit"]}
+    effort = effort_options(options)
     limits = [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
     unlimited = replace(workload, memory_limit_bytes=None)
     rows: list[Row] = []
@@ -61,7 +61,7 @@ def compare(ctx: click.Context, /, model: str, cluster_file: str, as_json: bool,
         found = search(graph, cluster, workload, space=space, on_progress=progress, **effort)
         for name in SCHEDULES:
             try:
-                named = SearchSpace(name, options["pipelines"])
+                named = replace(space, schedule=name)
                 result = search(graph, cluster, workload, space=named, **effort)
                 if result.plan is None:  # what it would need
                     result = search(graph, _roomy(cluster), unlimited, space=named, **effort)
@@ -112,7 +112,7 @@ def _print_table(rows: list[Row]) -> None:
             format_bytes(max(row.peak_bytes or (0,))),
             "ok" if row.memory_ok else "over",
             "" if row.gap is None else percent(max(0.0, row.gap)),
-            style="bold" if row.step_s == best and row.memory_ok else None,
+            style="dim" if not row.memory_ok else "bold" if row.step_s == best else None,
         )
     console = Console(highlight=False)
     console.print(table)

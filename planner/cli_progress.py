@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Any
 
 from .units import format_seconds
+from .view.text import percent
 
 
 class SearchProgress:
-    """A bar of the time limit with the best step and the bound so far. Call it with the search's progress."""
+    """A bar of the time limit with what the search knows so far. Call it with the search's progress."""
 
     def __init__(self, title: str, time_limit: float) -> None:
         from rich.console import Console
@@ -39,8 +41,17 @@ class SearchProgress:
         self._bar.stop()
 
     def __call__(self, progress: Any) -> None:
-        """Shows what the search reports: an object with `step_s` and `bound_s`, either possibly None."""
-        step, bound = getattr(progress, "step_s", None), getattr(progress, "bound_s", None)
-        parts = [f"best {format_seconds(step)}"] if step else []
-        parts += [f"bound {format_seconds(bound)}"] if bound else []
-        self._bar.update(self._task, completed=time.monotonic() - self._started, best=", ".join(parts))
+        """Shows what the search reports: an object with `step_s`, possibly None, `bound_s` and `phase`."""
+        elapsed = time.monotonic() - self._started
+        self._bar.update(self._task, completed=elapsed, best=describe(progress))
+
+
+def describe(progress: Any) -> str:
+    """Best step, bound, gap and phase of a search as one short line."""
+    step_s, bound_s = progress.step_s, progress.bound_s
+    parts = ["no plan yet" if step_s is None else f"best {format_seconds(step_s)}"]
+    if 0 < bound_s < math.inf:
+        parts.append(f"bound {format_seconds(bound_s)}")
+        if step_s is not None:
+            parts.append(f"gap {percent(max(0.0, step_s / bound_s - 1))}")
+    return ", ".join([*parts, progress.phase])

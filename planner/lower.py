@@ -7,18 +7,15 @@ A stash leaves its device right after its forward and comes back as late as it c
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-
-import numpy as np
 
 from .draft import Draft
 from .jobs import Jobs, build_columns
 from .op_columns import Ints, Messages, Ops
 from .operations import Candidate, StageCosts
 from .placement import add_arrivals, add_departures, place_receives
-from .plan import COMPUTE, SENDS, Kind, Op, Plan, Provenance
-from .simulate import Deadlock, simulate, timeline_of
+from .plan import Op, Plan, Provenance
+from .simulate import Deadlock, timeline_of
 
 Orders = Sequence[Sequence[Op]]
 
@@ -70,34 +67,3 @@ def _served(draft: Draft) -> tuple[Ints, Jobs]:
     if not jobs.complete:
         raise Deadlock("the compute orders wait for each other in a circle")
     return order, jobs
-
-
-def send_deadlines(plan: Plan) -> list[list[tuple[int, ...]]]:
-    """Per device, per op of its list: places of the device's SENDs and OFFLOADs that have left before that op starts.
-
-    Each is listed once, at the first compute op that the forecast starts after it has completed. An executor
-    that waits for them there holds no more memory than forecast, and cannot deadlock: these waits agree with
-    the order in which the simulation served the jobs.
-    """
-    jobs = simulate(plan).jobs
-    lists: list[list[tuple[int, ...]]] = []
-    end, offset = jobs.end, 0
-    rank = np.empty(len(jobs.rank), dtype=np.int64)
-    rank[np.lexsort((jobs.rank, jobs.start))] = np.arange(len(rank))
-    leaving = SENDS | {Kind.OFFLOAD}
-    for order in plan.orders:
-        compute = [k for k, op in enumerate(order) if op.kind in COMPUTE]
-        starts = np.array([jobs.start[offset + k] for k in compute])
-        waits: dict[int, list[int]] = defaultdict(list)
-        for k, op in enumerate(order):
-            if op.kind not in leaving:
-                continue
-            job = offset + k
-            at = int(np.searchsorted(starts, end[job], side="left"))
-            while at < len(compute) and rank[offset + compute[at]] < rank[job]:
-                at += 1
-            if at < len(compute):
-                waits[compute[at]].append(k)
-        lists.append([tuple(waits.get(k, ())) for k in range(len(order))])
-        offset += len(order)
-    return lists

@@ -137,14 +137,19 @@ class _Loose:
         category = np.repeat([part[3] for part in parts], [len(part[0]) for part in parts])
         first, tick = line.at(op), line.tick(time, events.jobs.ops.device[op])
         before = np.maximum(first, np.searchsorted(line.ticks, tick, "left"))
-        sudden = np.flatnonzero((delta < 0) & (line.tick(events.jobs.start[op], line.device[line.op[op]]) == tick))
-        if len(sudden):
-            before[sudden] = _served_before(events, op[sudden], tick[sudden], before[sudden])
+        jobs, device = events.jobs, line.device[line.op[op]]
+        sudden = line.tick(jobs.start[op], device) == line.tick(jobs.end[op], device)
+        leaving = np.flatnonzero(sudden & (delta < 0))
+        if len(leaving):
+            before[leaving] = _served_before(events, op[leaving], tick[leaving], before[leaving])
         some = np.flatnonzero(delta > 0)
         if len(some):
             free = np.searchsorted(line.ticks, tick[some], "right")
             before[some] = np.maximum(first[some], np.minimum(free, np.concatenate(events.needed)))
-        order = np.lexsort((delta, tick, before)) if len(some) else np.argsort(before, kind="stable")
+            turn = np.where(sudden, jobs.rank[op], np.where(delta > 0, len(jobs.rank), -1))
+            order = np.lexsort((turn, tick, before))
+        else:
+            order = np.argsort(before, kind="stable")
         return cls(before[order], time[order], delta[order], category[order])
 
 

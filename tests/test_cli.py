@@ -27,7 +27,8 @@ from contraflow.planner.search.driver import Progress
 
 PROBLEM_OPTIONS = {
     "--cluster", "--micro-batches", "--memory-limit", "--optimizer", "--precision", "--pipelines", "--no-offload",
-    "--no-recompute", "--no-split-backward", "--no-separate-backward", "--time-limit", "--seed", "--workers", "--json",
+    "--no-recompute", "--no-split-backward", "--no-separate-backward", "--time-limit", "--deterministic-limit",
+    "--seed", "--workers", "--json",
 }  # fmt: skip
 OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--output", "-o"},
@@ -144,6 +145,8 @@ def test_python_dash_m_is_the_same_program(folder: Path) -> None:
         (["--time-limit", "inf"], "--time-limit"),
         (["--time-limit", "0"], "--time-limit"),
         (["--time-limit", "soon"], "--time-limit"),
+        (["--deterministic-limit", "0"], "--deterministic-limit"),
+        (["--deterministic-limit", "nan"], "--deterministic-limit"),
         (["--memory-limit", "8Gib"], "--memory-limit"),
         (["--memory-limit", "-1"], "--memory-limit"),
         (["--optimizer", "lion"], "'sgd'"),
@@ -344,13 +347,27 @@ def test_ctrl_c_before_any_plan_writes_nothing(folder: Path, monkeypatch: pytest
 
 
 def test_compare_lists_every_schedule_and_the_search(folder: Path) -> None:
-    """No schedule is faster than the search, and no gap is negative."""
-    result = run(*problem(folder, "--json", command="compare"))
+    """No schedule that fits is faster than the search; the others are marked."""
+    limit = ["--memory-limit", "9MiB", "--time-limit", 3]
+    result = run(*problem(folder, *limit, "--json", command="compare"))
     assert result.exit_code == 0, result.output
     rows = {row["schedule"]: row for row in json.loads(result.stdout)["rows"]}
     assert list(rows) == [*SCHEDULES, "search"]
     fitting = [row for row in rows.values() if row["step_s"] is not None and row["memory_ok"]]
     assert rows["search"]["step_s"] <= min(row["step_s"] for row in fitting) * (1 + 1e-9)
-    table = run(*problem(folder, command="compare"))
+    assert (rows["gpipe"]["status"], rows["gpipe"]["memory_ok"]) == ("infeasible", False)
+    table = run(*problem(folder, *limit, command="compare"))
     assert table.exit_code == 0
-    assert all(name in table.stdout for name in rows)
+    lines = {line.split()[1]: line for line in table.stdout.splitlines() if line.startswith("│")}
+    assert list(lines) == list(rows)
+    assert {name for name, line in lines.items() if " over " in line} == {
+        name for name, row in rows.items() if row["memory_ok"] is False
+    }
+
+
+def test_compare_forbids_the_schedules_what_it_forbids_the_search(folder: Path) -> None:
+    """Without split backwards, the zero-bubble schedules have whole ones, and win nothing."""
+    ModelGraph.chain([Layer(f"l{k}", 1.0, 1.0, 1.0) for k in range(4)]).save(folder / "model.json")
+    result = run(*problem(folder, "--no-split-backward", "--pipelines", 1, "--json", command="compare"))
+    rows = {row["schedule"]: row for row in json.loads(result.stdout)["rows"]}
+    assert rows["zb-h1"]["step_s"] >= rows["search"]["step_s"] * (1 - 1e-9)

@@ -19,7 +19,7 @@ from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
 from .fit import Shortage, excess, shortages
-from .orders.shapes import MOST_CHUNKS, routes
+from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
     FEW_CUTS,
     LARGE,
@@ -30,6 +30,7 @@ from .portfolio import (
     run_hint,
     run_lightest,
     run_named,
+    run_remade,
 )
 from .session import OnProgress, Progress, Session
 
@@ -111,6 +112,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         return
     for order in orders:
         run_capped(session, order)
+        run_remade(session, order)
     if not (session.over or session.proven):
         from .improve import improve  # solver and compiler: loaded when they are needed
 
@@ -192,6 +194,8 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
     """
     if session.interrupted:
         return False
+    if policies(session.problem, session.space) and session.space.schedule == "search":
+        return False  # other policies need less memory than was simulated
     if session.space.schedule == "search":
         ratios = [lightest(session.chain, order, [1] * len(order)) for order in orders]
         if all(found is not None and found[1] > 1 for found in ratios):

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from .. import bounds
 from ..errors import PlanError
 from ..lower import assemble
-from ..operations import Candidate
+from ..operations import KEEP, RECOMPUTE, Candidate
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
 from ..plan import COMPUTE, Kind, Op, Pipeline, Plan, Problem
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
+from .orders.shapes import policies
 from .session import Session
 
 FEW_CUTS = 40
@@ -111,18 +112,34 @@ def whole_backwards(order: Iterable[Op], stages: frozenset[int]) -> list[Op]:
     return found
 
 
-def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str) -> None:
-    """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out."""
+def remade(order: Iterable[Op]) -> list[Op]:
+    """A compute order with a recomputation right before every backward."""
+    found: list[Op] = []
+    for op in order:
+        if op.kind in (Kind.B, Kind.I):
+            found.append(Op(Kind.R, op.stage, op.micro_batch))
+        found.append(op)
+    return found
+
+
+def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP) -> None:
+    """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
+
+    `policy`: "keep", or "recompute" for every stash.
+    """
+    rows = tuple((policy,) * layout.stages for _ in layout.pipelines)
     shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
     for c in cuts:
         if session.over or session.proven:
             return
-        candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines)
-        if session.best is not None and bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
+        candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
+        least_s = bounds.candidate(candidate, shares, session.space.split_backward)
+        if session.best is not None and least_s >= session.best_s:
             continue
         try:
             whole = not_split(session.space, candidate)
-            plan = assemble(candidate, [whole_backwards(order, whole) for order in layout.orders], layout.name)
+            orders = [whole_backwards(order, whole) for order in layout.orders]
+            plan = assemble(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
         except PlanError:
             continue
         session.seen.append(plan)
@@ -146,6 +163,18 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     own = min((len(x.pipelines) for x in mine), default=1)
     allowed = [x for x in mine if len(x.pipelines) <= (own if most is None else max(own, most))]
     yield from allowed or [build(name, devices, micro_batches)]
+
+
+def run_remade(session: Session, order: Order) -> None:
+    """The named schedules with every stash recomputed, where memory may be what holds the step back."""
+    batches = session.problem.workload.micro_batches
+    if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= 1.02 * session.bound_s:
+        return
+    for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
+        if session.over or session.proven or 2 * batches * layout.stages > LARGE:
+            return
+        placed = place(layout, order, len(session.problem.cluster))
+        try_layout(session, placed, cuts_for(session, placed, 0)[:2], layout.name, RECOMPUTE)
 
 
 def run_named(session: Session, order: Order) -> None:

@@ -15,7 +15,7 @@ from . import anneal, greedy, kernels
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
 from .stretch import stretch, windows
-from .translate import from_ops, to_ops, weave
+from .translate import from_ops, remade, to_ops, weave
 
 FILLS = (0.3, 0.6, 1.0, -1.0)
 """Rules for weight halves during annealing (kernels.run); the last one moves them like every op."""
@@ -121,6 +121,31 @@ class Arm:
         )
         if seconds < self.seconds:
             self.order, self.seconds = order, float(seconds)
+
+    def mutated(self, allowed: Sequence[str], split: bool) -> Arm | None:
+        """The arm with the stashes of some neighbouring stages kept, or treated as allowed; None without an order."""
+        if self.order is None or self.arrays.away.any():
+            return None
+        stages = len(self.candidate.stages)
+        first, count = int(self._draw() * stages), 1 + int(self._draw() ** 2 * stages / 2)
+        choices = [KEEP, *(policy for policy in allowed if policy != OFFLOAD)]
+        policy = choices[int(self._draw() * len(choices))]
+        changed = range(first, min(stages, first + count))
+        rows = tuple(
+            tuple(policy if s in changed else old for s, old in enumerate(row)) for row in self.candidate.stash
+        )
+        if rows == self.candidate.stash:
+            return None
+        candidate = replace(self.candidate, stash=rows)
+        other = replace(
+            self, candidate=candidate, order=None, seconds=NEVER, seed=self.seed + 15485863,
+            bound_s=bounds.candidate(candidate, None, split),
+        )  # fmt: skip
+        other.accept(remade(other.arrays, self.order))
+        return other if other.order is not None else None
+
+    def _draw(self) -> float:
+        return float(kernels.draw(self.state))
 
     def tightened(self, lowered: tuple[int, ...]) -> Arm:
         """The same structure with bytes taken off its limits: for tensors in transit that the arrays leave out."""

@@ -12,7 +12,7 @@ from ...bounds import finish_seconds
 from ...operations import OFFLOAD, RECOMPUTE, Candidate, static_bytes
 from ...plan import Pipeline
 from ..fit import limits
-from .kernels import KINDS, B, F, Arrays, Floats, Ints, Work
+from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work
 
 
 def mirror(candidate: Candidate) -> dict[int, int] | None:
@@ -32,6 +32,8 @@ def mirror(candidate: Candidate) -> dict[int, int] | None:
         for d, e in twin.items()
     )
     if not same or len(down.micro_batches) != len(up.micro_batches) or candidate.stash[0] != candidate.stash[1]:
+        return None
+    if any(OFFLOAD in row for row in candidate.stash) and len(set(cluster.host_links)) < len(cluster):
         return None
     hops = [(down.forward[e.producer], down.forward[e.consumer]) for e in candidate.costs.edges]
     if any(
@@ -92,7 +94,7 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
     tail = [finish_seconds(candidate, int(s), d) for p in pipelines for s, d in enumerate(p.backward)]
     return Arrays(
         _offsets(np.bincount(home, times, devices)), home, duration, need, delta, units.batches, halves, remade, away,
-        np.array(tail, dtype=np.float64), *_copies(candidate, pipelines), *_edges(candidate, pipelines, twin), limit,
+        np.array(tail, dtype=np.float64), *_copies(candidate, pipelines, place), *_edges(candidate, pipelines, twin), limit,
         np.bincount(home, times * duration, devices), _offsets(np.bincount(units.home, minlength=devices)), order,
         devices * devices + 2 * devices,
     )  # fmt: skip
@@ -118,7 +120,7 @@ def _bytes(
     costs, stage = candidate.costs, units.stage
     stash, later, work = costs.stash_bytes[stage], costs.weight_stash_bytes[stage], costs.workspace_bytes[stage]
     forward, backward = costs.workspace_bytes.copy(), costs.workspace_bytes.copy()
-    entering = costs.input_bytes.copy()
+    entering = costs.input_bytes + costs.kept_input_bytes
     for producer, consumer, size in costs.edges:
         forward[producer] += size
         backward[producer] += size
@@ -128,11 +130,14 @@ def _bytes(
     change = np.where(halves, later - stash, -stash)
     nothing = np.zeros(len(stage), dtype=np.int64)
     delta = [kept, change, np.where(halves, -later, 0), np.where(remade, stash - kept, 0), -stash, stash]
-    need = [kept + forward[stage], np.maximum(change, 0) + backward[stage], work, stash + work, nothing, stash]
+    again = np.where(remade, np.maximum(stash - kept, 0), 0) + work
+    need = [kept + forward[stage], np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
 
 
-def _copies(candidate: Candidate, pipelines: Sequence[Pipeline]) -> tuple[Floats, Floats, Ints, Ints]:
+def _copies(
+    candidate: Candidate, pipelines: Sequence[Pipeline], place: dict[int, int]
+) -> tuple[Floats, Floats, Ints, Ints]:
     """By unit: seconds and latency of a copy of its stash over the host link, and the engines out and in."""
     cluster = candidate.problem.cluster
     devices, first = len(cluster), {}
@@ -143,7 +148,7 @@ def _copies(candidate: Candidate, pipelines: Sequence[Pipeline]) -> tuple[Floats
         for stage, d in enumerate(pipeline.forward):
             node = cluster.devices[d].node
             group = cluster.node_groups[node]
-            shared = first[node] + (d - first[node]) // group.host_link_shared_by
+            shared = place[first[node] + (d - first[node]) // group.host_link_shared_by]
             seconds = group.host_link.occupation_s(int(candidate.costs.stash_bytes[stage]))
             rows.append((seconds, group.host_link.latency_s, shared))
     work, lag, engine = (np.array(column) for column in zip(*rows, strict=True))
@@ -189,7 +194,7 @@ def scratch(a: Arrays) -> Work:
 
     return Work(
         ints(types), ints(devices), ints(devices), np.zeros(devices), np.zeros(devices), ints(devices),
-        np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros((units, most)), np.zeros(a.links),
+        np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros(devices), np.zeros((units, most)), np.zeros(a.links),
         ints(devices), np.zeros(devices, dtype=np.bool_), ints(total), ints(devices), ints(devices), ints(total),
         np.zeros(total), ints(total), ints(types, most),
     )  # fmt: skip

@@ -7,7 +7,9 @@ import numpy as np
 
 from .kernels import NEVER, B, R, W, arrival, draw, reset, send, write
 
-ALTERNATE, PICK_F, PICK_B, CAP_FIRST, CAP_LAST, LATER_FIRST, LATER_LAST, WAIT_FIRST, WAIT_LAST, AHEAD, RESERVE = range(11)
+ALTERNATE, PICK_F, PICK_B, CAP_FIRST, CAP_LAST, LATER_FIRST, LATER_LAST, WAIT_FIRST, WAIT_LAST, AHEAD, RESERVE = range(
+    11
+)
 """Places of the rules in a parameter vector.
 
 ALTERNATE: 0 backward first, 1 in turns, 2 forward first. PICK_F, PICK_B: which unit, 0 the first of the device, 1 the
@@ -46,6 +48,11 @@ def build(a, w, rules):
         memory_short = False
         pending = 0
         begin, stop = a.unit_first[d], a.unit_first[d + 1]
+        remaking = 0  # room that the next recomputation needs
+        for x in range(begin, stop):
+            u = a.unit[x]
+            if a.remade[u]:
+                remaking = max(remaking, a.need[R * units + u], a.delta[R * units + u] + a.need[B * units + u])
         for x in range(begin, stop):
             u = a.unit[x]
             k = w.counts[u]
@@ -54,7 +61,7 @@ def build(a, w, rules):
                 if t >= 0.0:
                     j = CAP_FIRST if x == begin else LATER_FIRST
                     cap = max(1, int(np.round(rules[j] + (rules[j + 1] - rules[j]) * share)))
-                    more = a.need[u]
+                    more = max(a.need[u], a.delta[u] + remaking)
                     kept = rules[RESERVE]
                     for y in range(x + 1, stop):
                         v = a.unit[y]
@@ -79,8 +86,10 @@ def build(a, w, rules):
                     if t > now:
                         soon = min(soon, t)
                     elif a.remade[u] and w.counts[R * units + u] <= k:
-                        if w.held[d] + a.need[R * units + u] <= a.limit[d]:
+                        if w.held[d] + remaking <= a.limit[d]:
                             best_r = u
+                        else:
+                            memory_short = True
                     elif best_b < 0 or rules[PICK_B] == 1 or (rules[PICK_B] == 2 and t < at_b):
                         best_b, at_b = u, t
             if a.split[u]:
@@ -106,7 +115,7 @@ def build(a, w, rules):
             t = soon
             for x in range(devices):
                 if x != d and w.written[x] < a.first[x + 1]:
-                    t = min(t, w.clock[x] if w.clock[x] > now else now + smallest)
+                    t = min(t, w.clock[x] if w.clock[x] > now * (1 + 1e-9) else now + smallest)
             stalled += 1
             if t >= NEVER or stalled > 64 * devices + 4096:
                 return NEVER
@@ -141,7 +150,7 @@ def hunt(a, w, tries, target, state, best, best_rules, stop):
     widest = 1.0
     for u in range(units):
         if a.delta[u] > 0:
-            widest = max(widest, a.limit[a.home[u]] / a.delta[u])
+            widest = max(widest, min(a.limit[a.home[u]] / a.delta[u], float(a.batches[u])))
     for n in range(tries):
         if best_value <= target or stop[0] != 0:
             break

@@ -67,7 +67,7 @@ class Arrays(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch of one thread. start, count_at (by position of the complete order) and place (by type and count)
+    """Scratch of one thread. emptied: by device, when its last offload has left. start, count_at (by position of the complete order) and place (by type and count)
     describe the order evaluated last; full is that order, weight halves included."""
 
     counts: Ints
@@ -78,6 +78,7 @@ class Work(NamedTuple):
     held: Ints
     arrive: Floats
     gone: Floats
+    emptied: Floats
     back: Floats
     link_free: Floats
     stack: Ints
@@ -123,11 +124,9 @@ def send(a, w, d, o, k, finish, top):
     """Sends what the k-th op of type o made and wakes the devices that get it; returns the new top of the stack."""
     for x in range(a.out_first[o], a.out_first[o + 1]):
         e = a.out_edge[x]
-        t = finish
-        if a.edge_work[e] > 0.0:
-            link = a.edge_link[e]
-            t = max(t, w.link_free[link]) + a.edge_work[e]
-            w.link_free[link] = t
+        link = a.edge_link[e]
+        t = max(finish, w.link_free[link]) + a.edge_work[e]
+        w.link_free[link] = t
         w.arrive[e, k] = t + a.edge_lag[e]
         target = a.edge_target[e]
         if target != d and not w.queued[target]:
@@ -138,10 +137,10 @@ def send(a, w, d, o, k, finish, top):
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def copy(work, lag, engine, link_free, now):
-    """Starts a copy on an engine; returns when it is complete at the other end."""
+def copy(work, engine, link_free, now):
+    """Starts a copy on an engine; returns when it has left."""
     link_free[engine] = max(now, link_free[engine]) + work
-    return link_free[engine] + lag
+    return link_free[engine]
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -162,6 +161,7 @@ def reset(a, w):
     w.counts[:] = 0
     w.link_free[:] = 0.0
     w.arrive[:] = -1.0
+    w.emptied[:] = 0.0
     w.clock[:] = 0.0
     w.held[:] = 0
     w.left[:] = a.load
@@ -223,6 +223,10 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
                 room = w.held[d] + a.need[o] <= a.limit[d]
                 if room and begin - now < fill * a.duration[x] * (1 - _CLOSE):
                     break
+                if w.held[d] + a.need[x] > a.limit[d]:
+                    if room:
+                        break
+                    return NEVER
                 w.wait_first[d] += 1
                 now = write(a, w, d, x, now)
                 if w.counts[x] == a.batches[x - W * units]:
@@ -238,9 +242,10 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
             if kind <= B:
                 top = send(a, w, d, o, k, now, top)
                 if kind == F and a.away[u]:
-                    w.gone[u, k] = copy(a.copy_work[u], a.copy_lag[u], a.copy_out[u], w.link_free, now)
+                    w.gone[u, k] = w.emptied[d] = copy(a.copy_work[u], a.copy_out[u], w.link_free, now)
             elif kind == FETCH:
-                w.back[u, k] = copy(a.copy_work[u], a.copy_lag[u], a.copy_in[u], w.link_free, now)
+                t = max(now, w.emptied[d], w.gone[u, k] + a.copy_lag[u])
+                w.back[u, k] = copy(a.copy_work[u], a.copy_in[u], w.link_free, t) + a.copy_lag[u]
             if kind == B and fill >= 0.0 and a.split[u]:
                 w.waiting[w.wait_last[d]] = W * units + u
                 w.wait_last[d] += 1
@@ -249,6 +254,8 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
         if p == stop_at[d]:
             while w.wait_first[d] < w.wait_last[d]:
                 x = w.waiting[w.wait_first[d]]
+                if w.held[d] + a.need[x] > a.limit[d]:
+                    return NEVER
                 w.wait_first[d] += 1
                 now = write(a, w, d, x, now)
                 if w.counts[x] == a.batches[x - W * units]:

@@ -22,12 +22,15 @@ from ..fit import excess
 from ..session import Session
 from .arm import Arm
 from .kernels import NEVER, Ints
+from .shapes import policies
 
 RATE = 40e6
 EXPLORE = 0.5
 """Share of the effort for short runs from many starts; a start's own quality says little about what it leads to."""
 BRANCHES, TWIGS = 5, 6
 """The best structures of the first round that get more starts, and how many each."""
+MUTATED, MUTATIONS = 3, 3
+"""How many of the best arms get how many variations of their stash policies in a round."""
 HALVING = (10, 6, 4, 3)
 """How many arms stay on, round after round; the last ones to the end."""
 TRIES = 12
@@ -53,6 +56,7 @@ class Race:
         An arm that has reached its own bound leaves the race; the best of those come last.
         """
         self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
+        self._calibrate()
         count = len(self.arms) + BRANCHES * TWIGS
         slice_ = EXPLORE * self.effort / max(1, count)
         self._all(self._begin, slice_ * len(self.arms))
@@ -64,13 +68,41 @@ class Race:
             if not self.arms or self._over() or self.spent >= self.effort:
                 break
             slice_ *= 2
+            self._mutate()
             left = (self.effort - self.spent) / len(self.arms)
             self._all(Arm.improve, min(slice_, left) * len(self.arms))
         while self.arms and not self._over() and self.spent < self.effort:
             self._rank()
+            self._mutate()
             self._all(Arm.improve, min(slice_ * len(self.arms), self.effort - self.spent))
         self._rank()
         return self.arms + [arm for arm in self.reached if not self.offers]
+
+    def _calibrate(self) -> None:
+        """Without a deterministic limit, the effort that the time left allows, measured on one order."""
+        if self.session.deterministic_limit is not None or not math.isfinite(self.deadline):
+            return
+        for arm in self.arms:
+            trial = arm.again(1)
+            trial.start(2, 0.0, self.stop)
+            trial.improve(1, 0.0, self.stop)  # compiles
+            if trial.order is None:
+                continue
+            began, moves = time.monotonic(), 1 + int(2e6 / max(1, arm.ops))
+            trial.improve(moves, 0.0, self.stop)
+            rate = moves * arm.ops / max(1e-3, time.monotonic() - began)
+            self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / RATE
+            return
+
+    def _mutate(self) -> None:
+        """Other choices of what happens to stashes, for the best arms."""
+        allowed = policies(self.session.problem, self.session.space)
+        if not allowed or not self.offers:
+            return
+        split = self.session.space.split_backward
+        made = [arm.mutated(allowed, split) for arm in self.arms[:MUTATED] for _ in range(MUTATIONS)]
+        best_s = self.arms[0].seconds if self.arms else NEVER
+        self.arms += [arm for arm in made if arm is not None and arm.seconds < 1.1 * best_s]
 
     def _branch(self, slice_: float) -> None:
         """More starts for the structures that did best."""
@@ -145,6 +177,8 @@ class Race:
         if not self.offers:
             return
         for n, arm in enumerate(self.arms):
+            if self.session.over:
+                return
             if arm.order is None or arm.seconds >= self.session.best_s * (1 - 1e-9):
                 continue
             plan = simulated(arm)

@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterator
 
 from ... import bounds
-from ...operations import Candidate
-from ...plan import Plan
+from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..session import Session
 from .arm import Arm, arms_of
+from .descent import keep_what_fits
 from .race import Race
 from .ready import ready
-from .shapes import Order, policies, resized, structures, with_policy
+from .shapes import Order, policies, resized, routes, structures, with_policy
 
 MOST_OPS = 150_000
 """Ops of an order up to which it is annealed; beyond, the named orders stand."""
-SHARES = (1.0, 0.5, 0.25)
-"""Shares of a pipeline's stages whose stashes are recomputed or offloaded, in the structures tried first."""
+SHARES = (1.0, 0.4)
+"""Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures."""
 
 
 def search_orders(session: Session, orders: list[Order], seconds: float, limit: float) -> list[Arm]:
@@ -28,6 +28,8 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     """
     if not ready(seconds):
         return []
+    if RECOMPUTE in policies(session.problem, session.space):
+        keep_what_fits(session)
     candidates = [c for c in _candidates(session, orders) if _ops(c) <= MOST_OPS]
     if not candidates:
         return []
@@ -47,24 +49,21 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
         starts = [arm.stretched(full[id(arm.candidate), arm.folded]) for arm in best[:8]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 0.5
-    for arm in arms:
-        _seed(arm, session.best)
+    arms += _known(session)
     return Race(session, arms, effort, "order search").run(end)
 
 
 def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:
-    """Structures with stashes kept, and the simpler ones with other policies."""
+    """Structures with stashes kept, and the simpler ones with stashes offloaded."""
     listed = list(structures(session.problem, session.space, session.chain, orders))
     yield from listed
-    allowed = policies(session.problem, session.space)
-    if not allowed or not _tight(session):
+    if OFFLOAD not in policies(session.problem, session.space) or not _tight(session):
         return
     for candidate in listed:
-        if len(candidate.stages) > 2 * len(orders[0]):
-            continue
-        for policy in allowed:
+        back_and_forth = routes(orders[0], len(candidate.stages) // len(orders[0]))[0]
+        if len(candidate.stages) <= 2 * len(orders[0]) and candidate.pipelines[0].forward == back_and_forth:
             for share in SHARES:
-                yield with_policy(candidate, policy, share)
+                yield with_policy(candidate, OFFLOAD, share)
 
 
 def _tight(session: Session) -> bool:
@@ -97,10 +96,16 @@ def _few(session: Session, arms: list[Arm]) -> dict[int, Arm]:
     }  # fmt: skip
 
 
-def _seed(arm: Arm, best: Plan | None) -> None:
-    """Starts an arm from the best plan when that has the arm's structure."""
-    if best is None or arm.folded:
-        return
-    same = best.stages == arm.candidate.stages and best.stash == arm.candidate.stash
-    if same and best.pipelines == arm.candidate.pipelines:
-        arm.seed_with(best.orders)
+def _known(session: Session) -> list[Arm]:
+    """The best plan so far as an arm."""
+    plan = session.best
+    if plan is None or any(policy not in (KEEP, RECOMPUTE) for row in plan.stash for policy in row):
+        return []
+    candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
+    if _ops(candidate) * len(plan.pipelines) > MOST_OPS:
+        return []
+    shares = tuple(len(pipeline.micro_batches) for pipeline in plan.pipelines)
+    split = session.space.split_backward
+    arm = Arm(candidate, split, False, session.seed, bound_s=bounds.candidate(candidate, shares, split))
+    arm.seed_with(plan.orders)
+    return [arm] if arm.order is not None else []

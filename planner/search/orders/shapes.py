@@ -76,7 +76,11 @@ def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[
                     continue
                 stages = chain.stages(cuts)
                 yield Candidate(problem, stages, (Pipeline(route, route, tuple(range(batches))),))
-                if two and len(order) > 1 and (chunks == 1 or route[: len(order)] != route[len(order) : 2 * len(order)]):
+                if (
+                    two
+                    and len(order) > 1
+                    and (chunks == 1 or route[: len(order)] != route[len(order) : 2 * len(order)])
+                ):
                     twin = dict(zip(order, order[::-1], strict=True))
                     back = tuple(twin[d] for d in route)
                     down, up = tuple(range(0, batches, 2)), tuple(range(1, batches, 2))

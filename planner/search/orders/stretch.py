@@ -24,7 +24,7 @@ class Window(NamedTuple):
 def windows(a: Arrays, order: Ints, start: Floats, divides: int) -> list[Window]:
     """Repeatable windows of an order with these start times, by seconds a micro-batch, shortest first.
 
-    Only windows whose micro-batches divide `divides`.
+    Only windows that begin with one op type's start and whose micro-batches divide `divides`.
     """
     types = np.flatnonzero(np.bincount(order, minlength=len(a.home)))
     times = [np.sort(start[order == o]) for o in types]
@@ -33,7 +33,7 @@ def windows(a: Arrays, order: Ints, start: Floats, divides: int) -> list[Window]
         return []
     table = np.stack(times)  # [types, micro-batches]
     found = []
-    for begin in np.unique(table):
+    for begin in table[0]:
         before = (table < begin).sum(axis=1)
         for q in range(1, count // 2 + 1):
             if divides % q or before.max() + q > count:

@@ -9,7 +9,7 @@ import numpy as np
 from ...operations import Candidate
 from ...plan import Kind, Op
 from .arrays import mirror
-from .kernels import FETCH, FREE, B, F, R, W, Arrays, Ints
+from .kernels import FETCH, FREE, Arrays, B, F, Ints, R, W
 
 _KINDS = {F: Kind.F, B: Kind.B, W: Kind.W, R: Kind.R, FREE: Kind.FREE, FETCH: Kind.FETCH}
 _CODES = {Kind.F: F, Kind.B: B, Kind.I: B, Kind.W: W, Kind.R: R, Kind.FREE: FREE, Kind.FETCH: FETCH}
@@ -58,6 +58,20 @@ def to_ops(candidate: Candidate, a: Arrays, seq: Ints, folded: bool = False) -> 
     return orders
 
 
+def remade(a: Arrays, order: Ints) -> Ints:
+    """An order with a recomputation right before every backward that needs one, and no others."""
+    units = len(a.batches)
+    found: list[int] = []
+    for o in order.tolist():
+        kind, u = divmod(o, units)
+        if kind == R:
+            continue
+        if kind == B and a.remade[u]:
+            found.append(R * units + u)
+        found.append(o)
+    return np.array(found, dtype=np.int64)
+
+
 def weave(a: Arrays, order: Ints, lead: int) -> Ints | None:
     """An order with FREE and FETCH of the units that are offloaded put in; None where it cannot fit.
 
@@ -87,22 +101,20 @@ def _weave_device(a: Arrays, mine: list[int], limit: int, lead: int) -> list[int
         counts[o] += 1
     fetches = sorted((n, u, k) for (u, k), n in need_at.items())
     woven: list[int] = []
-    held, made, home, gone = 0, [0] * units, [], 0
-    nth = 0
+    home: list[tuple[int, int]] = []  # offloaded stashes on the device, oldest first
+    held, made, nth = 0, [0] * units, 0
 
     def free_some(room: int) -> bool:
-        """Frees the oldest stashes on the device whose backward is furthest, until `room` bytes are there."""
+        """Frees the oldest stashes on the device until `room` bytes are there."""
         nonlocal held
         while held + room > limit:
             if not home:
                 return False
-            u, k = home.pop(0)
+            u, _ = home.pop(0)
             woven.append(FREE * units + u)
             held -= stash[u]
-            away.append((u, k))
         return True
 
-    away: list[tuple[int, int]] = []
     for n, o in enumerate(mine):
         kind, u = divmod(o, units)
         while nth < len(fetches) and fetches[nth][0] <= n + lead:

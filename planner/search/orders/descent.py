@@ -1,0 +1,87 @@
+"""Which stashes to recompute: from a plan that recomputes all, keep as many as memory holds, the most useful first.
+
+Each pipeline's micro-batches fall into a few groups that take turns, and every (group, stage) is decided on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...operations import KEEP, RECOMPUTE, Candidate
+from ...plan import Pipeline, Plan
+from ..fit import excess
+from ..session import Session
+from .arm import Arm
+from .race import simulated
+from .translate import remade
+
+GROUPS = 4
+MOST_OPS = 20_000
+_TIGHTER = 4
+_TRIED = 3
+
+
+def keep_what_fits(session: Session) -> None:
+    """Improves the best plans that recompute every stash by keeping what memory holds."""
+    split = session.space.split_backward
+    for plan in _recomputing(session)[:_TRIED]:
+        arm = Arm(_grouped(session, plan), split, False, session.seed)
+        if arm.ops > MOST_OPS:
+            continue
+        arm.seed_with(plan.orders)
+        for _ in range(_TIGHTER):
+            if arm.order is None or session.over:
+                break
+            better = _descend(session, arm)
+            found = simulated(better)
+            if found is None or session.offer(found, "stash decisions"):
+                break
+            lowered = arm.lowered or (0,) * len(session.problem.cluster)
+            arm = arm.tightened(tuple(a + b for a, b in zip(lowered, excess(found), strict=True)))
+            arm.seed_with(plan.orders)
+
+
+def _recomputing(session: Session) -> list[Plan]:
+    """Plans simulated so far that fit and recompute every stash, fastest first."""
+    plans = [
+        plan
+        for plan in session.seen
+        if all(policy == RECOMPUTE for row in plan.stash for policy in row) and not any(excess(plan))
+    ]
+    return sorted(plans, key=lambda plan: plan.forecast.step_s if plan.forecast else 0.0)
+
+
+def _grouped(session: Session, plan: Plan) -> Candidate:
+    """The plan's candidate with every pipeline's micro-batches in GROUPS pipelines of the same route."""
+    pipelines: list[Pipeline] = []
+    for pipeline in plan.pipelines:
+        for k in range(GROUPS):
+            mine = pipeline.micro_batches[k::GROUPS]
+            if mine:
+                pipelines.append(Pipeline(pipeline.forward, pipeline.backward, mine))
+    rows = tuple((RECOMPUTE,) * len(plan.stages) for _ in pipelines)
+    return Candidate(session.problem, plan.stages, tuple(pipelines), rows)
+
+
+def _descend(session: Session, arm: Arm) -> Arm:
+    """Keeps one (group, stage) after the other where that fits and is no slower, late stages first."""
+    for group, stage in _places(arm.candidate):
+        if session.over:
+            break
+        stash = arm.candidate.stash
+        row = stash[group]
+        rows = (*stash[:group], (*row[:stage], KEEP, *row[stage + 1 :]), *stash[group + 1 :])
+        other = replace(arm, candidate=replace(arm.candidate, stash=rows), order=None, seconds=1e300)
+        assert arm.order is not None
+        other.accept(remade(other.arrays, arm.order))
+        if other.order is not None and other.seconds <= arm.seconds:
+            arm = other
+    return arm
+
+
+def _places(candidate: Candidate) -> Iterator[tuple[int, int]]:
+    """Groups and stages, the last stages first: their stashes live shortest."""
+    for stage in reversed(range(len(candidate.stages))):
+        for group in range(len(candidate.pipelines)):
+            yield group, stage

@@ -1,0 +1,65 @@
+"""A search that is watched and interrupted: what its progress says, and Ctrl-C in every phase."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contraflow.planner.check import check
+from contraflow.planner.cli_progress import describe
+from contraflow.planner.model_graph import Layer, ModelGraph
+from contraflow.planner.plan_file import load_plan
+from contraflow.planner.search.driver import Progress
+
+_TELLS_ITS_PHASE = """
+import sys
+from contraflow.__main__ import cli
+from contraflow.planner.cli_progress import SearchProgress
+SearchProgress.__call__ = lambda self, progress: print(progress.phase, progress.step_s, file=sys.stderr, flush=True)
+cli()
+"""
+
+
+@pytest.mark.parametrize(
+    ("phase", "micro_batches", "more"),
+    [
+        ("exact search", 12, ["--time-limit", "60"]),
+        ("order search", 128, ["--time-limit", "60"]),
+        ("windows", 12, ["--time-limit", "6", "--no-offload"]),
+    ],
+)
+def test_a_real_ctrl_c_keeps_the_best_plan_of_every_phase(
+    tmp_path: Path, phase: str, micro_batches: int, more: list[str]
+) -> None:
+    """SIGINT while a search that cannot end soon is in a phase: exit code 0, and the plan so far is written."""
+    times = [(1 + 0.13 * (k % 3), 1.1, 0.9) for k in range(8)]
+    layers = [Layer(f"l{k}", *t, stash_bytes=20, weight_stash_bytes=10, output_bytes=1) for k, t in enumerate(times)]
+    ModelGraph.chain(layers).save(tmp_path / "model.json")
+    (tmp_path / "cluster.toml").write_text(
+        '[[nodes]]\ndevices = 4\ndevice = "toy"\nlink = {bandwidth = "1KB/s", latency = "0.1s"}\n'
+        'host_link = {bandwidth = "20B/s"}\n[devices.toy]\nmemory = "60B"\n'
+    )
+    command = [sys.executable, "-c", _TELLS_ITS_PHASE, "plan", "model.json", "--cluster", "cluster.toml"]
+    command += ["--micro-batches", str(micro_batches), *more, "-o", "plan.json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        reached = any(line.startswith(phase) and "None" not in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert reached, f"the search never came to its phase {phase}"
+    assert process.returncode == 0, errors
+    made = load_plan(tmp_path / "plan.json")
+    assert check(made) == []
+    assert made.forecast is not None
+    assert made.forecast.status == "feasible"
+    assert made.provenance.seconds < 50
+
+
+def test_progress_is_best_bound_gap_and_phase() -> None:
+    """What people see behind the bar."""
+    assert describe(Progress(1.0, 110.0, 100.0, "order search")) == "best 110 s, bound 100 s, gap 10.0 %, order search"
+    assert describe(Progress(1.0, None, 100.0, "exact search")) == "no plan yet, bound 100 s, exact search"

@@ -24,7 +24,7 @@ from .windows import improve as improve_window
 
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search comes first with all its weight."""
-SMALL_SHARES, SHARES = (0.3, 0.3, 0.2), (0.08, 0.45, 0.4)
+SMALL_SHARES, SHARES = (0.2, 0.4, 0.2), (0.08, 0.47, 0.4)
 """Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
 LARGE_SHARES = (0.0, 0.6, 0.4)
 """The same where no exact model is built."""
@@ -50,17 +50,20 @@ def improve(session: Session, orders: list[Order]) -> None:
     fixed = session.deterministic_limit is not None
     if hunt.solvable:
         _hunt(hunt, _budget(session, exact))
-    arms: list[Arm] = []
     if not _done(session):
         budget = _budget(session, annealing if fixed else annealing / (1 - exact))
         arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
-    entries = _entries(session, arms)
-    if not _done(session):
-        _polish(session, entries, _budget(session, windows if fixed else windows / (1 - exact - annealing)))
+        rest = windows if fixed else windows / (1 - exact - annealing)
+        _polish(session, _entries(session, arms), _budget(session, rest))
     if hunt.solvable and not _done(session):
         _hunt(hunt, _budget(session, 1 - exact - annealing - windows if fixed else 1.0))
-    if not fixed and not _done(session):
-        _polish(session, entries, _budget(session, 1.0))
+    number = 0
+    while not fixed and not _done(session):
+        before, number = session.remaining_s, number + 1
+        arms = search_orders(session, orders, 0.6 * before, math.inf, number)
+        _polish(session, _entries(session, arms), _budget(session, 1.0))
+        if session.remaining_s > before - 0.1:
+            return
 
 
 def _budget(session: Session, share: float) -> Budget:

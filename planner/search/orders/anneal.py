@@ -1,5 +1,8 @@
 """Annealing of per-device orders: one op moves within its device's sequence, the whole order is run again."""
 
+# mypy: disable-error-code="no-untyped-def"
+# compiled functions: numba infers their types from Arrays and Work
+
 from __future__ import annotations
 
 import numba

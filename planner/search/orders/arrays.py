@@ -92,11 +92,12 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
         limit = limit - np.array(lowered, dtype=np.int64)
     order = np.lexsort((np.arange(len(units.stage)), units.stage, units.home)).astype(np.int64)
     tail = [finish_seconds(candidate, int(s), d) for p in pipelines for s, d in enumerate(p.backward)]
+    into, outof, source, target, lag, work, link = _edges(candidate, pipelines, twin)
     return Arrays(
         _offsets(np.bincount(home, times, devices)), home, duration, need, delta, units.batches, halves, remade, away,
-        np.array(tail, dtype=np.float64), *_copies(candidate, pipelines, place), *_edges(candidate, pipelines, twin), limit,
-        np.bincount(home, times * duration, devices), _offsets(np.bincount(units.home, minlength=devices)), order,
-        devices * devices + 2 * devices,
+        np.array(tail, dtype=np.float64), *_copies(candidate, pipelines, place), *into, *outof, source, target, lag,
+        work, link, limit, np.bincount(home, times * duration, devices).astype(np.float64),
+        _offsets(np.bincount(units.home, minlength=devices)), order, devices * devices + 2 * devices,
     )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def _copies(
 ) -> tuple[Floats, Floats, Ints, Ints]:
     """By unit: seconds and latency of a copy of its stash over the host link, and the engines out and in."""
     cluster = candidate.problem.cluster
-    devices, first = len(cluster), {}
+    devices, first = len(cluster), dict[int, int]()
     for device in cluster.devices:
         first.setdefault(device.node, device.index)
     rows = []
@@ -161,7 +162,7 @@ def _copies(
 
 def _edges(
     candidate: Candidate, pipelines: Sequence[Pipeline], twin: dict[int, int]
-) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Ints]:
+) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, Ints, Floats, Floats, Ints]:
     """Messages between units, activations and gradients, with CSR lists of those into and out of each op type."""
     cluster, stages = candidate.problem.cluster, len(candidate.stages)
     devices, units = len(cluster), len(pipelines) * stages
@@ -181,7 +182,7 @@ def _edges(
     def listed(ends: Ints) -> tuple[Ints, Ints]:
         return _offsets(np.bincount(ends, minlength=KINDS * units)), np.argsort(ends, kind="stable").astype(np.int64)
 
-    return *listed(sink), *listed(source), source, target, lag, work, np.array([r[5] for r in rows], dtype=np.int64)
+    return listed(sink), listed(source), source, target, lag, work, np.array([r[5] for r in rows], dtype=np.int64)
 
 
 def scratch(a: Arrays) -> Work:
@@ -194,7 +195,7 @@ def scratch(a: Arrays) -> Work:
 
     return Work(
         ints(types), ints(devices), ints(devices), np.zeros(devices), np.zeros(devices), ints(devices),
-        np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros(devices), np.zeros((units, most)), np.zeros(a.links),
-        ints(devices), np.zeros(devices, dtype=np.bool_), ints(total), ints(devices), ints(devices), ints(total),
-        np.zeros(total), ints(total), ints(types, most),
+        np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros(devices), np.zeros((units, most)),
+        np.zeros(a.links), ints(devices), np.zeros(devices, dtype=np.bool_), ints(total), ints(devices),
+        ints(devices), ints(total), np.zeros(total), ints(total), ints(types, most),
     )  # fmt: skip

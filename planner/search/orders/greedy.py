@@ -1,5 +1,8 @@
 """A parametrised greedy: runs the devices forward in time and picks, on each, the op that its rules prefer."""
 
+# mypy: disable-error-code="no-untyped-def"
+# compiled functions: numba infers their types from Arrays and Work
+
 from __future__ import annotations
 
 import numba

@@ -6,6 +6,9 @@ All functions are pure loops over arrays, compiled by numba on first use, cached
 interpreter's lock.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# compiled functions: numba infers their types from Arrays and Work
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -31,9 +34,10 @@ class Arrays(NamedTuple):
     first [devices+1]: a device's slice of an order. By op type: home (device), duration (seconds), need and delta
     (bytes an op holds at most beside the live stashes, and what it leaves). By unit: batches, split (backward in two
     halves), remade (recomputed), away (offloaded), tail (seconds after its last backward at least), copy_work and
-    copy_lag (seconds of one way to the host and back, and latency), copy_out and copy_in (engines). in/out: edges of (F or B, unit)
-    in CSR form. By edge: source type, target device, lag (seconds after the message has left), work (seconds on its
-    link), link. By device: limit (bytes), load (seconds), and its units, those a micro-batch reaches first in front.
+    copy_lag (seconds of a copy to the host or back, and latency), copy_out and copy_in (engines). in/out: edges of
+    (F or B, unit) in CSR form. By edge: source type, target device, lag (seconds after the message has left), work
+    (seconds on its link), link. By device: limit (bytes), load (seconds), and its units, those that a micro-batch
+    reaches first in front.
     """
 
     first: Ints
@@ -67,8 +71,11 @@ class Arrays(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch of one thread. emptied: by device, when its last offload has left. start, count_at (by position of the complete order) and place (by type and count)
-    describe the order evaluated last; full is that order, weight halves included."""
+    """Scratch of one thread.
+
+    emptied: by device, when its last offload has left. start, count_at (by position of the complete order) and place
+    (by type and count) describe the order evaluated last; full is that order, weight halves included.
+    """
 
     counts: Ints
     pointer: Ints

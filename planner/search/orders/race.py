@@ -25,14 +25,16 @@ from .kernels import NEVER, Ints
 from .shapes import policies
 
 RATE = 40e6
-EXPLORE = 0.5
+EXPLORE = 0.4
 """Share of the effort for short runs from many starts; a start's own quality says little about what it leads to."""
-BRANCHES, TWIGS = 5, 6
+BRANCHES, TWIGS = 4, 5
 """The best structures of the first round that get more starts, and how many each."""
 MUTATED, MUTATIONS = 3, 3
 """How many of the best arms get how many variations of their stash policies in a round."""
-HALVING = (10, 6, 4, 3)
+HALVING = (8, 5, 3)
 """How many arms stay on, round after round; the last ones to the end."""
+HOPE = 0.5
+"""How much of the distance to its bound an arm is trusted to make good."""
 TRIES = 12
 _MOST_TIGHTER = 4
 
@@ -101,7 +103,7 @@ class Race:
             return
         split = self.session.space.split_backward
         made = [arm.mutated(allowed, split) for arm in self.arms[:MUTATED] for _ in range(MUTATIONS)]
-        best_s = self.arms[0].seconds if self.arms else NEVER
+        best_s = min((arm.seconds for arm in self.arms), default=NEVER)
         self.arms += [arm for arm in made if arm is not None and arm.seconds < 1.1 * best_s]
 
     def _branch(self, slice_: float) -> None:
@@ -163,9 +165,10 @@ class Race:
                 future.result()
 
     def _rank(self) -> None:
-        """Arms with orders, best first; without those that cannot become better than the best."""
-        ranked = sorted((arm for arm in self.arms if arm.order is not None), key=lambda arm: arm.seconds)
-        best_s = min(ranked[0].seconds, self.session.best_s if self.offers else NEVER) if ranked else NEVER
+        """Arms with orders, the most promising first; without those that cannot become better than the best."""
+        ranked = sorted((arm for arm in self.arms if arm.order is not None), key=promise)
+        best_s = min((arm.seconds for arm in ranked), default=NEVER)
+        best_s = min(best_s, self.session.best_s if self.offers else NEVER)
         hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - 1e-9)]
         self.arms = hopeful if self.offers or hopeful else ranked[:1]
         self.reached += [arm for arm in ranked[:1] if arm not in hopeful]
@@ -202,6 +205,11 @@ class Race:
         if tight.order is None:
             tight.start(100, 0.0, self.stop)
         return tight
+
+
+def promise(arm: Arm) -> float:
+    """What an arm may come to: part of the way from its makespan to its bound (seconds)."""
+    return arm.seconds - HOPE * max(0.0, arm.seconds - arm.bound_s)
 
 
 def simulated(arm: Arm) -> Plan | None:

@@ -21,10 +21,11 @@ SHARES = (1.0, 0.4)
 """Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures."""
 
 
-def search_orders(session: Session, orders: list[Order], seconds: float, limit: float) -> list[Arm]:
+def search_orders(session: Session, orders: list[Order], seconds: float, limit: float, number: int = 0) -> list[Arm]:
     """Improves session.best by annealing orders of many structures for `seconds`, or `limit` units of effort.
 
-    Returns the arms that may still be improved, best first.
+    `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
+    first.
     """
     if not ready(seconds):
         return []
@@ -39,7 +40,7 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     arms = [
         arm
         for n, candidate in enumerate(candidates)
-        for arm in arms_of(candidate, session.space.split_backward, 31 * n + session.seed, copies)
+        for arm in arms_of(candidate, session.space.split_backward, 31 * n + session.seed + 7919 * number, copies)
     ]
     small = _few(session, arms)
     if small:

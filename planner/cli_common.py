@@ -119,8 +119,8 @@ _PROBLEM: list[Callable[[Any], Any]] = [
         "--deterministic-limit",
         type=SecondsLimit(),
         metavar="EFFORT",
-        help="End after this much work, about seconds on one core: the same answer every time, unless the time limit "
-        "comes first. [default: none]",
+        help="End after this much work, in the solver's deterministic time: the same answer every time, unless the "
+        "time limit comes first. [default: none]",
     ),
     click.option(
         "--seed",

@@ -145,7 +145,7 @@ def test_orders_take_what_the_simulator_says(policy: str) -> None:
         for arm in arms_for(seed, policy, silent=seed % 2 == 0):
             agree(arm, silent=seed % 2 == 0)
             compared += 1
-    assert compared > 70
+    assert compared > 50
 
 
 @pytest.mark.parametrize("policy", ["keep", "recompute"])
@@ -362,7 +362,10 @@ def test_a_repeated_window_is_the_named_schedule_of_more_micro_batches(
 
 
 def test_every_window_repeats() -> None:
-    """Whatever the window of an annealed order: the longer order runs, fits, and takes what the window adds."""
+    """Whatever the window of an annealed order: the longer order runs, fits, and takes about what the window adds.
+
+    Not exactly: what is under way when a window begins may arrive later the next time.
+    """
     small = Arm(uneven(4, 12, 4), True, False, 5)
     small.start(60, 0.0, GO)
     for _ in range(4):
@@ -371,8 +374,8 @@ def test_every_window_repeats() -> None:
     assert tried
     for window, longer in tried:
         assert longer.order is not None, window
-        assert longer.seconds <= (small.seconds + window.length_s / window.batches * 24) * (1 + 1e-9)
-    agree(tried[0][1], silent=True)
+        assert longer.seconds == pytest.approx(small.seconds + window.length_s / window.batches * 24, rel=0.05)
+        agree(longer, silent=True)
     best = small.stretched(Arm(resized(small.candidate, 36), True, False, 5))
     assert best.seconds <= min(longer.seconds for _, longer in tried) * (1 + 1e-9)
 

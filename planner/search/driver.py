@@ -6,8 +6,11 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ... import __version__
 from .. import bounds
+from ..bounds.layers import Layers
 from ..cluster import Cluster
 from ..errors import InputError, ModelError, WorkloadError
 from ..lower import assemble
@@ -39,7 +42,7 @@ SPACE = (
     "in opposite directions (on unequal devices also after sorting them); any order, backward split where layers "
     "allow it, stashes kept, recomputed or offloaded as allowed, first in first out"
 )
-EVERYTHING = "every plan of contiguous stages that fits the memory"
+EVERYTHING = "every plan of contiguous stages that fits the memory, with the stash policies allowed and priced"
 _PROVEN = 1e-6
 
 
@@ -97,8 +100,7 @@ def plan(
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     searching = session.space.schedule == "search"
-    together = replace(session.space, separate_backward=False)  # no plan separates them yet
-    session.bound_s = bounds.space(session.problem, together)
+    session.bound_s = bounds.space(session.problem, _searched(session))
     if math.isinf(session.bound_s):
         return
     if hint is not None and searching:
@@ -117,6 +119,12 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         from .improve import improve  # solver and compiler: loaded when they are needed
 
         improve(session, orders)
+
+
+def _searched(session: Session) -> SearchSpace:
+    """The space without what no plan does: separate backward devices yet, and stash policies that have no price."""
+    allowed = policies(session.problem, session.space)
+    return replace(session.space, separate_backward=False, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
 
 
 # ------------------------------------------------------------------ the answer
@@ -189,21 +197,34 @@ def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Plan:
 def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
     """Whether nothing of the space fits.
 
-    Search: not one stash a stage fits any cut (`lightest`), or all cuts were simulated with one micro-batch at a
-    time, which needs the least memory of all orders. Named: its orders are fixed, so all cuts were simulated.
+    Search: no shape fits, or stashes that can only be kept are too many. Named: its orders are fixed, so all cuts
+    were simulated.
     """
     if session.interrupted:
         return False
-    if policies(session.problem, session.space) and session.space.schedule == "search":
-        return False  # other policies need less memory than was simulated
     if session.space.schedule == "search":
-        ratios = [lightest(session.chain, order, [1] * len(order)) for order in orders]
-        if all(found is not None and found[1] > 1 for found in ratios):
-            return True
+        kept = not policies(session.problem, session.space)
+        return session.hopeless or (kept and (_overfull(session) or _overfull_in_a_row(session, orders)))
     if session.remaining_s <= 0:
         return False
     stages = {len(plan.stages) for plan in session.seen} or {session.stages}
     return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
+
+
+def _overfull(session: Session) -> bool:
+    """Whether one micro-batch's stashes, all kept at once where the layers are a chain, fit no placement of layers."""
+    layers = Layers(session.problem, session.space)
+    need = np.sort(layers.static + layers.stash)
+    most = np.searchsorted(np.cumsum(need), layers.limits, "right").sum()
+    return layers.straight and bool(most < len(need) or need.sum() > layers.limits.sum())
+
+
+def _overfull_in_a_row(session: Session, orders: list[Order]) -> bool:
+    """Whether one stage a device is all there is, and no cut holds one stash a stage."""
+    if len(session.chain) >= 2 * session.stages > 2:
+        return False
+    ratios = [lightest(session.chain, order, [1] * len(order)) for order in orders]
+    return all(found is not None and found[1] > 1 for found in ratios)
 
 
 # ------------------------------------------------------------------ validation

@@ -19,8 +19,8 @@ from ..lower import assemble
 from ..operations import KEEP, Candidate, regroup
 from ..plan import Kind, Pipeline, Plan
 from ..simulate import simulate
-from .fit import excess, limits
-from .instance import OFFLOAD, Instance, Rules, build_instance, distinct_routes
+from .fit import excess, host_excess, limits
+from .instance import Instance, Rules, build_instance, distinct_routes
 from .model_floor import least_ticks
 from .model_lists import op_lists, pipelines, rows
 from .model_mirror import fold, unfold
@@ -193,21 +193,11 @@ class _Search:
         except PlanError:
             return None
         assert plan.forecast is not None
-        over = [*excess(plan), *_host_excess(plan)]
+        over = [*excess(plan), *host_excess(plan)]
         better = self.plan is None or self.plan.forecast is None or plan.forecast.step_s < self.plan.forecast.step_s
         if not any(over) and better:
             self.plan, self.best_s = plan, min(self.best_s, plan.forecast.step_s)
         return over
-
-
-def _host_excess(plan: Plan) -> list[int]:
-    """Bytes by which offloaded stashes exceed the host memory of every node."""
-    groups = plan.problem.cluster.node_groups
-    if all(group.host_memory_bytes is None for group in groups) or not any(OFFLOAD in row for row in plan.stash):
-        return [0] * len(groups)
-    found = simulate(plan).host_memory
-    allowed = [math.inf if group.host_memory_bytes is None else group.host_memory_bytes for group in groups]
-    return [int(max(0, host.peak_bytes - limit)) for host, limit in zip(found, allowed, strict=True)]
 
 
 def _cheap_seconds(candidate: Candidate, rules: Rules) -> float:

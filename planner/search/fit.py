@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from ..operations import OFFLOAD
 from ..plan import Plan, Problem
+from ..simulate import simulate
 from ..units import format_bytes
 
 
@@ -34,6 +37,21 @@ def excess(plan: Plan) -> list[int]:
     assert plan.forecast is not None
     allowed = limits(plan.problem)
     return [max(0, peak - limit) for peak, limit in zip(plan.forecast.peak_bytes, allowed, strict=True)]
+
+
+def host_excess(plan: Plan) -> list[int]:
+    """Bytes by which offloaded stashes exceed the host memory of every node; 0 where they fit."""
+    groups = plan.problem.cluster.node_groups
+    if all(group.host_memory_bytes is None for group in groups) or not any(OFFLOAD in row for row in plan.stash):
+        return [0] * len(groups)
+    found = simulate(plan).host_memory
+    allowed = [math.inf if group.host_memory_bytes is None else group.host_memory_bytes for group in groups]
+    return [int(max(0, host.peak_bytes - limit)) for host, limit in zip(found, allowed, strict=True)]
+
+
+def fits(plan: Plan) -> bool:
+    """Whether a plan exceeds neither its devices' memory nor that of the hosts."""
+    return not any(excess(plan)) and not any(host_excess(plan))
 
 
 def shortages(plan: Plan) -> tuple[Shortage, ...]:

@@ -13,10 +13,10 @@ from .. import bounds
 from ..errors import PlanError
 from ..lower import assemble
 from ..operations import KEEP, RECOMPUTE, Candidate
-from ..plan import COMPUTE, Kind, Op, Plan
+from ..plan import Op, Plan
 from .orders.arm import Arm
 from .orders.search import search_orders
-from .portfolio import Order
+from .portfolio import Order, own_orders
 from .session import Session
 from .solver import Effort
 from .structure import Hunt
@@ -74,7 +74,7 @@ def _budget(session: Session, share: float) -> Budget:
 
 
 def _done(session: Session) -> bool:
-    return session.over or session.proven
+    return session.over or session.proven or session.hopeless
 
 
 def _hunt(hunt: Hunt, budget: Budget) -> None:
@@ -82,11 +82,6 @@ def _hunt(hunt: Hunt, budget: Budget) -> None:
 
 
 # ------------------------------------------------------------------ windows
-
-
-def compute_orders(plan: Plan) -> list[list[Op]]:
-    """A plan's compute orders, optimizer steps left out."""
-    return [[op for op in order if op.kind in COMPUTE and op.kind != Kind.STEP] for order in plan.orders]
 
 
 @dataclass
@@ -114,7 +109,7 @@ def _entries(session: Session, arms: list[Arm]) -> list[Polished]:
     plan = session.best
     if plan is not None:
         same = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
-        found += _entry(session, same, compute_orders(plan), session.best_s)
+        found += _entry(session, same, own_orders(plan), session.best_s)
     for arm in arms[:MOST_POLISHED]:
         if arm.order is not None and arm.seconds > session.best_s and not any(arm.lowered):
             found += _entry(session, arm.candidate, arm.ops_by_device(), arm.seconds)
@@ -130,7 +125,8 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
             entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - 1e-9)]
             if not entries:
                 return
-            seconds = min(_WINDOW, budget.deadline - time.monotonic(), session.remaining_s)
+            fixed = session.deterministic_limit is not None
+            seconds = min(math.inf if fixed else _WINDOW, budget.deadline - time.monotonic(), session.remaining_s)
             chosen = [entries[0] if rng.random() < 0.6 else rng.choice(entries) for _ in range(session.workers)]
             slices = [_slice(entry, rng) for entry in chosen]
             try:
@@ -157,7 +153,7 @@ def _take(session: Session, entry: Polished, better: Plan) -> None:
     """Keeps an order that is no longer than the entry's and fits."""
     assert better.forecast is not None
     if better.forecast.step_s <= entry.step_s and session.offer(better, "windows"):
-        entry.orders, entry.step_s = compute_orders(better), better.forecast.step_s
+        entry.orders, entry.step_s = own_orders(better), better.forecast.step_s
 
 
 def _window(seconds: float, entry: Polished, place: tuple[float, float, int]) -> tuple[Plan | None, float]:

@@ -10,7 +10,7 @@ from ..lower import assemble
 from ..operations import KEEP, RECOMPUTE, Candidate
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
-from ..plan import COMPUTE, Kind, Op, Pipeline, Plan, Problem
+from ..plan import RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
 from .orders.shapes import policies
@@ -226,11 +226,16 @@ def run_lightest(session: Session, order: Order) -> None:
         try_layout(session, placed, [found[0]], "one in flight")
 
 
+def own_orders(plan: Plan) -> list[list[Op]]:
+    """A plan's orders without what `assemble` places itself: messages, reductions and optimizer steps."""
+    placed = SENDS | RECEIVES | {Kind.REDUCE, Kind.STEP}
+    return [[op for op in order if op.kind not in placed] for order in plan.orders]
+
+
 def run_hint(session: Session, hint: Plan) -> None:
     """The caller's plan, simulated on this problem; ignored where it does not apply."""
     candidate = Candidate(session.problem, hint.stages, hint.pipelines, hint.stash)
-    orders = [[op for op in order if op.kind in COMPUTE and op.kind != Kind.STEP] for order in hint.orders]
     try:
-        session.offer(assemble(candidate, orders, "hint"), "hint")
+        session.offer(assemble(candidate, own_orders(hint), "hint"), "hint")
     except (PlanError, KeyError, IndexError):
         return

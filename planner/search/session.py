@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..partition.chain import Chain
 from ..plan import Plan, Problem
 from ..workload import SearchSpace
-from .fit import excess
+from .fit import fits
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Session:
     """One search. `deadline`: time.monotonic() at which it must be done.
 
     bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
+    hopeless: no plan of these shapes fits the memory.
     """
 
     problem: Problem
@@ -49,6 +50,7 @@ class Session:
     best: Plan | None = None
     bound_s: float = 0.0
     shapes_s: float = 0.0
+    hopeless: bool = False
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class Session:
 
     def offer(self, plan: Plan, phase: str) -> bool:
         """Takes a simulated plan into account; True when it fits the memory."""
-        if any(excess(plan)):
+        if not fits(plan):
             return False
         assert plan.forecast is not None
         if plan.forecast.step_s < self.best_s * (1 - 1e-12):

@@ -136,6 +136,8 @@ class Hunt:
     def _update(self) -> None:
         if self.complete and math.isfinite(self._nearest_s):
             self.session.shapes_s = max(self.session.shapes_s, self._nearest_s)
+        elif self.complete:
+            self.session.hopeless = self.session.best is None
 
     @property
     def ops(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import anneal, greedy, kernels
 
-COMPILATION_S = 25.0
+COMPILATION_S = 18.0
 """Time that a first compilation takes at most on a slow, busy computer."""
 
 

@@ -17,6 +17,8 @@ from .shapes import Order, policies, resized, routes, structures, with_policy
 
 MOST_OPS = 150_000
 """Ops of an order up to which it is annealed; beyond, the named orders stand."""
+LEAST = 0.2
+"""Seconds or units of effort below which nothing is raced."""
 SHARES = (1.0, 0.4)
 """Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures."""
 
@@ -27,7 +29,7 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
     first.
     """
-    if not ready(seconds):
+    if min(limit, seconds) < LEAST or not ready(seconds):
         return []
     if RECOMPUTE in policies(session.problem, session.space):
         keep_what_fits(session)

@@ -75,8 +75,8 @@ def remade(a: Arrays, order: Ints) -> Ints:
 def weave(a: Arrays, order: Ints, lead: int) -> Ints | None:
     """An order with FREE and FETCH of the units that are offloaded put in; None where it cannot fit.
 
-    order: complete but for those two. Memory is made by freeing the oldest stash that is not needed soon; a stash is
-    fetched `lead` ops before its backward, or as soon after as there is room.
+    order: complete but for those two. Memory is made by weight halves that can run, then by freeing the oldest
+    stash; a stash is fetched `lead` ops before its backward, or as soon after as there is room.
     """
     units = len(a.batches)
     parts: list[Ints] = []
@@ -102,21 +102,34 @@ def _weave_device(a: Arrays, mine: list[int], limit: int, lead: int) -> list[int
     fetches = sorted((n, u, k) for (u, k), n in need_at.items())
     woven: list[int] = []
     home: list[tuple[int, int]] = []  # offloaded stashes on the device, oldest first
+    pending: list[int] = []  # units whose weight halves can run
+    early = [0] * units  # weight halves that ran before their turn
     held, made, nth = 0, [0] * units, 0
 
     def free_some(room: int) -> bool:
-        """Frees the oldest stashes on the device until `room` bytes are there."""
+        """Runs weight halves and frees the oldest stashes on the device until `room` bytes are there."""
         nonlocal held
         while held + room > limit:
-            if not home:
+            if pending:
+                u = pending.pop(0)
+                early[u] += 1
+                woven.append(W * units + u)
+                held += delta[W * units + u]
+            elif home:
+                u, _ = home.pop(0)
+                woven.append(FREE * units + u)
+                held -= stash[u]
+            else:
                 return False
-            u, _ = home.pop(0)
-            woven.append(FREE * units + u)
-            held -= stash[u]
         return True
 
     for n, o in enumerate(mine):
         kind, u = divmod(o, units)
+        if kind == W:
+            if early[u]:
+                early[u] -= 1
+                continue
+            pending.remove(u)
         while nth < len(fetches) and fetches[nth][0] <= n + lead:
             at, v, k = fetches[nth]
             if made[v] <= k:
@@ -140,4 +153,6 @@ def _weave_device(a: Arrays, mine: list[int], limit: int, lead: int) -> list[int
         if kind == F and a.away[u]:
             home.append((u, made[u]))
             made[u] += 1
+        elif kind == B and a.split[u]:
+            pending.append(u)
     return woven

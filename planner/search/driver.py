@@ -17,7 +17,7 @@ from ..lower import assemble
 from ..model_graph import ModelGraph
 from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..partition.chain import compositions, lightest
-from ..plan import Plan, Problem, Provenance
+from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
@@ -150,7 +150,18 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         seconds=time.monotonic() - session.started,
         space=SPACE if session.space.schedule == "search" and session.shapes_s > session.bound_s else EVERYTHING,
     )
-    return Result(status, replace(session.best, forecast=forecast, provenance=made), bound_s, gap)
+    return Result(status, joined(replace(session.best, forecast=forecast, provenance=made)), bound_s, gap)
+
+
+def joined(plan: Plan) -> Plan:
+    """The plan with pipelines of one route and one row of stash policies made one."""
+    taken: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], list[int]] = {}
+    for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
+        taken.setdefault((pipeline.forward, pipeline.backward, row), []).extend(pipeline.micro_batches)
+    if len(taken) == len(plan.pipelines):
+        return plan
+    pipelines = tuple(Pipeline(forward, backward, tuple(sorted(m))) for (forward, backward, _), m in taken.items())
+    return replace(plan, pipelines=pipelines, stash=tuple(row for _, _, row in taken))
 
 
 def _in_space(plan: Plan, orders: list[Order]) -> bool:

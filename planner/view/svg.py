@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..plan import Forecast, Kind, Op, Pipeline, Plan
 from ..units import format_bytes, format_seconds
 from .palette import Paint, hatches, paint
-from .text import device_limit, percent
+from .text import count_pipelines, device_limit, percent
 
 if TYPE_CHECKING:
     from ..simulate import Timeline
@@ -70,7 +70,7 @@ def _name(plan: Plan) -> str:
     source = plan.provenance.source or "plan"
     return (
         f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages, {len(plan.orders)} devices, "
-        f"{len(plan.pipelines)} pipeline{'s' * (len(plan.pipelines) != 1)}, "
+        f"{count_pipelines(plan)}, "
         f"{plan.problem.workload.micro_batches} micro-batches"
     )
 

@@ -30,12 +30,18 @@ def render(plan: Plan, timeline: Timeline, forecast: Forecast, width: int = WIDT
     return "\n".join([heading(plan, forecast, width), "", drawn, "", device_table(plan, forecast, width), ""])
 
 
+def count_pipelines(plan: Plan) -> str:
+    """How many pipelines a plan has; those that differ only in what happens to their stashes count as one."""
+    count = len({(pipeline.forward, pipeline.backward) for pipeline in plan.pipelines})
+    return f"{count} pipeline{'s' * (count != 1)}"
+
+
 def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
     """What the plan is and what it promises, wrapped to `width`."""
     source = plan.provenance.source or "plan"
     shape = (
         f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
-        f"{len(plan.pipelines)} pipeline{'s' * (len(plan.pipelines) != 1)}, "
+        f"{count_pipelines(plan)}, "
         f"{plan.problem.workload.micro_batches} micro-batches"
     )
     return "\n".join([*textwrap.wrap(shape, width), *textwrap.wrap(promise(forecast), width)])

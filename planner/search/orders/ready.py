@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from ...cluster import Cluster
+from ...model_graph import Layer, ModelGraph
+from ...operations import Candidate
+from ...plan import Pipeline, Problem
+from ...workload import Workload
 from . import anneal, greedy, kernels
+from .arm import Arm
 
 COMPILATION_S = 18.0
 """Time that a first compilation takes at most on a slow, busy computer."""
@@ -21,3 +29,13 @@ def _compiled(function: object) -> bool:
     stats = getattr(function, "stats", None)
     folder, name = getattr(stats, "cache_path", None), getattr(function, "__name__", "")
     return bool(folder) and any(Path(str(folder)).glob(f"*.{name}-*.nbc"))
+
+
+def warm() -> None:
+    """Compiles the kernels, or loads them from disk; seconds the first time. Planning does it when it needs them."""
+    model = ModelGraph.chain([Layer(f"layer{k}", 1.0, 1.0, 1.0, stash_bytes=2, weight_stash_bytes=1) for k in range(2)])
+    problem = Problem(model, Cluster.uniform(2, 1 << 20), Workload(2))
+    candidate = Candidate(problem, (("layer0",), ("layer1",)), (Pipeline((0, 1), (0, 1), (0, 1)),))
+    arm, stop = Arm(candidate, True, False, 0), np.zeros(1, dtype=np.int64)
+    arm.start(1, 0.0, stop)
+    arm.improve(1, 0.0, stop)

@@ -35,7 +35,7 @@ from .portfolio import (
     run_named,
     run_remade,
 )
-from .session import OnProgress, Progress, Session
+from .session import PROVEN, OnProgress, Progress, Session
 
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
@@ -43,7 +43,6 @@ SPACE = (
     "allow it, stashes kept, recomputed or offloaded as allowed, first in first out"
 )
 EVERYTHING = "every plan of contiguous stages that fits the memory, with the stash policies allowed and priced"
-_PROVEN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         bound_s = max(bound_s, session.shapes_s)
     bound_s = min(bound_s, step_s)
     gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
-    proven = gap <= _PROVEN
+    proven = gap <= PROVEN
     status = "optimal" if proven else "feasible"
     assert session.best.forecast is not None
     forecast = replace(session.best.forecast, bound_s=bound_s, gap=gap, status=status)

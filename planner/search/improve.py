@@ -31,7 +31,8 @@ LARGE_SHARES = (0.0, 0.6, 0.4)
 MOST_POLISHED = 4
 MOST_WINDOW_OPS = 5000
 _OPS_IN_WINDOW = 110
-_WINDOW = 3.0
+_WINDOW, _FIXED_WINDOW = 3.0, 0.5
+"""Seconds of a window; where effort is limited, its deterministic time, and no seconds."""
 
 
 @dataclass
@@ -127,10 +128,11 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
                 return
             fixed = session.deterministic_limit is not None
             seconds = min(math.inf if fixed else _WINDOW, budget.deadline - time.monotonic(), session.remaining_s)
+            allowed = min(_FIXED_WINDOW, budget.effort - used) if fixed else _WINDOW
             chosen = [entries[0] if rng.random() < 0.6 else rng.choice(entries) for _ in range(session.workers)]
             slices = [_slice(entry, rng) for entry in chosen]
             try:
-                results = list(pool.map(partial(_window, seconds), chosen, slices))
+                results = list(pool.map(partial(_window, seconds, allowed), chosen, slices))
             except KeyboardInterrupt:
                 session.interrupted = True
                 return
@@ -156,11 +158,13 @@ def _take(session: Session, entry: Polished, better: Plan) -> None:
         entry.orders, entry.step_s = own_orders(better), better.forecast.step_s
 
 
-def _window(seconds: float, entry: Polished, place: tuple[float, float, int]) -> tuple[Plan | None, float]:
+def _window(
+    seconds: float, allowed: float, entry: Polished, place: tuple[float, float, int]
+) -> tuple[Plan | None, float]:
     """An order at least as good that differs in one slice, or None; and the deterministic time used."""
     low, width, seed = place
     try:
-        effort = Effort(seconds, _WINDOW, 1, seed)
+        effort = Effort(seconds, allowed, 1, seed)
         found, outcome = improve_window(entry.candidate, entry.orders, low, low + width, effort, sideways=True)
         better = None if found is None else assemble(entry.candidate, found, "search")
     except PlanError:

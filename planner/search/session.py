@@ -12,6 +12,9 @@ from ..plan import Plan, Problem
 from ..workload import SearchSpace
 from .fit import fits
 
+PROVEN = 1e-6
+"""A plan whose gap is no larger is optimal."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -82,7 +85,7 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether no plan of the shapes searched is shorter than the best."""
-        return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + 1e-9)
+        return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
 
     def offer(self, plan: Plan, phase: str) -> bool:
         """Takes a simulated plan into account; True when it fits the memory."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ...errors import PlanError
 from ...lower import assemble
 from ...plan import Plan
 from ..fit import excess
-from ..session import Session
+from ..session import PROVEN, Session
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .shapes import policies
@@ -143,7 +144,7 @@ class Race:
 
     @property
     def _target(self) -> float:
-        return self.session.bound_s * (1 + 1e-9) if self.offers else 0.0
+        return self.session.bound_s * (1 + PROVEN) if self.offers else 0.0
 
     def _over(self) -> bool:
         return self.session.over or time.monotonic() >= self.deadline or (self.offers and self.session.proven)
@@ -165,13 +166,15 @@ class Race:
                 future.result()
 
     def _rank(self) -> None:
-        """Arms with orders, the most promising first; without those that cannot become better than the best."""
-        ranked = sorted((arm for arm in self.arms if arm.order is not None), key=promise)
-        best_s = min((arm.seconds for arm in ranked), default=NEVER)
-        best_s = min(best_s, self.session.best_s if self.offers else NEVER)
+        """Arms with orders, by turns the best and the most promising; without those that cannot become the best."""
+        ranked = sorted((arm for arm in self.arms if arm.order is not None), key=lambda arm: arm.seconds)
+        best_s = min(ranked[0].seconds, self.session.best_s if self.offers else NEVER) if ranked else NEVER
         hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - 1e-9)]
-        self.arms = hopeful if self.offers or hopeful else ranked[:1]
         self.reached += [arm for arm in ranked[:1] if arm not in hopeful]
+        if not (hopeful or self.offers):
+            hopeful = ranked[:1]
+        turns = chain.from_iterable(zip(hopeful, sorted(hopeful, key=promise), strict=True))
+        self.arms = list(dict.fromkeys(turns))
 
     # ------------------------------------------------------------ offers
 

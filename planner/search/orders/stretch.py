@@ -1,7 +1,8 @@
 """From few micro-batches to many: repeats the steady part of an order.
 
 A window of time in which every op type of the order starts equally often can be run again and again: the live
-stashes are the same at its both ends, and every dependency is met as it was, a window later.
+stashes are the same at its both ends. Dependencies are met as they were, a window later, but for ops that were under
+way when the window began: what they send may come later the next time, so that a repetition has to be run.
 """
 
 from __future__ import annotations

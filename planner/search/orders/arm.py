@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ... import bounds
 from ...operations import KEEP, OFFLOAD, Candidate
 from ...plan import Op
-from . import anneal, greedy, kernels
+from . import anneal, cache, greedy, kernels
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
 from .stretch import stretch, windows
@@ -25,6 +25,9 @@ LEADS = (1, 2, 4)
 RAISED = (0.5, 1.0, 3.0)
 """Orders of offloaded stashes start from orders made for so much more memory."""
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+cache.refresh()
 
 
 @dataclass(eq=False)

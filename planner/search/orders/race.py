@@ -28,6 +28,8 @@ from .shapes import policies
 RATE = 40e6
 EXPLORE = 0.4
 """Share of the effort for short runs from many starts; a start's own quality says little about what it leads to."""
+LEAST_SLICE, FEWEST = 0.5, 8
+"""Effort that a start is worth at least, and how many structures are tried in any case."""
 BRANCHES, TWIGS = 4, 5
 """The best structures of the first round that get more starts, and how many each."""
 MUTATED, MUTATIONS = 3, 3
@@ -60,11 +62,12 @@ class Race:
         """
         self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
         self._calibrate()
-        count = len(self.arms) + BRANCHES * TWIGS
+        twigs = self._thin_out()
+        count = len(self.arms) + BRANCHES * twigs
         slice_ = EXPLORE * self.effort / max(1, count)
         self._all(self._begin, slice_ * len(self.arms))
         if not self._over():
-            self._branch(slice_)
+            self._branch(slice_, twigs)
         for most in HALVING:
             self._rank()
             del self.arms[most:]
@@ -107,14 +110,24 @@ class Race:
         best_s = min((arm.seconds for arm in self.arms), default=NEVER)
         self.arms += [arm for arm in made if arm is not None and arm.seconds < 1.1 * best_s]
 
-    def _branch(self, slice_: float) -> None:
+    def _thin_out(self) -> int:
+        """Leaves out arms where the effort is too small for all, those with many ops first; returns twigs a branch."""
+        most = max(2 * FEWEST, int(EXPLORE * self.effort / LEAST_SLICE))
+        if len(self.arms) > most * 0.6:
+            first: dict[tuple[int, bool], Arm] = {}
+            for arm in self.arms:
+                first.setdefault((id(arm.candidate), arm.folded), arm)
+            self.arms = sorted(first.values(), key=lambda arm: arm.ops)[: max(FEWEST, int(most * 0.6))]
+        return max(1, min(TWIGS, (most - len(self.arms)) // BRANCHES))
+
+    def _branch(self, slice_: float, twigs: int) -> None:
         """More starts for the structures that did best."""
         self._rank()
         best: dict[tuple[int, bool], Arm] = {}
         for arm in self.arms:
             best.setdefault((id(arm.candidate), arm.folded), arm)
         earlier = self.arms
-        self.arms = [arm.again(k) for arm in list(best.values())[:BRANCHES] for k in range(TWIGS)]
+        self.arms = [arm.again(k) for arm in list(best.values())[:BRANCHES] for k in range(twigs)]
         self._all(self._begin, slice_ * len(self.arms))
         self.arms += earlier
 

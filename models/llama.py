@@ -91,13 +91,10 @@ class Attention(nn.Module):
         self.key = linear(config.width, shared, bias=False)
         self.value = linear(config.width, shared, bias=False)
         self.out = linear(config.width, config.width, residuals=2 * config.blocks, bias=False)
-        rates = ROTARY_BASE ** -(torch.arange(0, self.size, 2, dtype=torch.float32) / self.size)
-        angles = torch.outer(torch.arange(config.sequence, dtype=torch.float32), rates)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k = self._rotate(self._heads(self.query(x))), self._rotate(self._heads(self.key(x)))
+        turn = self._angles(x)
+        q, k = (_rotate(self._heads(part(x)), *turn) for part in (self.query, self.key))
         q, k, v = (part.transpose(1, 2) for part in (q, k, self._heads(self.value(x))))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         projected: Tensor = self.out(mixed.transpose(1, 2).reshape(x.shape))
@@ -106,11 +103,18 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.size)
 
-    def _rotate(self, x: Tensor) -> Tensor:
-        """(batch, time, heads, size): pairs (i, i + size / 2) are turned by position times rate i."""
-        cos, sin = (self.get_buffer(name)[: x.shape[1], None] for name in ("cos", "sin"))
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    def _angles(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every position's angles, made anew: kept tables would be held for every block."""
+        half = torch.arange(0, self.size, 2, dtype=torch.float32, device=x.device)
+        positions = torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
+        angles = torch.outer(positions, ROTARY_BASE ** -(half / self.size))[:, None]
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(batch, time, heads, size): pairs (i, i + size / 2) are turned by position times rate i."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ from contraflow.models import LayeredModel, build_layer, load, resolve
 from contraflow.models.bert import BERTConfig, Head, bert, pretraining_loss
 from contraflow.models.data import FIRST, MASK, NOT_MASKED, SEPARATOR, UnknownData, first_segment
 from contraflow.models.llama import Attention as RotaryAttention
-from contraflow.models.llama import LlamaConfig, RMSNorm, llama
+from contraflow.models.llama import LlamaConfig, RMSNorm, _rotate, llama
 
 
 def parameter_count(model: LayeredModel) -> int:
@@ -124,8 +124,8 @@ def test_rmsnorm_keeps_its_input_and_one_number_a_token() -> None:
 def test_scores_of_rotated_queries_and_keys_depend_on_their_distance() -> None:
     """The same vectors, moved by 5 positions, meet in the same scalar product."""
     torch.manual_seed(0)
-    attention = RotaryAttention(LlamaConfig(1, 32, 2, 2, hidden=8, sequence=16))
-    q, k = (attention._rotate(torch.randn(1, 1, 2, 16).expand(-1, 16, -1, -1)).transpose(1, 2) for _ in range(2))
+    angles = RotaryAttention(LlamaConfig(1, 32, 2, 2, hidden=8, sequence=16))._angles(torch.empty(1, 16, 32))
+    q, k = (_rotate(torch.randn(1, 1, 2, 16).expand(-1, 16, -1, -1), *angles).transpose(1, 2) for _ in range(2))
     scores = q @ k.transpose(2, 3)
     for distance in range(-3, 4):
         same = scores.diagonal(distance, 2, 3)

@@ -10,9 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from .check_columns import SHIP, Homes, Listed, Violation, parse_policy
+from .check_columns import OFFLOAD, SHIP, Homes, Listed, Violation, parse_policy
 from .check_ops import op_sets
 from .check_order import Order, deadlock, local_order, message_order
+from .cluster import Cluster
 from .errors import InputError, PlanError
 from .operations import StageCosts
 from .plan import Forecast, Plan
@@ -67,27 +68,32 @@ def _structure(plan: Plan) -> Iterator[Violation]:
                     yield Violation(
                         "device", where, f"stage {stage} {name} on device {device}, the cluster has {devices}"
                     )
-        if pipeline.forward != pipeline.backward:
-            yield Violation("pipelines", where, "forward and backward devices that differ are not supported yet")
     for number, row in enumerate(plan.stash):
         if len(row) != stages:
             yield Violation("stash", f"pipeline {number}", f"{len(row)} stash policies for {stages} stages")
-        route = plan.pipelines[number].forward if number < len(plan.pipelines) else ()
+        routes = plan.pipelines[number : number + 1]
+        pairs = list(zip(routes[0].forward, routes[0].backward, strict=False)) if routes else []
         for stage, text in enumerate(row):
-            reason = _policy_fault(text, route[stage] if stage < len(route) else -1, devices)
+            home, back = pairs[stage] if stage < len(pairs) else (-1, -1)
+            reason = _policy_fault(text, home, back, plan.problem.cluster)
             if reason:
                 yield Violation("stash", f"pipeline {number}", f"stage {stage}: {reason}")
     yield from _micro_batches(plan)
 
 
-def _policy_fault(text: str, home: int, devices: int) -> str | None:
-    policy = parse_policy(text)
+def _policy_fault(text: str, home: int, back: int, cluster: Cluster) -> str | None:
+    policy, devices = parse_policy(text), len(cluster)
     if policy is None:
         return f"unknown stash policy {text!r}"
+    known = 0 <= home < devices and 0 <= back < devices
+    if policy.choice == OFFLOAD and known and not cluster.same_node(home, back):
+        return f"offloads its stash on device {home}, but device {back}, which needs it, is in another node"
     if policy.choice != SHIP:
         return None
     if policy.device >= devices:
         return f"ships its stash to device {policy.device}, the cluster has {devices}"
+    if home != back:
+        return f"ships its stash to device {policy.device} and back, but its backward runs on device {back}, not {home}"
     return f"ships its stash from device {home} to device {home}" if policy.device == home else None
 
 

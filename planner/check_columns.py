@@ -21,6 +21,7 @@ KEEP, RECOMPUTE, OFFLOAD, SHIP = range(4)
 _POLICIES = {"keep": KEEP, "recompute": RECOMPUTE, "offload": OFFLOAD}
 _SHIP = re.compile(r"ship>(0|[1-9][0-9]{0,8})")
 _IN_LINE = np.array([kind in IN_LINE for kind in Kind])
+_BACK = frozenset({Kind.B, Kind.I, Kind.W, Kind.R, Kind.FETCH})
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,12 @@ def parse_policy(text: str) -> Policy | None:
 class Homes:
     """Where every stage of every micro-batch runs and what becomes of its stash: tables [stage, micro-batch]."""
 
-    device: Ints
+    device: Ints  # of F
+    back: Ints  # of B, I, W and R
     policy: Ints
     away: Ints  # device that a shipped stash goes to; -1: none
     devices: int
+    node: Ints  # of every device
 
     @classmethod
     def of(cls, plan: Plan) -> Homes:
@@ -67,17 +70,43 @@ class Homes:
         path = np.zeros(plan.problem.workload.micro_batches, dtype=np.int64)
         for number, pipeline in enumerate(plan.pipelines):
             path[list(pipeline.micro_batches)] = number
-        routes = np.array([pipeline.forward for pipeline in plan.pipelines], dtype=np.int64).reshape(-1, stages)
+        routes = np.array([(p.forward, p.backward) for p in plan.pipelines], dtype=np.int64).reshape(-1, 2, stages)
         rows = [[parse_policy(text) or Policy(KEEP) for text in row] for row in plan.stash]
         policies = np.array(rows, dtype=np.int64).reshape(-1, stages, 2)[path]
-        return cls(routes[path].T, policies[:, :, 0].T, policies[:, :, 1].T, len(plan.problem.cluster))
+        node = np.array([device.node for device in plan.problem.cluster.devices], dtype=np.int64)
+        forward, back = routes[path, 0].T, routes[path, 1].T
+        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, len(plan.problem.cluster), node)
 
     @property
     def held(self) -> Flags:
-        """[device, stage]: whether the device holds a trained replica of the stage."""
-        held = np.zeros((self.devices, len(self.device)), dtype=np.bool_)
-        held[self.device, np.arange(len(self.device))[:, None]] = True
-        return held
+        """[device, stage]: whether the device holds a trained replica of the stage (it runs the backward)."""
+        return self._runs(self.back)
+
+    def _runs(self, table: Ints) -> Flags:
+        runs = np.zeros((self.devices, len(table)), dtype=np.bool_)
+        runs[table, np.arange(len(table))[:, None]] = True
+        return runs
+
+    @property
+    def returned(self) -> tuple[Ints, Ints, Ints]:
+        """Stage, source and target of the parameters that go to devices that only run a stage's forward.
+
+        The source holds a trained replica: in the target's node where there is one, of these the lowest device.
+        """
+        held = self.held
+        target, stage = np.nonzero(self._runs(self.device) & ~held)
+        far = self.node[:, None] != self.node[target][None, :]
+        cost = np.where(held[:, stage], far * self.devices + np.arange(self.devices)[:, None], 2 * self.devices)
+        return stage, cost.argmin(axis=0), target
+
+    @property
+    def moved(self) -> Flags:
+        """Which stashes (or what they are made from again) are sent from the forward to the backward device."""
+        return np.asarray((self.device != self.back) & ((self.policy == KEEP) | (self.policy == RECOMPUTE)))
+
+    def of_kind(self, kind: int) -> Ints:
+        """Where the ops of this kind run."""
+        return self.back if kind in _BACK else self.device
 
 
 @dataclass(frozen=True)
@@ -179,7 +208,7 @@ class Listed:
 
     def table(self, kind: Kind) -> Ints:
         """[stage, micro-batch]: places of the ops of this kind on the stages' own devices; -1: none."""
-        home = self.homes.device
+        home = self.homes.of_kind(kind)
         return self.find(Columns.of_tables(kind, home)).reshape(home.shape)
 
     @property

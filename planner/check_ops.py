@@ -15,7 +15,8 @@ from .plan import Kind, Op
 def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
     """Every message of a step: the SEND at its source and, in the same row, the RECV at its target.
 
-    Activations and gradients of every edge whose stages run on different devices; shipped stashes there and back.
+    Activations and gradients of every edge whose stages run on different devices; stashes that go to their backward
+    device, or are shipped there and back; new parameters for devices that only run a forward.
     """
     sends, receives = [], []
 
@@ -24,16 +25,30 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
         receives.append(Columns.of(kinds[1], target.stage, target.micro_batch, target.device, target.peer))
 
     for producer, consumer, _ in costs.edges:
-        m = np.flatnonzero(homes.device[producer] != homes.device[consumer])
-        up = Columns.of(0, producer, m, homes.device[producer, m], consumer)
-        down = Columns.of(0, consumer, m, homes.device[consumer, m], producer)
-        add((Kind.SEND_F, Kind.RECV_F), up, down)
-        add((Kind.SEND_B, Kind.RECV_B), down, up)
-    stage, m = np.nonzero(homes.policy == SHIP)
-    home, away = homes.device[stage, m], homes.away[stage, m]
-    here, there = Columns.of(0, stage, m, home, away), Columns.of(0, stage, m, away, home)
-    add((Kind.SEND_S, Kind.RECV_S), here, there)
-    add((Kind.SEND_S, Kind.RECV_S), there, here)
+        for kinds, home, forward in (
+            ((Kind.SEND_F, Kind.RECV_F), homes.device, True),
+            ((Kind.SEND_B, Kind.RECV_B), homes.back, False),
+        ):
+            m = np.flatnonzero(home[producer] != home[consumer])
+            up = Columns.of(0, producer, m, home[producer, m], consumer)
+            down = Columns.of(0, consumer, m, home[consumer, m], producer)
+            add(kinds, *((up, down) if forward else (down, up)))
+    stash = (Kind.SEND_S, Kind.RECV_S)
+    for where, goal in ((homes.policy == SHIP, homes.away), (homes.moved, homes.back)):
+        stage, m = np.nonzero(where)
+        if not len(stage):
+            continue
+        home, away = homes.device[stage, m], goal[stage, m]
+        here, there = Columns.of(0, stage, m, home, away), Columns.of(0, stage, m, away, home)
+        add(stash, here, there)
+        if goal is homes.away:
+            add(stash, there, here)
+    stage, source, target = homes.returned
+    some = costs.parameter_bytes[stage] > 0
+    if some.any():
+        stage, source, target = stage[some], source[some], target[some]
+        ends = Columns.of(0, stage, -1, source, target), Columns.of(0, stage, -1, target, source)
+        add((Kind.SEND_P, Kind.RECV_P), *ends)
     return Columns.join(sends), Columns.join(receives)
 
 
@@ -48,7 +63,7 @@ def _required(costs: StageCosts, homes: Homes) -> Columns:
     }
     for kind, where in chosen.items():
         stage, m = np.nonzero(where)
-        parts.append(Columns.of(kind, stage, m, homes.device[stage, m]))
+        parts.append(Columns.of(kind, stage, m, homes.of_kind(kind)[stage, m]))
     held = homes.held
     for kind, where in ((Kind.STEP, held), (Kind.REDUCE, held & (held.sum(axis=0) > 1))):
         device, stage = np.nonzero(where)
@@ -58,8 +73,8 @@ def _required(costs: StageCosts, homes: Homes) -> Columns:
 
 def _allowed(homes: Homes) -> Columns:
     """Ops that may be there: backwards, whole or in halves, and one FREE for every stash that leaves its device."""
-    parts = [Columns.of_tables(kind, homes.device) for kind in (Kind.B, Kind.I, Kind.W)]
-    stage, m = np.nonzero((homes.policy == OFFLOAD) | (homes.policy == SHIP))
+    parts = [Columns.of_tables(kind, homes.back) for kind in (Kind.B, Kind.I, Kind.W)]
+    stage, m = np.nonzero((homes.policy == OFFLOAD) | (homes.policy == SHIP) | homes.moved)
     return Columns.join([*parts, Columns.of(Kind.FREE, stage, m, homes.device[stage, m])])
 
 
@@ -110,7 +125,7 @@ def _missing(listed: Listed, required: Columns) -> Iterator[tuple[int, Violation
 
 def _backwards(costs: StageCosts, listed: Listed) -> Iterator[tuple[int, Violation]]:
     """Every stage of every micro-batch needs B alone, or both I and W where its backward can be split."""
-    home = listed.homes.device
+    home = listed.homes.back
     whole, inputs, weights = (listed.table(kind) >= 0 for kind in (Kind.B, Kind.I, Kind.W))
 
     def each(where: Flags) -> Iterator[tuple[int, int, int]]:

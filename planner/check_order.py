@@ -21,7 +21,8 @@ class Order:
     """The op lists of a plan whose op sets are right, with what each op needs before it.
 
     Everything is in places of `listed`: `send` and `receive` are the two ends of every message, `needs` the pairs
-    (op, an op of the same list that must come before it) for every data dependency within a device.
+    (op, an op that must come before it) for every data dependency that is no message. The two are in one list, but
+    for what another device's backward needs of a forward.
     """
 
     def __init__(self, costs: StageCosts, listed: Listed) -> None:
@@ -35,6 +36,7 @@ class Order:
         self._edge_needs(costs)
         self._stash_needs()
         self._closing_needs()
+        self._parameter_needs(costs)
         op, earlier = zip(*self._pairs, strict=True)
         self.needs = np.concatenate(op), np.concatenate(earlier)
 
@@ -54,20 +56,19 @@ class Order:
 
     def _edge_needs(self, costs: StageCosts) -> None:
         """Activations and gradients, handed on inside a device or as messages."""
-        listed, home, forward = self.listed, self.homes.device, self.listed.table(Kind.F)
+        listed, forward = self.listed, self.listed.table(Kind.F)
         for producer, consumer, _ in costs.edges:
-            m = np.arange(home.shape[1])
-            local = home[producer] == home[consumer]
-            up, down = home[producer], home[consumer]
-            arrival = listed.find(Columns.of(Kind.RECV_F, consumer, m, down, producer))
-            self._need(forward[consumer], np.where(local, forward[producer], arrival))
-            self._need(listed.find(Columns.of(Kind.SEND_F, producer, m, up, consumer)), forward[producer])
-            arrival = listed.find(Columns.of(Kind.RECV_B, producer, m, up, consumer))
-            self._need(self.backward[producer], np.where(local, self.backward[consumer], arrival))
-            self._need(listed.find(Columns.of(Kind.SEND_B, consumer, m, down, producer)), self.backward[consumer])
+            for send, receive, home, ops, source, target in (
+                (Kind.SEND_F, Kind.RECV_F, self.homes.device, forward, producer, consumer),
+                (Kind.SEND_B, Kind.RECV_B, self.homes.back, self.backward, consumer, producer),
+            ):
+                m = np.arange(home.shape[1])
+                arrival = listed.find(Columns.of(receive, target, m, home[target], source))
+                self._need(ops[target], np.where(home[source] == home[target], ops[source], arrival))
+                self._need(listed.find(Columns.of(send, source, m, home[source], target)), ops[source])
 
     def _stash_needs(self) -> None:
-        """A stash leaves after its F and is back before its backward; FREE waits for it to have left."""
+        """A stash leaves after its F and is there before its backward (or R); FREE waits for it to have left."""
         listed, homes = self.listed, self.homes
         forward, free = listed.table(Kind.F), listed.table(Kind.FREE)
         leaves, returns = listed.table(Kind.OFFLOAD), listed.table(Kind.FETCH)
@@ -75,7 +76,13 @@ class Order:
         home, away = homes.device[stage, m], homes.away[stage, m]
         leaves[stage, m] = listed.find(Columns.of(Kind.SEND_S, stage, m, home, away))
         returns[stage, m] = listed.find(Columns.of(Kind.RECV_S, stage, m, home, away))
-        for op, earlier in ((leaves, forward), (returns, leaves), (self.backward, returns), (free, leaves)):
+        self._need(returns, leaves)
+        moved, m_moved = np.nonzero(homes.moved)
+        source, target = homes.device[moved, m_moved], homes.back[moved, m_moved]
+        leaves[moved, m_moved] = listed.find(Columns.of(Kind.SEND_S, moved, m_moved, source, target))
+        returns[moved, m_moved] = listed.find(Columns.of(Kind.RECV_S, moved, m_moved, target, source))
+        user = np.where(homes.policy == RECOMPUTE, listed.table(Kind.R), self.backward)
+        for op, earlier in ((leaves, forward), (user, returns), (free, leaves)):
             self._need(op, earlier)
         guest = [listed.find(Columns.of(kind, stage, m, away, home)) for kind in (Kind.SEND_S, Kind.RECV_S)]
         self._need(guest[0], guest[1])
@@ -92,12 +99,24 @@ class Order:
             self._need(closing[columns.device[ends], columns.stage[ends]], ends)
         self._need(step, reduce)
 
+    def _parameter_needs(self, costs: StageCosts) -> None:
+        """New parameters leave after their stage's STEP, and replace those that every F of the stage has used."""
+        listed = self.listed
+        stage, source, target = self.homes.returned
+        some = costs.parameter_bytes[stage] > 0
+        for s, a, b in zip(stage[some].tolist(), source[some].tolist(), target[some].tolist(), strict=True):
+            sent = listed.find(Columns.of(Kind.SEND_P, s, -1, a, b))
+            self._need(sent, listed.find(Columns.of(Kind.STEP, s, -1, a)))
+            used = np.where(self.homes.device[s] == b, listed.table(Kind.F)[s], -1)
+            self._need(listed.find(Columns.of(Kind.RECV_P, s, -1, b, a)), used)
+
 
 def local_order(order: Order) -> Iterator[Violation]:
     """Every op that comes before one of its own list that it needs."""
     listed = order.listed
     op, earlier = order.needs
-    wrong = np.flatnonzero(earlier > op)
+    device = listed.columns.device
+    wrong = np.flatnonzero((earlier > op) & (device[op] == device[earlier]))
     for k in wrong[np.lexsort((earlier[wrong], op[wrong]))].tolist():
         where = f"device {listed.columns.device[op[k]]}"
         message = f"{listed.op(int(op[k]))} comes before {listed.op(int(earlier[k]))}, which it needs"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .errors import PlanError
 from .op_columns import NOWHERE, Flags, Ints, Messages, Ops
 from .operations import OFFLOAD, Candidate, StageCosts, route, ship_target
 from .plan import Kind
@@ -17,23 +18,31 @@ _HEAD, _ROOM = -8, 16
 
 
 class Links(NamedTuple):
-    """Messages as items of a draft: SEND, RECV, bytes, whether a stash returns, whether the RECV's place was given."""
+    """Messages as items of a draft: SEND, RECV, bytes, and whether the RECV's place was given.
+
+    arriving: it takes a stash to its backward device.
+    """
 
     send: Ints
     receive: Ints
     bytes: Ints
-    returning: Flags
+    arriving: Flags
     given: Flags
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Devices by [micro-batch, stage], and what becomes of each stash: offloaded, or shipped (device, or -1)."""
+    """Devices by [micro-batch, stage], and what becomes of each stash.
+
+    offload: it goes to the host. away: the device that it is shipped to and back from, or -1. target: the device that
+    it is first sent to, or -1.
+    """
 
     forward: Ints
     backward: Ints
     offload: Flags
     away: Ints
+    target: Ints
 
     @classmethod
     def of(cls, candidate: Candidate, micro_batches: int) -> Routes:
@@ -43,13 +52,20 @@ class Routes:
             if m < micro_batches:
                 path[m] = number
         known = {row: [ship_target(policy) for policy in row] for row in set(candidate.stash)}
-        away = [[-1 if target is None else target for target in known[row]] for row in candidate.stash]
-        return cls(
-            np.array([p.forward for p in candidate.pipelines], dtype=np.int64)[path],
-            np.array([p.backward for p in candidate.pipelines], dtype=np.int64)[path],
-            np.array([[policy == OFFLOAD for policy in row] for row in candidate.stash], dtype=np.bool_)[path],
-            np.array(away, dtype=np.int64)[path],
-        )
+        away = np.array([[-1 if x is None else x for x in known[row]] for row in candidate.stash], dtype=np.int64)
+        forward = np.array([p.forward for p in candidate.pipelines], dtype=np.int64)
+        backward = np.array([p.backward for p in candidate.pipelines], dtype=np.int64)
+        offload = np.array([[policy == OFFLOAD for policy in row] for row in candidate.stash], dtype=np.bool_)
+        apart = forward != backward
+        if (apart & (away >= 0)).any():
+            raise PlanError("a stash whose forward and backward devices differ cannot be shipped away and back")
+        target = np.where(apart & ~offload, backward, np.where(away != forward, away, -1))
+        return cls(forward[path], backward[path], offload[path], away[path], target[path])
+
+    @property
+    def apart(self) -> bool:
+        """Whether some stage has two devices."""
+        return bool((self.forward != self.backward).any())
 
 
 class Draft:
@@ -75,11 +91,13 @@ class Draft:
         """Slot of every item."""
         return np.asarray((self._key - _HEAD) // _ROOM, dtype=np.int64)
 
-    def add(self, kind: Kind, stage: Ints, micro_batch: Ints, peer: Ints, device: Ints, slot: Ints, where: int) -> Ints:
-        """Adds ops around these slots; returns the new items."""
+    def add(
+        self, kind: Kind | Ints, stage: Ints, micro_batch: Ints, peer: Ints, device: Ints, slot: Ints, where: int
+    ) -> Ints:
+        """Adds ops around these slots, of one kind or a kind each; returns the new items."""
         old, count = self.ops, len(stage)
         self.ops = Ops(
-            np.concatenate([old.kind, np.full(count, kind.value)]),
+            np.concatenate([old.kind, np.full(count, kind.value) if isinstance(kind, Kind) else kind]),
             np.concatenate([old.stage, stage]),
             np.concatenate([old.micro_batch, micro_batch]),
             np.concatenate([old.peer, peer]),
@@ -90,19 +108,19 @@ class Draft:
         self._key = np.concatenate([self._key, _ROOM * slot + where])
         return np.arange(len(old), len(old) + count)
 
-    def link(self, send: Ints, receive: Ints, size: Ints, returning: bool, given: bool) -> None:
+    def link(self, send: Ints, receive: Ints, size: Ints, arriving: Flags | bool, given: bool) -> None:
         """Records that these items are the two ends of messages."""
-        flags = np.full(len(send), returning), np.full(len(send), given)
+        flags = np.full(len(send), arriving), np.full(len(send), given)
         pairs = zip(self.links, (send, receive, size, *flags), strict=True)
         self.links = Links(*(np.concatenate(pair) for pair in pairs))
 
-    def add_receives(self, kind: Kind, send: Ints, device: Ints, size: Ints, returning: bool = False) -> None:
+    def add_receives(self, kind: Kind, send: Ints, device: Ints, size: Ints, arriving: Flags | bool = False) -> None:
         """Adds the other ends of messages at the head of these devices' lists."""
         ops = self.ops
         stage, peer = ops.stage[send], ops.peer[send]
-        stage, peer = (stage, ops.device[send]) if kind == Kind.RECV_S else (peer, stage)
+        stage, peer = (stage, ops.device[send]) if kind in (Kind.RECV_S, Kind.RECV_P) else (peer, stage)
         received = self.add(kind, stage, ops.micro_batch[send], peer, device, self.first_slot[device], _HEAD)
-        self.link(send, received, size, returning, given=False)
+        self.link(send, received, size, arriving, given=False)
 
     def move_receives(self, links: Ints, slot: Ints) -> None:
         """Puts the RECVs of these messages before the ops of these slots, at one slot in the order given."""
@@ -129,6 +147,6 @@ class Draft:
         send = place[self.links.send]
         by_send = np.argsort(send, kind="stable")
         receive, size = place[self.links.receive][by_send], self.links.bytes[by_send]
-        shipped = len(ops.where(Kind.SEND_S)) > 0
-        returning = self.links.returning[by_send] if shipped else None
-        return listed, Messages(send[by_send], receive, size, returning)
+        some = len(ops.where(Kind.SEND_S)) > 0
+        arriving = self.links.arriving[by_send] if some else None
+        return listed, Messages(send[by_send], receive, size, arriving)

@@ -15,7 +15,7 @@ from .cluster import Cluster
 from .kernel import run_jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops
 from .operations import StageCosts, Structured, holders, reduce_seconds, ring, step_seconds
-from .plan import Kind, Op
+from .plan import RECEIVES, Kind, Op
 from .remember import PerObject
 
 
@@ -123,8 +123,10 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     working = ops.working
     edges.add(ops.previous[working], working)
     _message_edges(edges, ops, found, latency, receivers_order)
-    if found.returning is not None:
-        _shipping_edges(edges, ops, found, latency)
+    if found.arriving is not None:
+        _stash_edges(edges, ops, found, latency)
+    if len(ops.where(Kind.SEND_P)):
+        _parameter_edges(edges, ops)
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     if len(copies):
         duration[copies] = costs.stash_bytes[ops.stage[copies]] / machine.host_bandwidth[ops.device[copies]]
@@ -135,7 +137,7 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     reductions = _reductions(plan, costs, ops, edges)
     duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
     resources = _resources(machine, ops, found, copies, reductions)
-    idle = ops.where(Kind.RECV_F, Kind.RECV_B, Kind.RECV_S, Kind.REDUCE)
+    idle = ops.where(*sorted(RECEIVES), Kind.REDUCE)
     start, rank, served = run_jobs(duration, *edges.columns(), *resources, idle)
     reduce_job = {r.stage: count + k for k, r in enumerate(reductions)}
     return Jobs(ops, found, duration, start, rank, latency, reduce_job, served == len(duration) - len(idle))
@@ -175,12 +177,7 @@ def _message_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, re
     send, receive = found.send, found.receive
     edges.add(ops.previous[send], send)
     edges.add(ops.previous[receive], send)
-    forward = ops.kind[receive] == Kind.RECV_F.value
-    stage, micro_batch = ops.stage[receive], ops.micro_batch[receive]
-    users = np.where(forward, ops.table(Kind.F)[stage, micro_batch], ops.table(Kind.B, Kind.I)[stage, micro_batch])
-    if found.returning is not None:
-        users[(ops.kind[receive] == Kind.RECV_S.value) & ~found.returning] = -1
-    edges.add(send, users, latency)
+    edges.add(send, users_of(ops, receive, found.arriving), latency)
     # per ordered pair, in the sender's order
     pair = ops.device[send] * ops.devices + ops.device[receive]
     order = np.argsort(pair, kind="stable")
@@ -193,18 +190,42 @@ def _message_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, re
         _in_order(edges, pair[by_receiver], send[by_receiver])
 
 
-def _shipping_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats) -> None:
-    """A stash leaves after its forward, and starts its way back once it has arrived."""
+def users_of(ops: Ops, receive: Ints, arriving: Flags | None) -> Ints:
+    """The compute op that needs what each of these ops receives; -1: parameters, and stashes that go on."""
+    kind, stage, micro_batch = ops.kind[receive], ops.stage[receive], ops.micro_batch[receive]
+    forward = kind == Kind.RECV_F.value
+    users = np.where(forward, ops.table(Kind.F)[stage, micro_batch], ops.table(Kind.B, Kind.I)[stage, micro_batch])
+    if arriving is not None:
+        stash = kind == Kind.RECV_S.value
+        users[stash & ~arriving] = -1
+        again = ops.table(Kind.R)[stage, micro_batch]
+        users = np.where(stash & arriving & (again >= 0), again, users)
+    users[kind == Kind.RECV_P.value] = -1
+    return np.asarray(users, dtype=np.int64)
+
+
+def _stash_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats) -> None:
+    """A stash leaves after its forward, and a shipped one starts its way back once it has arrived."""
     send = found.send
-    back = np.asarray(found.returning, dtype=np.bool_)
-    out = np.flatnonzero((ops.kind[send] == Kind.SEND_S.value) & ~back)
+    sent = np.flatnonzero(ops.kind[send] == Kind.SEND_S.value)
+    back = ops.abroad(send[sent])
+    out = sent[~back]
     edges.add(ops.at(ops.table(Kind.F), send[out]), send[out])
-    edges.add(send[out], _return_of(ops, send[back], send[out]), latency[out])
+    edges.add(send[out], _same_stash(ops, send[sent[back]], send[out]), latency[out])
 
 
-def _return_of(ops: Ops, back: Ints, ops_of: Ints) -> Ints:
+def _parameter_edges(edges: _Edges, ops: Ops) -> None:
+    """New parameters leave after their stage's optimizer step on the same device."""
+    steps, sent = ops.where(Kind.STEP), ops.where(Kind.SEND_P)
+    table = np.full((ops.devices, ops.stages), -1, dtype=np.int64)
+    table[ops.device[steps], ops.stage[steps]] = steps
+    edges.add(table[ops.device[sent], ops.stage[sent]], sent)
+
+
+def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:
+    """Which of the ops `among` is about the same stash as each of `ops_of`; -1: none."""
     table = np.full((ops.stages, ops.width), -1, dtype=np.int64)
-    table[ops.stage[back], ops.micro_batch[back]] = back
+    table[ops.stage[among], ops.micro_batch[among]] = among
     return ops.at(table, ops_of)
 
 
@@ -218,6 +239,11 @@ def _copy_edges(edges: _Edges, ops: Ops, machine: _Machine) -> None:
     latency = machine.host_latency_s[ops.device[fetch]]
     edges.add(ops.at(ops.table(Kind.OFFLOAD), fetch), fetch, latency)
     edges.add(fetch, ops.at(ops.table(Kind.B, Kind.I), fetch), latency)
+    # on another device nothing else makes a backward wait for its forward, while there is no FETCH yet
+    user = ops.at(ops.table(Kind.B, Kind.I), offload)
+    apart = (user >= 0) & (ops.device[user] != ops.device[offload])
+    if apart.any():
+        edges.add(offload[apart], user[apart], machine.host_latency_s[ops.device[offload[apart]]])
     # a fetch uses the memory of every stash that leaves before it in the list; fetches follow one another
     leaving = ops.where(Kind.OFFLOAD, Kind.SEND_S)
     after = np.searchsorted(fetch, leaving)
@@ -232,7 +258,7 @@ def _free_edges(edges: _Edges, ops: Ops, free: Ints) -> None:
     edges.add(ops.at(ops.table(Kind.OFFLOAD), free), free)
     shipped = ops.where(Kind.SEND_S)
     if len(shipped):
-        edges.add(_return_of(ops, shipped[~ops.abroad(shipped)], free), free)
+        edges.add(_same_stash(ops, shipped[~ops.abroad(shipped)], free), free)
 
 
 def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) -> list[_Reduction]:

@@ -292,7 +292,10 @@ def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> Flags | Non
 
 
 def _hold_input(events: _Events, costs: StageCosts, forward: Ints, size: Ints) -> None:
-    """Releases a stage's incoming tensor: into the stash when that is made, the rest when that op ends."""
+    """Releases a stage's incoming tensor: into the stash when that is made, the rest when that op ends.
+
+    Made again on another device, the stash takes the tensor there, as `_away_events` has it.
+    """
     ops = events.jobs.ops
     if not len(forward):
         return
@@ -346,21 +349,26 @@ def _local_events(events: _Events, costs: StageCosts) -> None:
 
 
 def _away_events(events: _Events, costs: StageCosts) -> None:
-    """Stashes that leave their device for a while: to the host, or to another device that holds them."""
+    """Stashes that leave their device: to the host, to another device that holds them, or to their backward's."""
     jobs = events.jobs
     ops, found = jobs.ops, jobs.messages
     offload, fetch = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
     if len(offload) or len(fetch):
         events.left(offload, -costs.stash_bytes[ops.stage[offload]], _STASH)
         events.arrives(fetch, ops.at(ops.table(Kind.B, Kind.I), fetch), costs.stash_bytes[ops.stage[fetch]], _STASH)
-    if found.returning is not None:
-        shipped = ops.kind[found.send] == Kind.SEND_S.value
+    if found.arriving is not None:
+        sent = np.flatnonzero(ops.kind[found.send] == Kind.SEND_S.value)
+        send, receive, size = found.send[sent], found.receive[sent], found.bytes[sent]
+        back, arriving = ops.abroad(send), found.arriving[sent]
+        inputs = ops.at(ops.table(Kind.R), send) >= 0
         for which, leaves, comes in (
-            (shipped & ~found.returning, _STASH, _GUEST),
-            (shipped & found.returning, _GUEST, _STASH),
+            (~arriving, _STASH, _GUEST),
+            (back, _GUEST, _STASH),
+            (arriving & ~back & ~inputs, _STASH, _STASH),
+            (arriving & ~back & inputs, _MESSAGE, _MESSAGE),
         ):
-            events.left(found.send[which], -found.bytes[which], leaves)
-            events.post(found.receive[which], found.bytes[which], comes)
+            events.left(send[which], -size[which], leaves)
+            events.post(receive[which], size[which], comes)
 
 
 def host_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> tuple[DeviceMemory, ...]:

@@ -136,26 +136,36 @@ class Messages:
     send: Ints
     receive: Ints
     bytes: Ints
-    returning: Flags | None  # which are shipped stashes on their way back; None: no stash is shipped
+    arriving: Flags | None  # which take a stash to its backward device; None: no stash is sent
 
     @classmethod
     def of(cls, ops: Ops, costs: StageCosts) -> Messages:
         """The messages of op lists; raises PlanError where a SEND or a RECV has no other end."""
         send = ops.where(*sorted(SENDS))
         receive = np.full(len(send), -1, dtype=np.int64)
-        stash = ops.kind[send] == Kind.SEND_S.value
-        some = bool(stash.any())
-        boundary = send[~stash] if some else send
+        direct = (ops.kind[send] == Kind.SEND_S.value) | (ops.kind[send] == Kind.SEND_P.value)
+        some = bool(direct.any())
+        boundary = send[~direct] if some else send
         found, bytes_ = _match_boundaries(ops, costs, boundary)
-        if not some and not len(ops.where(Kind.RECV_S)):
+        if not some and not len(ops.where(Kind.RECV_S, Kind.RECV_P)):
             return cls(send, found, bytes_, None)
         size = np.zeros(len(send), dtype=np.int64)
-        receive[~stash], size[~stash] = found, bytes_
-        shipped = send[stash]
-        receive[stash], size[stash] = _match_stashes(ops, shipped), costs.stash_bytes[ops.stage[shipped]]
-        returning = stash.copy()
-        returning[stash] = ops.abroad(shipped)
-        return cls(send, receive, size, returning)
+        receive[~direct], size[~direct] = found, bytes_
+        receive[direct], size[direct] = _match_direct(ops, send[direct]), direct_bytes(ops, costs, send[direct])
+        stash = ops.kind[send] == Kind.SEND_S.value
+        if not stash.any():
+            return cls(send, receive, size, None)
+        backward = ops.at(ops.table(Kind.B, Kind.I), receive[stash])
+        arriving = stash.copy()
+        arriving[stash] = (backward >= 0) & (ops.device[backward] == ops.device[receive[stash]])
+        return cls(send, receive, size, arriving)
+
+
+def direct_bytes(ops: Ops, costs: StageCosts, send: Ints) -> Ints:
+    """Bytes of the stashes and parameters that these ops send; of a stash that is made again, what makes it."""
+    stage = ops.stage[send]
+    stash = np.where(ops.at(ops.table(Kind.R), send) >= 0, costs.incoming_bytes[stage], costs.stash_bytes[stage])
+    return np.where(ops.kind[send] == Kind.SEND_P.value, costs.parameter_bytes[stage], stash)
 
 
 def _match_boundaries(ops: Ops, costs: StageCosts, send: Ints) -> tuple[Ints, Ints]:
@@ -187,15 +197,16 @@ def _boundary_keys(ops: Ops, costs: StageCosts, place: Ints, activation: Kind) -
     return edge, (2 * edge + forward) * (ops.width + 1) + ops.micro_batch[place] + 1
 
 
-def _match_stashes(ops: Ops, send: Ints) -> Ints:
-    """RECV op of the stashes that these ops ship."""
-    receive = ops.where(Kind.RECV_S)
+def _match_direct(ops: Ops, send: Ints) -> Ints:
+    """RECV op of the stashes and parameters that these ops send."""
+    receive = ops.where(Kind.RECV_S, Kind.RECV_P)
     for place in (send, receive):
         if len(place) and (ops.peer[place].min() < 0 or ops.peer[place].max() >= ops.devices):
-            raise PlanError("a shipped stash names a device that does not exist")
+            raise PlanError("a stash or parameters on their way name a device that does not exist")
 
     def key(place: Ints, source: Ints, target: Ints) -> Ints:
-        flow = source[place] * ops.devices + target[place]
+        parameters = ops.kind[place] >= Kind.SEND_P.value
+        flow = (parameters * ops.devices + source[place]) * ops.devices + target[place]
         return np.asarray(
             (flow * ops.stages + ops.stage[place]) * (ops.width + 1) + ops.micro_batch[place] + 1, dtype=np.int64
         )

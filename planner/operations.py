@@ -88,6 +88,14 @@ class StageCosts:
         return self.backward_input_s + self.backward_weight_s
 
     @cached_property
+    def incoming_bytes(self) -> NDArray[np.int64]:
+        """Bytes that recompute keeps of every stage: the tensors it takes."""
+        total = self.input_bytes + self.kept_input_bytes
+        for _, consumer, size in self.edges:
+            total[consumer] += size
+        return total
+
+    @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
         """For every stage the stages it takes tensors from."""
         return tuple(tuple(e.producer for e in self.edges if e.consumer == s) for s in range(len(self.forward_s)))
@@ -256,7 +264,7 @@ def regroup(
 
 
 class Message(NamedTuple):
-    """One tensor that crosses devices, and the ops at its two ends."""
+    """One tensor (or the parameters of a stage) that crosses devices, and the ops at its two ends."""
 
     source: int
     send: Op
@@ -275,9 +283,10 @@ def route(plan: Structured) -> dict[int, int]:
 
 
 def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
-    """Every message of a step, even of 0 bytes: activations forward, gradients back, shipped stashes there and back.
+    """Every message of a step, even of 0 bytes: activations forward, gradients back, stashes, and new parameters.
 
-    None between stages on one device.
+    None between stages on one device. A stash goes from the forward to the backward device, or is shipped there and
+    back. Stages without parameters return none.
     """
     for number, pipeline in enumerate(plan.pipelines):
         for producer, consumer, size in costs.edges:
@@ -291,19 +300,41 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
                     send, receive = Op(Kind.SEND_B, consumer, m, producer), Op(Kind.RECV_B, producer, m, consumer)
                     yield Message(c, send, d, receive, size)
         for stage, policy in enumerate(plan.stash[number]):
-            away, size = ship_target(policy), int(costs.stash_bytes[stage])
-            if away is not None:
-                yield from _shipped(stage, pipeline, away, size)
+            size = int((costs.incoming_bytes if policy == RECOMPUTE else costs.stash_bytes)[stage])
+            for source, target in stash_hops(pipeline, stage, policy):
+                for m in pipeline.micro_batches:
+                    send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
+                    yield Message(source, send, target, receive, size)
+    for stage, source, target in parameter_returns(plan, costs):
+        send, receive = Op(Kind.SEND_P, stage, -1, target), Op(Kind.RECV_P, stage, -1, source)
+        yield Message(source, send, target, receive, int(costs.parameter_bytes[stage]))
 
 
-def _shipped(stage: int, pipeline: Pipeline, away: int, size: int) -> Iterator[Message]:
-    """The stashes of one stage on their way to another device and back."""
-    home = pipeline.forward[stage]
-    for source, target in ((home, away), (away, home)):
-        if home != away:
-            for m in pipeline.micro_batches:
-                send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
-                yield Message(source, send, target, receive, size)
+def stash_hops(pipeline: Pipeline, stage: int, policy: str) -> list[tuple[int, int]]:
+    """The pairs of devices between which a stage's stash (recompute: what it keeps) goes as a message, in order."""
+    home, back, away = pipeline.forward[stage], pipeline.backward[stage], ship_target(policy)
+    if away is not None:
+        return [(home, away), (away, home)] if home == back != away else []
+    return [(home, back)] if home != back and policy in (KEEP, RECOMPUTE) else []
+
+
+def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, int, int]]:
+    """(stage, owner, device) for every device that runs a stage's forward only; none of a stage without parameters.
+
+    The owner is one of the device's own node where there is one, of these the lowest.
+    """
+    cluster, found = plan.problem.cluster, []
+    for stage, owners in holders(plan).items():
+        if costs.parameter_bytes[stage]:
+            for device in forward_only(plan, stage, owners):
+                source = min(owners, key=lambda owner: (not cluster.same_node(owner, device), owner))
+                found.append((stage, source, device))
+    return found
+
+
+def forward_only(plan: Structured, stage: int, owners: Sequence[int]) -> list[int]:
+    """Devices that run a stage's forward and never its backward, ascending."""
+    return sorted({p.forward[stage] for p in plan.pipelines if p.micro_batches} - set(owners))
 
 
 def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
@@ -336,8 +367,7 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
             add(device, "optimizer", workload.optimizer_bytes(parameters) + 4 * tensors)
             merged = 2 * workload.micro_batches * buffers if len(owners) > 1 else 0
             add(device, "buffers", buffers + merged)
-        forward_only = {p.forward[stage] for p in plan.pipelines if p.micro_batches} - set(owners)
-        for device in forward_only:
+        for device in forward_only(plan, stage, owners):
             add(device, "parameters", parameters)
             add(device, "buffers", buffers)
     return devices

@@ -8,16 +8,16 @@ from itertools import pairwise
 import numpy as np
 
 from .draft import COPY, HERE, LAST, LEAVE, RETURN, SEND, Draft
-from .jobs import Jobs
-from .op_columns import Floats, Ints, Ops
-from .operations import holders
+from .jobs import Jobs, users_of
+from .op_columns import Flags, Floats, Ints, Ops, direct_bytes
+from .operations import holders, parameter_returns
 from .plan import Kind
 
 _CLOSE = 1e-12  # times closer than this share of the step are equal
 
 
 def add_departures(draft: Draft) -> None:
-    """Adds what follows an op at once: SENDs, OFFLOADs and stashes shipped off, REDUCEs; and the closing STEPs."""
+    """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs; and the closing STEPs."""
     forward, backward = draft.given.where(Kind.F), draft.given.where(Kind.B, Kind.I)
     edges = np.array(draft.costs.edges, dtype=np.int64).reshape(-1, 3)
     _add_sends(draft, (Kind.SEND_F, Kind.RECV_F), forward, edges[:, 0], edges[:, 1], edges[:, 2])
@@ -29,7 +29,7 @@ def add_departures(draft: Draft) -> None:
     leaving = leaving[draft.given.at(draft.given.table(Kind.OFFLOAD), leaving) < 0]
     if len(leaving):
         _add_like(draft, Kind.OFFLOAD, leaving, np.full(len(leaving), -1), draft.slot[leaving], LEAVE)
-    if (draft.routes.away >= 0).any():
+    if (draft.routes.target >= 0).any():
         _add_shipments(draft, forward)
     _add_closing(draft)
 
@@ -58,28 +58,28 @@ def _add_sends(draft: Draft, kinds: tuple[Kind, Kind], makers: Ints, near: Ints,
 
 
 def _add_shipments(draft: Draft, forward: Ints) -> None:
-    """Ships stashes off, and joins SEND_S and RECV_S whose places are given with their other ends."""
-    given, away = draft.given, draft.routes.away
-    target = away[given.micro_batch[forward], given.stage[forward]]
-    shipped = (target >= 0) & (target != given.device[forward])
-    forward, target = forward[shipped], target[shipped]
-    size = draft.costs.stash_bytes[given.stage[forward]]
+    """Sends stashes off, and joins SEND_S and RECV_S whose places are given with their other ends."""
+    given, routes = draft.given, draft.routes
+    target = routes.target[given.micro_batch[forward], given.stage[forward]]
+    forward, target = forward[target >= 0], target[target >= 0]
+    moved = target == routes.backward[given.micro_batch[forward], given.stage[forward]]
+    size = direct_bytes(given, draft.costs, forward)
     sends, receives = given.where(Kind.SEND_S), given.where(Kind.RECV_S)
     here, there = ~given.abroad(sends), ~given.abroad(receives)
     out, back = _find(given, sends[here], forward), _find(given, sends[~here], forward)
     new = np.flatnonzero(out < 0)
     made = forward[new]
     out[new] = _add_like(draft, Kind.SEND_S, made, target[new], draft.slot[made], LEAVE)
-    _join(draft, out, _find(given, receives[~there], forward), target, size, False)
+    _join(draft, out, _find(given, receives[~there], forward), target, size, moved)
     some = back >= 0
     arrival = _find(given, receives[there], forward)
     _join(draft, back[some], arrival[some], given.device[forward][some], size[some], True)
 
 
-def _join(draft: Draft, send: Ints, receive: Ints, device: Ints, size: Ints, returning: bool) -> None:
-    have = receive >= 0
-    draft.link(send[have], receive[have], size[have], returning, given=True)
-    draft.add_receives(Kind.RECV_S, send[~have], device[~have], size[~have], returning)
+def _join(draft: Draft, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
+    have, flags = receive >= 0, np.full(len(send), arriving)
+    draft.link(send[have], receive[have], size[have], flags[have], given=True)
+    draft.add_receives(Kind.RECV_S, send[~have], device[~have], size[~have], flags[~have])
 
 
 def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
@@ -90,7 +90,10 @@ def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
 
 
 def _add_closing(draft: Draft) -> None:
-    """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end."""
+    """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end.
+
+    A STEP is followed by the SEND_Ps of its new parameters.
+    """
     given = draft.given
     ended = given.where(Kind.B, Kind.W)
     last = np.full((given.devices, given.stages), -1, dtype=np.int64)
@@ -105,7 +108,17 @@ def _add_closing(draft: Draft) -> None:
     draft.add(Kind.REDUCE, stage[replicated], few, few, device[replicated], slot, LAST)
     order = np.lexsort((stage, after, device))
     stage, device = stage[order], device[order]
-    draft.add(Kind.STEP, stage, none, none, device, draft.end_slot[device], HERE)
+    returns = parameter_returns(draft.candidate, draft.costs) if draft.routes.apart else []
+    if not returns:
+        draft.add(Kind.STEP, stage, none, none, device, draft.end_slot[device], HERE)
+        return
+    rows: list[tuple[int, int, int, int]] = []
+    for s, d in zip(stage.tolist(), device.tolist(), strict=True):
+        rows += [(Kind.STEP, s, -1, d), *((Kind.SEND_P, s, to, d) for x, by, to in returns if (x, by) == (s, d))]
+    kind, stage, peer, device = np.array(rows, dtype=np.int64).T
+    items = draft.add(kind, stage, np.full(len(kind), -1), peer, device, draft.end_slot[device], HERE)
+    sent = kind == Kind.SEND_P
+    draft.add_receives(Kind.RECV_P, items[sent], peer[sent], draft.costs.parameter_bytes[stage[sent]])
 
 
 class _Forecast:
@@ -161,6 +174,7 @@ def add_arrivals(draft: Draft, order: Ints, jobs: Jobs) -> bool:
     shipped = ops.where(Kind.SEND_S)
     abroad = ops.abroad(shipped)
     out = shipped[~abroad]
+    out = out[draft.routes.away[ops.micro_batch[out], ops.stage[out]] >= 0]
     out = out[_find(ops, shipped[abroad], out) < 0]
     if not len(offload) and not len(out):
         return False
@@ -194,17 +208,19 @@ def _by_deadline(draft: Draft, items: Ints, times: _Forecast) -> tuple[Ints, Int
 def _add_fetches(draft: Draft, times: _Forecast, offload: Ints) -> None:
     offload, user = _by_deadline(draft, offload, times)
     ops, cluster = draft.ops, draft.candidate.problem.cluster
-    device = ops.device[offload]
+    device = ops.device[user]
     links = [cluster.node_groups[x.node].host_link for x in cluster.devices]
     latency = np.array([link.latency_s for link in links])[device]
     lane = np.array(cluster.host_links)[device]
     seconds = times.end(offload) - times.start(offload)
     begin = _latest_starts(lane, times.start(user) - latency, seconds)
     number = times.count(device, _fetchable_after(times), begin + times.slack) - 1
-    earliest = np.searchsorted(times.in_line, times.place[offload])
+    here = device == ops.device[offload]
+    earliest = np.where(here, np.searchsorted(times.in_line, times.place[offload]), times.edges[device])
     latest = np.searchsorted(times.in_line, times.place[user])
     slot = times.slot_of(device, np.maximum(np.minimum(number, latest), earliest))
-    _add_like(draft, Kind.FETCH, offload, np.full(len(offload), -1), slot, COPY)
+    stage, micro_batch = ops.stage[offload], ops.micro_batch[offload]
+    draft.add(Kind.FETCH, stage, micro_batch, np.full(len(offload), -1), device, slot, COPY)
 
 
 def _fetchable_after(times: _Forecast) -> Floats:
@@ -247,10 +263,12 @@ def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
     times, links, ops = _Forecast(draft, order, jobs), draft.links, draft.ops
     start, target = times.start(links.send), ops.device[links.receive]
     number = times.count(target, jobs.end[times.in_line], start)
-    if len(ops.where(Kind.SEND_S)):
+    if len(ops.where(Kind.SEND_S)) or draft.routes.apart:
         ranks = times.rank[times.in_line]
         number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
-    slot = np.minimum(times.slot_of(target, number), draft.slot[_users(draft)])
+    users = _users(draft)
+    needed = np.where(users >= 0, draft.slot[users], draft.end_slot[target])
+    slot = np.minimum(times.slot_of(target, number), needed)
     slot[links.given] = draft.slot[links.receive[links.given]]
     by_start = np.lexsort((times.place[links.send], start))
     pair = ops.device[links.send] * ops.devices + target
@@ -260,17 +278,12 @@ def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
 
 
 def _users(draft: Draft) -> Ints:
-    """The op that needs each message: a forward, a backward, or the SEND that takes a stash home again."""
+    """The op that needs each message: a compute op, or the SEND that takes a stash home again; -1 for parameters."""
     ops, links = draft.ops, draft.links
-    kind = ops.kind[links.receive]
-    users = np.where(
-        kind == Kind.RECV_F.value,
-        ops.at(ops.table(Kind.F), links.receive),
-        ops.at(ops.table(Kind.B, Kind.I), links.receive),
-    )
-    held = (kind == Kind.RECV_S.value) & ~links.returning
+    users = users_of(ops, links.receive, links.arriving)
+    held = (ops.kind[links.receive] == Kind.RECV_S.value) & ~links.arriving
     if held.any():
-        back = links.send[links.returning]
+        back = links.send[links.arriving]
         users[held] = _find(ops, back, links.receive[held])
     return users
 

@@ -30,13 +30,15 @@ class Kind(IntEnum):
     FREE = 13
     SEND_S = 14
     RECV_S = 15
+    SEND_P = 16
+    RECV_P = 17
 
 
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
 IN_LINE = COMPUTE | {Kind.FREE}
 """Ops that a device runs one after the other in list order; the others are posted at their place."""
-SENDS = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.SEND_S})
-RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B, Kind.RECV_S})
+SENDS = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.SEND_S, Kind.SEND_P})
+RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B, Kind.RECV_S, Kind.RECV_P})
 COPIES = frozenset({Kind.OFFLOAD, Kind.FETCH})
 
 
@@ -44,11 +46,12 @@ class Op(NamedTuple):
     """One operation of a device.
 
     `stage` is the stage that computes, or for a message the stage on this device's side that sends or receives
-    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE and STEP.
+    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE, STEP and parameters.
 
     Activations: SEND_F(stage=producer, peer=consumer) meets RECV_F(stage=consumer, peer=producer).
     Gradients: SEND_B(stage=consumer, peer=producer) meets RECV_B(stage=producer, peer=consumer).
-    Stashes: SEND_S and RECV_S both name the stash's own stage; `peer` is the *device* at the other end.
+    Stashes: SEND_S and RECV_S both name the stash's own stage; `peer` is the *device* at the other end. Parameters:
+    SEND_P and RECV_P likewise, from a device that stepped a stage to one that only runs its forward.
     OFFLOAD copies a stash to the host and FETCH brings it back, both on the device's copy engines. FREE makes the
     ops after it wait until the stash's OFFLOAD (or outgoing SEND_S) has ended, so that its memory can be used.
     """
@@ -69,7 +72,10 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One route through all stages: per stage the forward and the backward device, and who takes it."""
+    """One route through all stages: per stage the forward and the backward device, and who takes it.
+
+    A stage's F runs on its forward device, its B (or I and W) and R on its backward device, which owns the parameters.
+    """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -137,8 +143,9 @@ class Plan:
         stages: layer names of every stage.
         pipelines: at least one; every micro-batch takes exactly one.
         orders: for every device its ops in order.
-        stash: per pipeline, per stage: "keep", "recompute", "offload", or "ship>D": to device D and back. A choice
-            for single micro-batches is one more pipeline on the same devices.
+        stash: per pipeline, per stage: "keep", "recompute", "offload", or "ship>D": to device D and back. What is
+            kept goes from the forward to the backward device where they differ. A choice for single micro-batches
+            is one more pipeline on the same devices.
         weights: weight policy; "flush" is synchronous.
     """
 

@@ -77,16 +77,24 @@ def random_routes(rng: random.Random, devices: int) -> list[tuple[int, ...]]:
     )
 
 
-def policy(rng: random.Random, other: list[str], device: int, devices: int) -> str:
-    """Keep, or one of the others, for a stage on a device."""
+def policy(rng: random.Random, other: list[str], device: int, back: int, cluster: Cluster) -> str:
+    """Keep, or one of the others, for a stage with these forward and backward devices."""
     name = rng.choice(["keep", *other])
     if name == "ship":
-        return f"ship>{(device + 1) % devices}" if devices > 1 else "keep"
-    return name
+        return f"ship>{(device + 1) % len(cluster)}" if len(cluster) > 1 and device == back else "keep"
+    return "keep" if name == "offload" and not cluster.same_node(device, back) else name
 
 
-def random_candidate(seed: int) -> Candidate:
-    """A small random candidate; layers may be put together to stages."""
+def backwards(rng: random.Random, route: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """Backward devices for a route: the same, shifted, reversed, or any."""
+    shifted = tuple((device + 1) % devices for device in route)
+    any_other = tuple(rng.randrange(devices) for _ in route)
+    mixed = tuple(rng.choice(pair) for pair in zip(route, any_other, strict=True))
+    return rng.choice([shifted, route[::-1], any_other, mixed, mixed])
+
+
+def random_candidate(seed: int, apart: bool = False) -> Candidate:
+    """A small random candidate; layers may be put together to stages. `apart`: with backward devices of their own."""
     rng = random.Random(seed)
     devices = rng.randint(1, 4)
     routes = random_routes(rng, devices)
@@ -97,10 +105,15 @@ def random_candidate(seed: int) -> Candidate:
     names = [layer.name for layer in model.layers]
     batches = rng.randint(len(routes), 9)
     owner = [*range(len(routes)), *(rng.randrange(len(routes)) for _ in range(batches - len(routes)))]
-    pipelines = tuple(Pipeline(r, r, tuple(m for m in range(batches) if owner[m] == k)) for k, r in enumerate(routes))
+    taken = [tuple(m for m in range(batches) if owner[m] == k) for k in range(len(routes))]
+    back = [backwards(rng, r, devices) if apart else r for r in routes]
+    pipelines = tuple(Pipeline(*route) for route in zip(routes, back, taken, strict=True))
     other = rng.choice([["keep"], ["keep"], ["recompute"], ["recompute", "offload"], ["offload"], ["ship"]])
-    stash = tuple(tuple(policy(rng, other, device, devices) for device in p.forward) for p in pipelines)
-    problem = Problem(model, random_cluster(rng, devices), Workload(batches, rng.choice(["sgd", "adam"])))
+    cluster = random_cluster(rng, devices)
+    stash = tuple(
+        tuple(policy(rng, other, *pair, cluster) for pair in zip(p.forward, p.backward, strict=True)) for p in pipelines
+    )
+    problem = Problem(model, cluster, Workload(batches, rng.choice(["sgd", "adam"])))
     return Candidate(problem, tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)), pipelines, stash)
 
 
@@ -138,7 +151,8 @@ class Greedy:
         if self.halves[s]:
             self.before[Op(Kind.W, s, m)] = {back}
         for op in [o for o in self.before if o.stage == s and o.micro_batch == m]:
-            self.where[op] = self.candidate.pipelines[k].forward[s]
+            pipeline = self.candidate.pipelines[k]
+            self.where[op] = (pipeline.forward if op.kind == Kind.F else pipeline.backward)[s]
 
     def seconds(self, op: Op) -> float:
         costs = self.candidate.costs
@@ -181,7 +195,7 @@ class Greedy:
             if chosen.kind == Kind.F:
                 self.alive[device] = self.alive.get(device, 0) + 1
             if chosen.kind in (Kind.B, Kind.W) or (chosen.kind == Kind.I and self.late_weights):
-                self.alive[device] -= 0 if chosen.kind == Kind.W and self.late_weights else 1
+                self.alive[self._path(chosen)[chosen.stage]] -= 0 if chosen.kind == Kind.W and self.late_weights else 1
         return lists
 
     def _key(self, op: Op, start: float) -> tuple[float, float, int, int]:

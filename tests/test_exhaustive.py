@@ -13,7 +13,7 @@ from contraflow.planner.lower import assemble
 from contraflow.planner.operations import Candidate
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 
-KEEP_ALL = SearchSpace(pipelines=2, recompute=False, offload=False)
+KEEP_ALL = SearchSpace(pipelines=2, recompute=False, offload=False, separate_backward=False)
 
 
 def every_order(problem: Problem) -> float | None:

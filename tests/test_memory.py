@@ -108,10 +108,11 @@ def _shuffled(plan: Plan, rng: random.Random) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_slow_messages_cost_no_memory(seed: int) -> None:
+def test_slow_messages_cost_no_memory(seed: int, apart: bool) -> None:
     """However late something leaves: what must not run before it has left waits for it, so the peaks are the plan's."""
-    candidate = random_candidate(seed)
+    candidate = random_candidate(seed, apart)
     for plan in plans_of(candidate, seed, 3, split=True):
         plan = _shuffled(plan, random.Random(seed))
         timeline = simulate(plan)

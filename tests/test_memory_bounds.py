@@ -35,7 +35,13 @@ def hold(plan: Plan, split: bool, wide: bool = False) -> None:
     limited = replace(plan.problem, workload=replace(plan.problem.workload, memory_limit_bytes=max(peaks)))
     again = any("recompute" in row for row in plan.stash)
     away = any(policy not in ("keep", "recompute") for row in plan.stash for policy in row)
-    kinds = len({p.forward for p in plan.pipelines})
+    hosted = any("offload" in row for row in plan.stash)
+    kinds = len({(p.forward, p.backward) for p in plan.pipelines})
+    if any(p.forward != p.backward for p in plan.pipelines) or (away and not hosted):
+        space = SearchSpace("search", kinds, hosted, again, split, True)
+        assert bounds.space(limited, space) <= step_s * CLOSE, space
+    if any(p.forward != p.backward for p in plan.pipelines):
+        return
     for allowed in (
         SearchSpace("search", kinds, away, again, split, False),
         *([SearchSpace("search", kinds, away, again, split, True)] if wide else []),
@@ -47,6 +53,14 @@ def hold(plan: Plan, split: bool, wide: bool = False) -> None:
 
 def is_split(plan: Plan) -> bool:
     return any(op.kind == Kind.W for order in plan.orders for op in order)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_random_order_on_two_devices_a_stage_is_faster(seed: int) -> None:
+    """Neither where stages have a backward device of their own."""
+    for split in (True, False):
+        for plan in plans_of(random_candidate(seed, apart=True), seed, 2, split):
+            hold(plan, split)
 
 
 @pytest.mark.parametrize("seed", range(80))

@@ -165,7 +165,7 @@ def test_no_plan_of_any_shape_is_below_the_bound(block: int) -> None:
             workload = replace(found.problem.workload, memory_limit_bytes=limit)
             result = plan(found.problem.model, found.problem.cluster, workload, time_limit=30, deterministic_limit=0.02)
             assert result.status != "infeasible", seed
-            everything = result.plan is None or result.plan.provenance.space == EVERYTHING
+            everything = result.plan is None or result.plan.provenance.space.startswith(EVERYTHING)
             if everything or shape(found):
                 assert result.bound_s <= found.forecast.step_s * (1 + 1e-9), seed
 
@@ -392,7 +392,7 @@ def test_half_of_1f1b_memory_to_the_optimum() -> None:
     assert result.status == "optimal"
     assert step(result) == pytest.approx(2775)
     assert result.plan is not None
-    assert result.plan.provenance.space == EVERYTHING
+    assert result.plan.provenance.space.startswith(EVERYTHING)
 
 
 def test_importing_the_planner_imports_neither_torch_nor_a_solver() -> None:

@@ -43,6 +43,11 @@ SPACE = (
     "allow it, stashes kept, recomputed or offloaded as allowed, first in first out"
 )
 EVERYTHING = "every plan of contiguous stages that fits the memory, with the stash policies allowed and priced"
+TOGETHER = "; forward and backward of a stage on one device"
+ANYWHERE = (
+    "; and one pipeline with as many stages as devices, for each stage any forward and any backward device and one "
+    "stash policy, shipping to another device and back included"
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def plan(
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     searching = session.space.schedule == "search"
-    session.bound_s = bounds.space(session.problem, _searched(session))
+    session.bound_s = bounds.space(session.problem, _searched(session, session.apart))
     if math.isinf(session.bound_s):
         return
     if hint is not None and searching:
@@ -120,10 +125,10 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         improve(session, orders)
 
 
-def _searched(session: Session) -> SearchSpace:
-    """The space without what no plan does: separate backward devices yet, and stash policies that have no price."""
+def _searched(session: Session, apart: bool) -> SearchSpace:
+    """The space without policies that have no price, and with two devices a stage or not."""
     allowed = policies(session.problem, session.space)
-    return replace(session.space, separate_backward=False, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
+    return replace(session.space, separate_backward=apart, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
 
 
 # ------------------------------------------------------------------ the answer
@@ -132,9 +137,7 @@ def _searched(session: Session) -> SearchSpace:
 def _answer(session: Session, orders: list[Order]) -> Result:
     if session.best is None:
         return _no_plan(session, orders)
-    step_s, bound_s = session.best_s, session.bound_s
-    if _in_space(session.best, orders):
-        bound_s = max(bound_s, session.shapes_s)
+    step_s, (bound_s, space) = session.best_s, _bound(session, session.best, orders)
     bound_s = min(bound_s, step_s)
     gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
     proven = gap <= PROVEN
@@ -147,7 +150,7 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         source=session.best.provenance.source,
         solver="CP-SAT" if session.space.schedule == "search" else "",
         seconds=time.monotonic() - session.started,
-        space=SPACE if session.space.schedule == "search" and session.shapes_s > session.bound_s else EVERYTHING,
+        space=space,
     )
     return Result(status, joined(replace(session.best, forecast=forecast, provenance=made)), bound_s, gap)
 
@@ -163,8 +166,31 @@ def joined(plan: Plan) -> Plan:
     return replace(plan, pipelines=pipelines, stash=tuple(row for _, _, row in taken))
 
 
-def _in_space(plan: Plan, orders: list[Order]) -> bool:
+def _bound(session: Session, best: Plan, orders: list[Order]) -> tuple[float, str]:
+    """A proven bound, and the space that it speaks for.
+
+    Where the bound of the whole space leaves a gap, and the plan has one device a stage, that of such plans.
+    """
+    listed, rest = _in_space(session, best, orders), ANYWHERE if session.apart else TOGETHER
+    searching = session.space.schedule == "search"
+    found = max(session.bound_s, session.shapes_s) if listed else session.bound_s
+    if session.apart and session.best_s > found * (1 + PROVEN) and _in_shapes(best, orders):
+        alone = max(bounds.space(session.problem, _searched(session, False)), session.together_s)
+        if alone > found * (1 + PROVEN):
+            return alone, (SPACE if alone == session.together_s else EVERYTHING) + TOGETHER
+    by_shapes = searching and session.shapes_s > session.bound_s
+    return found, SPACE + rest if by_shapes else EVERYTHING + ("" if session.apart else TOGETHER)
+
+
+def _in_space(session: Session, plan: Plan, orders: list[Order]) -> bool:
     """Whether a plan lies in the space that the exact search covers."""
+    taken = {(p.forward, p.backward) for p in plan.pipelines}
+    anywhere = len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
+    return (session.apart and anywhere) or _in_shapes(plan, orders)
+
+
+def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
+    """Whether a plan has one of the shapes with one device a stage."""
     shapes = {
         frozenset({route, tuple(dict(zip(order, order[::-1], strict=True))[d] for d in route)})
         for order in orders
@@ -214,7 +240,8 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
         return False
     if session.space.schedule == "search":
         kept = not policies(session.problem, session.space)
-        return session.hopeless or (kept and (_overfull(session) or _overfull_in_a_row(session, orders)))
+        row = not session.apart and _overfull_in_a_row(session, orders)
+        return session.hopeless or (kept and (_overfull(session) or row))
     if session.remaining_s <= 0:
         return False
     stages = {len(plan.stages) for plan in session.seen} or {session.stages}
@@ -222,11 +249,14 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
 
 
 def _overfull(session: Session) -> bool:
-    """Whether one micro-batch's stashes, all kept at once where the layers are a chain, fit no placement of layers."""
+    """Whether one micro-batch's stashes, all kept at once where the layers are a chain, fit no placement of layers.
+
+    Where stages may have two devices, only all devices together count.
+    """
     layers = Layers(session.problem, session.space)
     need = np.sort(layers.static + layers.stash)
     most = np.searchsorted(np.cumsum(need), layers.limits, "right").sum()
-    return layers.straight and bool(most < len(need) or need.sum() > layers.limits.sum())
+    return layers.straight and bool(need.sum() > layers.limits.sum() or (not session.apart and most < len(need)))
 
 
 def _overfull_in_a_row(session: Session, orders: list[Order]) -> bool:

@@ -238,7 +238,8 @@ def _solution(plan: Plan | None, candidate: Candidate, instance: Instance) -> So
     if plan is None or plan.stages != candidate.stages:
         return None
     routes = [way.devices for way in instance.ways]
-    if {p.forward for p in plan.pipelines if p.micro_batches} != set(routes):
+    taken = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
+    if taken != {(route, route) for route in routes}:
         return None
     way_of = {m: routes.index(p.forward) for p in plan.pipelines for m in p.micro_batches}
     row_of = {m: row for p, row in zip(plan.pipelines, plan.stash, strict=True) for m in p.micro_batches}

@@ -122,6 +122,16 @@ class Stash:
     backward: int
     weight: int
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        """All of these."""
+        found: tuple[int, ...] = astuple(self)
+        return found
+
+    def in_units(self, unit: int) -> Stash:
+        """The same in units of so many."""
+        return Stash(*(size // unit for size in self.all))
+
     def running(self, kind: Kind) -> int:
         """Units beside the stashes while an op of this kind runs."""
         if kind in (Kind.F, Kind.R):
@@ -216,8 +226,8 @@ def build_instance(
     free = [limit - fixed for limit, fixed in zip(limits, static, strict=True)]
     if lowered:
         free = [room - off for room, off in zip(free, lowered, strict=True)]
-    stash = _stashes(candidate, split, rules)
-    unit = _unit([size for one in stash for size in astuple(one)], free)
+    stash = stash_bytes(candidate, split, rules)
+    unit = memory_unit([size for one in stash for size in one.all], free)
     less = host_lowered or [0] * len(problem.cluster.node_groups)
     hosts = [(group.host_memory_bytes, off) for group, off in zip(problem.cluster.node_groups, less, strict=True)]
     return Instance(
@@ -226,7 +236,7 @@ def build_instance(
         tuple(_way(candidate, devices, tick) for devices in routes),
         tuple((edge.producer, edge.consumer) for edge in costs.edges),
         split,
-        tuple(Stash(*(size // unit for size in astuple(one))) for one in stash),
+        tuple(one.in_units(unit) for one in stash),
         tuple(room // unit for room in free),
         host_links(problem.cluster),
         tuple(device.node for device in problem.cluster.devices),
@@ -254,16 +264,15 @@ def host_links(cluster: Cluster) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _stashes(candidate: Candidate, split: Sequence[bool], rules: Rules) -> list[Stash]:
+def stash_bytes(candidate: Candidate, split: Sequence[bool], rules: Rules) -> list[Stash]:
     """Bytes of every stage (see planner.memory)."""
     costs = candidate.costs
     forward, backward = costs.workspace_bytes.tolist(), costs.workspace_bytes.tolist()
-    kept = (costs.input_bytes + costs.kept_input_bytes).tolist()
+    kept = costs.incoming_bytes.tolist()
     for producer, consumer, size in costs.edges:
         forward[producer] += size
         backward[producer] += size
         backward[consumer] += size
-        kept[consumer] += size
     whole, half = costs.stash_bytes.tolist(), costs.weight_stash_bytes.tolist()
     return [
         Stash(
@@ -278,7 +287,7 @@ def _stashes(candidate: Candidate, split: Sequence[bool], rules: Rules) -> list[
     ]
 
 
-def _unit(demands: Sequence[int], free: Sequence[int]) -> int:
+def memory_unit(demands: Sequence[int], free: Sequence[int]) -> int:
     """Bytes of a memory unit: the common divisor of all demands, or so that capacities stay below a million."""
     exact = math.gcd(*demands) or 1
     largest = max([*demands, 1])
@@ -286,7 +295,8 @@ def _unit(demands: Sequence[int], free: Sequence[int]) -> int:
     return exact if rooms // exact <= _MOST_UNITS else max(1, rooms // _MOST_UNITS)
 
 
-def _message(candidate: Candidate, source: int, target: int, size: int) -> tuple[float, float]:
+def message_seconds(candidate: Candidate, source: int, target: int, size: int) -> tuple[float, float]:
+    """Seconds on the link, and its latency, of a message; (0, 0) on one device."""
     if source == target:
         return 0.0, 0.0
     link = candidate.problem.cluster.link(source, target)
@@ -312,7 +322,7 @@ def _durations(candidate: Candidate, devices: Sequence[int], split: Sequence[boo
         found += _copy(candidate, stage, device) if OFFLOAD in rules.policies else ()
     for producer, consumer, size in costs.edges:
         a, b = devices[producer], devices[consumer]
-        found += [*_message(candidate, a, b, size), *_message(candidate, b, a, size)]
+        found += [*message_seconds(candidate, a, b, size), *message_seconds(candidate, b, a, size)]
     return found
 
 
@@ -321,8 +331,8 @@ def _way(candidate: Candidate, devices: tuple[int, ...], tick: Tick) -> Way:
     speed = [cluster.devices[d].kind.speed for d in devices]
 
     def send(source: int, target: int, size: int) -> Send:
-        occupation, latency = _message(candidate, source, target, size)
-        return Send(tick.down(occupation), tick.down(latency), _links(cluster, source, target))
+        occupation, latency = message_seconds(candidate, source, target, size)
+        return Send(tick.down(occupation), tick.down(latency), links_of(cluster, source, target))
 
     def ticks(seconds: Floats) -> tuple[int, ...]:
         return tuple(tick.down(float(s) / v) for s, v in zip(seconds, speed, strict=True))
@@ -340,7 +350,7 @@ def _way(candidate: Candidate, devices: tuple[int, ...], tick: Tick) -> Way:
     )
 
 
-def _links(cluster: Cluster, source: int, target: int) -> tuple[tuple[str, int, int], ...]:
+def links_of(cluster: Cluster, source: int, target: int) -> tuple[tuple[str, int, int], ...]:
     """A link of its own inside a node; between nodes the sender's and the receiver's NIC."""
     if source == target:
         return ()

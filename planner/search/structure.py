@@ -5,13 +5,15 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import bounds
 from ..operations import KEEP, Candidate
 from ..partition.chain import Cuts, compositions, cut
 from ..plan import Pipeline, Plan
-from .exact import Found, solve
+from . import apart_space
+from .apart import solve_apart
+from .exact import Found, Report, solve
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import Order
 from .session import Session
@@ -23,15 +25,22 @@ MOST_OPS = 2400
 """F and B ops up to which a CP-SAT model is built; with a choice of stash policies, a third of them."""
 _CLOSE = 1e-9
 _FIRST_SLICE = 0.5
+_FIRST_APART = 4 * _FIRST_SLICE
+_SLOWER = 4
+"""Models with open devices take about so many seconds for one of deterministic time."""
 
 
 @dataclass(order=True)
 class Open:
-    """A candidate not yet decided: its bound in seconds, and the deterministic time of its next solve."""
+    """A candidate not yet decided: its bound in seconds, and the deterministic time of its next solve.
+
+    apart: its stages choose their devices.
+    """
 
     bound_s: float
     number: int
     candidate: Candidate = field(compare=False)
+    apart: bool = field(compare=False, default=False)
     effort: float = field(compare=False, default=_FIRST_SLICE)
 
 
@@ -86,6 +95,16 @@ def _candidates_of(
     return found
 
 
+def apart_candidates(session: Session) -> list[Candidate]:
+    """The cuts into one stage a device whose stages choose their devices; none where they do not."""
+    if not session.apart:
+        return []
+    chain, route = session.chain, tuple(range(session.stages))
+    given = Pipeline(route, route, tuple(range(session.problem.workload.micro_batches)))
+    cuts = compositions(len(chain), session.stages, apart_space.MOST_CUTS) or []
+    return [Candidate(session.problem, chain.stages(c), (given,)) for c in cuts]
+
+
 def _some_cuts(session: Session, order: Order) -> list[Cuts]:
     """Cuts of the best plans simulated so far, and of the dynamic programme without memory."""
     chain = session.chain
@@ -120,7 +139,12 @@ class Hunt:
         for number, candidate in enumerate(listed):
             self.heap.append(Open(self._cheap(candidate), number, candidate))
         heapq.heapify(self.heap)
-        self.closed_s = math.inf
+        self.fates = apart_space.fates(session.problem, session.space)
+        self.apart = [
+            Open(session.bound_s, number, candidate, True, _FIRST_APART)
+            for number, candidate in enumerate(apart_candidates(session))
+        ]
+        self.closed_s = self.closed_apart_s = math.inf
         self.effort = 0.0
         self._update()
 
@@ -129,15 +153,25 @@ class Hunt:
         return bounds.candidate(candidate, None, self.session.space.split_backward, roomy)
 
     @property
-    def _nearest_s(self) -> float:
-        """The smallest bound of all candidates."""
+    def _together_s(self) -> float:
+        """The smallest bound of all candidates whose stages have one device each."""
         return min(self.heap[0].bound_s if self.heap else math.inf, self.closed_s)
 
+    @property
+    def _nearest_s(self) -> float:
+        """The smallest bound of all candidates."""
+        return min([self._together_s, self.closed_apart_s, *(node.bound_s for node in self.apart)])
+
     def _update(self) -> None:
-        if self.complete and math.isfinite(self._nearest_s):
-            self.session.shapes_s = max(self.session.shapes_s, self._nearest_s)
-        elif self.complete:
-            self.session.hopeless = self.session.best is None
+        if not self.complete:
+            return
+        session = self.session
+        if math.isfinite(self._together_s):
+            session.together_s = max(session.together_s, self._together_s)
+        if math.isfinite(self._nearest_s):
+            session.shapes_s = max(session.shapes_s, self._nearest_s)
+        else:
+            session.hopeless = session.best is None
 
     @property
     def ops(self) -> int:
@@ -154,12 +188,25 @@ class Hunt:
         """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up."""
         session = self.session
         allowed = self.effort + effort
-        while self.heap and self.solvable and not session.over and time.monotonic() < deadline:
-            if self.effort >= allowed or self.heap[0].bound_s >= session.best_s * (1 - _CLOSE):
-                return
-            self._solve(heapq.heappop(self.heap), deadline, allowed - self.effort)
+        while self.solvable and self.effort < allowed and not session.over and time.monotonic() < deadline:
+            node = self._next()
+            if node is None:
+                break
+            self._solve(node, deadline, allowed - self.effort)
             self._update()
             session.report("exact search")
+        session.tried = True
+
+    def _next(self) -> Open | None:
+        """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""
+        below = self.session.best_s * (1 - _CLOSE)
+        first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
+        turns = [node for node in self.apart if node.bound_s < below]
+        if turns and (first is None or min(node.effort for node in turns) <= first.effort):
+            node = min(turns, key=lambda node: (node.effort, node.bound_s, node.number))
+            self.apart.remove(node)
+            return node
+        return None if first is None else heapq.heappop(self.heap)
 
     def _solve(self, node: Open, deadline: float, allowed: float) -> None:
         session = self.session
@@ -167,28 +214,49 @@ class Hunt:
         workers = 1 if node.effort == _FIRST_SLICE else session.workers
         seconds = min(deadline - time.monotonic(), session.remaining_s)
         effort = Effort(seconds, slice_, workers, session.seed)
-        others = min([self.closed_s, *(self.heap[0].bound_s,)] if self.heap else [self.closed_s])
+        others = self._nearest_s
 
         def report(bound_s: float) -> None:
             known = min(others, max(node.bound_s, bound_s)) if self.complete else 0.0
             session.report("exact search", known if math.isfinite(known) else None)
 
-        found = solve(
-            node.candidate, effort, session.best_s, session.best, report,
-            split=session.space.split_backward, policies=self.policies, lower_s=node.bound_s,
-        )  # fmt: skip
+        if node.apart:
+            found = self._solve_apart(node, effort, report)
+        else:
+            found = solve(
+                node.candidate, effort, session.best_s, session.best, report,
+                split=session.space.split_backward, policies=self.policies, lower_s=node.bound_s,
+            )  # fmt: skip
         self.effort += found.effort
         session.interrupted |= found.interrupted
         if found.plan is not None:
             session.offer(found.plan, "exact search")
-        self._file(node, found, slice_)
+        self._file(node, found, found.effort < 0.9 * slice_ and time.monotonic() < deadline)
 
-    def _file(self, node: Open, found: Found, allowed: float) -> None:
-        """Closes the candidate, or puts it back with its new bound and more time."""
+    def _solve_apart(self, node: Open, effort: Effort, report: Report) -> Found:
+        """As `solve`; first without shipping there and back, which finds good plans sooner."""
+        first = node.effort == _FIRST_APART
+        found = solve_apart(
+            node.candidate, replace(effort, deterministic=effort.deterministic / _SLOWER), self.session.best_s,
+            None if first else report, split=self.session.space.split_backward,
+            policies=self.fates - {apart_space.SHIP} if first else self.fates, lower_s=node.bound_s,
+        )  # fmt: skip
+        if first:
+            found = replace(found, bound_s=0.0, closed=False)
+        return replace(found, effort=found.effort * _SLOWER)
+
+    def _file(self, node: Open, found: Found, ended: bool) -> None:
+        """Closes the candidate, or puts it back with its new bound and more effort. `ended`: before its effort did."""
         node.bound_s = max(node.bound_s, found.bound_s)
-        finished = not found.interrupted and not self.session.over and found.effort < 0.9 * allowed
+        finished = ended and not found.interrupted and not (node.apart and node.effort == _FIRST_APART)
         if found.closed or finished:
-            self.closed_s = min(self.closed_s, node.bound_s)
+            if node.apart:
+                self.closed_apart_s = min(self.closed_apart_s, node.bound_s)
+            else:
+                self.closed_s = min(self.closed_s, node.bound_s)
+            return
+        node.effort *= 4
+        if node.apart:
+            self.apart.append(node)
         else:
-            node.effort *= 4
             heapq.heappush(self.heap, node)

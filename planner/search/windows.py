@@ -35,13 +35,15 @@ def improve(
     """Better compute orders (F, B, I, W, R per device) that differ only between lo_s and hi_s, or None.
 
     Ops whose start lies in [lo_s, hi_s) are free, those of one stage, kind and pipeline first in, first out.
-    `sideways`: equally good orders are answers too. None also where stashes leave the device (only "keep" and
-    "recompute" are understood). The outcome is infeasible where the window has nothing better; a proof only as far
-    as what a device holds besides stashes stays as in the incumbent. Messages are delays here, without contention
-    for links: the answer is simulated, and must be shorter and exceed no limit more than the incumbent does.
+    `sideways`: equally good orders are answers too. None also where stashes leave the device or a stage has two (only
+    "keep" and "recompute" are understood). The outcome is infeasible where the window has nothing better; a proof
+    only as far as what a device holds besides stashes stays as in the incumbent. Messages are delays here, without
+    contention for links: the answer is simulated, and must be shorter and exceed no limit more than the incumbent.
     Raises Deadlock or PlanError for orders that cannot run.
     """
     if any(policy not in (KEEP, RECOMPUTE) for row in candidate.stash for policy in row):
+        return None, _NOTHING
+    if any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines):
         return None, _NOTHING
     plan = assemble(candidate, orders)
     window = _Window(candidate, plan, lo_s, hi_s, sideways)

@@ -42,9 +42,16 @@ def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
     shape = (
         f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
-        f"{plan.problem.workload.micro_batches} micro-batches"
+        f"{plan.problem.workload.micro_batches} micro-batches{_apart(plan)}"
     )
     return "\n".join([*textwrap.wrap(shape, width), *textwrap.wrap(promise(forecast), width)])
+
+
+def _apart(plan: Plan) -> str:
+    """How many stages have two devices, where some have."""
+    pairs = [list(zip(p.forward, p.backward, strict=True)) for p in plan.pipelines]
+    apart = sum(any(pair[s][0] != pair[s][1] for pair in pairs) for s in range(len(plan.stages)))
+    return f", {apart} of {len(plan.stages)} stages run backward on another device" if apart else ""
 
 
 def promise(forecast: Forecast) -> str:

@@ -105,7 +105,8 @@ def _known(session: Session) -> list[Arm]:
     if plan is None or any(policy not in (KEEP, RECOMPUTE) for row in plan.stash for policy in row):
         return []
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
-    if _ops(candidate) * len(plan.pipelines) > MOST_OPS:
+    apart = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
+    if apart or _ops(candidate) * len(plan.pipelines) > MOST_OPS:
         return []
     shares = tuple(len(pipeline.micro_batches) for pipeline in plan.pipelines)
     split = session.space.split_backward

@@ -93,7 +93,7 @@ def policies(problem: Problem, space: SearchSpace) -> list[str]:
     What has no price is not assumed to be free: offloading needs host links whose bandwidth is known, and
     recomputation a model that says how large its tensors between layers are.
     """
-    if not _binding(problem):
+    if not binding(problem):
         return []
     links = all(math.isfinite(group.host_link.bandwidth) for group in problem.cluster.nodes)
     inputs = any(layer.output_bytes or layer.input_bytes for layer in problem.model.layers)
@@ -101,7 +101,7 @@ def policies(problem: Problem, space: SearchSpace) -> list[str]:
     return [policy for policy, allowed in choices if allowed]
 
 
-def _binding(problem: Problem) -> bool:
+def binding(problem: Problem) -> bool:
     """Whether some device cannot hold the whole model with all its stashes."""
     layers, workload = problem.model.layers, problem.workload
     total = sum(

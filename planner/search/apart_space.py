@@ -1,0 +1,41 @@
+"""Where the search gives stages a forward and a backward device each, and ships stashes: where that may pay."""
+
+from __future__ import annotations
+
+import math
+
+from ..partition.chain import Chain, compositions
+from ..plan import Problem
+from ..workload import SearchSpace
+from .orders.shapes import binding, policies
+
+SHIP = "ship"
+MOST_OPS = 160
+"""F and B of a plan with one stage a device up to which these models are built."""
+MOST_DEVICES = 6
+MOST_CUTS = 12
+"""Cuts into one stage a device up to which these candidates are all listed."""
+
+
+def pays(problem: Problem, space: SearchSpace) -> bool:
+    """Whether stashes on other devices may pay: allowed, priced, and some device cannot hold all stashes.
+
+    What has no price is not assumed to be free: every link between devices needs a bandwidth.
+    """
+    cluster = problem.cluster
+    links = [group.link for group in cluster.nodes if group.devices > 1]
+    links += [cluster.network] if len(cluster.node_groups) > 1 else []
+    priced = bool(links) and all(math.isfinite(link.bandwidth) for link in links)
+    return space.separate_backward and priced and binding(problem)
+
+
+def searchable(problem: Problem) -> bool:
+    """Whether the candidates can be listed and their models built."""
+    devices, layers = len(problem.cluster), len(Chain.of(problem))
+    small = devices <= min(MOST_DEVICES, layers) and 2 * problem.workload.micro_batches * devices <= MOST_OPS
+    return small and compositions(layers, devices, MOST_CUTS) is not None
+
+
+def fates(problem: Problem, space: SearchSpace) -> frozenset[str]:
+    """What may happen to the stashes of a stage, moving to its backward device and shipping there and back included."""
+    return frozenset(["keep", SHIP, *policies(problem, space)])

@@ -36,6 +36,7 @@ from .portfolio import (
     run_remade,
 )
 from .session import PROVEN, OnProgress, Progress, Session
+from .sparing import run_sparing
 
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
@@ -114,6 +115,9 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     for order in orders:
         run_capped(session, order)
         run_remade(session, order)
+    for order in orders:
+        if session.best is None:
+            run_sparing(session, order)
     if not (session.over or session.proven):
         from .improve import improve  # solver and compiler: loaded when they are needed
 

@@ -20,6 +20,8 @@ FEW_CUTS = 40
 """Up to so many cuts are all simulated for every schedule; beyond, the dynamic programmes choose."""
 LARGE = 12_000
 """Ops (F and B) from which on every schedule is simulated on one cut only."""
+MOST_REMADE = 400_000
+"""Ops (F and B) of all named schedules that are simulated with every stash recomputed."""
 Order = tuple[int, ...]
 
 
@@ -170,11 +172,15 @@ def run_remade(session: Session, order: Order) -> None:
     batches = session.problem.workload.micro_batches
     if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= 1.02 * session.bound_s:
         return
+    simulated = 0
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
-        if session.over or session.proven or 2 * batches * layout.stages > LARGE:
+        count = 2 * batches * layout.stages
+        if session.over or session.proven or simulated + count > MOST_REMADE:
             return
+        simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        try_layout(session, placed, cuts_for(session, placed, 0)[:2], layout.name, RECOMPUTE)
+        tried = cuts_for(session, placed, 0)[: 1 if count > LARGE else 2]
+        try_layout(session, placed, tried, layout.name, RECOMPUTE)
 
 
 def run_named(session: Session, order: Order) -> None:

@@ -110,7 +110,10 @@ class Race:
         self.arms += [arm for arm in made if arm is not None and arm.seconds < 1.1 * best_s]
 
     def _thin_out(self) -> int:
-        """Leaves out arms where the effort is too small for all, those with many ops first; returns how many starts may follow."""
+        """Leaves out arms where the effort is too small for all, those with many ops first.
+
+        Returns how many starts may follow.
+        """
         most = max(2 * FEWEST, int((FIRST + MORE) * self.effort / LEAST_SLICE))
         if len(self.arms) > most * 0.6:
             first: dict[tuple[int, bool], Arm] = {}

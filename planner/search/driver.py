@@ -37,11 +37,13 @@ from .portfolio import (
 )
 from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import run_sparing
+from .widths import Phases, parts, search_widths, splits
 
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
-    "in opposite directions (on unequal devices also after sorting them); any order, backward split where layers "
-    "allow it, stashes kept, recomputed or offloaded as allowed, first in first out"
+    "in opposite directions (on unequal devices also after sorting them), on all devices or alike on equal groups of "
+    "them; any order, backward split where layers allow it, stashes kept, recomputed or offloaded as allowed, first in "
+    "first out"
 )
 EVERYTHING = "every plan of contiguous stages that fits the memory, with the stash policies allowed and priced"
 
@@ -99,26 +101,42 @@ def plan(
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
-    searching = session.space.schedule == "search"
-    session.bound_s = bounds.space(session.problem, _searched(session))
+    session.bound_s = _bound(session)
     if math.isinf(session.bound_s):
         return
-    if hint is not None and searching:
+    if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
+    ways = list(splits(session.problem, session.space))
+    if ways:
+        search_widths(session, orders, ways, Phases(_bound, _quick, _long))
+    else:
+        _quick(session, orders)
+        _long(session, orders)
+
+
+def _bound(session: Session) -> float:
+    return bounds.space(session.problem, _searched(session))
+
+
+def _quick(session: Session, orders: list[Order]) -> None:
+    """The named schedules, and what needs least memory."""
+    searching = session.space.schedule == "search"
     if searching and 2 * session.problem.workload.micro_batches * session.stages <= LARGE:
         for order in orders:
             run_lightest(session, order)
     for order in orders:
         run_named(session, order)
-    if not searching:
-        return
-    for order in orders:
+    for order in orders if searching else ():
         run_capped(session, order)
         run_remade(session, order)
-    for order in orders:
+    for order in orders if searching else ():
         if session.best is None:
             run_sparing(session, order)
-    if not (session.over or session.proven):
+
+
+def _long(session: Session, orders: list[Order]) -> None:
+    """Exact search, races and windows."""
+    if session.space.schedule == "search" and not (session.over or session.proven):
         from .improve import improve  # solver and compiler: loaded when they are needed
 
         improve(session, orders)
@@ -136,9 +154,9 @@ def _searched(session: Session) -> SearchSpace:
 def _answer(session: Session, orders: list[Order]) -> Result:
     if session.best is None:
         return _no_plan(session, orders)
-    step_s, bound_s = session.best_s, session.bound_s
-    if _in_space(session.best, orders):
-        bound_s = max(bound_s, session.shapes_s)
+    step_s, bound_s, shapes_s = session.best_s, session.bound_s, min(session.shapes_s, session.widths_s)
+    if shapes_s > bound_s and _in_space(session, orders):
+        bound_s = shapes_s
     bound_s = min(bound_s, step_s)
     gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
     proven = gap <= PROVEN
@@ -151,7 +169,7 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         source=session.best.provenance.source,
         solver="CP-SAT" if session.space.schedule == "search" else "",
         seconds=time.monotonic() - session.started,
-        space=SPACE if session.space.schedule == "search" and session.shapes_s > session.bound_s else EVERYTHING,
+        space=SPACE if session.space.schedule == "search" and shapes_s > session.bound_s else EVERYTHING,
     )
     return Result(status, joined(replace(session.best, forecast=forecast, provenance=made)), bound_s, gap)
 
@@ -167,8 +185,23 @@ def joined(plan: Plan) -> Plan:
     return replace(plan, pipelines=pipelines, stash=tuple(row for _, _, row in taken))
 
 
-def _in_space(plan: Plan, orders: list[Order]) -> bool:
-    """Whether a plan lies in the space that the exact search covers."""
+def _in_space(session: Session, orders: list[Order]) -> bool:
+    """Whether the best plan lies in the space that the exact search covers, as a whole or group by group."""
+    plan, problem = session.best, session.problem
+    assert plan is not None
+    if _in_shapes(plan, orders):
+        return True
+    for groups in splits(problem, session.space):
+        mine = parts(plan, groups)
+        if mine is not None:
+            small = Problem(problem.model, problem.cluster.part(groups[0]), problem.workload)
+            local = device_orders(small, min(len(groups[0]), session.stages))
+            if all(_in_shapes(part, local) for part in mine):
+                return True
+    return False
+
+
+def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
     shapes = {
         frozenset({route, tuple(dict(zip(order, order[::-1], strict=True))[d] for d in route)})
         for order in orders

@@ -39,7 +39,7 @@ class Session:
     """One search. `deadline`: time.monotonic() at which it must be done.
 
     bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
-    hopeless: no plan of these shapes fits the memory.
+    widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
     """
 
     problem: Problem
@@ -53,6 +53,7 @@ class Session:
     best: Plan | None = None
     bound_s: float = 0.0
     shapes_s: float = 0.0
+    widths_s: float = math.inf
     hopeless: bool = False
     interrupted: bool = False
 

@@ -23,6 +23,7 @@ from ..fit import excess
 from ..session import PROVEN, Session
 from .arm import Arm
 from .kernels import NEVER, Ints
+from .recut import recut
 from .shapes import policies
 
 RATE = 40e6
@@ -80,6 +81,8 @@ class Race:
         del self.arms[most:]
         if not self.arms or self._over() or self.spent >= self.effort:
             return
+        if self.offers:
+            self.arms = [arm if self._over() else recut(arm) for arm in self.arms]
         self._mutate()
         self._all(Arm.improve, share * (self.effort - self.spent))
 

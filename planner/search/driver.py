@@ -13,7 +13,7 @@ from .. import bounds
 from ..bounds.layers import Layers
 from ..cluster import Cluster
 from ..errors import InputError, ModelError, WorkloadError
-from ..lower import assemble
+from ..lower import Assembled, assembled
 from ..model_graph import ModelGraph
 from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..partition.chain import compositions, lightest
@@ -21,7 +21,7 @@ from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
-from .fit import Shortage, excess, shortages
+from .fit import Shortage, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
     FEW_CUTS,
@@ -39,6 +39,8 @@ from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import run_sparing
 from .widths import Phases, parts, search_widths, splits
 
+QUICK = 0.15
+"""Share of the time left that each kind of quick plan may take on a large problem."""
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
     "in opposite directions (on unequal devices also after sorting them), on all devices or alike on equal groups of "
@@ -119,16 +121,20 @@ def _bound(session: Session) -> float:
 
 
 def _quick(session: Session, orders: list[Order]) -> None:
-    """The named schedules, and what needs least memory."""
+    """The named schedules, and what needs least memory; of large problems, no more than a part of the time.
+
+    Large problems start with 1F1B with ever fewer micro-batches in flight, so that there is a plan early.
+    """
     searching = session.space.schedule == "search"
-    if searching and 2 * session.problem.workload.micro_batches * session.stages <= LARGE:
+    large = 2 * session.problem.workload.micro_batches * session.stages > LARGE
+    steps = [run_capped, run_named, run_remade] if large else [run_lightest, run_named, run_capped, run_remade]
+    until = session.deadline
+    for step in steps if searching else [run_named]:
+        if large and searching:
+            session.deadline = min(until, time.monotonic() + QUICK * (until - time.monotonic()))
         for order in orders:
-            run_lightest(session, order)
-    for order in orders:
-        run_named(session, order)
-    for order in orders if searching else ():
-        run_capped(session, order)
-        run_remade(session, order)
+            step(session, order)
+        session.deadline = until
     for order in orders if searching else ():
         if session.best is None:
             run_sparing(session, order)
@@ -231,14 +237,15 @@ def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
             found = lightest(session.chain, order, [1] * len(order))
             if found is not None:
                 tried.append(_serial(session, order, found[0]))
-    return min(tried, key=lambda p: max(excess(p)), default=None)
+    least = min(tried, key=lacking, default=None)
+    return None if least is None else least.plan
 
 
-def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Plan:
+def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Assembled:
     layout = capped(len(order), session.problem.workload.micro_batches, 1)
     placed = place(layout, order, len(session.problem.cluster))
     candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
-    return assemble(candidate, placed.orders, placed.name)
+    return assembled(candidate, placed.orders, placed.name)
 
 
 def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
@@ -254,7 +261,7 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
         return session.hopeless or (kept and (_overfull(session) or _overfull_in_a_row(session, orders)))
     if session.remaining_s <= 0:
         return False
-    stages = {len(plan.stages) for plan in session.seen} or {session.stages}
+    stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
     return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
 
 

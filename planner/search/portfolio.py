@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from .. import bounds
 from ..errors import PlanError
-from ..lower import assemble
+from ..lower import assemble, assembled
 from ..operations import KEEP, RECOMPUTE, Candidate
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
 from ..plan import RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
+from .fit import lacking
 from .orders.shapes import policies
 from .session import Session
 
@@ -141,11 +142,12 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         try:
             whole = not_split(session.space, candidate)
             orders = [whole_backwards(order, whole) for order in layout.orders]
-            plan = assemble(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
+            found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
         except PlanError:
             continue
-        session.seen.append(plan)
-        session.offer(plan, phase)
+        session.remember(found)
+        if found.forecast.step_s < session.best_s and not lacking(found):
+            session.offer(found.plan, phase)
 
 
 def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
@@ -210,12 +212,13 @@ def caps(stages: int, large: bool) -> list[int]:
 def run_capped(session: Session, order: Order) -> None:
     """1F1B with fewer micro-batches in flight: a tight but feasible memory limit gets a plan down to one.
 
-    Large problems stop at the first cap that fits: with less memory comes more waiting.
+    Large problems, which begin with it, start with 1F1B itself and stop at the first cap that fits: with less memory
+    comes more waiting.
     """
     count, batches = len(order), session.problem.workload.micro_batches
     large = 2 * batches * count > LARGE
-    for most in caps(count, large):
-        if session.over or session.proven or (session.best is not None and most < count - 1 and large):
+    for most in [*([count] if large else []), *caps(count, large)]:
+        if session.over or session.proven or (large and session.best is not None):
             return
         layout = capped(count, batches, most)
         placed = place(layout, order, len(session.problem.cluster))

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..lower import Assembled
 from ..partition.chain import Chain
 from ..plan import Plan, Problem
 from ..workload import SearchSpace
-from .fit import fits
+from .fit import fits, lacking
 
+MOST_REMEMBERED = 50_000
+"""Ops up to which everything simulated is kept."""
 PROVEN = 1e-6
 """A plan whose gap is no larger is optimal."""
 
@@ -59,7 +62,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.chain = Chain.of(self.problem)
-        self.seen: list[Plan] = []
+        self.seen: list[Assembled] = []
 
     @property
     def stages(self) -> int:
@@ -87,6 +90,12 @@ class Session:
     def proven(self) -> bool:
         """Whether no plan of the shapes searched is shorter than the best."""
         return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
+
+    def remember(self, found: Assembled) -> None:
+        """Keeps what was simulated for later: of what is large, only what lacks least memory so far."""
+        if len(found.ops) > MOST_REMEMBERED and self.seen and lacking(found) >= lacking(self.seen[-1]):
+            return
+        self.seen.append(found)
 
     def offer(self, plan: Plan, phase: str) -> bool:
         """Takes a simulated plan into account; True when it fits the memory."""

@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from ..bounds.whole import load
 from ..errors import PlanError
 from ..lower import assemble
-from ..operations import Candidate, ship_target
+from ..operations import Candidate, reduce_seconds, ship_target
 from ..plan import Op, Pipeline, Plan, Problem
 from ..workload import SearchSpace
 from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
 
+QUICK = 0.12
+"""Share of the time left that the quick plans of a width may take."""
+SMALL_REDUCTION = 0.05
+"""Replicas need not be near each other where their reductions take no more than this share of the step."""
 SHARES = (0.5, 0.6, 1.0)
 """Shares of the effort left that the most promising widths get, one after the other."""
 HOPE = 0.5
@@ -51,9 +56,16 @@ def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
             continue
         near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
         far = tuple(tuple(range(g, devices, width)) for g in range(width))
-        for groups in dict.fromkeys((near, far) if problem.cluster.devices[-1].node and size > 1 else (near,)):
-            if len({_kind_of(problem, group) for group in groups}) == 1:
-                yield groups
+        equal = [g for g in dict.fromkeys((near, far)) if len({_kind_of(problem, group) for group in g}) == 1]
+        yield from equal[:1] if equal and _cheap(problem, equal[0]) else equal
+
+
+def _cheap(problem: Problem, groups: Groups) -> bool:
+    """Whether reducing the gradients of equal stages between these groups takes little of the step."""
+    layers, size = problem.model.layers, len(groups[0])
+    members = tuple(group[-1] for group in groups)
+    gradients = problem.workload.gradient_bytes(sum(x.parameter_bytes for x in layers)) // size
+    return sum(reduce_seconds(problem.cluster, members, gradients)) <= SMALL_REDUCTION * load(problem)
 
 
 def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
@@ -93,14 +105,15 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         if session.over:
             break
         if _open(session, width) and _alone_s(width) < session.best_s:
-            _run(session, width, phases.first, 1.0)
+            _run(session, width, phases.first, QUICK, 0.0)
     for share in SHARES:
         hopeful = [width for width in every if not width.ended and _open(session, width)]
         if session.over or not hopeful:
             break
         chosen = min(hopeful, key=lambda width: width.guess_s)
         chosen.ended = True
-        _run(session, chosen, phases.further, 1.0 if len(hopeful) == 1 else share)
+        share = 1.0 if len(hopeful) == 1 else share
+        _run(session, chosen, phases.further, share, share)
     bounds_s = [max(width.session.bound_s, width.session.shapes_s) for width in every if width is not whole]
     session.widths_s = min(bounds_s, default=math.inf)
 
@@ -128,18 +141,20 @@ def _width(session: Session, groups: Groups, phases: Phases) -> Width:
     return Width(inner, groups, device_orders(small, inner.stages))
 
 
-def _run(session: Session, width: Width, phase: Callable[[Session, list[Order]], None], share: float) -> None:
-    """One phase on one width with a share of what is left of time and effort; the best plan is laid on all groups."""
+def _run(
+    session: Session, width: Width, phase: Callable[[Session, list[Order]], None], share: float, effort: float
+) -> None:
+    """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner = width.session
     deadline, limit = session.deadline, session.deterministic_limit
     inner.deadline = min(deadline, time.monotonic() + share * max(0.0, session.remaining_s))
-    inner.deterministic_limit = None if limit is None else share * limit
+    inner.deterministic_limit = None if limit is None else effort * limit
     try:
         phase(inner, width.orders)
     except KeyboardInterrupt:
         inner.interrupted = True
     inner.deadline, session.deadline = deadline, deadline
-    session.deterministic_limit = None if limit is None else limit * (1 - share)
+    session.deterministic_limit = None if limit is None else limit * (1 - effort)
     session.interrupted |= inner.interrupted
     if inner is session:
         width.laid_s = session.best_s

@@ -21,11 +21,11 @@ from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
+from .few import smaller, take_over
 from .fit import Shortage, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
     FEW_CUTS,
-    LARGE,
     Order,
     device_orders,
     place,
@@ -39,8 +39,8 @@ from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import run_sparing
 from .widths import Phases, parts, search_widths, splits
 
-QUICK = 0.15
-"""Share of the time left that each kind of quick plan may take on a large problem."""
+FEW = 0.6
+"""Share of the effort for the problem with few micro-batches, where there is one."""
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
     "in opposite directions (on unequal devices also after sorting them), on all devices or alike on equal groups of "
@@ -121,30 +121,35 @@ def _bound(session: Session) -> float:
 
 
 def _quick(session: Session, orders: list[Order]) -> None:
-    """The named schedules, and what needs least memory; of large problems, no more than a part of the time.
-
-    Large problems start with 1F1B with ever fewer micro-batches in flight, so that there is a plan early.
-    """
+    """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer."""
     searching = session.space.schedule == "search"
-    large = 2 * session.problem.workload.micro_batches * session.stages > LARGE
-    steps = [run_capped, run_named, run_remade] if large else [run_lightest, run_named, run_capped, run_remade]
-    until = session.deadline
-    for step in steps if searching else [run_named]:
-        if large and searching:
-            session.deadline = min(until, time.monotonic() + QUICK * (until - time.monotonic()))
+    session.few = smaller(session, _bound)
+    if session.few is not None:
         for order in orders:
-            step(session, order)
-        session.deadline = until
+            run_capped(session, order)
+        if not (session.over or session.proven):
+            _quick(session.few, orders)
+            take_over(session, session.few, orders)
+    else:
+        for step in (run_lightest, run_named, run_capped, run_remade) if searching else (run_named,):
+            for order in orders:
+                step(session, order)
     for order in orders if searching else ():
         if session.best is None:
             run_sparing(session, order)
 
 
 def _long(session: Session, orders: list[Order]) -> None:
-    """Exact search, races and windows."""
-    if session.space.schedule == "search" and not (session.over or session.proven):
-        from .improve import improve  # solver and compiler: loaded when they are needed
+    """Exact search, races and windows; of a problem with fewer micro-batches first."""
+    if session.space.schedule != "search" or session.over or session.proven:
+        return
+    from .improve import improve  # solver and compiler: loaded when they are needed
 
+    if session.few is not None:
+        with session.part(session.few, FEW):
+            _long(session.few, orders)
+        take_over(session, session.few, orders)
+    if not (session.over or session.proven):
         improve(session, orders)
 
 

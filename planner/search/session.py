@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..lower import Assembled
@@ -63,6 +64,7 @@ class Session:
     def __post_init__(self) -> None:
         self.chain = Chain.of(self.problem)
         self.seen: list[Assembled] = []
+        self.few: Session | None = None
 
     @property
     def stages(self) -> int:
@@ -91,6 +93,22 @@ class Session:
         """Whether no plan of the shapes searched is shorter than the best."""
         return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
 
+    @contextmanager
+    def part(self, inner: Session, time_share: float, effort_share: float | None = None) -> Iterator[None]:
+        """Lends `inner` shares of the time and of the deterministic effort that are left; takes Ctrl-C over."""
+        deadline, limit = self.deadline, self.deterministic_limit
+        share = time_share if effort_share is None else effort_share
+        inner.deadline = min(deadline, time.monotonic() + time_share * max(0.0, self.remaining_s))
+        inner.deterministic_limit = None if limit is None else share * limit
+        try:
+            yield
+        except KeyboardInterrupt:
+            inner.interrupted = True
+        finally:
+            inner.deadline, self.deadline = deadline, deadline
+            self.deterministic_limit = None if limit is None else limit * (1 - share)
+            self.interrupted |= inner.interrupted
+
     def remember(self, found: Assembled) -> None:
         """Keeps what was simulated for later: of what is large, only what lacks least memory so far."""
         if len(found.ops) > MOST_REMEMBERED and self.seen and lacking(found) >= lacking(self.seen[-1]):
@@ -112,6 +130,6 @@ class Session:
         if self.on_progress is None:
             return
         step_s = None if self.best is None else self.best_s
-        bound = max(self.bound_s, self.shapes_s, bound_s or 0.0)
+        bound = max(self.bound_s, min(max(self.shapes_s, bound_s or 0.0), self.widths_s))
         seconds = time.monotonic() - self.started
         self.on_progress(Progress(seconds, step_s, bound if step_s is None else min(bound, step_s), phase))

@@ -7,7 +7,6 @@ with the reductions between them, and simulated as a whole.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,8 +19,10 @@ from ..workload import SearchSpace
 from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
 
-QUICK = 0.12
-"""Share of the time left that the quick plans of a width may take."""
+WHOLE, QUICK = 0.8, 0.12
+"""Shares of the time left that the quick plans of all devices as one group, and of a width, may take."""
+IDLE = 1.5
+"""All devices as one group are tried last where their work alone takes so much longer than the best width may."""
 SMALL_REDUCTION = 0.05
 """Replicas need not be near each other where their reductions take no more than this share of the step."""
 SHARES = (0.5, 0.6, 1.0)
@@ -100,12 +101,17 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     Sets session.widths_s: no plan of equal groups takes less whose groups lie in the shapes searched exactly.
     """
     whole = Width(session, (tuple(range(len(session.problem.cluster))),), orders)
-    every = sorted([whole, *(_width(session, groups, phases) for groups in ways)], key=_expected)
+    every = sorted((_width(session, groups, phases) for groups in ways), key=_expected)
+    # all devices as one group come first, unless most of them would have nothing to do
+    first = not every or _alone_s(whole) <= IDLE * _expected(every[0])
+    every = [whole, *every] if first else [*every, whole]
+    _bound_widths(session, whole, every)
     for width in every:
         if session.over:
             break
-        if _open(session, width) and _alone_s(width) < session.best_s:
-            _run(session, width, phases.first, QUICK, 0.0)
+        if _open(session, width) and (width is every[0] or _alone_s(width) < session.best_s):
+            _run(session, width, phases.first, WHOLE if width is whole else QUICK, 0.0)
+            _bound_widths(session, whole, every)
     for share in SHARES:
         hopeful = [width for width in every if not width.ended and _open(session, width)]
         if session.over or not hopeful:
@@ -114,8 +120,13 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         chosen.ended = True
         share = 1.0 if len(hopeful) == 1 else share
         _run(session, chosen, phases.further, share, share)
-    bounds_s = [max(width.session.bound_s, width.session.shapes_s) for width in every if width is not whole]
-    session.widths_s = min(bounds_s, default=math.inf)
+        _bound_widths(session, whole, every)
+
+
+def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:
+    session.widths_s = min(
+        (max(w.session.bound_s, w.session.shapes_s) for w in every if w is not whole), default=math.inf
+    )
 
 
 def _open(session: Session, width: Width) -> bool:
@@ -146,20 +157,15 @@ def _run(
 ) -> None:
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner = width.session
-    deadline, limit = session.deadline, session.deterministic_limit
-    inner.deadline = min(deadline, time.monotonic() + share * max(0.0, session.remaining_s))
-    inner.deterministic_limit = None if limit is None else effort * limit
-    try:
+    with session.part(inner, share, effort):
         phase(inner, width.orders)
-    except KeyboardInterrupt:
-        inner.interrupted = True
-    inner.deadline, session.deadline = deadline, deadline
-    session.deterministic_limit = None if limit is None else limit * (1 - effort)
-    session.interrupted |= inner.interrupted
     if inner is session:
         width.laid_s = session.best_s
     elif inner.best is not None and inner.best_s < session.best_s:
         found = laid(session.problem, width.groups, inner.best)
+        most = session.space.pipelines
+        if found is not None and most is not None and len({p.forward for p in found.pipelines}) > most:
+            return
         if found is not None and found.forecast is not None and session.offer(found, found.provenance.source):
             width.laid_s = found.forecast.step_s
 

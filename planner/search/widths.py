@@ -100,16 +100,20 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
 
     Sets session.widths_s: no plan of equal groups takes less whose groups lie in the shapes searched exactly.
     """
-    whole = Width(session, (tuple(range(len(session.problem.cluster))),), orders)
-    every = sorted((_width(session, groups, phases) for groups in ways), key=_expected)
+    problem = session.problem
+    one = (tuple(range(len(problem.cluster))),)
+    whole = Width(session, one, orders)
+    ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
-    first = not every or _alone_s(whole) <= IDLE * _expected(every[0])
-    every = [whole, *every] if first else [*every, whole]
+    idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
+    if not idle:
+        _run(session, whole, phases.first, WHOLE, 0.0)
+    every = [_width(session, groups, phases) for groups in ways] + [whole]
     _bound_widths(session, whole, every)
-    for width in every:
+    for width in every if idle else every[:-1]:
         if session.over:
             break
-        if _open(session, width) and (width is every[0] or _alone_s(width) < session.best_s):
+        if _open(session, width) and _alone_s(problem, width.groups) < session.best_s:
             _run(session, width, phases.first, WHOLE if width is whole else QUICK, 0.0)
             _bound_widths(session, whole, every)
     for share in SHARES:
@@ -173,18 +177,21 @@ def _run(
 # ------------------------------------------------------------------ guesses
 
 
-def _expected(width: Width) -> float:
+def _expected_s(problem: Problem, groups: Groups) -> float:
     """Seconds of 1F1B on equal stages: which width to try first."""
-    problem, devices = width.session.problem, width.session.stages
-    return _alone_s(width) * (1 + (devices - 1) / problem.workload.micro_batches)
+    batches, devices = -(-problem.workload.micro_batches // len(groups)), _used(problem, groups)
+    return _alone_s(problem, groups) * (1 + (devices - 1) / batches)
 
 
-def _alone_s(width: Width) -> float:
-    """What one group's work takes at the least on as many devices as it can use."""
-    problem = width.session.problem
-    speeds = sorted((device.kind.speed for device in problem.cluster.devices), reverse=True)
+def _alone_s(problem: Problem, groups: Groups) -> float:
+    """What the work of the busiest group takes at the least on as many devices as it can use."""
+    speeds = sorted((problem.cluster.devices[d].kind.speed for d in groups[0]), reverse=True)
     work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers)
-    return problem.workload.micro_batches * work / sum(speeds[: width.session.stages])
+    return -(-problem.workload.micro_batches // len(groups)) * work / sum(speeds[: _used(problem, groups)])
+
+
+def _used(problem: Problem, groups: Groups) -> int:
+    return min(len(groups[0]), len(problem.model.layers))
 
 
 # ------------------------------------------------------------------ laying out

@@ -19,11 +19,13 @@ from ..planner.units import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from ..models import Dataset, LayeredModel
     from .launch import RunResult
 
 __all__ = ["execute", "profile"]
 
 DTYPES = ("float32", "float64")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
@@ -52,7 +54,7 @@ Examples:
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Optimizer steps.")
 @click.option("--model", metavar="MODEL", help="package.module:function, for a model not in the registry.")
-@click.option("--data", metavar="NAME", help="stdlib, stdlib:LENGTH, digits or digits-images. [default: the model's]")
+@click.option("--data", metavar="NAME", help="A data set, as stdlib:64 or digits. [default: the model's]")
 @click.option("--lr", type=Rate(), metavar="RATE", help="Learning rate. [default: by optimizer]")
 @click.option(
     "--seed",
@@ -189,8 +191,9 @@ def _print_table(result: RunResult) -> None:
 
 @click.command(
     epilog="""\b
-Example:
+Examples:
   contraflow profile gpt-small --micro-batch-size 4 -o model.json
+  contraflow profile llama-70b --device H100-80GB --precision bf16 -o model.json
 """
 )
 @click.argument("model", metavar="MODEL")
@@ -202,7 +205,26 @@ Example:
     metavar="N",
     help="Samples.",
 )
-@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu or cuda: where to measure.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="DEVICE",
+    help="cpu or cuda: measure here. A preset, as A100-80GB: costs from FLOPs and bytes, nothing is run.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+    help="Of parameters, gradients and activations. tf32, on presets only: fp32 with rounded matrix products.",
+)
+@click.option(
+    "--efficiency",
+    type=float,
+    metavar="SHARE",
+    help="Of a preset's peak FLOP/s and bandwidth that is reached. [default: 0.5]",
+)
 @click.option("--data", metavar="NAME", help="What to feed it. [default: the model's own]")
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="As a process of execute has."
@@ -213,6 +235,8 @@ def profile(
     model: str,
     micro_batch_size: int,
     device: str,
+    precision: str,
+    efficiency: float | None,
     data: str | None,
     threads: int,
     output: Path | None,
@@ -220,9 +244,16 @@ def profile(
 ) -> None:
     """Measure every layer of MODEL on this machine: times, parameters, stashes, outputs, workspace.
 
-    MODEL is a registry name, such as gpt-small, or package.module:function returning layers.
+    MODEL is a registry name, such as gpt-small, or package.module:function returning layers. With a device preset
+    nothing is run and nothing allocated: times are estimates from the preset's peaks, bytes are exact. A plan of a
+    model in 16 bit wants --precision mixed.
     """
-    content = measure(model, micro_batch_size, device, threads, data)
+    if _is_local(device):
+        if efficiency is not None:
+            raise InputError(f"--efficiency is for device presets, not for measuring on {device}")
+        content = measure(model, micro_batch_size, device, threads, data, precision)
+    else:
+        content = estimate(model, micro_batch_size, device, data, precision, efficiency)
     if output is not None:
         write_text(output, json.dumps(content, indent=1) + "\n")
         click.echo(f"wrote {output}", err=True)
@@ -233,45 +264,83 @@ def profile(
 
 
 def measure(
-    model: str, micro_batch_size: int, device: str = "cpu", threads: int = 1, data: str | None = None
+    model: str,
+    micro_batch_size: int,
+    device: str = "cpu",
+    threads: int = 1,
+    data: str | None = None,
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """The content of model.json for a model's name, measured here with progress on stderr.
 
-    Raises InputError: unknown model, data or device, or one that cannot be measured.
+    Raises InputError: unknown model or data, no such device here, or a model that cannot be measured.
     """
-    _check_device(device)
     import torch
+
+    from .analytic import PRECISIONS
+    from .profile import profile_model
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {device}: torch sees no CUDA device here")
+    if precision == "tf32":
+        raise InputError(f"--precision tf32 is for device presets, not for measuring on {device}")
+    dtype = PRECISIONS[precision]
+
+    def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
+        return profile_model(found, micro_batch_size, device, threads, tell, data=source, dtype=dtype)
+
+    return _profiled(model, data, work)
+
+
+def estimate(
+    model: str,
+    micro_batch_size: int,
+    device: str,
+    data: str | None = None,
+    precision: str = "fp32",
+    efficiency: float | None = None,
+) -> dict[str, Any]:
+    """The content of model.json for a model's name on a device preset, with progress on stderr.
+
+    Raises InputError: unknown model, data or preset, a precision that the preset lacks, an efficiency that is no share.
+    """
+    from ..planner.presets import PRESETS
+
+    if device not in PRESETS:
+        known = ", ".join(sorted(PRESETS.keys() - {"cpu"}))
+        raise InputError(f"--device {device}: unknown; measure on cpu or cuda, or take a preset: {known}")
+    from .analytic import EFFICIENCY, analytic_profile
+
+    share = EFFICIENCY if efficiency is None else efficiency
+
+    def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
+        return analytic_profile(found, micro_batch_size, PRESETS[device], precision, share, tell, source)
+
+    return _profiled(model, data, work)
+
+
+def _profiled(
+    model: str,
+    data: str | None,
+    work: Callable[[LayeredModel, Dataset, Callable[[str], None]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Finds model and data, then does the work with progress on stderr."""
     from rich.console import Console
 
     from ..models import resolve
-    from .profile import profile_model
     from .tracing import TraceError
     from .validate import find_data
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("--device cuda: torch sees no CUDA device here")
     console = Console(stderr=True)
     try:
         found = resolve(model)
         source = find_data(found, data)
         with console.status(f"profiling {model}") as status:
-            return profile_model(
-                found,
-                micro_batch_size,
-                device,
-                threads,
-                on_progress=lambda text: status.update(f"profiling {model}: {text}"),
-                data=source,
-            )
+            return work(found, source, lambda text: status.update(f"profiling {model}: {text}"))
     except TraceError as error:
         raise InputError(str(error)) from None
 
 
-def _check_device(device: str) -> None:
-    from ..planner.presets import PRESETS
-
-    if device == "cpu" or device.split(":")[0] == "cuda":
-        return
-    if device in PRESETS:
-        raise InputError(f"--device {device}: analytic profiles do not exist yet; measure on cpu or cuda")
-    raise InputError(f"--device {device}: unknown; measure on cpu or cuda")
+def _is_local(device: str) -> bool:
+    """Whether the device is one of this machine, by its name in torch."""
+    return device == "cpu" or device.split(":")[0] == "cuda"

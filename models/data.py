@@ -16,7 +16,13 @@ from .protocol import Dataset, derive_seed
 
 CORPUS_BYTES = 8 << 20
 DEFAULT_SEQUENCE = 128
-NAMES = ("stdlib", "digits", "digits-images")
+NAMES = ("stdlib", "stdlib-masked", "digits", "digits-images")
+FIRST, SEPARATOR, MASK = 256, 257, 258
+"""The tokens of "stdlib-masked" beside the 256 bytes: what a window starts with, what ends a segment, what hides."""
+MASKED_VOCABULARY = 259
+MASKED_SHARE = 0.15
+NOT_MASKED = -100
+"""The target of a token that is not to be guessed."""
 
 
 class UnknownData(ValueError):
@@ -28,18 +34,22 @@ def load(name: str) -> Dataset:
 
     "stdlib" or "stdlib:LENGTH": byte-level language modelling on the Python standard library's own sources;
     inputs and targets are (size, LENGTH) int64, the targets one byte ahead; LENGTH defaults to 128.
+    "stdlib-masked" or "stdlib-masked:LENGTH": the same sources as BERT's two tasks, see `MaskedBytes`.
     "digits": inputs (size, 64) float32 of zero mean and unit variance over the set, targets (size,) int64.
     "digits-images": the same as (size, 1, 8, 8).
 
     Raises:
-        UnknownData: no such data set, or a LENGTH that is not a positive integer.
+        UnknownData: no such data set, or a LENGTH that is not a positive integer (masked: of at least 8).
     """
     kind, _, length = name.partition(":")
-    if kind == "stdlib" and (not length or (length.isdecimal() and int(length) > 0)):
-        return SourceBytes(int(length or DEFAULT_SEQUENCE))
+    count = int(length) if length.isdecimal() else 0 if length else DEFAULT_SEQUENCE
+    if kind == "stdlib" and count > 0:
+        return SourceBytes(count)
+    if kind == "stdlib-masked" and count >= 8:
+        return MaskedBytes(count)
     if name in ("digits", "digits-images"):
         return Digits(images=name == "digits-images")
-    raise UnknownData(f"no data set named {name!r}; there are {', '.join(NAMES)}, stdlib:LENGTH")
+    raise UnknownData(f"no data set named {name!r}; there are {', '.join(NAMES)}, stdlib:LENGTH, stdlib-masked:LENGTH")
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,56 @@ class SourceBytes:
         windows = corpus[starts[:, None] + np.arange(self.length + 1)].astype(np.int64)
         tokens = torch.from_numpy(windows)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def first_segment(length: int) -> int:
+    """Tokens of a masked window that belong to its first segment: FIRST, half of the bytes, SEPARATOR."""
+    return (length - 3) // 2 + 2
+
+
+@dataclass(frozen=True)
+class MaskedBytes:
+    """BERT's tasks (arXiv:1810.04805, section 3.1) on two runs of bytes, FIRST A SEPARATOR B SEPARATOR.
+
+    Half of the time B follows A in the corpus, else it is from anywhere. MASKED_SHARE of the bytes are to be guessed,
+    as many in every window: 80 % of them are hidden behind MASK, 10 % replaced, 10 % left.
+    Inputs are (size, length) int64; targets (size, length + 1): the byte to guess or NOT_MASKED, and in the
+    last column 1 where B follows A.
+    """
+
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"stdlib-masked:{self.length}"
+
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
+        corpus, draw = _corpus(), _generator(seed, step, micro_batch)
+        end = first_segment(self.length)
+        a, b = end - 2, self.length - end - 1
+        follows = draw.integers(0, 2, size)
+        here = draw.integers(0, len(corpus) - a - b, size)
+        there = np.where(follows == 1, here + a, draw.integers(0, len(corpus) - b, size))
+        tokens = np.full((size, self.length), SEPARATOR, dtype=np.int64)
+        tokens[:, 0] = FIRST
+        tokens[:, 1 : end - 1] = corpus[here[:, None] + np.arange(a)]
+        tokens[:, end:-1] = corpus[there[:, None] + np.arange(b)]
+        target = np.full((size, self.length + 1), NOT_MASKED, dtype=np.int64)
+        target[:, -1] = follows
+        for row, wanted in zip(tokens, target, strict=True):
+            _mask(row, wanted, draw)
+        return torch.from_numpy(tokens), torch.from_numpy(target)
+
+
+def _mask(tokens: npt.NDArray[np.int64], target: npt.NDArray[np.int64], draw: np.random.Generator) -> None:
+    """Hides bytes of one window in place and writes what they were into its target."""
+    bytes_at = np.flatnonzero(tokens < FIRST)
+    chosen = draw.choice(bytes_at, max(1, round(MASKED_SHARE * len(bytes_at))), replace=False)
+    target[chosen] = tokens[chosen]
+    fate = draw.random(len(chosen))
+    tokens[chosen[fate < 0.8]] = MASK
+    swapped = chosen[fate >= 0.9]
+    tokens[swapped] = draw.integers(0, FIRST, len(swapped))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from . import gpt, mlp, resnet
+from . import bert, gpt, llama, mlp, resnet
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec
 
-_PRESETS: dict[str, Callable[[], LayeredModel]] = {**gpt.PRESETS, **mlp.PRESETS, **resnet.PRESETS}
+_PRESETS: dict[str, Callable[[], LayeredModel]] = {
+    **bert.PRESETS, **gpt.PRESETS, **llama.PRESETS, **mlp.PRESETS, **resnet.PRESETS,
+}  # fmt: skip
 
 
 class UnknownModel(ValueError):

@@ -35,7 +35,10 @@ OPTIONS: dict[str, set[str]] = {
     "compare": PROBLEM_OPTIONS,
     "check": {"--json"},
     "show": {"--as", "--output", "-o", "--json"},
-    "profile": {"--micro-batch-size", "--device", "--data", "--threads", "--output", "-o", "--json"},
+    "profile": {
+        "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--output", "-o",
+        "--json",
+    },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
         "--resume", "--json",

@@ -1,0 +1,167 @@
+"""One layer as a stage of its own: runs its programs, times them and counts their bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.protocol import LayeredModel
+from .memory import StorageTracker, unique_bytes
+from .program import StageProgram, named_buffers, named_parameters
+
+Clock = Callable[[], float]
+"""Seconds since some start."""
+
+
+@dataclass
+class _Bytes:
+    """One real run's bytes: the stash, and peaks that count neither parameters nor the layer's input."""
+
+    stash: int
+    borrowed: int  # part of the stash that existed before: the layer's input and target
+    output: int
+    weight_stash: int
+    forward_peak: int
+    forward_only_peak: int
+    remake_peak: int
+    backward_peak: int
+    input_peak: int
+    weight_peak: int
+
+
+def trace_layer(model: LayeredModel, module: nn.Module, index: int, x: Tensor, target: Tensor | None) -> StageProgram:
+    """The program of layer `index`, with the model's loss if there is a target. Raises TraceError."""
+    loss = None if target is None else model.loss
+    return StageProgram.trace([module], [index], x, loss, target, label=f"layer {model.layers[index].name}")
+
+
+class LayerRun:
+    """One layer's program with everything it runs on: real tensors, or fake ones under their FakeTensorMode.
+
+    Attributes:
+        output: of the layer, or its loss.
+    """
+
+    def __init__(self, program: StageProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None) -> None:
+        self.program = program
+        self.parameters = {name: tensor.detach() for name, tensor in named_parameters([module], [index]).items()}
+        self.buffers = named_buffers([module], [index])
+        self.sums = {name: torch.zeros_like(self.parameters[name]) for name in program.accumulator_names}
+        self.x, self.target = x, target
+        self.output = self._forward()[0]
+        self.grad_output = torch.ones_like(self.output)
+
+    def costs(self, clock: Clock, rounds: int, warmups: int) -> dict[str, Any]:
+        """A layer's entry in model.json, without its name.
+
+        Seconds are medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided
+        as the halves took alone.
+        """
+        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups)
+        sizes = self._bytes()
+        halves_s = input_s + weight_s
+        share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
+        parameters = list(self.parameters.values())
+        return {
+            "forward_s": forward_s,
+            "backward_input_s": backward_s * share,
+            "backward_weight_s": backward_s * (1 - share),
+            "parameter_bytes": unique_bytes(parameters),
+            "stash_bytes": sizes.stash,
+            "weight_stash_bytes": sizes.weight_stash,
+            "output_bytes": sizes.output,
+            "input_bytes": self.x.nbytes,
+            "workspace_bytes": self._workspace(sizes),
+            "buffer_bytes": unique_bytes(self.buffers.values()),
+            "parameter_shapes": [list(tensor.shape) for tensor in parameters],
+        }
+
+    def _workspace(self, sizes: _Bytes) -> int:
+        """Transient bytes: of F beyond output and stash, if it leaves one; of R beyond the stash; of B, I and W
+        beyond what they consume or leave.
+
+        Inside a stage nobody else counts the tensors between layers: an unsaved input counts in F and R, any
+        input in an F that saves nothing, the gradients on both sides of the layer in B and I.
+        """
+        own_stash = sizes.stash - sizes.borrowed
+        unsaved_input = 0 if self.program.saves_input else self.x.nbytes
+        forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
+        forward_only = sizes.forward_only_peak - sizes.output + self.x.nbytes
+        remake = sizes.remake_peak - own_stash + unsaved_input
+        gradients = self.grad_output.nbytes
+        backward = sizes.backward_peak - own_stash + gradients
+        own_held = sizes.weight_stash - sizes.borrowed
+        halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
+        return max(forward, forward_only, remake, backward, *halves, 0)
+
+    def _forward(self) -> tuple[Tensor, Any]:
+        return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
+
+    def _seconds(self, clock: Clock, rounds: int, warmups: int) -> tuple[float, float, float, float]:
+        """Median seconds of F, B, I, W."""
+        program, laps = self.program, []
+        for _ in range(warmups + rounds):
+            start = clock()
+            _, stash = self._forward()
+            after_forward = clock()
+            program.backward(stash, self.parameters, self.grad_output, self.sums)
+            after_backward = clock()
+            _, stash = self._forward()
+            before_input = clock()
+            _, weight_stash = program.backward_input(stash, self.parameters, self.grad_output)
+            after_input = clock()
+            program.backward_weight(weight_stash, self.sums)
+            laps.append(
+                (
+                    after_forward - start,
+                    after_backward - after_forward,
+                    after_input - before_input,
+                    clock() - after_input,
+                )
+            )
+        forward_s, backward_s, input_s, weight_s = map(statistics.median, zip(*laps[warmups:], strict=True))
+        return forward_s, backward_s, input_s, weight_s
+
+    def _bytes(self) -> _Bytes:
+        program, buffers = self.program, list(self.buffers.values())
+        given = [self.x, self.grad_output] + ([] if self.target is None else [self.target])
+        external = [*self.parameters.values(), *buffers, *self.sums.values(), *given]
+        with StorageTracker(external) as tracker:
+            output, stash = self._forward()
+            forward_peak = tracker.peak_bytes
+            stashed = _bytes_beyond(buffers, stash.tensors)
+            own = _bytes_beyond([*buffers, *given], stash.tensors)
+            output_bytes = 0 if self.target is not None else output.untyped_storage().nbytes()
+            del output
+            tracker.reset_peak()
+            program.backward(stash, self.parameters, self.grad_output, self.sums)
+            backward_peak = tracker.peak_bytes
+            tracker.reset_peak()
+            program.forward_only(self.parameters, self.buffers, self.x, self.target)
+            forward_only_peak, remake_peak = tracker.peak_bytes, own
+            if program.can_remake:
+                tracker.reset_peak()
+                program.remake(self.parameters, self.buffers, self.x, self.target)
+                remake_peak = tracker.peak_bytes
+            stash = self._forward()[1]
+            tracker.reset_peak()
+            weight_stash = program.backward_input(stash, self.parameters, self.grad_output)[1]
+            input_peak = tracker.peak_bytes
+            held, own_held = weight_stash.nbytes, _bytes_beyond(given, weight_stash.tensors)
+            tracker.reset_peak()
+            program.backward_weight(weight_stash, self.sums)
+            weight_peak = tracker.peak_bytes + held - own_held
+        return _Bytes(
+            stashed, stashed - own, output_bytes, held,
+            forward_peak, forward_only_peak, remake_peak, backward_peak, input_peak, weight_peak,
+        )  # fmt: skip
+
+
+def _bytes_beyond(known: list[Tensor], tensors: list[Tensor]) -> int:
+    """Bytes of the storages behind `tensors` that are not behind `known`."""
+    return unique_bytes([*known, *tensors]) - unique_bytes(known)

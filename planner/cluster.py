@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +110,31 @@ class Cluster:
     def same_node(self, source: int, target: int) -> bool:
         """Whether two devices share a node."""
         return self.devices[source].node == self.devices[target].node
+
+    def part(self, devices: Sequence[int]) -> Cluster:
+        """The cluster of these devices alone, ascending; they take their shares of host memory and host links along.
+
+        A host link that they share with devices left out is taken to be divided evenly.
+        """
+        groups: list[NodeGroup] = []
+        for node in sorted({self.devices[d].node for d in devices}):
+            mine = [d for d in devices if self.devices[d].node == node]
+            whole = self.node_groups[node]
+            host = whole.host_memory_bytes
+            shared = max(1, sum(self.host_links[d] == self.host_links[mine[0]] for d in mine))
+            groups.append(
+                replace(
+                    whole,
+                    count=1,
+                    devices=len(mine),
+                    host_memory_bytes=None if host is None else host * len(mine) // whole.devices,
+                    host_link=replace(
+                        whole.host_link, bandwidth=whole.host_link.bandwidth * shared / whole.host_link_shared_by
+                    ),
+                    host_link_shared_by=shared,
+                )
+            )
+        return Cluster(tuple(groups), self.network)
 
     # ---------------------------------------------------------------- files
 

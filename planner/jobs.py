@@ -272,7 +272,7 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) ->
     for stage in np.unique(ops.stage[place]).tolist():
         devices = owners[stage]
         count = plan.problem.workload.gradient_bytes(int(costs.parameter_bytes[stage]))
-        seconds, latency = reduce_seconds(plan, stage, devices, count)
+        seconds, latency = reduce_seconds(plan.problem.cluster, devices, count)
         job = len(ops) + len(found)
         mine = place[ops.stage[place] == stage]
         edges.add(ops.previous[mine], np.full(len(mine), job))

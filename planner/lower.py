@@ -8,16 +8,42 @@ A stash leaves its device right after its forward and comes back as late as it c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from .draft import Draft
 from .jobs import Jobs, build_columns
 from .op_columns import Ints, Messages, Ops
 from .operations import Candidate, StageCosts
 from .placement import add_arrivals, add_departures, place_receives
-from .plan import Op, Plan, Provenance
+from .plan import Forecast, Op, Plan, Provenance
 from .simulate import Deadlock, timeline_of
 
 Orders = Sequence[Sequence[Op]]
+
+
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """Complete op lists as columns and their forecast: a plan but for the lists, which take longest to make."""
+
+    candidate: Candidate
+    ops: Ops
+    forecast: Forecast
+    source: str
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan."""
+        c = self.candidate
+        made = Provenance(source=self.source)
+        return Plan(c.problem, c.stages, c.pipelines, self.ops.lists(), c.stash, "flush", self.forecast, made)
+
+
+def assembled(candidate: Candidate, compute_orders: Orders, source: str = "") -> Assembled:
+    """As `assemble`, without the lists."""
+    ops, messages = _complete(candidate, candidate.costs, compute_orders)
+    jobs = build_columns(candidate, candidate.costs, ops, messages)
+    return Assembled(candidate, ops, timeline_of(candidate, candidate.costs, jobs, ()).forecast(), source)
 
 
 def assemble(candidate: Candidate, compute_orders: Orders, source: str = "") -> Plan:
@@ -26,21 +52,7 @@ def assemble(candidate: Candidate, compute_orders: Orders, source: str = "") -> 
     The orders hold F, B, I, W and R per device, and may hold OFFLOAD, FETCH, FREE, SEND_S and RECV_S at places of
     their own; those that are missing are placed. Raises Deadlock when the orders wait for each other in a circle.
     """
-    ops, messages = _complete(candidate, candidate.costs, compute_orders)
-    orders = ops.lists()
-    jobs = build_columns(candidate, candidate.costs, ops, messages)
-    forecast = timeline_of(candidate, candidate.costs, jobs, orders).forecast()
-    provenance = Provenance(source=source)
-    return Plan(
-        candidate.problem,
-        candidate.stages,
-        candidate.pipelines,
-        orders,
-        candidate.stash,
-        "flush",
-        forecast,
-        provenance,
-    )
+    return assembled(candidate, compute_orders, source).plan
 
 
 def complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[tuple[Op, ...], ...]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .cluster import Cluster
+
 KEEP = "keep"
 RECOMPUTE = "recompute"
 OFFLOAD = "offload"
@@ -373,7 +375,7 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     return devices
 
 
-def reduce_seconds(plan: Structured, stage: int, devices: tuple[int, ...], count: int) -> tuple[float, float]:
+def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int) -> tuple[float, float]:
     """(seconds on the links, latency) of a ring all-reduce of `count` bytes between these devices.
 
     2(r-1) rounds move count/r bytes over every link of the ring (Patarasuk and Yuan, 2009).
@@ -381,7 +383,7 @@ def reduce_seconds(plan: Structured, stage: int, devices: tuple[int, ...], count
     if count == 0 or len(devices) < 2:
         return 0.0, 0.0
     r = len(devices)
-    links = [plan.problem.cluster.link(a, b) for a, b in ring(devices)]
+    links = [cluster.link(a, b) for a, b in ring(devices)]
     rounds = 2 * (r - 1)
     return rounds * max(x.occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
 

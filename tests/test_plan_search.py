@@ -256,6 +256,7 @@ def share_problem(
 
 
 UNEVEN = (10, 12, 8, 0.5)
+TWO_WAYS = replace(KEEP_ALL, pipelines=2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -264,7 +265,7 @@ def test_the_same_seed_gives_the_same_plan(workers: int) -> None:
     problem, found, phases = share_problem(4, 10, 2, UNEVEN), [], set()
     for _ in range(2):
         result = plan(
-            *problem, KEEP_ALL, 300, seed=7, workers=workers, deterministic_limit=0.6,
+            *problem, TWO_WAYS, 300, seed=7, workers=workers, deterministic_limit=0.6,
             on_progress=lambda progress: phases.add(progress.phase),
         )  # fmt: skip
         assert result.plan is not None
@@ -282,7 +283,7 @@ def test_other_seeds_give_other_plans() -> None:
     """Where nothing is proven, seeds lead to plans of their own; all valid, within the same bound."""
     problem, orders = share_problem(4, 10, 2, UNEVEN), []
     for seed in (1, 2):
-        result = plan(*problem, KEEP_ALL, 300, seed=seed, workers=2, deterministic_limit=0.3)
+        result = plan(*problem, TWO_WAYS, 300, seed=seed, workers=2, deterministic_limit=0.3)
         assert result.plan is not None
         assert check(result.plan) == []
         assert result.status == "feasible"
@@ -350,7 +351,7 @@ def test_bad_input_is_a_value_error(bad: dict[str, object]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("devices", "batches", "seconds"), [(8, 32, 5), (32, 128, 6)])
+@pytest.mark.parametrize(("devices", "batches", "seconds"), [(8, 32, 5), (32, 128, 12)])
 def test_time_limits_are_kept(devices: int, batches: int, seconds: float) -> None:
     """A plan that fits, no worse than the named ones that do, within the time and three seconds more."""
     problem = share_problem(devices, batches, devices / 2, UNEVEN)

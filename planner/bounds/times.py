@@ -56,7 +56,7 @@ def finish_seconds(candidate: Candidate, stage: int, device: int) -> float:
 
 def _finish(candidate: Candidate, stage: int, device: int, devices: tuple[int, ...]) -> float:
     count = candidate.problem.workload.gradient_bytes(int(candidate.costs.parameter_bytes[stage]))
-    reduce_s = sum(reduce_seconds(candidate, stage, devices, count))
+    reduce_s = sum(reduce_seconds(candidate.problem.cluster, devices, count))
     return reduce_s + step_seconds(candidate, candidate.costs, stage, device)
 
 

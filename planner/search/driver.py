@@ -13,7 +13,7 @@ from .. import bounds
 from ..bounds.layers import Layers
 from ..cluster import Cluster
 from ..errors import InputError, ModelError, WorkloadError
-from ..lower import assemble
+from ..lower import Assembled, assembled
 from ..model_graph import ModelGraph
 from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..partition.chain import compositions, lightest
@@ -21,11 +21,11 @@ from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
-from .fit import Shortage, excess, shortages
+from .few import smaller, take_over
+from .fit import Shortage, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
     FEW_CUTS,
-    LARGE,
     Order,
     device_orders,
     place,
@@ -36,11 +36,16 @@ from .portfolio import (
     run_remade,
 )
 from .session import PROVEN, OnProgress, Progress, Session
+from .sparing import run_sparing
+from .widths import Phases, parts, search_widths, splits
 
+FEW = 0.6
+"""Share of the effort for the problem with few micro-batches, where there is one."""
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
-    "in opposite directions (on unequal devices also after sorting them); any order, backward split where layers "
-    "allow it, stashes kept, recomputed or offloaded as allowed, first in first out"
+    "in opposite directions (on unequal devices also after sorting them), on all devices or alike on equal groups of "
+    "them; any order, backward split where layers allow it, stashes kept, recomputed or offloaded as allowed, first in "
+    "first out"
 )
 EVERYTHING = "every plan of contiguous stages that fits the memory, with the stash policies allowed and priced"
 TOGETHER = "; forward and backward of a stage on one device"
@@ -103,25 +108,53 @@ def plan(
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
-    searching = session.space.schedule == "search"
-    session.bound_s = bounds.space(session.problem, _searched(session, session.apart))
+    session.bound_s = _space_bound(session)
     if math.isinf(session.bound_s):
         return
-    if hint is not None and searching:
+    if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
-    if searching and 2 * session.problem.workload.micro_batches * session.stages <= LARGE:
-        for order in orders:
-            run_lightest(session, order)
-    for order in orders:
-        run_named(session, order)
-    if not searching:
-        return
-    for order in orders:
-        run_capped(session, order)
-        run_remade(session, order)
-    if not (session.over or session.proven):
-        from .improve import improve  # solver and compiler: loaded when they are needed
+    ways = list(splits(session.problem, session.space))
+    if ways:
+        search_widths(session, orders, ways, Phases(_space_bound, _quick, _long))
+    else:
+        _quick(session, orders)
+        _long(session, orders)
 
+
+def _space_bound(session: Session) -> float:
+    return bounds.space(session.problem, _searched(session, session.apart))
+
+
+def _quick(session: Session, orders: list[Order]) -> None:
+    """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer."""
+    searching = session.space.schedule == "search"
+    session.few = smaller(session, _space_bound)
+    if session.few is not None:
+        for order in orders:
+            run_capped(session, order)
+        if not (session.over or session.proven):
+            _quick(session.few, orders)
+            take_over(session, session.few, orders)
+    else:
+        for step in (run_lightest, run_named, run_capped, run_remade) if searching else (run_named,):
+            for order in orders:
+                step(session, order)
+    for order in orders if searching else ():
+        if session.best is None:
+            run_sparing(session, order)
+
+
+def _long(session: Session, orders: list[Order]) -> None:
+    """Exact search, races and windows; of a problem with fewer micro-batches first."""
+    if session.space.schedule != "search" or session.over or session.proven:
+        return
+    from .improve import improve  # solver and compiler: loaded when they are needed
+
+    if session.few is not None:
+        with session.part(session.few, FEW):
+            _long(session.few, orders)
+        take_over(session, session.few, orders)
+    if not (session.over or session.proven):
         improve(session, orders)
 
 
@@ -137,7 +170,7 @@ def _searched(session: Session, apart: bool) -> SearchSpace:
 def _answer(session: Session, orders: list[Order]) -> Result:
     if session.best is None:
         return _no_plan(session, orders)
-    step_s, (bound_s, space) = session.best_s, _bound(session, session.best, orders)
+    step_s, (bound_s, space) = session.best_s, _proven_bound(session, orders)
     bound_s = min(bound_s, step_s)
     gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
     proven = gap <= PROVEN
@@ -166,27 +199,45 @@ def joined(plan: Plan) -> Plan:
     return replace(plan, pipelines=pipelines, stash=tuple(row for _, _, row in taken))
 
 
-def _bound(session: Session, best: Plan, orders: list[Order]) -> tuple[float, str]:
+def _proven_bound(session: Session, orders: list[Order]) -> tuple[float, str]:
     """A proven bound, and the space that it speaks for.
 
     Where the bound of the whole space leaves a gap, and the plan has one device a stage, that of such plans.
     """
-    listed, rest = _in_space(session, best, orders), ANYWHERE if session.apart else TOGETHER
-    searching = session.space.schedule == "search"
-    found = max(session.bound_s, session.shapes_s) if listed else session.bound_s
-    if session.apart and session.best_s > found * (1 + PROVEN) and _in_shapes(best, orders):
-        alone = max(bounds.space(session.problem, _searched(session, False)), session.together_s)
+    best = session.best
+    assert best is not None
+    shapes_s, rest = min(session.shapes_s, session.widths_s), ANYWHERE if session.apart else TOGETHER
+    grouped = _in_groups(session, best, orders)
+    found = max(session.bound_s, shapes_s) if grouped or _goes_anywhere(session, best) else session.bound_s
+    if session.apart and session.best_s > found * (1 + PROVEN) and grouped:
+        together_s = min(session.together_s, session.widths_s)
+        alone = max(bounds.space(session.problem, _searched(session, False)), together_s)
         if alone > found * (1 + PROVEN):
-            return alone, (SPACE if alone == session.together_s else EVERYTHING) + TOGETHER
-    by_shapes = searching and session.shapes_s > session.bound_s
-    return found, SPACE + rest if by_shapes else EVERYTHING + ("" if session.apart else TOGETHER)
+            return alone, (SPACE if alone == together_s else EVERYTHING) + TOGETHER
+    if session.space.schedule == "search" and shapes_s > session.bound_s:
+        return found, SPACE + rest
+    return found, EVERYTHING + ("" if session.apart else TOGETHER)
 
 
-def _in_space(session: Session, plan: Plan, orders: list[Order]) -> bool:
-    """Whether a plan lies in the space that the exact search covers."""
+def _goes_anywhere(session: Session, plan: Plan) -> bool:
+    """Whether a plan is one of those whose stages choose their devices, where these are searched."""
     taken = {(p.forward, p.backward) for p in plan.pipelines}
-    anywhere = len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
-    return (session.apart and anywhere) or _in_shapes(plan, orders)
+    return session.apart and len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
+
+
+def _in_groups(session: Session, plan: Plan, orders: list[Order]) -> bool:
+    """Whether a plan has one of the shapes with one device a stage, as a whole or group by group."""
+    problem = session.problem
+    if _in_shapes(plan, orders):
+        return True
+    for groups in splits(problem, session.space):
+        mine = parts(plan, groups)
+        if mine is not None:
+            small = Problem(problem.model, problem.cluster.part(groups[0]), problem.workload)
+            local = device_orders(small, min(len(groups[0]), session.stages))
+            if all(_in_shapes(part, local) for part in mine):
+                return True
+    return False
 
 
 def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
@@ -220,14 +271,15 @@ def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
             found = lightest(session.chain, order, [1] * len(order))
             if found is not None:
                 tried.append(_serial(session, order, found[0]))
-    return min(tried, key=lambda p: max(excess(p)), default=None)
+    least = min(tried, key=lacking, default=None)
+    return None if least is None else least.plan
 
 
-def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Plan:
+def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Assembled:
     layout = capped(len(order), session.problem.workload.micro_batches, 1)
     placed = place(layout, order, len(session.problem.cluster))
     candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
-    return assemble(candidate, placed.orders, placed.name)
+    return assembled(candidate, placed.orders, placed.name)
 
 
 def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
@@ -244,7 +296,7 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
         return session.hopeless or (kept and (_overfull(session) or row))
     if session.remaining_s <= 0:
         return False
-    stages = {len(plan.stages) for plan in session.seen} or {session.stages}
+    stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
     return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..lower import Assembled
 from ..operations import OFFLOAD
-from ..plan import Plan, Problem
+from ..plan import Forecast, Plan, Problem
 from ..simulate import simulate
 from ..units import format_bytes
 
@@ -35,8 +36,16 @@ def limits(problem: Problem) -> list[int]:
 def excess(plan: Plan) -> list[int]:
     """Bytes by which a plan's forecast exceeds every device's limit; 0 where it fits."""
     assert plan.forecast is not None
-    allowed = limits(plan.problem)
-    return [max(0, peak - limit) for peak, limit in zip(plan.forecast.peak_bytes, allowed, strict=True)]
+    return _over(plan.problem, plan.forecast)
+
+
+def lacking(found: Assembled) -> int:
+    """The most bytes that a device lacks; 0 where the plan fits its devices."""
+    return max(_over(found.candidate.problem, found.forecast))
+
+
+def _over(problem: Problem, forecast: Forecast) -> list[int]:
+    return [max(0, peak - limit) for peak, limit in zip(forecast.peak_bytes, limits(problem), strict=True)]
 
 
 def host_excess(plan: Plan) -> list[int]:

@@ -24,7 +24,7 @@ from .windows import improve as improve_window
 
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search comes first with all its weight."""
-SMALL_SHARES, SHARES = (0.2, 0.4, 0.2), (0.08, 0.47, 0.4)
+SMALL_SHARES, SHARES = (0.2, 0.4, 0.2), (0.05, 0.6, 0.33)
 """Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
 LARGE_SHARES = (0.0, 0.6, 0.4)
 """The same where no exact model is built."""

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from .. import bounds
 from ..errors import PlanError
-from ..lower import assemble
+from ..lower import assemble, assembled
 from ..operations import KEEP, RECOMPUTE, Candidate
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
 from ..plan import RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
+from .fit import lacking
 from .orders.shapes import policies
 from .session import Session
 
@@ -20,6 +21,8 @@ FEW_CUTS = 40
 """Up to so many cuts are all simulated for every schedule; beyond, the dynamic programmes choose."""
 LARGE = 12_000
 """Ops (F and B) from which on every schedule is simulated on one cut only."""
+MOST_REMADE = 400_000
+"""Ops (F and B) of all named schedules that are simulated with every stash recomputed."""
 Order = tuple[int, ...]
 
 
@@ -139,11 +142,12 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         try:
             whole = not_split(session.space, candidate)
             orders = [whole_backwards(order, whole) for order in layout.orders]
-            plan = assemble(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
+            found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
         except PlanError:
             continue
-        session.seen.append(plan)
-        session.offer(plan, phase)
+        session.remember(found)
+        if found.forecast.step_s < session.best_s and not lacking(found):
+            session.offer(found.plan, phase)
 
 
 def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
@@ -170,11 +174,15 @@ def run_remade(session: Session, order: Order) -> None:
     batches = session.problem.workload.micro_batches
     if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= 1.02 * session.bound_s:
         return
+    simulated = 0
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
-        if session.over or session.proven or 2 * batches * layout.stages > LARGE:
+        count = 2 * batches * layout.stages
+        if session.over or session.proven or simulated + count > MOST_REMADE:
             return
+        simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        try_layout(session, placed, cuts_for(session, placed, 0)[:2], layout.name, RECOMPUTE)
+        tried = cuts_for(session, placed, 0)[: 1 if count > LARGE else 2]
+        try_layout(session, placed, tried, layout.name, RECOMPUTE)
 
 
 def run_named(session: Session, order: Order) -> None:
@@ -204,12 +212,13 @@ def caps(stages: int, large: bool) -> list[int]:
 def run_capped(session: Session, order: Order) -> None:
     """1F1B with fewer micro-batches in flight: a tight but feasible memory limit gets a plan down to one.
 
-    Large problems stop at the first cap that fits: with less memory comes more waiting.
+    Large problems, which begin with it, start with 1F1B itself and stop at the first cap that fits: with less memory
+    comes more waiting.
     """
     count, batches = len(order), session.problem.workload.micro_batches
     large = 2 * batches * count > LARGE
-    for most in caps(count, large):
-        if session.over or session.proven or (session.best is not None and most < count - 1 and large):
+    for most in [*([count] if large else []), *caps(count, large)]:
+        if session.over or session.proven or (large and session.best is not None):
             return
         layout = capped(count, batches, most)
         placed = place(layout, order, len(session.problem.cluster))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ..lower import Assembled
 from ..partition.chain import Chain
 from ..plan import Plan, Problem
 from ..workload import SearchSpace
 from .apart_space import pays, searchable
-from .fit import fits
+from .fit import fits, lacking
 
+MOST_REMEMBERED = 50_000
+"""Ops up to which everything simulated is kept."""
 PROVEN = 1e-6
 """A plan whose gap is no larger is optimal."""
 
@@ -40,8 +44,9 @@ class Session:
     """One search. `deadline`: time.monotonic() at which it must be done.
 
     bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
-    hopeless: no plan of these shapes fits the memory. apart: stages may have two devices, and ship their stashes.
-    together_s: no plan takes less whose stages have one device each. tried: plans with two devices had their turn.
+    widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
+    apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
+    device each. tried: plans with two devices had their turn.
     """
 
     problem: Problem
@@ -55,6 +60,7 @@ class Session:
     best: Plan | None = None
     bound_s: float = 0.0
     shapes_s: float = 0.0
+    widths_s: float = math.inf
     hopeless: bool = False
     together_s: float = 0.0
     tried: bool = False
@@ -62,7 +68,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.chain = Chain.of(self.problem)
-        self.seen: list[Plan] = []
+        self.seen: list[Assembled] = []
+        self.few: Session | None = None
         searching = self.space.schedule == "search"
         self.apart = searching and pays(self.problem, self.space) and searchable(self.problem)
 
@@ -97,6 +104,28 @@ class Session:
         settled = self.tried and self.together_s > 0 and abs(self.best_s / self.together_s - 1) <= PROVEN
         return settled or self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
 
+    @contextmanager
+    def part(self, inner: Session, time_share: float, effort_share: float | None = None) -> Iterator[None]:
+        """Lends `inner` shares of the time and of the deterministic effort that are left; takes Ctrl-C over."""
+        deadline, limit = self.deadline, self.deterministic_limit
+        share = time_share if effort_share is None else effort_share
+        inner.deadline = min(deadline, time.monotonic() + time_share * max(0.0, self.remaining_s))
+        inner.deterministic_limit = None if limit is None else share * limit
+        try:
+            yield
+        except KeyboardInterrupt:
+            inner.interrupted = True
+        finally:
+            inner.deadline, self.deadline = deadline, deadline
+            self.deterministic_limit = None if limit is None else limit * (1 - share)
+            self.interrupted |= inner.interrupted
+
+    def remember(self, found: Assembled) -> None:
+        """Keeps what was simulated for later: of what is large, only what lacks least memory so far."""
+        if len(found.ops) > MOST_REMEMBERED and self.seen and lacking(found) >= lacking(self.seen[-1]):
+            return
+        self.seen.append(found)
+
     def offer(self, plan: Plan, phase: str) -> bool:
         """Takes a simulated plan into account; True when it fits the memory."""
         if not fits(plan):
@@ -112,6 +141,6 @@ class Session:
         if self.on_progress is None:
             return
         step_s = None if self.best is None else self.best_s
-        bound = max(self.bound_s, self.shapes_s, bound_s or 0.0)
+        bound = max(self.bound_s, min(max(self.shapes_s, bound_s or 0.0), self.widths_s))
         seconds = time.monotonic() - self.started
         self.on_progress(Progress(seconds, step_s, bound if step_s is None else min(bound, step_s), phase))

@@ -70,7 +70,13 @@ class _Solve:
         parameters.use_objective_lb_search = upward == (number == 0)
         self.solver.best_bound_callback = bounds
         self.status: list[object] = []
-        self.thread = threading.Thread(target=lambda: self.status.append(self.solver.solve(model)), daemon=True)
+        self.thread = threading.Thread(target=self._work, args=(model,), daemon=True)
+
+    def _work(self, model: cp_model.CpModel) -> None:
+        try:
+            self.status.append(self.solver.solve(model))
+        except IndexError:  # OR-Tools 9.15 breaks off so in the presolve of some models: no answer
+            return
 
     @property
     def code(self) -> object:

@@ -8,12 +8,14 @@ import time
 from dataclasses import dataclass, field, replace
 
 from .. import bounds
+from ..lower import Assembled
 from ..operations import KEEP, Candidate
 from ..partition.chain import Cuts, compositions, cut
-from ..plan import Pipeline, Plan
+from ..plan import Pipeline
 from . import apart_space
 from .apart import solve_apart
 from .exact import Found, Report, solve
+from .fit import lacking
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import Order
 from .session import Session
@@ -110,7 +112,7 @@ def _some_cuts(session: Session, order: Order) -> list[Cuts]:
     chain = session.chain
     found: list[Cuts] = []
     ranked = sorted(session.seen, key=_rank)
-    for plan in ranked:
+    for plan in (found.candidate for found in ranked):
         if len(plan.stages) == len(order) and plan.pipelines[0].forward in (order, order[::-1]):
             ends, total = [], 0
             for stage in plan.stages[:-1]:
@@ -121,11 +123,8 @@ def _some_cuts(session: Session, order: Order) -> list[Cuts]:
     return list(dict.fromkeys([*found[:3], *([free] if free else []), *found[3:]]))[:4]
 
 
-def _rank(plan: Plan) -> float:
-    from .fit import excess
-
-    assert plan.forecast is not None
-    return plan.forecast.step_s if not any(excess(plan)) else math.inf
+def _rank(found: Assembled) -> float:
+    return math.inf if lacking(found) else found.forecast.step_s
 
 
 class Hunt:

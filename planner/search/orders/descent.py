@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...operations import KEEP, RECOMPUTE, Candidate
 from ...plan import Pipeline, Plan
-from ..fit import excess
+from ..fit import excess, lacking
 from ..session import Session
 from .arm import Arm
 from .race import simulated
@@ -25,7 +25,7 @@ _TRIED = 3
 def keep_what_fits(session: Session) -> None:
     """Improves the best plans that recompute every stash by keeping what memory holds."""
     split = session.space.split_backward
-    for plan in _recomputing(session)[:_TRIED]:
+    for plan in _recomputing(session):
         arm = Arm(_grouped(session, plan), split, False, session.seed)
         if arm.ops > MOST_OPS:
             continue
@@ -45,11 +45,11 @@ def keep_what_fits(session: Session) -> None:
 def _recomputing(session: Session) -> list[Plan]:
     """Plans simulated so far that fit and recompute every stash, fastest first."""
     plans = [
-        plan
-        for plan in session.seen
-        if all(policy == RECOMPUTE for row in plan.stash for policy in row) and not any(excess(plan))
+        found
+        for found in session.seen
+        if all(policy == RECOMPUTE for row in found.candidate.stash for policy in row) and not lacking(found)
     ]
-    return sorted(plans, key=lambda plan: plan.forecast.step_s if plan.forecast else 0.0)
+    return [found.plan for found in sorted(plans, key=lambda found: found.forecast.step_s)[:_TRIED]]
 
 
 def _grouped(session: Session, plan: Plan) -> Candidate:

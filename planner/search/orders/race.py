@@ -23,19 +23,21 @@ from ..fit import excess
 from ..session import PROVEN, Session
 from .arm import Arm
 from .kernels import NEVER, Ints
+from .recut import recut
 from .shapes import policies
 
 RATE = 40e6
-EXPLORE = 0.4
-"""Share of the effort for short runs from many starts; a start's own quality says little about what it leads to."""
-LEAST_SLICE, FEWEST = 0.5, 8
+FIRST, MORE = 0.2, 0.2
+"""Shares of the effort for short runs of all arms, and then for more starts of the best structures: a start's own
+quality says little about what it leads to."""
+LEAST_SLICE, FEWEST = 0.25, 8
 """Effort that a start is worth at least, and how many structures are tried in any case."""
-BRANCHES, TWIGS = 4, 5
-"""The best structures of the first round that get more starts, and how many each."""
+TWIGS = (9, 6, 4, 2)
+"""How many more starts the best structures of the first round get, the best one most."""
 MUTATED, MUTATIONS = 3, 3
 """How many of the best arms get how many variations of their stash policies in a round."""
-HALVING = (8, 5, 3)
-"""How many arms stay on, round after round; the last ones to the end."""
+ROUNDS = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
+"""How many arms stay on, round after round, and the share of the effort left that each round takes."""
 HOPE = 0.5
 """How much of the distance to its bound an arm is trusted to make good."""
 TRIES = 12
@@ -63,26 +65,26 @@ class Race:
         self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
         self._calibrate()
         twigs = self._thin_out()
-        count = len(self.arms) + BRANCHES * twigs
-        slice_ = EXPLORE * self.effort / max(1, count)
-        self._all(self._begin, slice_ * len(self.arms))
+        self._all(self._begin, FIRST * self.effort)
         if not self._over():
-            self._branch(slice_, twigs)
-        for most in HALVING:
-            self._rank()
-            del self.arms[most:]
-            if not self.arms or self._over() or self.spent >= self.effort:
-                break
-            slice_ *= 2
-            self._mutate()
-            left = (self.effort - self.spent) / len(self.arms)
-            self._all(Arm.improve, min(slice_, left) * len(self.arms))
+            self._branch(MORE * (self.effort - self.spent), twigs)
+        for most, share in ROUNDS:
+            self._next_round(most, share)
         while self.arms and not self._over() and self.spent < self.effort:
-            self._rank()
-            self._mutate()
-            self._all(Arm.improve, min(slice_ * len(self.arms), self.effort - self.spent))
+            self._next_round(ROUNDS[-1][0], 1.0)
         self._rank()
         return self.arms + [arm for arm in self.reached if not self.offers]
+
+    def _next_round(self, most: int, share: float) -> None:
+        """The best arms, and variations of them, get a share of the effort that is left."""
+        self._rank()
+        del self.arms[most:]
+        if not self.arms or self._over() or self.spent >= self.effort:
+            return
+        if self.offers:
+            self.arms = [arm if self._over() else recut(arm) for arm in self.arms]
+        self._mutate()
+        self._all(Arm.improve, share * (self.effort - self.spent))
 
     def _calibrate(self) -> None:
         """Without a deterministic limit, the effort that the time left allows, measured on one order."""
@@ -111,24 +113,32 @@ class Race:
         self.arms += [arm for arm in made if arm is not None and arm.seconds < 1.1 * best_s]
 
     def _thin_out(self) -> int:
-        """Leaves out arms where the effort is too small for all, those with many ops first; returns twigs a branch."""
-        most = max(2 * FEWEST, int(EXPLORE * self.effort / LEAST_SLICE))
+        """Leaves out arms where the effort is too small for all, those with many ops first.
+
+        Returns how many starts may follow.
+        """
+        most = max(2 * FEWEST, int((FIRST + MORE) * self.effort / LEAST_SLICE))
         if len(self.arms) > most * 0.6:
             first: dict[tuple[int, bool], Arm] = {}
             for arm in self.arms:
                 first.setdefault((id(arm.candidate), arm.folded), arm)
             self.arms = sorted(first.values(), key=lambda arm: arm.ops)[: max(FEWEST, int(most * 0.6))]
-        return max(1, min(TWIGS, (most - len(self.arms)) // BRANCHES))
+        return max(len(TWIGS), most - len(self.arms))
 
-    def _branch(self, slice_: float, twigs: int) -> None:
+    def _branch(self, effort: float, twigs: int) -> None:
         """More starts for the structures that did best."""
         self._rank()
         best: dict[tuple[int, bool], Arm] = {}
         for arm in self.arms:
             best.setdefault((id(arm.candidate), arm.folded), arm)
         earlier = self.arms
-        self.arms = [arm.again(k) for arm in list(best.values())[:BRANCHES] for k in range(twigs)]
-        self._all(self._begin, slice_ * len(self.arms))
+        share = min(1.0, twigs / sum(TWIGS))
+        self.arms = [
+            arm.again(k)
+            for arm, count in zip(best.values(), TWIGS, strict=False)
+            for k in range(max(1, round(share * count)))
+        ]
+        self._all(self._begin, effort)
         self.arms += earlier
 
     def _all(self, task: Callable[[Arm, int, float, Ints], None], effort: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ...partition.chain import Chain, Cuts, cut
+from ...partition.chain import Chain, Cuts, cut, lightest
 from ...plan import Pipeline, Problem
 from ...workload import SearchSpace
 from ..fit import limits
@@ -60,6 +60,22 @@ def balanced(chain: Chain, route: Order) -> Cuts | None:
     return tuple(cuts)
 
 
+def fitting(chain: Chain, route: Order, cuts: Cuts | None) -> Cuts | None:
+    """The cut, or one with more room where some device cannot hold its stages with one stash each."""
+    if cuts is None:
+        return None
+    table = chain.bytes(1, 0)
+    held: dict[int, float] = {}
+    for device, begin, end in zip(route, (0, *cuts), (*cuts, len(chain)), strict=True):
+        held[device] = held.get(device, 0.0) + float(table[begin, end])
+    if all(size <= chain.limit(device) for device, size in held.items()):
+        return cuts
+    share = len(held) / len(route)
+    found = cut(chain, route, [1] * len(route), buffers=0, share=share)
+    least = lightest(chain, route, [1] * len(route))
+    return found or (least[0] if least else cuts)
+
+
 def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[Order]) -> Iterator[Candidate]:
     """Candidates with one pipeline or two in opposite directions, stashes kept."""
     batches, layers = problem.workload.micro_batches, len(chain)
@@ -71,7 +87,7 @@ def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[
             if chunks * len(order) > layers:
                 break
             for route in routes(order, chunks) if len(order) > 1 else [order * chunks][: 1 if chunks == 1 else 0]:
-                cuts = balanced(chain, route)
+                cuts = fitting(chain, route, balanced(chain, route))
                 if cuts is None:
                     continue
                 stages = chain.stages(cuts)

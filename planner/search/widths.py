@@ -1,0 +1,248 @@
+"""Data parallelism: equal groups of devices run the same plan on their part of the micro-batches.
+
+One group is a smaller problem of its own, searched like any other; its best plan is then laid on all groups, completed
+with the reductions between them, and simulated as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..bounds.whole import load
+from ..errors import PlanError
+from ..lower import assemble
+from ..operations import Candidate, reduce_seconds, ship_target
+from ..plan import Op, Pipeline, Plan, Problem
+from ..workload import SearchSpace
+from .portfolio import Order, device_orders, own_orders
+from .session import Progress, Session
+
+WHOLE, QUICK = 0.8, 0.12
+"""Shares of the time left that the quick plans of all devices as one group, and of a width, may take."""
+IDLE = 1.5
+"""All devices as one group are tried last where their work alone takes so much longer than the best width may."""
+SMALL_REDUCTION = 0.05
+"""Replicas need not be near each other where their reductions take no more than this share of the step."""
+SHARES = (0.5, 0.6, 1.0)
+"""Shares of the effort left that the most promising widths get, one after the other."""
+HOPE = 0.5
+"""How much of the distance to its bound a width is trusted to make good."""
+Groups = tuple[tuple[int, ...], ...]
+"""Devices of every group, in the order of the one group that is searched."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What a search of one problem consists of: its bound in seconds, quick plans, and long work on them."""
+
+    bound: Callable[[Session], float]
+    first: Callable[[Session, list[Order]], None]
+    further: Callable[[Session, list[Order]], None]
+
+
+def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
+    """Every way to form equal groups: neighbours together, and, where there are several nodes, replicas together.
+
+    Groups are equal when their devices are of the same kinds, and lie in nodes in the same way. None where at most
+    two pipelines are allowed: these are for the two directions.
+    """
+    devices = len(problem.cluster)
+    allowed = space.pipelines if space.pipelines is not None else (1 if space.schedule != "search" else devices)
+    most = min(problem.workload.micro_batches, devices, allowed if allowed > 2 else 1)
+    for width in range(2, most + 1):
+        size = devices // width
+        if devices % width or size > len(problem.model.layers):
+            continue
+        near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
+        far = tuple(tuple(range(g, devices, width)) for g in range(width))
+        equal = [g for g in dict.fromkeys((near, far)) if len({_kind_of(problem, group) for group in g}) == 1]
+        yield from equal[:1] if equal and _cheap(problem, equal[0]) else equal
+
+
+def _cheap(problem: Problem, groups: Groups) -> bool:
+    """Whether reducing the gradients of equal stages between these groups takes little of the step."""
+    layers, size = problem.model.layers, len(groups[0])
+    members = tuple(group[-1] for group in groups)
+    gradients = problem.workload.gradient_bytes(sum(x.parameter_bytes for x in layers)) // size
+    return sum(reduce_seconds(problem.cluster, members, gradients)) <= SMALL_REDUCTION * load(problem)
+
+
+def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
+    """What makes two groups equal: kinds of devices and nodes, and which devices share a node."""
+    cluster, nodes = problem.cluster, dict[int, int]()
+    found: list[object] = []
+    for d in group:
+        node = cluster.devices[d].node
+        found.append((replace(cluster.node_groups[node], count=1), nodes.setdefault(node, len(nodes))))
+    return tuple(found)
+
+
+@dataclass
+class Width:
+    """One way to form groups and the search on one of them; `groups` of one: the problem itself."""
+
+    session: Session
+    groups: Groups
+    orders: list[Order]
+    laid_s: float = math.inf
+    ended: bool = False
+
+    @property
+    def guess_s(self) -> float:
+        """What this width may come to: part of the way from its best plan to its bound."""
+        return self.laid_s - HOPE * max(0.0, self.laid_s - self.session.bound_s)
+
+
+def search_widths(session: Session, orders: list[Order], ways: list[Groups], phases: Phases) -> None:
+    """Quick plans for every width, then long work on the most promising ones; offers what they find.
+
+    Sets session.widths_s: no plan of equal groups takes less whose groups lie in the shapes searched exactly.
+    """
+    problem = session.problem
+    one = (tuple(range(len(problem.cluster))),)
+    whole = Width(session, one, orders)
+    ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
+    # all devices as one group come first, unless most of them would have nothing to do
+    idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
+    if not idle:
+        _run(session, whole, phases.first, WHOLE, 0.0)
+    every = [_width(session, groups, phases) for groups in ways] + [whole]
+    _bound_widths(session, whole, every)
+    for width in every if idle else every[:-1]:
+        if session.over:
+            break
+        if _open(session, width) and _alone_s(problem, width.groups) < session.best_s:
+            _run(session, width, phases.first, WHOLE if width is whole else QUICK, 0.0)
+            _bound_widths(session, whole, every)
+    for share in SHARES:
+        hopeful = [width for width in every if not width.ended and _open(session, width)]
+        if session.over or not hopeful:
+            break
+        chosen = min(hopeful, key=lambda width: width.guess_s)
+        chosen.ended = True
+        share = 1.0 if len(hopeful) == 1 else share
+        _run(session, chosen, phases.further, share, share)
+        _bound_widths(session, whole, every)
+
+
+def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:
+    session.widths_s = min(
+        (max(w.session.bound_s, w.session.shapes_s) for w in every if w is not whole), default=math.inf
+    )
+
+
+def _open(session: Session, width: Width) -> bool:
+    """Whether plans of this width may still be the best."""
+    return max(width.session.bound_s, width.session.shapes_s) < session.best_s * (1 - 1e-9)
+
+
+def _width(session: Session, groups: Groups, phases: Phases) -> Width:
+    """A search of one group: the one with most micro-batches."""
+    problem, most = session.problem, session.space.pipelines
+    batches = -(-problem.workload.micro_batches // len(groups))
+    small = Problem(problem.model, problem.cluster.part(groups[0]), replace(problem.workload, micro_batches=batches))
+    space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)))
+
+    def heard(event: Progress) -> None:
+        session.report(f"{event.phase}, {len(groups)} replicas")
+
+    inner = Session(
+        small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
+        session.started,
+    )  # fmt: skip
+    inner.bound_s = phases.bound(inner)
+    return Width(inner, groups, device_orders(small, inner.stages))
+
+
+def _run(
+    session: Session, width: Width, phase: Callable[[Session, list[Order]], None], share: float, effort: float
+) -> None:
+    """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
+    inner = width.session
+    with session.part(inner, share, effort):
+        phase(inner, width.orders)
+    if inner is session:
+        width.laid_s = session.best_s
+    elif inner.best is not None and inner.best_s < session.best_s:
+        found = laid(session.problem, width.groups, inner.best)
+        most = session.space.pipelines
+        if found is not None and most is not None and len({p.forward for p in found.pipelines}) > most:
+            return
+        if found is not None and found.forecast is not None and session.offer(found, found.provenance.source):
+            width.laid_s = found.forecast.step_s
+
+
+# ------------------------------------------------------------------ guesses
+
+
+def _expected_s(problem: Problem, groups: Groups) -> float:
+    """Seconds of 1F1B on equal stages: which width to try first."""
+    batches, devices = -(-problem.workload.micro_batches // len(groups)), _used(problem, groups)
+    return _alone_s(problem, groups) * (1 + (devices - 1) / batches)
+
+
+def _alone_s(problem: Problem, groups: Groups) -> float:
+    """What the work of the busiest group takes at the least on as many devices as it can use."""
+    speeds = sorted((problem.cluster.devices[d].kind.speed for d in groups[0]), reverse=True)
+    work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers)
+    return -(-problem.workload.micro_batches // len(groups)) * work / sum(speeds[: _used(problem, groups)])
+
+
+def _used(problem: Problem, groups: Groups) -> int:
+    return min(len(groups[0]), len(problem.model.layers))
+
+
+# ------------------------------------------------------------------ laying out
+
+
+def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
+    """A plan of one group on all of them, micro-batches dealt out in turns; None where it does not run."""
+    width, batches = len(groups), problem.workload.micro_batches
+    pipelines: list[Pipeline] = []
+    stash: list[tuple[str, ...]] = []
+    orders: list[list[Op]] = [[] for _ in problem.cluster.devices]
+    compute = own_orders(plan)
+    for g, devices in enumerate(groups):
+        for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
+            mine = tuple(g + width * m for m in pipeline.micro_batches if g + width * m < batches)
+            if mine:
+                pipelines.append(
+                    Pipeline(
+                        tuple(devices[d] for d in pipeline.forward), tuple(devices[d] for d in pipeline.backward), mine
+                    )
+                )
+                stash.append(tuple(_moved(policy, devices) for policy in row))
+        for d, order in zip(devices, compute, strict=True):
+            orders[d] = [
+                op._replace(micro_batch=g + width * op.micro_batch)
+                for op in order
+                if g + width * op.micro_batch < batches
+            ]
+    try:
+        candidate = Candidate(problem, plan.stages, tuple(pipelines), tuple(stash))
+        return assemble(candidate, orders, f"{plan.provenance.source}, {width} replicas")
+    except PlanError:
+        return None
+
+
+def _moved(policy: str, devices: tuple[int, ...]) -> str:
+    target = ship_target(policy)
+    return policy if target is None else f"ship>{devices[target]}"
+
+
+# ------------------------------------------------------------------ recognition
+
+
+def parts(plan: Plan, groups: Groups) -> list[Plan] | None:
+    """The plan's routes group by group, in the numbers of one group's devices; None where a route leaves its group."""
+    home = {d: (g, k) for g, devices in enumerate(groups) for k, d in enumerate(devices)}
+    found: dict[int, list[Pipeline]] = {}
+    for pipeline in plan.pipelines:
+        members = {home[d][0] for d in (*pipeline.forward, *pipeline.backward)}
+        if len(members) != 1:
+            return None
+        local = (tuple(home[d][1] for d in route) for route in (pipeline.forward, pipeline.backward))
+        found.setdefault(members.pop(), []).append(Pipeline(*local, pipeline.micro_batches))
+    return [replace(plan, pipelines=tuple(pipelines)) for pipelines in found.values()]

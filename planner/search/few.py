@@ -87,8 +87,7 @@ def _repeat(session: Session, candidate: Candidate, listed: object) -> None:
         session.problem,
         candidate.stages,
         tuple(
-            Pipeline(p.forward, p.backward, tuple(range(k, batches, count)))
-            for k, p in enumerate(candidate.pipelines)
+            Pipeline(p.forward, p.backward, tuple(range(k, batches, count))) for k, p in enumerate(candidate.pipelines)
         ),
         candidate.stash,
     )

@@ -51,6 +51,9 @@ def improve(session: Session, orders: list[Order]) -> None:
     fixed = session.deterministic_limit is not None
     if hunt.solvable:
         _hunt(hunt, _budget(session, exact))
+    if session.only_apart and not _done(session):  # races and windows know one device a stage
+        _hunt(hunt, _budget(session, 1 - exact if fixed else 1.0))
+        return
     if not _done(session):
         budget = _budget(session, annealing if fixed else annealing / (1 - exact))
         arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)

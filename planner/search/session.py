@@ -46,7 +46,7 @@ class Session:
     bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
     widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
-    device each. tried: plans with two devices had their turn.
+    device each.
     """
 
     problem: Problem
@@ -63,7 +63,6 @@ class Session:
     widths_s: float = math.inf
     hopeless: bool = False
     together_s: float = 0.0
-    tried: bool = False
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -97,12 +96,13 @@ class Session:
 
     @property
     def proven(self) -> bool:
-        """Whether no plan of the shapes searched is shorter than the best.
+        """Whether no plan of the shapes searched is shorter than the best."""
+        return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
 
-        Or none whose stages have one device each, when others had their turn.
-        """
-        settled = self.tried and self.together_s > 0 and abs(self.best_s / self.together_s - 1) <= PROVEN
-        return settled or self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
+    @property
+    def only_apart(self) -> bool:
+        """Whether only plans with two devices a stage can still be shorter than the best."""
+        return self.apart and 0 < self.best_s <= self.together_s * (1 + PROVEN)
 
     @contextmanager
     def part(self, inner: Session, time_share: float, effort_share: float | None = None) -> Iterator[None]:

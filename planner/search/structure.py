@@ -194,7 +194,6 @@ class Hunt:
             self._solve(node, deadline, allowed - self.effort)
             self._update()
             session.report("exact search")
-        session.tried = True
 
     def _next(self) -> Open | None:
         """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ..bounds.whole import load
-from ..errors import PlanError
+from ..bounds.whole import any_plan, load
+from ..errors import PlanError, ScheduleError
 from ..lower import assemble
 from ..operations import Candidate, reduce_seconds, ship_target
 from ..plan import Op, Pipeline, Plan, Problem
@@ -108,7 +108,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
     if not idle:
         _run(session, whole, phases.first, WHOLE, 0.0)
-    every = [_width(session, groups, phases) for groups in ways] + [whole]
+    every = [_width(session, groups) for groups in ways] + [whole]
     _bound_widths(session, whole, every)
     for width in every if idle else every[:-1]:
         if session.over:
@@ -122,6 +122,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             break
         chosen = min(hopeful, key=lambda width: width.guess_s)
         chosen.ended = True
+        if chosen is not whole:
+            chosen.session.bound_s = max(chosen.session.bound_s, phases.bound(chosen.session))
         share = 1.0 if len(hopeful) == 1 else share
         _run(session, chosen, phases.further, share, share)
         _bound_widths(session, whole, every)
@@ -138,7 +140,7 @@ def _open(session: Session, width: Width) -> bool:
     return max(width.session.bound_s, width.session.shapes_s) < session.best_s * (1 - 1e-9)
 
 
-def _width(session: Session, groups: Groups, phases: Phases) -> Width:
+def _width(session: Session, groups: Groups) -> Width:
     """A search of one group: the one with most micro-batches."""
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
@@ -152,7 +154,7 @@ def _width(session: Session, groups: Groups, phases: Phases) -> Width:
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
         session.started,
     )  # fmt: skip
-    inner.bound_s = phases.bound(inner)
+    inner.bound_s = any_plan(small, space.split_backward)
     return Width(inner, groups, device_orders(small, inner.stages))
 
 
@@ -162,7 +164,11 @@ def _run(
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner = width.session
     with session.part(inner, share, effort):
-        phase(inner, width.orders)
+        try:
+            phase(inner, width.orders)
+        except ScheduleError:  # a named schedule that does not exist for one group
+            if inner is session:
+                raise
     if inner is session:
         width.laid_s = session.best_s
     elif inner.best is not None and inner.best_s < session.best_s:
@@ -243,6 +249,6 @@ def parts(plan: Plan, groups: Groups) -> list[Plan] | None:
         members = {home[d][0] for d in (*pipeline.forward, *pipeline.backward)}
         if len(members) != 1:
             return None
-        local = (tuple(home[d][1] for d in route) for route in (pipeline.forward, pipeline.backward))
-        found.setdefault(members.pop(), []).append(Pipeline(*local, pipeline.micro_batches))
+        forward, backward = (tuple(home[d][1] for d in route) for route in (pipeline.forward, pipeline.backward))
+        found.setdefault(members.pop(), []).append(Pipeline(forward, backward, pipeline.micro_batches))
     return [replace(plan, pipelines=tuple(pipelines)) for pipelines in found.values()]

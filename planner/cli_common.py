@@ -13,6 +13,7 @@ import click
 
 from .cluster import Cluster
 from .errors import InputError
+from .formats import load_model as load_model_file
 from .model_graph import ModelGraph
 from .presets import PRESETS
 from .units import parse_bytes
@@ -150,9 +151,9 @@ def problem_options(command: _Command) -> _Command:
 
 
 def load_model(name: str, profile: Profiler | None) -> ModelGraph:
-    """The model of a model.json, or of a name, which is profiled first. Raises InputError."""
+    """The model of a model.json or a published file, or of a name, which is profiled first. Raises InputError."""
     if name.endswith(".json") or Path(name).is_file():
-        return ModelGraph.load(name)
+        return load_model_file(name)
     if "/" in name and ":" not in name:
         raise InputError(f"cannot read {name}: no such file")
     if profile is None:

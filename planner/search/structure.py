@@ -28,6 +28,8 @@ MOST_OPS = 2400
 _CLOSE = 1e-9
 _FIRST_SLICE = 0.5
 _FIRST_APART = 4 * _FIRST_SLICE
+_WITHOUT = 4
+"""How much more effort models with open devices get that leave shipping there and back out: they are far smaller."""
 _SLOWER = 4
 """Models with open devices take about so many seconds for one of deterministic time."""
 
@@ -36,13 +38,13 @@ _SLOWER = 4
 class Open:
     """A candidate not yet decided: its bound in seconds, and the deterministic time of its next solve.
 
-    apart: its stages choose their devices.
+    fates: where its stages choose their devices, what may happen to their stashes.
     """
 
     bound_s: float
     number: int
     candidate: Candidate = field(compare=False)
-    apart: bool = field(compare=False, default=False)
+    fates: frozenset[str] = field(compare=False, default=frozenset())
     effort: float = field(compare=False, default=_FIRST_SLICE)
 
 
@@ -140,8 +142,9 @@ class Hunt:
         heapq.heapify(self.heap)
         self.fates = apart_space.fates(session.problem, session.space)
         self.apart = [
-            Open(session.bound_s, number, candidate, True, _FIRST_APART)
+            Open(session.bound_s, number, candidate, fates, _FIRST_APART)
             for number, candidate in enumerate(apart_candidates(session))
+            for fates in dict.fromkeys((self.fates - {apart_space.SHIP}, self.fates))
         ]
         self.closed_s = self.closed_apart_s = math.inf
         self.effort = 0.0
@@ -159,7 +162,9 @@ class Hunt:
     @property
     def _nearest_s(self) -> float:
         """The smallest bound of all candidates."""
-        return min([self._together_s, self.closed_apart_s, *(node.bound_s for node in self.apart)])
+        return min(
+            [self._together_s, self.closed_apart_s, *(node.bound_s for node in self.apart if node.fates == self.fates)]
+        )
 
     def _update(self) -> None:
         if not self.complete:
@@ -200,17 +205,21 @@ class Hunt:
         below = self.session.best_s * (1 - _CLOSE)
         first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
         turns = [node for node in self.apart if node.bound_s < below]
-        if turns and (first is None or min(node.effort for node in turns) <= first.effort):
-            node = min(turns, key=lambda node: (node.effort, node.bound_s, node.number))
+        if turns and (first is None or min(map(self._turn, turns)) <= first.effort):
+            node = min(turns, key=lambda node: (self._turn(node), node.bound_s, node.number))
             self.apart.remove(node)
             return node
         return None if first is None else heapq.heappop(self.heap)
+
+    def _turn(self, node: Open) -> float:
+        return node.effort if node.fates == self.fates else node.effort / _WITHOUT
 
     def _solve(self, node: Open, deadline: float, allowed: float) -> None:
         session = self.session
         slice_ = min(node.effort, allowed)
         workers = 1 if node.effort == _FIRST_SLICE else session.workers
-        seconds = min(deadline - time.monotonic(), session.remaining_s)
+        began = time.monotonic()
+        seconds = min(deadline - began, session.remaining_s)
         effort = Effort(seconds, slice_, workers, session.seed)
         others = self._nearest_s
 
@@ -218,8 +227,8 @@ class Hunt:
             known = min(others, max(node.bound_s, bound_s)) if self.complete else 0.0
             session.report("exact search", known if math.isfinite(known) else None)
 
-        if node.apart:
-            found = self._solve_apart(node, effort, report)
+        if node.fates:
+            found = self._solve_apart(node, effort, report if node.fates == self.fates else None)
         else:
             found = solve(
                 node.candidate, effort, session.best_s, session.best, report,
@@ -229,32 +238,28 @@ class Hunt:
         session.interrupted |= found.interrupted
         if found.plan is not None:
             session.offer(found.plan, "exact search")
-        self._file(node, found, found.effort < 0.9 * slice_ and time.monotonic() < deadline)
+        self._file(node, found, found.effort < 0.9 * slice_ and time.monotonic() - began < 0.9 * seconds)
 
-    def _solve_apart(self, node: Open, effort: Effort, report: Report) -> Found:
-        """As `solve`; first without shipping there and back, which finds good plans sooner."""
-        first = node.effort == _FIRST_APART
+    def _solve_apart(self, node: Open, effort: Effort, report: Report | None) -> Found:
+        """As `solve`, for a candidate whose stages choose their devices."""
         found = solve_apart(
-            node.candidate, replace(effort, deterministic=effort.deterministic / _SLOWER), self.session.best_s,
-            None if first else report, split=self.session.space.split_backward,
-            policies=self.fates - {apart_space.SHIP} if first else self.fates, lower_s=node.bound_s,
+            node.candidate, replace(effort, deterministic=effort.deterministic / _SLOWER), self.session.best_s, report,
+            split=self.session.space.split_backward, policies=node.fates, lower_s=node.bound_s,
         )  # fmt: skip
-        if first:
-            found = replace(found, bound_s=0.0, closed=False)
         return replace(found, effort=found.effort * _SLOWER)
 
     def _file(self, node: Open, found: Found, ended: bool) -> None:
         """Closes the candidate, or puts it back with its new bound and more effort. `ended`: before its effort did."""
         node.bound_s = max(node.bound_s, found.bound_s)
-        finished = ended and not found.interrupted and not (node.apart and node.effort == _FIRST_APART)
+        finished = ended and not found.interrupted
         if found.closed or finished:
-            if node.apart:
+            if node.fates == self.fates:
                 self.closed_apart_s = min(self.closed_apart_s, node.bound_s)
-            else:
+            elif not node.fates:
                 self.closed_s = min(self.closed_s, node.bound_s)
             return
         node.effort *= 4
-        if node.apart:
+        if node.fates:
             self.apart.append(node)
         else:
             heapq.heappush(self.heap, node)

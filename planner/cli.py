@@ -54,6 +54,7 @@ Examples:
     help="The search, or a named schedule on its best partition: see below.",
 )
 @click.option("--asynchronous", metavar="METHOD", help="Training without a flush (does not exist yet).")
+@click.option("--explain", is_flag=True, help="Also say what was looked at, what was left out, and why.")
 @click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success.")
 @click.pass_context
 def plan(
@@ -65,6 +66,7 @@ def plan(
     asynchronous: str | None,
     output: Path | None,
     as_json: bool,
+    explain: bool,
     **options: Any,
 ) -> None:
     """Search for the fastest plan for MODEL that fits the memory of every device.
@@ -90,7 +92,7 @@ def plan(
             on_progress=progress,
             **effort_options(options),
         )
-    _report(result, output, as_json, time.monotonic() - started)
+    _report(result, output, as_json, explain, time.monotonic() - started)
 
 
 def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
@@ -130,20 +132,24 @@ def check_schedule(name: str) -> None:
 # ---------------------------------------------------------------- the answer
 
 
-def _report(result: Result, output: Path | None, as_json: bool, seconds: float) -> None:
+def _report(result: Result, output: Path | None, as_json: bool, explain: bool, seconds: float) -> None:
     """Prints the answer and writes the plan; exit code 1 when there is none."""
     made = result.plan
     if made is not None and made.forecast is not None and result.status in ("optimal", "feasible"):
         if output is not None:
             save_plan(made, output)
         if as_json:
-            print_json(_summary(result, made.forecast, seconds, output))
+            print_json(_summary(result, made.forecast, seconds, output) | _explained(result, explain))
         else:
             _print_plan(made, made.forecast, output)
+            if explain:
+                _print_considered(result)
         return
     if as_json:
         lacking = [asdict(shortage) for shortage in result.violations]
-        print_json(_summary(result, None, seconds, None) | {"violations": lacking})
+        print_json(_summary(result, None, seconds, None) | {"violations": lacking} | _explained(result, explain))
+    elif explain:
+        _print_considered(result)
     click.echo(f"contraflow: {result.status}: {_why(result)}", err=True)
     stop(1)
 
@@ -158,6 +164,18 @@ def _summary(result: Result, forecast: Forecast | None, seconds: float, output: 
         "seconds": seconds,
         "plan": None if output is None else str(output),
     }
+
+
+def _explained(result: Result, explain: bool) -> dict[str, Any]:
+    return {"considered": [asdict(part) for part in result.considered]} if explain else {}
+
+
+def _print_considered(result: Result) -> None:
+    """What was looked at: least bound, best step, outcome."""
+    click.echo("considered (bound s, best s):")
+    for part in result.considered:
+        step = "-" if part.step_s is None else f"{part.step_s:.6g}"
+        click.echo(f"  {part.bound_s:<10.6g} {step:<10} {part.what}: {part.outcome}")
 
 
 def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:

@@ -31,7 +31,7 @@ PROBLEM_OPTIONS = {
     "--seed", "--workers", "--json",
 }  # fmt: skip
 OPTIONS: dict[str, set[str]] = {
-    "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--output", "-o"},
+    "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--explain", "--output", "-o"},
     "compare": PROBLEM_OPTIONS,
     "check": {"--json"},
     "show": {"--as", "--output", "-o", "--json"},

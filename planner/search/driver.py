@@ -21,6 +21,7 @@ from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
+from .considered import Considered
 from .few import smaller, take_over
 from .fit import Shortage, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
@@ -65,6 +66,7 @@ class Result:
         bound_s: no plan of provenance.space takes less (seconds); never above the plan's step.
         gap: step_s / bound_s - 1; None without a plan.
         violations: without a plan, what the least bad one lacks on every device.
+        considered: what was looked at, left out, and why.
     """
 
     status: str
@@ -72,6 +74,7 @@ class Result:
     bound_s: float = 0.0
     gap: float | None = None
     violations: tuple[Shortage, ...] = ()
+    considered: tuple[Considered, ...] = ()
 
 
 def plan(
@@ -136,12 +139,12 @@ def _quick(session: Session, orders: list[Order]) -> None:
             _quick(session.few, orders)
             take_over(session, session.few, orders)
     else:
-        for step in (run_lightest, run_named, run_capped, run_remade) if searching else (run_named,):
+        steps = (run_lightest, run_sparing, run_named, run_capped, run_remade)
+        for step in steps if searching else (run_named,):
             for order in orders:
                 step(session, order)
     for order in orders if searching else ():
-        if session.best is None:
-            run_sparing(session, order)
+        run_sparing(session, order)
 
 
 def _long(session: Session, orders: list[Order]) -> None:
@@ -185,7 +188,22 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         seconds=time.monotonic() - session.started,
         space=space,
     )
-    return Result(status, joined(replace(session.best, forecast=forecast, provenance=made)), bound_s, gap)
+    answer = joined(replace(session.best, forecast=forecast, provenance=made))
+    return Result(status, answer, bound_s, gap, considered=_considered(session))
+
+
+def _considered(session: Session) -> tuple[Considered, ...]:
+    """The named schedules that were simulated, then everything else."""
+    fit = [found for found in session.seen if not lacking(found)]
+    named = Considered(
+        f"named schedules on their best cuts: {len(session.seen)} simulated, {len(fit)} fit",
+        session.bound_s,
+        min((found.forecast.step_s for found in fit), default=None),
+        "simulated",
+    )
+    few = () if session.few is None else session.few.ledger.settled(session.few.best_s)
+    parts = [replace(part, what=f"few micro-batches: {part.what}") for part in few]
+    return (named, *parts, *session.ledger.settled(session.best_s))
 
 
 def joined(plan: Plan) -> Plan:
@@ -257,10 +275,10 @@ def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
 def _no_plan(session: Session, orders: list[Order]) -> Result:
     """Infeasible where proven, with what the least bad plan lacks; else unknown."""
     least = _least_bad(session, orders)
-    lacking = shortages(least) if least is not None else ()
-    proven = (math.isinf(session.bound_s) or _proven_infeasible(session, orders)) and bool(lacking)
+    short = shortages(least) if least is not None else ()
+    proven = (math.isinf(session.bound_s) or _proven_infeasible(session, orders)) and bool(short)
     bound_s = session.bound_s if math.isfinite(session.bound_s) else bounds.any_plan(session.problem)
-    return Result("infeasible" if proven else "unknown", None, bound_s, None, lacking)
+    return Result("infeasible" if proven else "unknown", None, bound_s, None, short, _considered(session))
 
 
 def _least_bad(session: Session, orders: list[Order]) -> Plan | None:

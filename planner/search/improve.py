@@ -47,6 +47,13 @@ def improve(session: Session, orders: list[Order]) -> None:
     """Improves session.best until nothing searched can be better, or time or effort is used up."""
     hunt = Hunt(session, orders)
     session.report("exact search")
+    try:
+        _improve(session, orders, hunt)
+    finally:
+        hunt.note()
+
+
+def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     exact, annealing, windows = (SMALL_SHARES if hunt.ops <= SMALL else SHARES) if hunt.solvable else LARGE_SHARES
     fixed = session.deterministic_limit is not None
     if hunt.solvable:

@@ -13,6 +13,7 @@ from ..partition.chain import Chain
 from ..plan import Plan, Problem
 from ..workload import SearchSpace
 from .apart_space import pays, searchable
+from .considered import Ledger
 from .fit import fits, lacking
 
 MOST_REMEMBERED = 50_000
@@ -69,6 +70,7 @@ class Session:
         self.chain = Chain.of(self.problem)
         self.seen: list[Assembled] = []
         self.few: Session | None = None
+        self.ledger = Ledger()
         searching = self.space.schedule == "search"
         self.apart = searching and pays(self.problem, self.space) and searchable(self.problem)
 

@@ -15,19 +15,19 @@ from .session import Session
 
 
 def run_sparing(session: Session, order: Order) -> None:
-    """Offers the first plan of one micro-batch at a time that fits: routes with few stages and kept stashes first.
+    """Where there is no plan yet, offers the first one that fits: routes with few stages and kept stashes first.
 
     Each is tried with two micro-batches, which need as much memory as any number, before all are placed.
     """
     for candidate in _candidates(session, order):
-        if session.over:
+        if session.over or session.best is not None:
             return
         few = _plan(session, resized(candidate, min(2, session.problem.workload.micro_batches)))
         if few is None or not fits(few):
             continue
         found = _plan(session, candidate)
-        if found is not None and session.offer(found, "one in flight"):
-            return
+        if found is not None:
+            session.offer(found, "one in flight")
 
 
 def _candidates(session: Session, order: Order) -> Iterator[Candidate]:

@@ -146,6 +146,7 @@ class Hunt:
             for number, candidate in enumerate(apart_candidates(session))
             for fates in dict.fromkeys((self.fates - {apart_space.SHIP}, self.fates))
         ]
+        self.count = len(self.heap) + len(self.apart)
         self.closed_s = self.closed_apart_s = math.inf
         self.effort = 0.0
         self._update()
@@ -187,6 +188,17 @@ class Hunt:
         """Whether the models are small enough to be built."""
         most = MOST_OPS if self.policies == {KEEP} else MOST_OPS // 3
         return self.ops <= most
+
+    def note(self) -> None:
+        """Says how many candidates there were and what became of them."""
+        if not self.solvable:
+            return
+        closed, left = self.count - len(self.heap) - len(self.apart), len(self.heap) + len(self.apart)
+        every = "all" if self.complete else "some"
+        what = f"exact search of {every} cuts and shapes: {closed} decided, {left} open"
+        self.session.ledger.note(
+            what, self._nearest_s if math.isfinite(self._nearest_s) else 0.0, None, "see the bound"
+        )
 
     def run(self, deadline: float, effort: float) -> None:
         """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up."""

@@ -127,6 +127,21 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         share = 1.0 if len(hopeful) == 1 else share
         _run(session, chosen, phases.further, share, share)
         _bound_widths(session, whole, every)
+    for width in every:
+        if width is not whole:
+            _note(session, width)
+
+
+def _note(session: Session, width: Width) -> None:
+    """What became of a width: its searches' notes, or why there were none."""
+    inner = width.session
+    what = f"{len(width.groups)} groups of {len(width.groups[0])}"
+    what += "" if width.groups[0][-1] - width.groups[0][0] < len(width.groups[0]) else ", replicas side by side"
+    bound_s, step_s = max(inner.bound_s, inner.shapes_s), None if inner.best is None else inner.best_s
+    tried = "searched" if width.ended else f"named schedules only ({len(inner.seen)} simulated)"
+    left_out = not width.ended and not _open(session, width)
+    session.ledger.note(what, bound_s, step_s, "" if left_out or not inner.seen else tried)
+    session.ledger.adopt(inner.ledger, what)
 
 
 def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:

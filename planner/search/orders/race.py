@@ -19,6 +19,7 @@ import numpy as np
 from ...errors import PlanError
 from ...lower import assemble
 from ...plan import Plan
+from ..considered import describe
 from ..fit import excess
 from ..session import PROVEN, Session
 from .arm import Arm
@@ -190,6 +191,9 @@ class Race:
 
     def _rank(self) -> None:
         """Arms with orders, by turns the best and the most promising; without those that cannot become the best."""
+        for arm in self.arms if self.offers else ():
+            step_s = None if arm.order is None else max(arm.seconds, arm.bound_s)
+            self.session.ledger.note(describe(arm.candidate), arm.bound_s, step_s)
         ranked = sorted((arm for arm in self.arms if arm.order is not None), key=lambda arm: arm.seconds)
         best_s = min(ranked[0].seconds, self.session.best_s if self.offers else NEVER) if ranked else NEVER
         hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - 1e-9)]

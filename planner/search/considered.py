@@ -1,0 +1,70 @@
+"""What a search looked at, for people who ask why: `contraflow plan --explain`, Result.considered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..operations import KEEP, Candidate
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A part of the space that was looked at.
+
+    Attributes:
+        what: in words: how many groups, stages a device, directions, what happens to stashes.
+        bound_s: no plan of this part takes less.
+        step_s: the best plan found in it, of one group where it is a part of groups; None without one.
+        outcome: what became of it.
+    """
+
+    what: str
+    bound_s: float
+    step_s: float | None
+    outcome: str
+
+
+class Ledger:
+    """Notes of one search; of one part, the best step and the least bound are kept."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Considered] = {}
+
+    def note(self, what: str, bound_s: float, step_s: float | None, outcome: str = "") -> None:
+        """Adds or updates a part; without an outcome, `settled` says how it compares with the best plan."""
+        old = self.parts.get(what)
+        if old is not None:
+            bound_s = min(bound_s, old.bound_s)
+            step_s = min((s for s in (step_s, old.step_s) if s is not None), default=None)
+        self.parts[what] = Considered(what, bound_s, step_s, outcome)
+
+    def adopt(self, other: Ledger, prefix: str) -> None:
+        """Takes over the notes of a search of a part."""
+        for part in other.parts.values():
+            self.note(f"{prefix}: {part.what}", part.bound_s, part.step_s, part.outcome)
+
+    def settled(self, best_s: float) -> tuple[Considered, ...]:
+        """All notes in order, each with an outcome."""
+        return tuple(
+            part if part.outcome else replace(part, outcome=_outcome(part, best_s)) for part in self.parts.values()
+        )
+
+
+def _outcome(part: Considered, best_s: float) -> str:
+    if part.bound_s >= best_s * (1 - 1e-9):
+        return "left out: cannot be shorter than the best plan"
+    return "no order found that fits" if part.step_s is None else "searched"
+
+
+def describe(candidate: Candidate) -> str:
+    """Stages a device, the route, the number of directions, and what happens to stashes."""
+    route = candidate.pipelines[0].forward
+    devices = len(dict.fromkeys(route))
+    chunks = len(route) // devices
+    way = ""
+    if chunks > 1:
+        way = ", round and round" if route[:devices] == route[devices : 2 * devices] else ", back and forth"
+    routes = len({(p.forward, p.backward) for p in candidate.pipelines})
+    fates = sorted({policy for row in candidate.stash for policy in row} - {KEEP})
+    stages = f"{chunks} stage{'s' if chunks > 1 else ''} a device{way}"
+    return f"{stages}, {routes} route{'s' if routes > 1 else ''}" + (f", some {' and '.join(fates)}" if fates else "")

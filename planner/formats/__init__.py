@@ -1,0 +1,61 @@
+"""Published files as models: PipeDream profiles, dnn-partitioning and Piper instances (docs/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..model_graph import ModelGraph
+from . import dnn_partitioning, pipedream, piper, reading
+from .dnn_partitioning import PlacementInstance
+from .pipedream import PipeDreamProfile
+from .piper import PiperInstance
+from .reading import FormatError
+
+Published = PipeDreamProfile | PlacementInstance | PiperInstance
+
+__all__ = ["FormatError", "PipeDreamProfile", "PiperInstance", "PlacementInstance", "Published", "load_model", "read"]
+
+
+def read(path: str | Path) -> Published:
+    """What a published file says, its format recognised by its content; raises FormatError, one line."""
+    text = reading.read_text(path)
+    if _profile(text):
+        return pipedream.load(path)
+    found = _published(reading.parse_json(text, str(path)), Path(path).stem)
+    if found is None:
+        raise FormatError(f"{path} is no PipeDream profile, dnn-partitioning or Piper instance")
+    return found
+
+
+def load_model(path: str | Path) -> ModelGraph:
+    """The model in a model.json or in a published file; raises InputError, one line."""
+    text = reading.read_text(path)
+    if _profile(text):
+        return pipedream.load(path).model
+    content = reading.parse_json(text, str(path))
+    found = _published(content, Path(path).stem)
+    return ModelGraph.from_dict(content) if found is None else found.model
+
+
+def _profile(text: str) -> bool:
+    return not text.lstrip().startswith(("{", "[")) and pipedream.looks_like(text)
+
+
+def _published(content: object, name: str) -> PlacementInstance | PiperInstance | None:
+    """The instance in a JSON file, None when it is neither format."""
+    if not isinstance(content, dict) or "format" in content or "layers" in content:
+        return None
+    if _has(content, {"maxFPGAs", "maxCPUs", "maxSizePerFPGA"}, {"fpgaLatency", "cpuLatency", "isBackwardNode"}):
+        return dnn_partitioning.parse(content, name)
+    if _has(content, {"maxDevices", "maxMemoryPerDevice", "mbsInBatch"}, {"TMPCs"}):
+        return piper.parse(content, name)
+    return None
+
+
+def _has(content: Mapping[str, Any], top: set[str], node: set[str]) -> bool:
+    """Does the file have a key of a format, at the top or in its first node?"""
+    nodes = content.get("nodes")
+    first = nodes[0] if isinstance(nodes, list) and nodes and isinstance(nodes[0], dict) else {}
+    return bool(top & content.keys() or node & first.keys())

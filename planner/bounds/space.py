@@ -53,6 +53,11 @@ def space(problem: Problem, space: SearchSpace) -> float:
     return max(least, low * (1 - _CLOSE))
 
 
+def possible(problem: Problem, space: SearchSpace) -> bool:
+    """Whether the devices can hold the parameters at all; False proves that nothing fits."""
+    return _possible(Layers(problem, space))
+
+
 def _possible(layers: Layers) -> bool:
     """Whether every layer's parameters and one stash fit some device, and all parameters all devices."""
     largest = layers.limits.max()

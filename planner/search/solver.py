@@ -67,6 +67,7 @@ class _Solve:
         parameters.catch_sigint_signal = False
         parameters.linearization_level = 0
         parameters.cp_model_probing_level = 0
+        parameters.presolve_inclusion_work_limit = 0  # it can call feasible models infeasible: or-tools issue 5293
         parameters.use_objective_lb_search = upward == (number == 0)
         self.solver.best_bound_callback = bounds
         self.status: list[object] = []

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from ..bounds.space import possible
 from ..bounds.whole import any_plan, load
 from ..errors import PlanError, ScheduleError
 from ..lower import assemble
@@ -91,7 +92,9 @@ class Width:
 
     @property
     def guess_s(self) -> float:
-        """What this width may come to: part of the way from its best plan to its bound."""
+        """What this width may come to: part of the way from its best plan to its bound; infinite without a plan."""
+        if math.isinf(self.laid_s):
+            return math.inf
         return self.laid_s - HOPE * max(0.0, self.laid_s - self.session.bound_s)
 
 
@@ -169,7 +172,7 @@ def _width(session: Session, groups: Groups) -> Width:
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
         session.started,
     )  # fmt: skip
-    inner.bound_s = any_plan(small, space.split_backward)
+    inner.bound_s = any_plan(small, space.split_backward) if possible(small, space) else math.inf
     return Width(inner, groups, device_orders(small, inner.stages))
 
 

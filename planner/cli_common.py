@@ -182,7 +182,7 @@ def check_devices(model: ModelGraph, cluster: Cluster) -> None:
         name = device.kind.name
         if name != model.device and PRESETS.get(name) == device.kind:
             raise InputError(
-                f"model {model.name!r} was measured on {model.device} but device {device.index} of the cluster "
+                f"model {model.name!r} has times of {model.device} but device {device.index} of the cluster "
                 f"is {name}; profile it there, or give the cluster's device a [devices] entry with its speed"
             )
 

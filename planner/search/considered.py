@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ..operations import KEEP, Candidate
@@ -51,6 +52,8 @@ class Ledger:
 
 
 def _outcome(part: Considered, best_s: float) -> str:
+    if math.isinf(part.bound_s):
+        return "left out: does not fit the memory"
     if part.bound_s >= best_s * (1 - 1e-9):
         return "left out: cannot be shorter than the best plan"
     return "no order found that fits" if part.step_s is None else "searched"

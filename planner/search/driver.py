@@ -6,11 +6,8 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ... import __version__
 from .. import bounds
-from ..bounds.layers import Layers
 from ..cluster import Cluster
 from ..errors import InputError, ModelError, WorkloadError
 from ..lower import Assembled, assembled
@@ -37,7 +34,7 @@ from .portfolio import (
     run_remade,
 )
 from .session import PROVEN, OnProgress, Progress, Session
-from .sparing import run_sparing
+from .sparing import overfull, run_sparing
 from .widths import Phases, parts, search_widths, splits
 
 FEW = 0.6
@@ -311,22 +308,11 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
     if session.space.schedule == "search":
         kept = not policies(session.problem, session.space)
         row = not session.apart and _overfull_in_a_row(session, orders)
-        return session.hopeless or (kept and (_overfull(session) or row))
+        return session.hopeless or (kept and (overfull(session) or row))
     if session.remaining_s <= 0:
         return False
     stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
     return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
-
-
-def _overfull(session: Session) -> bool:
-    """Whether one micro-batch's stashes, all kept at once where the layers are a chain, fit no placement of layers.
-
-    Where stages may have two devices, only all devices together count.
-    """
-    layers = Layers(session.problem, session.space)
-    need = np.sort(layers.static + layers.stash)
-    most = np.searchsorted(np.cumsum(need), layers.limits, "right").sum()
-    return layers.straight and bool(need.sum() > layers.limits.sum() or (not session.apart and most < len(need)))
 
 
 def _overfull_in_a_row(session: Session, orders: list[Order]) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from ..bounds.layers import Layers
 from ..errors import PlanError
 from ..lower import assemble
 from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
@@ -67,3 +70,14 @@ def _plan(session: Session, candidate: Candidate) -> Plan | None:
         return assemble(candidate, orders, "one in flight")
     except PlanError:
         return None
+
+
+def overfull(session: Session) -> bool:
+    """Whether one micro-batch's stashes, all kept at once where the layers are a chain, fit no placement of layers.
+
+    Where stages may have two devices, only all devices together count.
+    """
+    layers = Layers(session.problem, session.space)
+    need = np.sort(layers.static + layers.stash)
+    most = np.searchsorted(np.cumsum(need), layers.limits, "right").sum()
+    return layers.straight and bool(need.sum() > layers.limits.sum() or (not session.apart and most < len(need)))

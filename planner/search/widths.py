@@ -17,11 +17,15 @@ from ..lower import assemble
 from ..operations import Candidate, reduce_seconds, ship_target
 from ..plan import Op, Pipeline, Plan, Problem
 from ..workload import SearchSpace
+from .orders.shapes import policies
 from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
+from .sparing import overfull
 
 WHOLE, QUICK = 0.8, 0.12
 """Shares of the time left that the quick plans of all devices as one group, and of a width, may take."""
+CLOSELY = 2400
+"""F and B of a plan with one stage a device up to which every width gets the best bound there is."""
 IDLE = 1.5
 """All devices as one group are tried last where their work alone takes so much longer than the best width may."""
 SMALL_REDUCTION = 0.05
@@ -119,6 +123,11 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         if _open(session, width) and _alone_s(problem, width.groups) < session.best_s:
             _run(session, width, phases.first, WHOLE if width is whole else QUICK, 0.0)
             _bound_widths(session, whole, every)
+    if 2 * problem.workload.micro_batches * session.stages <= CLOSELY:
+        for width in every:
+            if width is not whole and not session.over and _open(session, width):
+                width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
+        _bound_widths(session, whole, every)
     for share in SHARES:
         hopeful = [width for width in every if not width.ended and _open(session, width)]
         if session.over or not hopeful:
@@ -172,7 +181,8 @@ def _width(session: Session, groups: Groups) -> Width:
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
         session.started,
     )  # fmt: skip
-    inner.bound_s = any_plan(small, space.split_backward) if possible(small, space) else math.inf
+    fits = possible(small, space) and not (not policies(small, space) and overfull(inner))
+    inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
     return Width(inner, groups, device_orders(small, inner.stages))
 
 

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-out
+# Processes that run tests side by side; the slowest tests bring threads of their own.
+JOBS ?= 2
 
 # The CPU build that CI uses; `pip install contraflow` alone takes the range in pyproject.toml.
 TORCH := torch==2.13.0
@@ -33,7 +35,7 @@ demo: $(VENV)/.installed
 	bash examples/demo.sh $(BIN) $(OUT)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ own best width; 7 planning end to end. Case 4, published graphs, is benchmarks/p
 
     python benchmarks/structure.py                 all of it: hours
     python benchmarks/structure.py --quick         small instances
-    python benchmarks/structure.py --case 3 --time-limit 60
+    python benchmarks/structure.py --case 6 --only "2048 nodes" --time-limit 60
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import search_cases
@@ -138,9 +139,9 @@ def uniform_named(case: Case) -> tuple[str, float] | None:
     return best
 
 
-def unequal(effort: Effort) -> Iterator[Row]:
+def unequal(only: str, effort: Effort) -> Iterator[Row]:
     """The search against the best named schedule on a uniform split; the goal is 10 % less."""
-    for case in cases.unequal():
+    for case in (case for case in cases.unequal() if only in case.name):
         row = Row(3, case.name, "its own")
         peer = uniform_named(case)
         if peer is not None:
@@ -162,9 +163,9 @@ def directions(found: Plan) -> str:
     return f"{len(groups)} groups of devices, {len(routes) // len(groups)} each"
 
 
-def mixes(effort: Effort) -> Iterator[Row]:
+def mixes(only: str, effort: Effort) -> Iterator[Row]:
     """What the search chooses when it may choose, against the best named schedule on any cut."""
-    for case in cases.mixes((4,) if effort.quick else (4, 8)):
+    for case in (case for case in cases.mixes((4,) if effort.quick else (4, 8)) if only in case.name):
         row = Row(5, case.name, case.limit)
         peer = best_named(case, effort)
         if peer is not None:
@@ -182,9 +183,11 @@ SCHEMES = {"gpipe": 1.42, "gems": 2.34, "1f1b": 1.38, "chimera": 1.0}
 """Schemes of the table, and how much longer than Chimera's their steps are at 2,048 nodes (published)."""
 
 
-def widths(effort: Effort) -> Iterator[Row]:
+def widths(only: str, effort: Effort) -> Iterator[Row]:
     """Steps of schemes at their own best width and micro-batch size, and of the search's choice."""
     for name, nodes, mini_batch, sizes in cases.evaluation(effort.quick):
+        if only not in f"{name} on {nodes} nodes":
+            continue
         models = {size: cases.analytic(name, size, cases.P100, "fp32") for size in sizes}
         steps: dict[str, float] = {}
         for scheme in (*SCHEMES, "search"):
@@ -237,9 +240,9 @@ def _shape(found: Plan) -> str:
 # ------------------------------------------------------------------ 7: end to end
 
 
-def giants(effort: Effort) -> Iterator[Row]:
+def giants(only: str, effort: Effort) -> Iterator[Row]:
     """Large models on many devices, from costs to a plan."""
-    for case in cases.giants(effort.quick):
+    for case in (case for case in cases.giants(effort.quick) if only in case.name):
         row = Row(7, case.name, case.limit)
         found = solve(case, effort, row)
         if found is not None:
@@ -250,9 +253,15 @@ def giants(effort: Effort) -> Iterator[Row]:
 # ------------------------------------------------------------------ all rows
 
 
-def rows(wanted: list[int], effort: Effort) -> Iterator[Row]:
-    """The rows of these cases."""
-    usual = {2: separate, 3: unequal, 5: mixes, 6: widths, 7: giants}
+def rows(wanted: list[int], only: str, effort: Effort) -> Iterator[Row]:
+    """The rows of these cases; in cases 3, 5, 6 and 7 those whose instances contain `only`."""
+    usual = {
+        2: separate,
+        3: partial(unequal, only),
+        5: partial(mixes, only),
+        6: partial(widths, only),
+        7: partial(giants, only),
+    }
     for number in wanted:
         if number == 1:
             yield from techniques(effort)
@@ -266,6 +275,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=int, nargs="+", choices=(1, 2, 3, 5, 6, 7), default=[1, 2, 3, 5, 6, 7])
+    parser.add_argument("--only", default="", help="instances of cases 3, 5, 6 and 7 that contain this text")
     parser.add_argument("--time-limit", type=float, help="seconds a plan (60; quick: 5)")
     parser.add_argument("--named-limit", type=float, default=10, help="seconds a named schedule")
     parser.add_argument("--seed", type=int, default=0)
@@ -283,7 +293,7 @@ def main() -> int:
     effort = Effort(seconds, given.named_limit, given.seed, given.workers, given.quick, (1,), "cp-sat")
     warm()
     found: list[Row] = []
-    for row in rows(sorted(set(given.case)), effort):
+    for row in rows(sorted(set(given.case)), given.only, effort):
         found.append(row)
         print("  ".join(cells(row)), file=sys.stderr, flush=True)
         if given.json is not None:

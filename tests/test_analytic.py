@@ -227,7 +227,7 @@ def test_a_preset_profile_plans_for_that_preset_alone() -> None:
     assert sum(layer.parameter_bytes for layer in graph.layers) == 4 * 669_790_012
     clusters = [Cluster.from_dict({"nodes": [{"devices": 4, "device": name}]}) for name in ("P100-16GB", "V100-32GB")]
     check_devices(graph, clusters[0])
-    with pytest.raises(InputError, match=r"measured on P100-16GB but device 0 of the cluster is V100-32GB"):
+    with pytest.raises(InputError, match=r"times of P100-16GB but device 0 of the cluster is V100-32GB"):
         check_devices(graph, clusters[1])
 
 

@@ -32,7 +32,8 @@ def require_executable(plan: Plan) -> None:
     for index, pipeline in enumerate(plan.pipelines):
         if pipeline.forward != pipeline.backward:
             raise RunError(
-                f"pipeline {index}: separate forward and backward devices are not executed yet: plan with --no-separate-backward"
+                f"pipeline {index}: separate forward and backward devices are not executed yet: "
+                "plan with --no-separate-backward"
             )
     _require_chain(plan)
     violations = check(plan)

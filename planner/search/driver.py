@@ -308,7 +308,7 @@ def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
     if session.space.schedule == "search":
         kept = not policies(session.problem, session.space)
         row = not session.apart and _overfull_in_a_row(session, orders)
-        return session.hopeless or (kept and (overfull(session) or row))
+        return session.hopeless or overfull(session) or (kept and row)
     if session.remaining_s <= 0:
         return False
     stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}

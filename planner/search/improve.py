@@ -31,6 +31,7 @@ LARGE_SHARES = (0.0, 0.6, 0.4)
 MOST_POLISHED = 4
 MOST_WINDOW_OPS = 5000
 _OPS_IN_WINDOW = 110
+_AGAIN = 64
 _WINDOW, _FIXED_WINDOW = 3.0, 0.5
 """Seconds of a window; where effort is limited, its deterministic time, and no seconds."""
 
@@ -63,7 +64,8 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
         return
     if not _done(session):
         budget = _budget(session, annealing if fixed else annealing / (1 - exact))
-        arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
+        seconds = budget.deadline - time.monotonic()
+        arms = search_orders(session, orders, seconds, budget.effort, _AGAIN * session.rounds)
         rest = windows if fixed else windows / (1 - exact - annealing)
         _polish(session, _entries(session, arms), _budget(session, rest))
     if hunt.solvable and not _done(session):
@@ -71,7 +73,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     number = 0
     while not fixed and not _done(session):
         before, number = session.remaining_s, number + 1
-        arms = search_orders(session, orders, 0.6 * before, math.inf, number)
+        arms = search_orders(session, orders, 0.6 * before, math.inf, _AGAIN * session.rounds + number)
         _polish(session, _entries(session, arms), _budget(session, 1.0))
         if session.remaining_s > before - 0.1:
             return

@@ -71,6 +71,7 @@ class Session:
         self.seen: list[Assembled] = []
         self.few: Session | None = None
         self.ledger = Ledger()
+        self.rounds = 0
         searching = self.space.schedule == "search"
         self.apart = searching and pays(self.problem, self.space) and searchable(self.problem)
 

@@ -16,6 +16,11 @@ from .fit import fits
 from .orders.shapes import MOST_CHUNKS, Order, balanced, policies, resized, routes
 from .session import Session
 
+MOST_SIZES = 24
+"""Layers of so many different sizes are packed at most."""
+ROOMY = 0.6
+"""Where the layers fill less of all limits, packing them is not tried."""
+
 
 def run_sparing(session: Session, order: Order) -> None:
     """Where there is no plan yet, offers the first one that fits: routes with few stages and kept stashes first.
@@ -73,11 +78,50 @@ def _plan(session: Session, candidate: Candidate) -> Plan | None:
 
 
 def overfull(session: Session) -> bool:
-    """Whether one micro-batch's stashes, all kept at once where the layers are a chain, fit no placement of layers.
+    """Whether the layers fit no placement, whatever the order; where they are a chain and stay on one device each.
 
-    Where stages may have two devices, only all devices together count.
+    A device holds the parameters of its layers, and the stash of a layer while it runs. If all stashes are kept, all
+    of one micro-batch are alive before its first backward. Where stages may have two devices, only the sum over all
+    devices counts.
     """
-    layers = Layers(session.problem, session.space)
-    need = np.sort(layers.static + layers.stash)
-    most = np.searchsorted(np.cumsum(need), layers.limits, "right").sum()
-    return layers.straight and bool(need.sum() > layers.limits.sum() or (not session.apart and most < len(need)))
+    layers, kept = Layers(session.problem, session.space), not policies(session.problem, session.space)
+    if not layers.straight:
+        return False
+    if session.apart:
+        return kept and bool((layers.static + layers.stash).sum() > layers.limits.sum())
+    return not _packs(layers, kept)
+
+
+def _packs(layers: Layers, kept: bool) -> bool:
+    """Whether layers can be packed into devices; by CP-SAT, and True where that is not decided."""
+    whole = layers.static + layers.stash
+    if (whole if kept else layers.static).sum() > layers.limits.sum():
+        return False
+    sizes, counts = np.unique(np.stack([layers.static, layers.stash]), axis=1, return_counts=True)
+    if len(counts) > MOST_SIZES or whole.sum() < ROOMY * layers.limits.sum():
+        return True
+    from ortools.sat.python import cp_model  # loaded when needed
+
+    model = cp_model.CpModel()
+    unit = max(
+        1, int(layers.limits.max()) >> 30
+    )  # sizes rounded down, limits up: what cannot be packed so cannot at all
+    static, stash = (sizes // unit).astype(int).tolist()
+    placed = [[model.new_int_var(0, int(n), "") for n in counts] for _ in layers.limits]
+    for k, n in enumerate(counts):
+        model.add(sum(row[k] for row in placed) == int(n))
+    for row, limit in zip(placed, layers.limits.tolist(), strict=True):
+        room = int(limit // unit) + 1
+        held = sum(size * x for size, x in zip(static, row, strict=True))
+        if kept:
+            model.add(held + sum(size * x for size, x in zip(stash, row, strict=True)) <= room)
+            continue
+        for size, x, n in zip(stash, row, counts, strict=True):
+            some = model.new_bool_var("")
+            model.add(x <= int(n) * some)
+            model.add(held + size * some <= room)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = 2.0
+    solver.parameters.presolve_inclusion_work_limit = 0
+    return bool(solver.solve(model) != cp_model.INFEASIBLE)

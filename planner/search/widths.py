@@ -17,7 +17,6 @@ from ..lower import assemble
 from ..operations import Candidate, reduce_seconds, ship_target
 from ..plan import Op, Pipeline, Plan, Problem
 from ..workload import SearchSpace
-from .orders.shapes import policies
 from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
 from .sparing import overfull
@@ -30,8 +29,8 @@ IDLE = 1.5
 """All devices as one group are tried last where their work alone takes so much longer than the best width may."""
 SMALL_REDUCTION = 0.05
 """Replicas need not be near each other where their reductions take no more than this share of the step."""
-SHARES = (0.5, 0.6, 1.0)
-"""Shares of the effort left that the most promising widths get, one after the other."""
+PROBED, PROBE = 3, 0.18
+"""How many of the most promising widths get which share of the effort left; then the best gets the rest."""
 HOPE = 0.5
 """How much of the distance to its bound a width is trusted to make good."""
 Groups = tuple[tuple[int, ...], ...]
@@ -128,17 +127,19 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for share in SHARES:
+    for _ in range(PROBED):
         hopeful = [width for width in every if not width.ended and _open(session, width)]
-        if session.over or not hopeful:
+        if session.over or len(hopeful) < 2:
             break
-        chosen = min(hopeful, key=lambda width: width.guess_s)
-        chosen.ended = True
-        if chosen is not whole:
-            chosen.session.bound_s = max(chosen.session.bound_s, phases.bound(chosen.session))
-        share = 1.0 if len(hopeful) == 1 else share
-        _run(session, chosen, phases.further, share, share)
+        _further(session, min(hopeful, key=lambda width: width.guess_s), phases, PROBE)
         _bound_widths(session, whole, every)
+    while not session.over and (hopeful := [width for width in every if _open(session, width)]):
+        before = session.remaining_s
+        fixed = session.deterministic_limit is not None
+        _further(session, min(hopeful, key=lambda width: (width.laid_s, width.guess_s)), phases, 1.0)
+        _bound_widths(session, whole, every)
+        if fixed or session.remaining_s > before - 0.1:
+            break
     for width in every:
         if width is not whole:
             _note(session, width)
@@ -154,6 +155,16 @@ def _note(session: Session, width: Width) -> None:
     left_out = not width.ended and not _open(session, width)
     session.ledger.note(what, bound_s, step_s, "" if left_out or not inner.seen else tried)
     session.ledger.adopt(inner.ledger, what)
+
+
+def _further(session: Session, width: Width, phases: Phases, share: float) -> None:
+    """Long work on a width; from the second time on with other random numbers."""
+    inner = width.session
+    if inner is not session:
+        inner.bound_s = max(inner.bound_s, phases.bound(inner))
+    inner.rounds += width.ended
+    width.ended = True
+    _run(session, width, phases.further, share, share)
 
 
 def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:
@@ -181,7 +192,7 @@ def _width(session: Session, groups: Groups) -> Width:
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
         session.started,
     )  # fmt: skip
-    fits = possible(small, space) and not (not policies(small, space) and overfull(inner))
+    fits = possible(small, space) and not overfull(inner)
     inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
     return Width(inner, groups, device_orders(small, inner.stages))
 

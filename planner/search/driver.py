@@ -109,7 +109,7 @@ def plan(
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     session.bound_s = _space_bound(session)
-    if math.isinf(session.bound_s):
+    if math.isinf(session.bound_s) or (session.space.schedule == "search" and overfull(session)):
         return
     if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)

@@ -122,6 +122,7 @@ def _packs(layers: Layers, kept: bool) -> bool:
             model.add(held + size * some <= room)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is for the search
     solver.parameters.max_deterministic_time = 2.0
     solver.parameters.presolve_inclusion_work_limit = 0
     return bool(solver.solve(model) != cp_model.INFEASIBLE)

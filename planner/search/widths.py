@@ -201,7 +201,7 @@ def _run(
     session: Session, width: Width, phase: Callable[[Session, list[Order]], None], share: float, effort: float
 ) -> None:
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
-    inner = width.session
+    inner, before_s = width.session, session.best_s
     with session.part(inner, share, effort):
         try:
             phase(inner, width.orders)
@@ -209,14 +209,18 @@ def _run(
             if inner is session:
                 raise
     if inner is session:
-        width.laid_s = session.best_s
-    elif inner.best is not None and inner.best_s < session.best_s:
-        found = laid(session.problem, width.groups, inner.best)
-        most = session.space.pipelines
-        if found is not None and most is not None and len({p.forward for p in found.pipelines}) > most:
-            return
-        if found is not None and found.forecast is not None and session.offer(found, found.provenance.source):
-            width.laid_s = found.forecast.step_s
+        width.laid_s = session.best_s if session.best_s < before_s else width.laid_s
+        return
+    width.laid_s = min(width.laid_s, inner.best_s)  # of one group: what it is on all of them, or a little less
+    if inner.best is None or inner.best_s >= session.best_s:
+        return
+    found, most = laid(session.problem, width.groups, inner.best), session.space.pipelines
+    if found is None or (most is not None and len({p.forward for p in found.pipelines}) > most):
+        width.laid_s = math.inf
+        return
+    assert found.forecast is not None
+    if session.offer(found, found.provenance.source):
+        width.laid_s = found.forecast.step_s
 
 
 # ------------------------------------------------------------------ guesses

@@ -12,20 +12,19 @@ pipelines in opposite directions; 4 stash decisions; 5 scale; 6 the integer prog
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import search_cases as cases
 from peers import zero_bubble_ilp
 from search_cases import Case
-from search_rows import GOOD, Effort, Row, cells, faults, named, solve, table, versus
+from search_rows import GOOD, Effort, Row, faults, named, print_rows, solve, versus
 
 from contraflow.planner import InputError, Plan, Progress, evaluate
 from contraflow.planner.lower import assemble
@@ -244,14 +243,7 @@ def main() -> int:
         seconds, given.named_limit, given.seed, given.workers, given.quick, tuple(given.pipelines), given.solver
     )
     warm()  # compiled once, cached on disk: not part of any row's seconds
-    found: list[Row] = []
-    for row in rows(sorted(set(given.case)), given.only, effort):
-        found.append(row)
-        print("  ".join(cells(row)), file=sys.stderr, flush=True)
-        if given.json is not None:
-            given.json.write_text(json.dumps([asdict(x) for x in found], indent=1))
-    print(table(found, given.markdown))
-    return 1 if any(row.faults for row in found) else 0
+    return print_rows(rows(sorted(set(given.case)), given.only, effort), given.markdown, given.json)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import search_cases as cases
 from search_cases import Case
@@ -212,3 +215,15 @@ def table(found: list[Row], markdown: bool) -> str:
         return "\n".join("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines)
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join("| " + " | ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)) + " |" for line in lines)
+
+
+def print_rows(rows: Iterable[Row], markdown: bool, target: Path | None) -> int:
+    """Prints rows as they come, on stderr, and the table in the end; also to a JSON file. 1 when a row has a fault."""
+    found: list[Row] = []
+    for row in rows:
+        found.append(row)
+        print("  ".join(cells(row)), file=sys.stderr, flush=True)
+        if target is not None:
+            target.write_text(json.dumps([asdict(x) for x in found], indent=1))
+    print(table(found, markdown))
+    return 1 if any(row.faults for row in found) else 0

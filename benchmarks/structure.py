@@ -13,18 +13,17 @@ own best width; 7 planning end to end. Case 4, published graphs, is benchmarks/p
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import search_cases
 import structure_cases as cases
 from search_cases import Case
-from search_rows import Effort, Row, best_named, cells, faults, named, solve, table
+from search_rows import Effort, Row, best_named, faults, named, print_rows, solve
 
 from contraflow.planner import Plan, SearchSpace, evaluate, plan
 from contraflow.planner.errors import InputError
@@ -292,14 +291,7 @@ def main() -> int:
     seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
     effort = Effort(seconds, given.named_limit, given.seed, given.workers, given.quick, (1,), "cp-sat")
     warm()
-    found: list[Row] = []
-    for row in rows(sorted(set(given.case)), given.only, effort):
-        found.append(row)
-        print("  ".join(cells(row)), file=sys.stderr, flush=True)
-        if given.json is not None:
-            given.json.write_text(json.dumps([asdict(x) for x in found], indent=1))
-    print(table(found, given.markdown))
-    return 1 if any(row.faults for row in found) else 0
+    return print_rows(rows(sorted(set(given.case)), given.only, effort), given.markdown, given.json)
 
 
 if __name__ == "__main__":

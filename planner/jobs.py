@@ -14,8 +14,9 @@ import numpy as np
 from .cluster import Cluster
 from .kernel import run_jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops
-from .operations import StageCosts, Structured, holders, reduce_seconds, ring, step_seconds
+from .operations import StageCosts, Structured, holders
 from .plan import RECEIVES, Kind, Op
+from .reductions import reduce_seconds, ring, step_seconds
 from .remember import PerObject
 
 

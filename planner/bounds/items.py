@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..cluster import Link
-from ..operations import Candidate, holders, static_bytes, step_seconds
+from ..operations import Candidate, holders, static_bytes
 from ..plan import Pipeline
+from ..reductions import step_seconds
 from .knapsack import Option
 from .times import Lag, Times, finishes, lags, message_cache
 

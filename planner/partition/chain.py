@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster import Cluster
-from ..operations import Candidate, StageCosts, static_bytes, step_seconds
+from ..operations import Candidate, StageCosts, static_bytes
 from ..plan import Pipeline, Problem
+from ..reductions import step_seconds
 
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..operations import OFFLOAD, RECOMPUTE, Candidate, step_seconds
+from ..operations import OFFLOAD, RECOMPUTE, Candidate
 from ..plan import Kind, Problem
+from ..reductions import step_seconds
 from .instance import (
     Rules,
     Stash,
@@ -103,8 +104,13 @@ def build_apart(
     unit = memory_unit([*(x for one in stash for x in one.all), *owned, *lent], free)
     cluster, devices = problem.cluster, range(len(problem.cluster))
 
+    longest = tick.down(horizon_s) + 1  # whatever takes more does not fit the horizon either
+
+    def down(pair: tuple[float, float]) -> tuple[int, int]:
+        return min(tick.down(pair[0]), longest), min(tick.down(pair[1]), longest)
+
     def hops(size: int) -> Hops:
-        return tuple(tuple(_down(tick, seconds.hop(a, b, size)) for b in devices) for a in devices)
+        return tuple(tuple(down(seconds.hop(a, b, size)) for b in devices) for a in devices)
 
     nothing: Hops = (((0, 0),) * len(devices),) * len(devices)
     stages = tuple(
@@ -117,7 +123,7 @@ def build_apart(
             lent[k] // unit,
             hops(int(costs.stash_bytes[k])),
             hops(int(costs.incoming_bytes[k])),
-            tuple(_down(tick, pair) for pair in seconds.copies(k)),
+            tuple(map(down, seconds.copies(k))),
             split[k],
         )
         for k in range(len(candidate.stages))
@@ -140,10 +146,6 @@ def build_apart(
 
 
 _BACK = (Kind.B, Kind.I, Kind.W)
-
-
-def _down(tick: Tick, pair: tuple[float, float]) -> tuple[int, int]:
-    return tick.down(pair[0]), tick.down(pair[1])
 
 
 class _Seconds:

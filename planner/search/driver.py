@@ -39,6 +39,7 @@ from .widths import Phases, parts, search_widths, splits
 
 FEW = 0.6
 """Share of the effort for the problem with few micro-batches, where there is one."""
+MOST_BYTES = 1 << 61
 SPACE = (
     "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
     "in opposite directions (on unequal devices also after sorting them), on all devices or alike on equal groups of "
@@ -333,6 +334,7 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
     assert isinstance(model, ModelGraph)
     assert isinstance(cluster, Cluster)
     assert isinstance(space, SearchSpace)
+    _validate_sizes(model, workload)
     if space.schedule != "search" and space.schedule not in SCHEDULES:
         raise WorkloadError(f"unknown schedule {space.schedule!r}; known: search, {', '.join(SCHEDULES)}")
     for device in cluster.devices:
@@ -341,6 +343,22 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
             raise ModelError(
                 f"the model was measured on {model.device!r}, device {device.index} is {name!r}: no conversion exists"
             )
+
+
+def _validate_sizes(model: ModelGraph, workload: object) -> None:
+    """Bytes are added up in 64-bit integers: parameters with all their state, and all stashes and messages."""
+    assert isinstance(workload, Workload)
+    total = sum(
+        x.parameter_bytes * 16
+        + workload.micro_batches
+        * (x.stash_bytes + x.weight_stash_bytes + 4 * x.output_bytes + (x.input_bytes or 0) + 2 * x.buffer_bytes)
+        + x.workspace_bytes
+        for x in model.layers
+    )
+    if total >= MOST_BYTES:
+        raise ModelError(
+            f"model {model.name!r}: a step moves {total:.3g} bytes in all; at most {MOST_BYTES:.3g} are counted"
+        )
 
 
 def _validate_effort(

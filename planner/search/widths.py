@@ -14,8 +14,9 @@ from ..bounds.space import possible
 from ..bounds.whole import any_plan, load
 from ..errors import PlanError, ScheduleError
 from ..lower import assemble
-from ..operations import Candidate, reduce_seconds, ship_target
+from ..operations import Candidate, ship_target
 from ..plan import Op, Pipeline, Plan, Problem
+from ..reductions import reduce_seconds
 from ..workload import SearchSpace
 from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
+from .agreement import agree
 from .errors import Aborted, ExecutionError
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
@@ -53,11 +54,11 @@ class Interpreter:
         self._clock = clock
         self._last = len(self.plan.stages) - 1
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
+        self._apart = {s for p in self.plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
         self._scale = 1.0 / self.plan.problem.workload.micro_batches
+        self._agreed = agree(transport, replicas)
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
-        sizes = self._piece_bytes()
-        self._widest = max(map(len, sizes.values()), default=0)
-        self._stashes = Stashes(transport, layouts, sizes, self._stash_tag, track, clock)
+        self._stashes = Stashes(transport, layouts, self._agreed.piece_bytes, self._stash_tag, track, clock)
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -73,6 +74,8 @@ class Interpreter:
             Kind.FREE: self._free,
             Kind.SEND_S: self._send_stash,
             Kind.RECV_S: self._receive_stash,
+            Kind.SEND_P: self._exchange_parameters,
+            Kind.RECV_P: self._exchange_parameters,
             Kind.REDUCE: self._reduce,
             Kind.STEP: self._step,
         }
@@ -80,13 +83,6 @@ class Interpreter:
     def close(self) -> None:
         """Ends the threads that copy."""
         self._stashes.close()
-
-    def _piece_bytes(self) -> dict[int, tuple[int, ...]]:
-        """How the stashes of all stages come apart, if any is shipped; collective."""
-        if not any(op.kind is Kind.SEND_S for order in self.plan.orders for op in order):
-            return {}
-        mine = {stage: replica.program.stash_layout.piece_bytes for stage, replica in self.replicas.items()}
-        return {stage: sizes for part in self.transport.all_gather_object(mine) for stage, sizes in part.items()}
 
     def run_step(self, step: int) -> StepRecord:
         """One optimizer step; raises ExecutionError naming rank, stage, op and micro-batch."""
@@ -108,8 +104,10 @@ class Interpreter:
                 raise
             except Exception as error:
                 raise self._failure(step, op, error) from error
-        seconds = self._clock() - state.began_s
         self._complete(state, tuple(state.leaving))
+        self._exchange_statistics()
+        self._stashes.settle()
+        seconds = max((r.end_s for r in state.records), default=0.0)
         return StepRecord(seconds, state.losses, state.records)
 
     def _run(self, state: StepState, place: int) -> None:
@@ -161,7 +159,13 @@ class Interpreter:
     def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
         replica = self.replicas[stage]
-        x = state.inputs.pop((stage, m))
+        arriving = state.received.pop((Kind.RECV_S, stage, m), None)
+        if arriving is None:
+            x = state.inputs.pop((stage, m))
+        else:
+            self._finish(state, arriving)
+            x = arriving.tensors.pop()
+            del arriving
         target = self.blueprint.batch(state.step, m)[1] if stage == self._last else None
         seed = derive_seed(self.blueprint.seed, state.step, m)
         self._begin(state, record)
@@ -213,9 +217,19 @@ class Interpreter:
             self._finish(state, reduction)
         self._begin(state, record)
         replica.weights.step()
-        if replica.statistics is not None:
+        if replica.statistics is not None and op.stage not in self._apart:
             replica.statistics.apply()
         self._end(state, record)
+
+    def _exchange_statistics(self) -> None:
+        """At the end of a step: statistics of stages that some micro-batches run on two devices."""
+        for stage in sorted(self.replicas.keys() & self._apart):
+            replica = self.replicas[stage]
+            if replica.statistics is not None:
+                if replica.statistics_group is not None:
+                    for rows in replica.rows:
+                        self.transport.all_reduce(rows, replica.statistics_group).wait()
+                replica.statistics.apply()
 
     # ------------------------------------------------------------ messages
 
@@ -236,7 +250,9 @@ class Interpreter:
 
     def _device(self, op: Op) -> int:
         """The device at the other end of a message."""
-        return self.plan.pipelines[self._pipeline_of[op.micro_batch]].forward[op.peer]
+        pipeline = self.plan.pipelines[self._pipeline_of[op.micro_batch]]
+        forward = op.kind in (Kind.SEND_F, Kind.RECV_F)
+        return pipeline.forward[op.peer] if forward else pipeline.backward[op.peer]
 
     def _tag(self, op: Op, source: int, target: int) -> int:
         """A number for the message within the step; the same at both ends."""
@@ -278,7 +294,8 @@ class Interpreter:
     # ------------------------------------------------------------ stashes that move
 
     def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
-        transfer = self._stashes.offload(state, op, record)
+        home, back = self._devices(op)
+        transfer = self._stashes.offload(state, op, record, None if home == back else back)
         state.departed[op.stage, op.micro_batch] = transfer
         self._leave(state, transfer)
 
@@ -287,6 +304,13 @@ class Interpreter:
         place = len(state.records) - 1
         listed = [state.leaving[k] for k in state.leaving if self._order[k].kind in (Kind.OFFLOAD, Kind.SEND_S)]
         gate = self._waits.starts[place]
+        home, back = self._devices(op)
+        if home == back:
+            listed.append(state.departed[op.stage, op.micro_batch])
+        else:
+            arrival = self.replicas[op.stage].arrival
+            assert arrival is not None
+            listed.append(self._stashes.expect_host_copy(op, home, arrival))
 
         def start() -> None:
             left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
@@ -306,23 +330,52 @@ class Interpreter:
         self._end(state, record)
 
     def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
-        if self._home(op) != self.transport.rank:
+        home, _ = self._devices(op)
+        key = (op.stage, op.micro_batch)
+        if home != self.transport.rank:
             self._leave(state, self._stashes.send_back(state, op, record))
             return
-        transfer = self._stashes.send(state, op, record)
-        state.departed[op.stage, op.micro_batch] = transfer
+        if key in state.inputs:
+            kept = [state.inputs.pop(key).contiguous()]
+            handle = self.transport.post_send(kept[0], op.peer, self._stash_tag(op, 0))
+            transfer = Transfer(kept, [handle], record)
+        else:
+            transfer = self._stashes.send(state, op, record)
+        state.departed[key] = transfer
         self._leave(state, transfer)
 
     def _receive_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
-        self._stashes.receive(state, op, record, self._home(op))
+        home, back = self._devices(op)
+        policy = self.plan.stash[self._pipeline_of[op.micro_batch]][op.stage]
+        if home == back:
+            self._stashes.receive(state, op, record, home)
+        elif policy == RECOMPUTE:
+            buffer = self.blueprint.shapes[op.stage].empty()
+            handle = self.transport.post_receive(buffer, op.peer, self._stash_tag(op, 0))
+            state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
+        else:
+            arrival = self.replicas[op.stage].arrival
+            assert arrival is not None
+            self._stashes.receive_for_good(op, record, arrival)
 
-    def _home(self, op: Op) -> int:
-        """The device whose stash it is."""
-        return self.plan.pipelines[self._pipeline_of[op.micro_batch]].forward[op.stage]
+    def _devices(self, op: Op) -> tuple[int, int]:
+        """Forward and backward device of a micro-batch's stage."""
+        pipeline = self.plan.pipelines[self._pipeline_of[op.micro_batch]]
+        return pipeline.forward[op.stage], pipeline.backward[op.stage]
+
+    def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
+        """From the parameters into the parameters, in place: SEND_P or RECV_P."""
+        tensors = list(self.replicas[op.stage].weights.parameters.values())
+        post = self.transport.post_send if op.kind is Kind.SEND_P else self.transport.post_receive
+        first = self._stash_tag(Op(Kind.SEND_S, len(self.plan.stages), 0), 0) + op.stage * self._agreed.most_parameters
+        handles = [post(tensor, op.peer, first + number) for number, tensor in enumerate(tensors)]
+        self._leave(state, Transfer(tensors, handles, record))
 
     def _stash_tag(self, op: Op, piece: int) -> int:
         stages, micro_batches = len(self.plan.stages), self.plan.problem.workload.micro_batches
-        return stages * stages * micro_batches + (op.stage * micro_batches + op.micro_batch) * self._widest + piece
+        return (
+            stages * stages * micro_batches + (op.stage * micro_batches + op.micro_batch) * self._agreed.widest + piece
+        )
 
     # ------------------------------------------------------------ records
 

@@ -86,12 +86,13 @@ class LayerRun:
         beyond what they consume or leave.
 
         Inside a stage nobody else counts the tensors between layers: an unsaved input counts in F and R, any
-        input in an F that saves nothing, the gradients on both sides of the layer in B and I.
+        input, and the target, in an F that saves nothing, the gradients on both sides of the layer in B and I.
         """
         own_stash = sizes.stash - sizes.borrowed
         unsaved_input = 0 if self.program.saves_input else self.x.nbytes
         forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
-        forward_only = sizes.forward_only_peak - sizes.output + self.x.nbytes
+        given = self.x.nbytes + (0 if self.target is None else self.target.nbytes)
+        forward_only = sizes.forward_only_peak - sizes.output + given
         remake = sizes.remake_peak - own_stash + unsaved_input
         gradients = self.grad_output.nbytes
         backward = sizes.backward_peak - own_stash + gradients

@@ -23,8 +23,8 @@ class Stash:
     nbytes: int
 
 
-class _View(NamedTuple):
-    """A tensor of a stash as a view of one of its pieces."""
+class View(NamedTuple):
+    """A tensor of a stash as a view of one of its pieces; the offset in elements."""
 
     piece: int
     offset: int
@@ -37,7 +37,7 @@ class _View(NamedTuple):
 class PackedStash:
     """What is needed besides the pieces to have the stash again; holds no memory of its own, only buffers."""
 
-    members: tuple[_View | Tensor, ...]
+    members: tuple[View | Tensor, ...]
     nbytes: int
 
     def unpack(self, pieces: list[Tensor]) -> Stash:
@@ -79,7 +79,7 @@ class StashLayout:
         """
         if not stash.tensors and self.groups:
             raise ValueError(f"{self.label}: the stash was consumed already")
-        members: list[_View | Tensor] = list(stash.tensors)
+        members: list[View | Tensor] = list(stash.tensors)
         pieces = []
         for number, (group, size) in enumerate(zip(self.groups, self.piece_bytes, strict=True)):
             tensors = [stash.tensors[place] for place in group]
@@ -95,7 +95,7 @@ class StashLayout:
                     f"{self.label}: {got} bytes of the stash were known to be {size}, so it cannot leave its device"
                 )
             for place, t in zip(group, tensors, strict=True):
-                members[place] = _View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
+                members[place] = View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
             pieces.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         stash.tensors.clear()
         return pieces, PackedStash(tuple(members), stash.nbytes)

@@ -87,7 +87,7 @@ def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None
                 peak = tracker.peak_bytes
                 tracking.close()
         peak = peak or tracker.peak_bytes
-    state = named_state(blueprint, replicas)
+    state = named_state(blueprint, replicas, current=True)
     if job.checkpoint is not None:
         from .checkpoint import save
 
@@ -97,7 +97,8 @@ def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None
 
 
 def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:
-    stages = sorted({s for p in job.plan.pipelines for s, device in enumerate(p.forward) if device == rank})
+    routes = [route for p in job.plan.pipelines for route in (p.forward, p.backward)]
+    stages = sorted({stage for route in routes for stage, device in enumerate(route) if device == rank})
     return {stage: blueprint.build(rank, stage, job.self_check) for stage in stages}
 
 
@@ -113,9 +114,11 @@ def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica]) -
     return step
 
 
-def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica]) -> dict[str, Tensor]:
-    """Every tensor of the rank by checkpoint key."""
+def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica], current: bool = False) -> dict[str, Tensor]:
+    """Every tensor of the rank by checkpoint key; `current`: without buffers that only forwards elsewhere change."""
     state: dict[str, Tensor] = {}
     for replica in replicas.values():
-        state |= replica.weights.named_state(blueprint.layer_names)
+        named = replica.weights.named_state(blueprint.layer_names)
+        stale = current and not replica.runs_forward
+        state |= {key: tensor for key, tensor in named.items() if not (stale and key.startswith("buffers/"))}
     return state

@@ -6,13 +6,14 @@ import threading
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..models import Dataset, LayeredModel, build_layer
-from ..planner.operations import holders
+from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Plan
 from .errors import RunError
+from .packing import PackedStash
 from .program import StageProgram
 from .statistics import StatisticsExchange
 from .validate import TensorShape, as_dtype
@@ -23,24 +24,57 @@ _SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
 
 @dataclass(frozen=True)
 class StageReplica:
-    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy)."""
+    """One rank's copy of a stage.
+
+    Attributes:
+        group: the ranks it is reduced with (None: it is the only trained copy).
+        statistics_group: the ranks with which statistics are exchanged at the step's end (None: with the gradients).
+        owner, runs_forward: whether this rank runs its backward and steps it, and whether it runs its forward.
+        arrival: how a stash from another rank is put together here, where some arrive or leave for good.
+    """
 
     stage: int
     program: StageProgram
     weights: StageWeights
     statistics: StatisticsExchange | None
     group: str | None
+    statistics_group: str | None
+    owner: bool
+    runs_forward: bool
+    arrival: PackedStash | None
 
     @property
     def reduced(self) -> list[Tensor]:
         """What replicas sum: gradients and, row by row, BatchNorm statistics."""
-        rows = [] if self.statistics is None or not self.statistics.rows.numel() else [self.statistics.rows]
-        return [*self.weights.gradients, *rows]
+        return [*self.weights.gradients, *(self.rows if self.statistics_group is None else [])]
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """BatchNorm statistics of the step, if there are any to exchange."""
+        return [] if self.statistics is None or not self.statistics.rows.numel() else [self.statistics.rows]
 
 
 def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """For every stage with replicas the ranks that reduce it, by group name."""
-    return {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1}
+    """Ranks by group name: for every stage with replicas those that reduce it, then those that exchange statistics."""
+    groups = {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1}
+    for stage in range(len(plan.stages)):
+        name = _statistics_group(plan, stage)
+        if name is not None:
+            groups[name] = forward_devices(plan, stage)
+    return groups
+
+
+def _statistics_group(plan: Plan, stage: int) -> str | None:
+    """The group in which a stage's statistics are exchanged by themselves.
+
+    Where a stage has one device for both, all its F there precede its REDUCE, which takes the statistics along.
+    """
+    return f"statistics{stage}" if _apart(plan, stage) and len(forward_devices(plan, stage)) > 1 else None
+
+
+def _apart(plan: Plan, stage: int) -> bool:
+    """Whether some micro-batches run the stage's forward and backward on different devices."""
+    return any(p.forward[stage] != p.backward[stage] for p in plan.pipelines)
 
 
 @dataclass(frozen=True)
@@ -98,13 +132,28 @@ class Blueprint:
                 )
             if self_check:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
-        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
-        group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
-        statistics = None
-        if weights.buffers and (group is not None or not _in_order(self.plan, rank, stage)):
-            total = self.plan.problem.workload.micro_batches
-            statistics = StatisticsExchange(modules, weights.buffers, total, self.layer_names)
-        return StageReplica(stage, program, weights, statistics, group)
+        owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
+        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate, trained=rank in owners)
+        arrival = None
+        if _apart(self.plan, stage):
+            with _SETUP_LOCK, _disable_current_modes():
+                arrival = _arrival(program, weights, example, target if last else None)
+        return StageReplica(
+            stage, program, weights, self._statistics(rank, stage, modules, weights),
+            f"stage{stage}" if rank in owners and len(owners) > 1 else None,
+            _statistics_group(self.plan, stage), rank in owners, rank in forwards, arrival,
+        )  # fmt: skip
+
+    def _statistics(
+        self, rank: int, stage: int, modules: dict[int, nn.Module], weights: StageWeights
+    ) -> StatisticsExchange | None:
+        """Needed where other ranks run forwards of the stage too, or this one runs them in another order."""
+        forwards = forward_devices(self.plan, stage)
+        alone = len(forwards) == 1 and _in_order(self.plan, rank, stage)
+        if rank not in forwards or not weights.buffers or alone:
+            return None
+        total = self.plan.problem.workload.micro_batches
+        return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""
@@ -116,6 +165,16 @@ class Blueprint:
         elif stage > 0:
             inputs = shape.empty().zero_()
         return inputs, targets
+
+
+def _arrival(program: StageProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:
+    """What one stash of the stage is beside its pieces, found by making one; its buffers are this rank's."""
+    copies = {name: tensor.clone() for name, tensor in weights.buffers.items()}
+    _, stash = program.forward(weights.parameters, copies, x, target)
+    _, packed = program.stash_layout.pack(stash)
+    own = {id(copy): weights.buffers[name] for name, copy in copies.items()}
+    members = (own.get(id(member), member) for member in packed.members)
+    return PackedStash(tuple(members), packed.nbytes)
 
 
 def _remade(plan: Plan, rank: int, stage: int) -> bool:

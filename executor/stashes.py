@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..planner.plan import Kind, Op
 from .copies import CopyEngine, Lane, mark
@@ -59,10 +60,17 @@ class Stashes:
         self._away: dict[Key, _Away] = {}
         self._out, self._in = CopyEngine(), CopyEngine()
         self._lanes: dict[str | int, Lane] = {}
+        self._handed_over: list[Transfer] = []
 
     def reset(self) -> None:
         """At the start of a step."""
         self._away.clear()
+
+    def settle(self) -> None:
+        """At the end of a step: host copies that other ranks take have been taken."""
+        for transfer in self._handed_over:
+            transfer.finish(lambda: 0.0)
+        self._handed_over.clear()
 
     def close(self) -> None:
         """Ends the threads."""
@@ -71,11 +79,16 @@ class Stashes:
 
     # ------------------------------------------------------------ host copies
 
-    def offload(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
-        """OFFLOAD: starts copying a stash to the host; its memory is released when the copy has ended."""
+    def offload(self, state: StepState, op: Op, record: OpRecord, reader: int | None = None) -> Transfer:
+        """OFFLOAD: starts copying a stash to the host; its memory is released when the copy has ended.
+
+        `reader`: the rank that will fetch it, if it is another one; it is sent the host's copy.
+        """
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
-        away = self._away[key] = _Away(packed)
+        away = _Away(packed)
+        if reader is None:
+            self._away[key] = away
         after = mark(pieces[0].device) if pieces else None
 
         def copy() -> None:
@@ -85,18 +98,32 @@ class Stashes:
                 away.pieces.append(self._out.to_host(pieces[-1], after))
                 pieces.pop()
             record.end_s = self._clock() - state.began_s
+            if reader is not None:
+                handles = [self._transport.post_send(p, reader, self._tags(op, k)) for k, p in enumerate(away.pieces)]
+                self._handed_over.append(Transfer(away.pieces, handles, None))
 
         return Transfer([], [FutureHandle(self._lane("out").put(copy))], None)
+
+    def expect_host_copy(self, op: Op, source: int, arrival: PackedStash) -> Transfer:
+        """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
+        with _disable_current_modes():  # the host's memory, not the device's
+            pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
+        handles = [self._transport.post_receive(p, source, self._tags(op, k)) for k, p in enumerate(pieces)]
+        self._away[op.stage, op.micro_batch] = _Away(arrival, pieces)
+        return Transfer([], handles, None)
 
     def fetch(
         self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], device: torch.device
     ) -> None:
-        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended, in the copy's thread."""
+        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended, in the copy's thread.
+
+        Its own OFFLOAD, or the message that brought it to this host, is one of them.
+        """
         key = (op.stage, op.micro_batch)
         away = self._away[key]
 
         def copy() -> None:
-            for transfer in (*first, state.departed[key]):
+            for transfer in first:
                 transfer.finish(lambda: self._clock() - state.began_s)
             record.start_s = self._clock() - state.began_s
             for number, piece in enumerate(away.pieces):
@@ -111,7 +138,7 @@ class Stashes:
     # ------------------------------------------------------------ shipping
 
     def send(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
-        """SEND_S on the stash's home: posts its pieces; their memory is released when they have left."""
+        """SEND_S on the device that made the stash: posts its pieces; their memory is released when they have left."""
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
         self._away[key] = _Away(packed)
@@ -122,17 +149,23 @@ class Stashes:
 
     def receive(self, state: StepState, op: Op, record: OpRecord, home: int) -> None:
         """RECV_S: allocates the pieces and posts for them, on the visited device or at home again."""
-        pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
-        handles = [
-            self._transport.post_receive(piece, op.peer, self._tags(op, number)) for number, piece in enumerate(pieces)
-        ]
-        arriving = Transfer(pieces, handles, record, receives=True)
+        pieces, arriving = self._arriving(op, record)
         key = (op.stage, op.micro_batch)
         if home == self._transport.rank:
             away = self._away[key]
             away.pieces, away.back = pieces, arriving
         else:
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = arriving
+
+    def receive_for_good(self, op: Op, record: OpRecord, arrival: PackedStash) -> None:
+        """RECV_S on the device that runs the backward of another one's forward."""
+        pieces, arriving = self._arriving(op, record)
+        self._away[op.stage, op.micro_batch] = _Away(arrival, pieces, arriving)
+
+    def _arriving(self, op: Op, record: OpRecord) -> tuple[list[Tensor], Transfer]:
+        pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
+        handles = [self._transport.post_receive(p, op.peer, self._tags(op, k)) for k, p in enumerate(pieces)]
+        return pieces, Transfer(pieces, handles, record, receives=True)
 
     def send_back(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
         """SEND_S on the visited device: goes out when the stash has arrived, in list order per device."""

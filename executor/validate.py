@@ -29,12 +29,6 @@ def require_executable(plan: Plan) -> None:
         raise RunError(f"precision {plan.problem.workload.precision!r} is not executed yet, only fp32")
     if plan.problem.workload.optimizer not in STATE_NAMES:
         raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
-    for index, pipeline in enumerate(plan.pipelines):
-        if pipeline.forward != pipeline.backward:
-            raise RunError(
-                f"pipeline {index}: separate forward and backward devices are not executed yet: "
-                "plan with --no-separate-backward"
-            )
     _require_chain(plan)
     violations = check(plan)
     if violations:

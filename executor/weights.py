@@ -35,7 +35,7 @@ def make_optimizer(kind: str, parameters: Sequence[Tensor], rate: float, fused: 
 
 
 class StageWeights:
-    """One replica of a stage's trained and untrained state.
+    """One replica of a stage's trained and untrained state; parameters and buffers alone where it is not `trained`.
 
     Gradients live in one flat buffer per dtype (what replicas reduce); `accumulators` are views of it
     with the parameters' shapes, and the parameters' `.grad`. Optimizer state is allocated at once, as planned.
@@ -46,21 +46,21 @@ class StageWeights:
         states: per optimizer state name, tensors by parameter name (the step counter apart).
     """
 
-    def __init__(self, modules: Mapping[int, nn.Module], optimizer: str, rate: float) -> None:
+    def __init__(self, modules: Mapping[int, nn.Module], optimizer: str, rate: float, trained: bool = True) -> None:
         self.parameters: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
         trainable: dict[str, Tensor] = {}
         for layer_id, module in modules.items():
             for name, parameter in module.named_parameters():
                 value = self.parameters[f"{layer_id}.{name}"] = parameter.detach()
-                if parameter.requires_grad:
+                if parameter.requires_grad and trained:
                     trainable[f"{layer_id}.{name}"] = value
             self.buffers.update({f"{layer_id}.{name}": b.detach() for name, b in module.named_buffers()})
         self.gradients, self.accumulators = _flat_gradients(trainable)
         for name, value in trainable.items():
             value.grad = self.accumulators[name]
         self.optimizer: torch.optim.Optimizer | None = None
-        self.states: dict[str, dict[str, Tensor]] = {name: {} for name in STATE_NAMES[optimizer]}
+        self.states: dict[str, dict[str, Tensor]] = {name: {} for name in STATE_NAMES[optimizer] if trained}
         self._counters: dict[str, Tensor] = {}
         if trainable:
             fused = all(p.is_floating_point() for p in trainable.values())

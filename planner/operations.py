@@ -333,9 +333,14 @@ def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, in
     return found
 
 
+def forward_devices(plan: Structured, stage: int) -> tuple[int, ...]:
+    """Devices that run a stage's forward, ascending."""
+    return tuple(sorted({p.forward[stage] for p in plan.pipelines if p.micro_batches}))
+
+
 def forward_only(plan: Structured, stage: int, owners: Sequence[int]) -> list[int]:
     """Devices that run a stage's forward and never its backward, ascending."""
-    return sorted({p.forward[stage] for p in plan.pipelines if p.micro_batches} - set(owners))
+    return [device for device in forward_devices(plan, stage) if device not in owners]
 
 
 def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
@@ -351,7 +356,8 @@ def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
 def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
 
-    Replicated stages with buffers (BatchNorm) also hold every micro-batch's statistics until they are merged.
+    Where several devices run a stage's forward, each also holds every micro-batch's statistics of its buffers
+    (BatchNorm) until they are merged.
     """
     workload = plan.problem.workload
     devices: list[dict[str, int]] = [{} for _ in range(len(plan.problem.cluster))]
@@ -366,9 +372,11 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
             add(device, "gradients", workload.gradient_bytes(parameters))
             tensors = int(costs.parameter_tensors[stage]) if workload.optimizer.startswith("adam") else 0
             add(device, "optimizer", workload.optimizer_bytes(parameters) + 4 * tensors)
-            merged = 2 * workload.micro_batches * buffers if len(owners) > 1 else 0
-            add(device, "buffers", buffers + merged)
+            add(device, "buffers", buffers)
         for device in forward_only(plan, stage, owners):
             add(device, "parameters", parameters)
             add(device, "buffers", buffers)
+        forwards = forward_devices(plan, stage)
+        for device in forwards if len(forwards) > 1 else ():
+            add(device, "buffers", 2 * workload.micro_batches * buffers)
     return devices

@@ -158,17 +158,28 @@ def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
 
 def run_together(cases: Sequence[Case], folder: Path) -> list[RunResult]:
     """Runs cases of equal device counts one after another in one set of gloo processes."""
-    ranks = cases[0].devices
-    jobs = [prepare(planned(case), STEPS, dtype=case.dtype, self_check=False, return_state=True) for case in cases]
+    return run_plans_together([planned(case) for case in cases], folder, [case.dtype for case in cases])
+
+
+def run_plans_together(
+    plans: Sequence[Plan], folder: Path, dtypes: Sequence[torch.dtype] | None = None
+) -> list[RunResult]:
+    """The same for plans; dtypes: float32 unless given."""
+    ranks = len(plans[0].orders)
+    kinds = dtypes or [torch.float32] * len(plans)
+    jobs = [
+        prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True)
+        for plan, dtype in zip(plans, kinds, strict=True)
+    ]
     multiprocessing.spawn(_rank, (ranks, jobs, str(folder)), nprocs=ranks)
     parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
     results = []
-    for index, case in enumerate(cases):
+    for index, plan in enumerate(plans):
         collected = Collector(ranks, None)
         for part in parts:
             for report in part[index][0]:
                 collected.add(report)
-        results.append(collected.result(planned(case), [part[index][1] for part in parts]))
+        results.append(collected.result(plan, [part[index][1] for part in parts]))
     return results
 
 

@@ -9,8 +9,6 @@ import pytest
 from instances import one_layer_a_stage
 from test_stash import device_curve, host_curve, spans
 
-from contraflow.executor.errors import RunError
-from contraflow.executor.validate import require_executable
 from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.errors import PlanError
@@ -270,8 +268,3 @@ def test_memory_is_checked_on_both_devices() -> None:
     problem = replace(plan.problem, workload=replace(plan.problem.workload, memory_limit_bytes=9))
     found = codes(replace(plan, problem=problem))
     assert [line.split(":")[1].strip() for line in found if line.startswith("memory")] == ["device 0", "device 1"]
-
-
-def test_the_executor_refuses_in_one_line() -> None:
-    with pytest.raises(RunError, match="separate forward and backward devices are not executed yet"):
-        require_executable(crossed())

@@ -22,7 +22,7 @@ from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
 from .sparing import overfull
 
-WHOLE, QUICK = 0.8, 0.12
+WHOLE, QUICK = 0.4, 0.12
 """Shares of the time left that the quick plans of all devices as one group, and of a width, may take."""
 CLOSELY = 2400
 """F and B of a plan with one stage a device up to which every width gets the best bound there is."""
@@ -68,10 +68,14 @@ def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
 
 def _cheap(problem: Problem, groups: Groups) -> bool:
     """Whether reducing the gradients of equal stages between these groups takes little of the step."""
-    layers, size = problem.model.layers, len(groups[0])
+    return _reduction_s(problem, groups) <= SMALL_REDUCTION * load(problem)
+
+
+def _reduction_s(problem: Problem, groups: Groups) -> float:
+    """Seconds of adding up the gradients of one device's equal share of the parameters between the groups."""
     members = tuple(group[-1] for group in groups)
-    gradients = problem.workload.gradient_bytes(sum(x.parameter_bytes for x in layers)) // size
-    return sum(reduce_seconds(problem.cluster, members, gradients)) <= SMALL_REDUCTION * load(problem)
+    gradients = problem.workload.gradient_bytes(sum(x.parameter_bytes for x in problem.model.layers))
+    return sum(reduce_seconds(problem.cluster, members, gradients // len(groups[0])))
 
 
 def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
@@ -86,11 +90,15 @@ def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
 
 @dataclass
 class Width:
-    """One way to form groups and the search on one of them; `groups` of one: the problem itself."""
+    """One way to form groups and the search on one of them; `groups` of one: the problem itself.
+
+    `after_s`: about what reductions add to a group's own step. `laid_s`: the best plan's step on all groups.
+    """
 
     session: Session
     groups: Groups
     orders: list[Order]
+    after_s: float = 0.0
     laid_s: float = math.inf
     ended: bool = False
 
@@ -99,7 +107,7 @@ class Width:
         """What this width may come to: part of the way from its best plan to its bound; infinite without a plan."""
         if math.isinf(self.laid_s):
             return math.inf
-        return self.laid_s - HOPE * max(0.0, self.laid_s - self.session.bound_s)
+        return self.laid_s - HOPE * max(0.0, self.laid_s - self.session.bound_s - self.after_s)
 
 
 def search_widths(session: Session, orders: list[Order], ways: list[Groups], phases: Phases) -> None:
@@ -128,7 +136,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for _ in range(PROBED):
+    for _ in range(PROBED if session.space.schedule == "search" else 0):
         hopeful = [width for width in every if not width.ended and _open(session, width)]
         if session.over or len(hopeful) < 2:
             break
@@ -139,7 +147,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         fixed = session.deterministic_limit is not None
         _further(session, min(hopeful, key=lambda width: (width.laid_s, width.guess_s)), phases, 1.0)
         _bound_widths(session, whole, every)
-        if fixed or session.remaining_s > before - 0.1:
+        if fixed or session.space.schedule != "search" or session.remaining_s > before - 0.1:
             break
     for width in every:
         if width is not whole:
@@ -195,7 +203,7 @@ def _width(session: Session, groups: Groups) -> Width:
     )  # fmt: skip
     fits = possible(small, space) and not overfull(inner)
     inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
-    return Width(inner, groups, device_orders(small, inner.stages))
+    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups))
 
 
 def _run(
@@ -212,7 +220,7 @@ def _run(
     if inner is session:
         width.laid_s = session.best_s if session.best_s < before_s else width.laid_s
         return
-    width.laid_s = min(width.laid_s, inner.best_s)  # of one group: what it is on all of them, or a little less
+    width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
     if inner.best is None or inner.best_s >= session.best_s:
         return
     found, most = laid(session.problem, width.groups, inner.best), session.space.pipelines

@@ -91,23 +91,34 @@ def mixes(sizes: tuple[int, ...]) -> Iterator[Case]:
     """Uniform chains over devices, micro-batches, memory for weights and memory for stashes.
 
     Weights: how many times a device's share of the parameters and gradients fits beside the stashes, which get a share
-    of 1F1B's memory. Parameters of a device's share are as large as its stash.
+    of 1F1B's memory. Parameters of a device's share are as large as its stash, and adding up the gradients of two
+    replicas takes about as long as a forward. Two layers a device and split backwards, then one layer a device and
+    whole ones.
     """
-    share = search_cases.SHARE
     for devices in sizes:
-        layers = [
-            replace(layer, parameter_bytes=share // 2, output_bytes=64)
-            for layer in chain(devices, 2, search_cases.EVEN).layers
-        ]
-        for batches in (devices, 4 * devices):
-            for copies in (1, 2, 4):
-                for part in (1.0, 0.5):
-                    limit = copies * 2 * share + int(part * devices * share) + 1024
-                    yield Case(
-                        5, f"D={devices} N={batches}, weights x{copies}, stashes {part:.0%}", ModelGraph.chain(layers),
-                        Cluster.uniform(devices, search_cases.PLENTY, Link(64 / 2)),
-                        Workload(batches, memory_limit_bytes=limit), KEEP_ALL, f"{limit / share:.3g} shares",
-                    )  # fmt: skip
+        for layers_each, space, copies in ((2, KEEP_ALL, (1, 2, 4)), (1, WHOLE, (1, 2, devices))):
+            for batches in (devices, 4 * devices):
+                for held in copies:
+                    for part in (1.0, 0.5):
+                        yield _mix(devices, layers_each, batches, held, part, space)
+
+
+WHOLE = replace(KEEP_ALL, split_backward=False)
+
+
+def _mix(devices: int, layers_each: int, batches: int, copies: int, part: float, space: SearchSpace) -> Case:
+    share = search_cases.SHARE
+    message = share // 64
+    layers = [
+        replace(layer, parameter_bytes=share // layers_each, output_bytes=message)
+        for layer in chain(devices, layers_each, search_cases.EVEN).layers
+    ]
+    limit = copies * 2 * share + int(part * devices * share) + 8 * message
+    name = f"D={devices} N={batches}, {layers_each} layers each, weights x{copies}, stashes {part:.0%}"
+    return Case(
+        5, name, ModelGraph.chain(layers), Cluster.uniform(devices, search_cases.PLENTY, Link(message / 2)),
+        Workload(batches, memory_limit_bytes=limit), space, f"{limit / share:.3g} shares",
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------ 6 and 7: many devices

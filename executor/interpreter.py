@@ -1,7 +1,7 @@
 """Runs one rank's op list. Nothing is decided here: the list says what happens, in which order.
 
-RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE launches; none of
-them blocks. F, B, I, W, R and STEP wait for their inputs only, FREE for its stash to have left, and each for
+RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE and TIE launch; none
+of them blocks. F, B, I, W, R and STEP wait for their inputs only, FREE for its stash to have left, and each for
 what the forecast has completed by then (see `waits`): so memory is bounded as planned.
 """
 
@@ -74,6 +74,7 @@ class Interpreter:
             Kind.SEND_S: self._send_stash,
             Kind.RECV_S: self._receive_stash,
             Kind.REDUCE: self._reduce,
+            Kind.TIE: self._reduce,
             Kind.STEP: self._step,
         }
 
@@ -208,9 +209,8 @@ class Interpreter:
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
-        reduction = state.reductions.pop(op.stage, None)
-        if reduction is not None:
-            self._finish(state, reduction)
+        for collective in replica.awaited:
+            self._finish(state, state.reductions.get(collective))
         self._begin(state, record)
         replica.weights.step()
         if replica.statistics is not None:
@@ -260,10 +260,10 @@ class Interpreter:
         return arriving.tensors[0]
 
     def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
-        if replica.group is not None:
-            handles = [self.transport.all_reduce(tensor, replica.group) for tensor in replica.reduced]
-            state.reductions[op.stage] = Transfer([], handles, record)
+        group, tensors = self.replicas[op.stage].sums(op)
+        if group is not None:
+            handles = [self.transport.all_reduce(tensor, group) for tensor in tensors]
+            state.reductions[op.collective] = Transfer([], handles, record)
 
     def _leave(self, state: StepState, transfer: Transfer) -> None:
         state.leaving[len(state.records) - 1] = transfer

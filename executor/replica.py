@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..models import Dataset, LayeredModel, build_layer
 from ..planner.operations import holders
-from ..planner.plan import Kind, Plan
+from ..planner.plan import Kind, Op, Plan
 from .errors import RunError
 from .program import StageProgram
 from .statistics import StatisticsExchange
+from .ties import sharing, tie_group, tie_groups, ties_of
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
 
@@ -23,13 +25,28 @@ _SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
 
 @dataclass(frozen=True)
 class StageReplica:
-    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy)."""
+    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy).
+
+    ties: numbers of the groups of tied parameters that it shares with other stages.
+    """
 
     stage: int
     program: StageProgram
     weights: StageWeights
     statistics: StatisticsExchange | None
     group: str | None
+    ties: tuple[int, ...] = ()
+
+    def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
+        """The process group and the tensors of a REDUCE or TIE."""
+        if op.kind is Kind.TIE:
+            return tie_group(op.peer), [self.weights.tied_gradients[op.peer]]
+        return self.group, self.reduced
+
+    @property
+    def awaited(self) -> list[tuple[Kind, int]]:
+        """The sums that its STEP waits for, by `Op.collective`."""
+        return [(Kind.REDUCE, self.stage), *((Kind.TIE, number) for number in self.ties)]
 
     @property
     def reduced(self) -> list[Tensor]:
@@ -39,8 +56,8 @@ class StageReplica:
 
 
 def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """For every stage with replicas the ranks that reduce it, by group name."""
-    return {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1}
+    """For every stage with replicas, and all tied parameters on several ranks, the ranks that sum, by group name."""
+    return {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1} | tie_groups(plan)
 
 
 @dataclass(frozen=True)
@@ -71,8 +88,10 @@ class Blueprint:
         inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
         return as_dtype(inputs, self.dtype), as_dtype(targets, self.dtype)
 
-    def build(self, rank: int, stage: int, self_check: bool) -> StageReplica:
+    def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.
+
+        What it shares with `others`, built before for the rank, is theirs.
 
         Raises TraceError, ProgramMismatch (if `self_check`) or RunError (it cannot be recomputed as planned), all
         naming the stage.
@@ -98,13 +117,15 @@ class Blueprint:
                 )
             if self_check:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
-        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
+        lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
+        shared = sharing(self.plan, self.model, modules, lender, self.seed, self.dtype)
+        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate, shared)
         group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
         statistics = None
         if weights.buffers and (group is not None or not _in_order(self.plan, rank, stage)):
             total = self.plan.problem.workload.micro_batches
             statistics = StatisticsExchange(modules, weights.buffers, total, self.layer_names)
-        return StageReplica(stage, program, weights, statistics, group)
+        return StageReplica(stage, program, weights, statistics, group, ties_of(self.plan, stage))
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""

@@ -67,7 +67,7 @@ def analytic_profile(
         return costs, run.output
 
     layers = distinct_layers(model, x, target, traced, "traced", on_progress)
-    return model_document(model, micro_batch_size, device.name, layers)
+    return model_document(model, micro_batch_size, device.name, layers, dtype)
 
 
 def _peaks(device: DeviceType, precision: str) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Runs one rank's op list. Nothing is decided here: the list says what happens, in which order.
 
-RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE launches; none of
-them blocks. F, B, I, W, R and STEP wait for their inputs only, FREE for its stash to have left, and each for
+RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE and TIE launch; none
+of them blocks. F, B, I, W, R and STEP wait for their inputs only, FREE for its stash to have left, and each for
 what the forecast has completed by then (see `waits`): so memory is bounded as planned.
 """
 
@@ -21,6 +21,7 @@ from .errors import Aborted, ExecutionError
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
+from .ties import own_copies
 from .transport import Transport
 from .waits import Waits
 
@@ -77,6 +78,7 @@ class Interpreter:
             Kind.SEND_P: self._exchange_parameters,
             Kind.RECV_P: self._exchange_parameters,
             Kind.REDUCE: self._reduce,
+            Kind.TIE: self._reduce,
             Kind.STEP: self._step,
         }
 
@@ -212,9 +214,8 @@ class Interpreter:
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
-        reduction = state.reductions.pop(op.stage, None)
-        if reduction is not None:
-            self._finish(state, reduction)
+        for collective in replica.awaited:
+            self._finish(state, state.reductions.get(collective))
         self._begin(state, record)
         replica.weights.step()
         if replica.statistics is not None and op.stage not in self._apart:
@@ -276,10 +277,10 @@ class Interpreter:
         return arriving.tensors[0]
 
     def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
-        if replica.group is not None:
-            handles = [self.transport.all_reduce(tensor, replica.group) for tensor in replica.reduced]
-            state.reductions[op.stage] = Transfer([], handles, record)
+        group, tensors = self.replicas[op.stage].sums(op)
+        if group is not None:
+            handles = [self.transport.all_reduce(tensor, group) for tensor in tensors]
+            state.reductions[op.collective] = Transfer([], handles, record)
 
     def _leave(self, state: StepState, transfer: Transfer) -> None:
         state.leaving[len(state.records) - 1] = transfer
@@ -365,8 +366,11 @@ class Interpreter:
 
     def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
         """From the parameters into the parameters, in place: SEND_P or RECV_P."""
-        tensors = list(self.replicas[op.stage].weights.parameters.values())
-        post = self.transport.post_send if op.kind is Kind.SEND_P else self.transport.post_receive
+        sends = op.kind is Kind.SEND_P
+        skipped = own_copies(self.plan, self.blueprint.model, op.stage, op.peer if sends else self.transport.rank)
+        parameters = self.replicas[op.stage].weights.parameters
+        tensors = [tensor for name, tensor in parameters.items() if name not in skipped]
+        post = self.transport.post_send if sends else self.transport.post_receive
         first = self._stash_tag(Op(Kind.SEND_S, len(self.plan.stages), 0), 0) + op.stage * self._agreed.most_parameters
         handles = [post(tensor, op.peer, first + number) for number, tensor in enumerate(tensors)]
         self._leave(state, Transfer(tensors, handles, record))

@@ -22,6 +22,7 @@ from torch.multiprocessing.spawn import spawn
 from ..models.data import load
 from ..models.protocol import Dataset, LayeredModel, build_layer
 from .layer_run import LayerRun, trace_layer
+from .ties import tied_bytes
 
 FORMAT = "contraflow/model"
 VERSION = 1
@@ -68,7 +69,7 @@ def profile_model(
 
     with _threads(threads):
         layers = distinct_layers(model, x, target, measured, "measured", on_progress)
-    return model_document(model, micro_batch_size, torch.device(device).type, layers)
+    return model_document(model, micro_batch_size, torch.device(device).type, layers, dtype)
 
 
 def example_batch(
@@ -119,10 +120,11 @@ def distinct_layers(
 
 
 def model_document(
-    model: LayeredModel, micro_batch_size: int, device: str, layers: list[dict[str, Any]]
+    model: LayeredModel, micro_batch_size: int, device: str, layers: list[dict[str, Any]], dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The content of model.json for a chain."""
+    """The content of model.json for a chain; `dtype` is that of the parameters. Raises ValueError for a bad tie."""
     names = [spec.name for spec in model.layers]
+    shared = [{"layers": list(members), "bytes": count} for members, count in tied_bytes(model, dtype)]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -131,6 +133,7 @@ def model_document(
         "device": device,
         "layers": layers,
         "edges": [list(pair) for pair in pairwise(names)],
+        **({"shared": shared} if shared else {}),
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..models import Dataset, LayeredModel
+from ..planner.operations import holders
 from ..planner.plan import Plan
 from .interpreter import Interpreter
 from .memory import StorageTracker
@@ -98,8 +99,12 @@ def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None
 
 def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:
     routes = [route for p in job.plan.pipelines for route in (p.forward, p.backward)]
-    stages = sorted({stage for route in routes for stage, device in enumerate(route) if device == rank})
-    return {stage: blueprint.build(rank, stage, job.self_check) for stage in stages}
+    stages = {stage for route in routes for stage, device in enumerate(route) if device == rank}
+    trained = holders(job.plan)
+    replicas: dict[int, StageReplica] = {}
+    for stage in sorted(stages, key=lambda s: (rank not in trained[s], s)):  # tied parameters: the trained copy first
+        replicas[stage] = blueprint.build(rank, stage, job.self_check, replicas.values())
+    return replicas
 
 
 def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> int:

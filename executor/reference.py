@@ -9,13 +9,17 @@ from torch import Tensor, nn
 
 from ..models import Dataset, LayeredModel, build_layer, derive_seed
 from .program import layer_seed
+from .ties import tie_modules
 from .validate import as_dtype, find_data
 from .weights import DEFAULT_RATES, make_optimizer
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """Mean losses a step, and final "parameters/<layer>/<name>" and "buffers/<layer>/<name>" tensors."""
+    """Mean losses a step, and final "parameters/<layer>/<name>" and "buffers/<layer>/<name>" tensors.
+
+    A tied parameter appears once, under its tie's first member.
+    """
 
     losses: tuple[float, ...]
     state: dict[str, Tensor]
@@ -38,7 +42,8 @@ def train_reference(
     """
     source = find_data(model, data)
     layers = [build_layer(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
-    parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    same = tie_modules(model, layers)
+    parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad))
     rate = DEFAULT_RATES[optimizer] if lr is None else lr
     stepper = make_optimizer(optimizer, parameters, rate, fused=False)
     losses = []
@@ -58,7 +63,8 @@ def train_reference(
             total += loss.item()
         stepper.step()
         losses.append(total / micro_batches)
-    return ReferenceRun(tuple(losses), _state(model, layers))
+    state = _state(model, layers)
+    return ReferenceRun(tuple(losses), {name: state[name] for name in state if name.partition("/")[2] not in same})
 
 
 def _state(model: LayeredModel, layers: list[nn.Module]) -> dict[str, Tensor]:

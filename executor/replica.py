@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..models import Dataset, LayeredModel, build_layer
 from ..planner.operations import forward_devices, holders
-from ..planner.plan import Kind, Plan
+from ..planner.plan import Kind, Op, Plan
 from .errors import RunError
 from .packing import PackedStash
 from .program import StageProgram
 from .statistics import StatisticsExchange
+from .ties import sharing, tie_group, tie_groups, ties_of
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
 
@@ -31,6 +33,7 @@ class StageReplica:
         statistics_group: the ranks with which statistics are exchanged at the step's end (None: with the gradients).
         owner, runs_forward: whether this rank runs its backward and steps it, and whether it runs its forward.
         arrival: how a stash from another rank is put together here, where some arrive or leave for good.
+        ties: numbers of the groups of tied parameters that it shares with other stages.
     """
 
     stage: int
@@ -42,6 +45,18 @@ class StageReplica:
     owner: bool
     runs_forward: bool
     arrival: PackedStash | None
+    ties: tuple[int, ...] = ()
+
+    def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
+        """The process group and the tensors of a REDUCE or TIE."""
+        if op.kind is Kind.TIE:
+            return tie_group(op.peer), [self.weights.tied_gradients[op.peer]]
+        return self.group, self.reduced
+
+    @property
+    def awaited(self) -> list[tuple[Kind, int]]:
+        """The sums that its STEP waits for, by `Op.collective`."""
+        return [(Kind.REDUCE, self.stage), *((Kind.TIE, number) for number in self.ties)]
 
     @property
     def reduced(self) -> list[Tensor]:
@@ -55,8 +70,8 @@ class StageReplica:
 
 
 def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Ranks by group name: for every stage with replicas those that reduce it, then those that exchange statistics."""
-    groups = {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1}
+    """Ranks by group name: those that reduce a stage, sum tied parameters, and exchange a stage's statistics."""
+    groups = {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1} | tie_groups(plan)
     for stage in range(len(plan.stages)):
         name = _statistics_group(plan, stage)
         if name is not None:
@@ -105,8 +120,10 @@ class Blueprint:
         inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
         return as_dtype(inputs, self.dtype), as_dtype(targets, self.dtype)
 
-    def build(self, rank: int, stage: int, self_check: bool) -> StageReplica:
+    def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.
+
+        What it shares with `others`, built before for the rank, is theirs.
 
         Raises TraceError, ProgramMismatch (if `self_check`) or RunError (it cannot be recomputed as planned), all
         naming the stage.
@@ -133,15 +150,18 @@ class Blueprint:
             if self_check:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
-        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate, trained=rank in owners)
+        lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
+        shared = sharing(self.plan, self.model, modules, lender, self.seed, self.dtype)
+        optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
+        weights = StageWeights(modules, optimizer, self.rate, shared, trained=owner)
         arrival = None
         if _apart(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
                 arrival = _arrival(program, weights, example, target if last else None)
         return StageReplica(
             stage, program, weights, self._statistics(rank, stage, modules, weights),
-            f"stage{stage}" if rank in owners and len(owners) > 1 else None,
-            _statistics_group(self.plan, stage), rank in owners, rank in forwards, arrival,
+            f"stage{stage}" if owner and len(owners) > 1 else None,
+            _statistics_group(self.plan, stage), owner, rank in forwards, arrival, ties_of(self.plan, stage),
         )  # fmt: skip
 
     def _statistics(

@@ -94,6 +94,7 @@ class StepState:
         received: messages that arrive, by (kind, stage, micro-batch); stashes that visit this device too.
         inputs: of forwards whose stash is recomputed. stashes: on this device, ready for the backward.
         waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
+        reductions: sums under way, by `Op.collective`.
         leaving: what this device sends or copies away, by its place in the list. departed: the same by stash.
     """
 
@@ -108,6 +109,6 @@ class StepState:
     leaving: dict[int, Transfer] = field(default_factory=dict)
     departed: dict[Key, Transfer] = field(default_factory=dict)
     waiting: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
-    reductions: dict[int, Transfer] = field(default_factory=dict)
+    reductions: dict[tuple[Kind, int], Transfer] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     records: list[OpRecord] = field(default_factory=list)

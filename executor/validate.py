@@ -14,6 +14,7 @@ from ..models.registry import names
 from ..planner.check import check
 from ..planner.plan import Kind, Plan
 from .errors import RunError
+from .ties import match_ties
 from .weights import STATE_NAMES
 
 
@@ -22,9 +23,6 @@ def require_executable(plan: Plan) -> None:
     _require_separable(plan)
     if plan.weights != "flush":
         raise RunError(f"weight policy {plan.weights!r} is not executed yet, only flush")
-    if plan.problem.model.shared:
-        tied = ", ".join(plan.problem.model.shared[0].layers)
-        raise RunError(f"tied parameters (layers {tied}) are not executed yet")
     if plan.problem.workload.precision != "fp32":
         raise RunError(f"precision {plan.problem.workload.precision!r} is not executed yet, only fp32")
     if plan.problem.workload.optimizer not in STATE_NAMES:
@@ -115,7 +113,7 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
     Builds every layer without memory (on the meta device) where its builder allows it.
 
     Raises:
-        RunError: naming the first layer that differs in name, parameter shapes or bytes.
+        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently.
     """
     planned = plan.problem.model.layers
     _match_names(plan, model)
@@ -130,6 +128,7 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))
         example = _propagate(layer.name, module.to(dtype), example)
+    match_ties(plan, model, dtype)
     return tuple(shapes)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import RunError
+from .ties import Sharing
 
 DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "adam": 1e-3, "adamw": 1e-3}
 STATE_NAMES: dict[str, tuple[str, ...]] = {
@@ -38,25 +39,43 @@ class StageWeights:
     """One replica of a stage's trained and untrained state; parameters and buffers alone where it is not `trained`.
 
     Gradients live in one flat buffer per dtype (what replicas reduce); `accumulators` are views of it
-    with the parameters' shapes, and the parameters' `.grad`. Optimizer state is allocated at once, as planned.
+    with the parameters' shapes, and the parameters' `.grad`. Optimizer state is allocated at once, as planned. Of tied
+    parameters only those that `sharing` has this stage keep are trained and saved here.
 
     Attributes:
         parameters, buffers, accumulators: by "<layer id>.<name in the layer>".
-        gradients: the flat buffers.
+        gradients: the flat buffers. tied_gradients: by group number, those of tied parameters that TIE sums.
         states: per optimizer state name, tensors by parameter name (the step counter apart).
+        tied: by group number, value and accumulator of the tied parameters kept here, for the rank's other stages.
     """
 
-    def __init__(self, modules: Mapping[int, nn.Module], optimizer: str, rate: float, trained: bool = True) -> None:
+    def __init__(
+        self,
+        modules: Mapping[int, nn.Module],
+        optimizer: str,
+        rate: float,
+        sharing: Sharing | None = None,
+        trained: bool = True,
+    ) -> None:
+        sharing = sharing or Sharing()
+        self._saved_as = sharing.saved_as
         self.parameters: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
         trainable: dict[str, Tensor] = {}
         for layer_id, module in modules.items():
             for name, parameter in module.named_parameters():
+                if f"{layer_id}.{name}" in sharing.same or f"{layer_id}.{name}" in sharing.lent:
+                    continue
                 value = self.parameters[f"{layer_id}.{name}"] = parameter.detach()
                 if parameter.requires_grad and trained:
                     trainable[f"{layer_id}.{name}"] = value
             self.buffers.update({f"{layer_id}.{name}": b.detach() for name, b in module.named_buffers()})
-        self.gradients, self.accumulators = _flat_gradients(trainable)
+        apart = {sharing.kept[n]: n for n in sharing.summed & sharing.kept.keys() if sharing.kept[n] in trainable}
+        self.gradients, self.accumulators = _flat_gradients({k: v for k, v in trainable.items() if k not in apart})
+        self.tied_gradients: dict[int, Tensor] = {}
+        for name, number in apart.items():
+            (self.tied_gradients[number],), views = _flat_gradients({name: trainable[name]})
+            self.accumulators |= views
         for name, value in trainable.items():
             value.grad = self.accumulators[name]
         self.optimizer: torch.optim.Optimizer | None = None
@@ -66,6 +85,13 @@ class StageWeights:
             fused = all(p.is_floating_point() for p in trainable.values())
             self.optimizer = make_optimizer(optimizer, list(trainable.values()), rate, fused)
             self._allocate_state(trainable)
+        self._kept = dict(self.parameters)
+        self.tied = {n: (self.parameters[k], self.accumulators.get(k)) for n, k in sharing.kept.items()}
+        used = {k: (self.parameters[kept], self.accumulators.get(kept)) for k, kept in sharing.same.items()}
+        for name, (shared, accumulator) in (sharing.lent | used).items():
+            self.parameters[name] = shared
+            if accumulator is not None:
+                self.accumulators[name] = accumulator
 
     def _allocate_state(self, trainable: Mapping[str, Tensor]) -> None:
         assert self.optimizer is not None
@@ -80,7 +106,7 @@ class StageWeights:
 
     def zero_gradients(self) -> None:
         """Empties the accumulators; at the start of a step."""
-        for flat in self.gradients:
+        for flat in (*self.gradients, *self.tied_gradients.values()):
             flat.zero_()
 
     def step(self) -> None:
@@ -96,12 +122,13 @@ class StageWeights:
     def named_state(self, layer_names: Sequence[str]) -> dict[str, Tensor]:
         """Every tensor of the replica, the live ones, by checkpoint key.
 
-        "parameters/<layer>/<name>", "buffers/<layer>/<name>", "optimizer/<state>/<layer>/<name>".
+        "parameters/<layer>/<name>", "buffers/<layer>/<name>", "optimizer/<state>/<layer>/<name>". A tied parameter has
+        the name of the tie's first member wherever it is kept.
         """
-        groups: dict[str, Mapping[str, Tensor]] = {"parameters": self.parameters, "buffers": self.buffers}
+        groups: dict[str, Mapping[str, Tensor]] = {"parameters": self._kept, "buffers": self.buffers}
         groups |= {f"optimizer/{key}": tensors for key, tensors in self.states.items()}
         return {
-            f"{group}/{public_name(name, layer_names)}": tensor
+            f"{group}/{public_name(self._saved_as.get(name, name), layer_names)}": tensor
             for group, tensors in groups.items()
             for name, tensor in tensors.items()
         }

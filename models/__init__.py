@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .data import load
 from .loss import cross_entropy
-from .protocol import Dataset, LayeredModel, LayerSpec, Loss, build_layer, derive_seed
+from .protocol import Dataset, LayeredModel, LayerSpec, Loss, Tie, build_layer, derive_seed
 from .registry import UnknownModel, names, resolve
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "LayerSpec",
     "LayeredModel",
     "Loss",
+    "Tie",
     "UnknownModel",
     "build_layer",
     "cross_entropy",

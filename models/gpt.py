@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-LN transformer blocks, learned positions, untied head."""
+"""GPT-2 (Radford et al. 2019): pre-LN transformer blocks, learned positions; the head tied to the embedding or not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from .attention import Attention, linear
 from .loss import cross_entropy
-from .protocol import LayeredModel, LayerSpec
+from .protocol import LayeredModel, LayerSpec, Tie
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shapes of one GPT. The head is untied: embedding and head live on different stages.
+    """Shapes of one GPT.
 
-    `positions` are learned, as many as `sequence` unless more are given.
+    `positions` are learned, as many as `sequence` unless more are given. `tied`: the head's weight is the token
+    embedding's, as in GPT-2, wherever the two layers run.
     """
 
     blocks: int
@@ -28,6 +29,7 @@ class GPTConfig:
     vocabulary: int = 256
     dropout: float = 0.0
     positions: int | None = None
+    tied: bool = False
 
 
 class Embedding(nn.Module):
@@ -93,15 +95,19 @@ def gpt(name: str, config: GPTConfig) -> LayeredModel:
         *blocks,
         LayerSpec("head", partial(Head, config)),
     )
-    return LayeredModel(name, layers, cross_entropy, f"stdlib:{config.sequence}")
+    ties = (Tie((("embedding", "token.weight"), ("head", "out.weight"))),) if config.tied else ()
+    return LayeredModel(name, layers, cross_entropy, f"stdlib:{config.sequence}", ties)
 
 
 CONFIGS = {
     "gpt-tiny": GPTConfig(blocks=4, width=64, heads=4, sequence=32),
     "gpt-tiny-dropout": GPTConfig(blocks=4, width=64, heads=4, sequence=32, dropout=0.1),
+    "gpt-tiny-tied": GPTConfig(blocks=4, width=64, heads=4, sequence=32, tied=True),
     "gpt-mini": GPTConfig(blocks=4, width=128, heads=4, sequence=64),
     "gpt-small": GPTConfig(blocks=6, width=256, heads=8, sequence=128),
     "gpt2": GPTConfig(blocks=12, width=768, heads=12, sequence=1024, vocabulary=50257),
+    # GPT-2 small as published: 124,439,808 parameters.
+    "gpt2-tied": GPTConfig(blocks=12, width=768, heads=12, sequence=1024, vocabulary=50257, tied=True),
     # Chimera's GPT-2 (arXiv:2107.06925, section 4): 64 layers and 1,389,327,360 parameters, trained at sequence 632.
     "gpt2-64": GPTConfig(blocks=64, width=1280, heads=20, sequence=632, vocabulary=50257, positions=1024),
 }

@@ -41,6 +41,16 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """One parameter that several layers use: (layer name, parameter name in the layer) of every member.
+
+    All members have one shape and one type. The first member's initial value is everybody's.
+    """
+
+    members: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class LayeredModel:
     """A chain of layers with its loss and its data.
 
@@ -49,15 +59,17 @@ class LayeredModel:
         layers: in the order the data flows; names are unique.
         loss: (output of the last layer, target) -> scalar, the mean over the micro-batch.
         data: a data set, the name of one (see `data.load`), or None when the user brings it later.
+        ties: parameters that layers share, as GPT-2's embedding and head do.
 
     Raises:
-        ValueError: no layers, or two layers of one name.
+        ValueError: no layers, two layers of one name, or a tie that names one layer twice or an unknown one.
     """
 
     name: str
     layers: tuple[LayerSpec, ...]
     loss: Loss
     data: str | Dataset | None = None
+    ties: tuple[Tie, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -67,6 +79,20 @@ class LayeredModel:
             if layer.name in seen:
                 raise ValueError(f"model {self.name!r} has two layers named {layer.name!r}")
             seen.add(layer.name)
+        self._check_ties(seen)
+
+    def _check_ties(self, layers: set[str]) -> None:
+        taken: set[tuple[str, str]] = set()
+        for tie in self.ties:
+            names = [layer for layer, _ in tie.members]
+            if len(names) < 2 or len(set(names)) < len(names):
+                raise ValueError(f"model {self.name!r}: a tie needs two or more different layers, got {names}")
+            for layer, parameter in tie.members:
+                if layer not in layers:
+                    raise ValueError(f"model {self.name!r} ties a parameter of layer {layer!r}, which does not exist")
+                if (layer, parameter) in taken:
+                    raise ValueError(f"model {self.name!r}: parameter {parameter!r} of layer {layer!r} is tied twice")
+                taken.add((layer, parameter))
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 
 from . import bert, gpt, llama, mlp, resnet
 from .loss import cross_entropy
-from .protocol import LayeredModel, LayerSpec
+from .protocol import LayeredModel, LayerSpec, Tie
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
     **bert.PRESETS, **gpt.PRESETS, **llama.PRESETS, **mlp.PRESETS, **resnet.PRESETS,
@@ -39,8 +39,9 @@ def resolve(name: str) -> LayeredModel:
     A registry name, or "package.module:function", imported with the working directory on the path. The
     function takes no arguments and returns a `LayeredModel`, or a list of modules or (name, module) pairs,
     each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
-    logits, and no data). The function is called anew, under the run's seed, for every layer that is built, so
-    that all processes start from the same values; a large model does better with a `LayeredModel`.
+    logits, and no data). A parameter that is the same object in several of the layers is tied. The function is
+    called anew, under the run's seed, for every layer that is built, so that all processes start from the same
+    values; a large model does better with a `LayeredModel`.
 
     Raises:
         UnknownModel: not registered, cannot be imported, or not what a model function returns.
@@ -54,7 +55,8 @@ def resolve(name: str) -> LayeredModel:
     if isinstance(made, LayeredModel):
         return made
     loss = getattr(factory, "loss", cross_entropy)
-    return LayeredModel(name, _as_layers(name, factory, made), loss, getattr(factory, "data", None))
+    layers = _as_layers(name, factory, made)
+    return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
 
 
 def _import(name: str) -> Callable[[], Any]:
@@ -94,6 +96,16 @@ def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[Lay
             raise UnknownModel(name, f"entry {index} is a {type(module).__name__}, not a module")
         layers.append(LayerSpec(str(layer_name), partial(_layer_of, factory, index)))
     return tuple(layers)
+
+
+def _ties(layers: Sequence[LayerSpec], made: Sequence[Any]) -> tuple[Tie, ...]:
+    """The parameters that are one object in several layers."""
+    members: dict[int, list[tuple[str, str]]] = {}
+    for spec, entry in zip(layers, made, strict=True):
+        module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else entry
+        for name, parameter in module.named_parameters():
+            members.setdefault(id(parameter), []).append((spec.name, name))
+    return tuple(Tie(tuple(found)) for found in members.values() if len(found) > 1)
 
 
 def _layer_of(factory: Callable[[], Any], index: int) -> nn.Module:

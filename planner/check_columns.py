@@ -62,6 +62,7 @@ class Homes:
     away: Ints  # device that a shipped stash goes to; -1: none
     devices: int
     node: Ints  # of every device
+    groups: int  # of tied parameters in the model
 
     @classmethod
     def of(cls, plan: Plan) -> Homes:
@@ -74,13 +75,18 @@ class Homes:
         rows = [[parse_policy(text) or Policy(KEEP) for text in row] for row in plan.stash]
         policies = np.array(rows, dtype=np.int64).reshape(-1, stages, 2)[path]
         node = np.array([device.node for device in plan.problem.cluster.devices], dtype=np.int64)
-        forward, back = routes[path, 0].T, routes[path, 1].T
-        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, len(plan.problem.cluster), node)
+        forward, back, groups = routes[path, 0].T, routes[path, 1].T, len(plan.problem.model.shared)
+        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, len(plan.problem.cluster), node, groups)
 
     @property
     def held(self) -> Flags:
         """[device, stage]: whether the device holds a trained replica of the stage (it runs the backward)."""
         return self._runs(self.back)
+
+    @property
+    def owners(self) -> dict[int, list[int]]:
+        """The devices that hold a trained replica of each stage."""
+        return {stage: np.flatnonzero(column).tolist() for stage, column in enumerate(self.held.T)}
 
     def _runs(self, table: Ints) -> Flags:
         runs = np.zeros((self.devices, len(table)), dtype=np.bool_)
@@ -148,7 +154,7 @@ class Columns:
     def keys(self, homes: Homes) -> Ints:
         """One number for every op, different for different ops; -1 for ops that no plan of this size can have."""
         stages, count = homes.device.shape
-        peers = max(stages, homes.devices)
+        peers = max(stages, homes.devices, homes.groups)
         key = (self.kind * homes.devices + self.device) * stages + self.stage
         key = (key * (count + 1) + self.micro_batch + 1) * (peers + 1) + self.peer + 1
         sound = (self.stage >= 0) & (self.stage < stages) & (self.micro_batch >= -1) & (self.micro_batch < count)

@@ -68,6 +68,17 @@ def _required(costs: StageCosts, homes: Homes) -> Columns:
     for kind, where in ((Kind.STEP, held), (Kind.REDUCE, held & (held.sum(axis=0) > 1))):
         device, stage = np.nonzero(where)
         parts.append(Columns.of(kind, stage, -1, device))
+    return Columns.join([*parts, tie_ops(costs, homes)])
+
+
+def tie_ops(costs: StageCosts, homes: Homes) -> Columns:
+    """A TIE on every device that holds a copy of tied parameters, where several do."""
+    parts, owners = [], homes.owners if costs.ties else {}
+    for tie in costs.ties:
+        copies = tie.copies(owners)
+        if len(copies) > 1:
+            device, stage = (np.array(list(x), dtype=np.int64) for x in (copies.keys(), copies.values()))
+            parts.append(Columns.of(Kind.TIE, stage, -1, device, tie.number))
     return Columns.join(parts)
 
 

@@ -36,6 +36,7 @@ class Order:
         self._edge_needs(costs)
         self._stash_needs()
         self._closing_needs()
+        self._tie_needs(costs)
         self._parameter_needs(costs)
         op, earlier = zip(*self._pairs, strict=True)
         self.needs = np.concatenate(op), np.concatenate(earlier)
@@ -98,6 +99,20 @@ class Order:
         for closing in (reduce, step):
             self._need(closing[columns.device[ends], columns.stage[ends]], ends)
         self._need(step, reduce)
+
+    def _tie_needs(self, costs: StageCosts) -> None:
+        """TIE and the STEPs of the member stages come after every backward of these, STEP after TIE."""
+        listed, columns = self.listed, self.listed.columns
+        ends, owners = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W)), self.homes.owners
+        for tie in costs.ties:
+            mine = ends[np.isin(columns.stage[ends], tie.stages)]
+            for device, home in tie.copies(owners).items():
+                here = mine[columns.device[mine] == device]
+                summed = listed.find(Columns.of(Kind.TIE, home, -1, device, tie.number))
+                steps = listed.find(Columns.of(Kind.STEP, np.array(tie.stages), -1, device))
+                self._need(summed, here)
+                self._need(steps, summed)
+                self._need(steps[:, None], here[None, :])
 
     def _parameter_needs(self, costs: StageCosts) -> None:
         """New parameters leave after their stage's STEP, and replace those that every F of the stage has used."""
@@ -173,10 +188,11 @@ def deadlock(order: Order) -> Iterator[Violation]:
     count = len(listed)
     node = np.arange(count)
     node[order.receive] = order.send  # the two ends of a message are one event, and so is a reduction
-    reduces = np.flatnonzero(listed.columns.kind == Kind.REDUCE)
-    first = np.full(len(order.homes.device), -1)
-    first[listed.columns.stage[reduces[::-1]]] = reduces[::-1]
-    node[reduces] = first[listed.columns.stage[reduces]]
+    for kind, number in ((Kind.REDUCE, listed.columns.stage), (Kind.TIE, listed.columns.peer)):
+        reduces = np.flatnonzero(listed.columns.kind == kind)
+        first = np.full(int(number[reduces].max(initial=-1)) + 1, -1)
+        first[number[reduces[::-1]]] = reduces[::-1]
+        node[reduces] = first[number[reduces]]
     pair, send, _ = _by_pair(order)
     same = pair[1:] == pair[:-1]
     op, earlier = order.needs
@@ -229,4 +245,6 @@ def _name(order: Order, place: int) -> str:
     if op.kind in SENDS:
         target = device[order.receive[order.send == place]][0]
         return f"message {op} (device {device[place]} to {target})"
+    if op.kind == Kind.TIE:
+        return f"TIE of group {op.peer}"
     return f"REDUCE of stage {op.stage}" if op.kind == Kind.REDUCE else f"{op} on device {device[place]}"

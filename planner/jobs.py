@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cluster import Cluster
+from .errors import PlanError
 from .kernel import run_jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops
 from .operations import StageCosts, Structured, holders
-from .plan import RECEIVES, Kind, Op
+from .plan import COLLECTIVES, RECEIVES, Kind, Op
 from .reductions import reduce_seconds, ring, step_seconds
 from .remember import PerObject
 
@@ -24,7 +25,8 @@ from .remember import PerObject
 class Jobs:
     """The served jobs: job numbers 0..ops-1 are the ops' own, then come reductions.
 
-    A message is the job of its SEND; RECV and REDUCE ops are no jobs (their rank is -1).
+    A message is the job of its SEND; RECV, REDUCE and TIE ops are no jobs (their rank is -1). `reduce_job`: the job of
+    every reduction by `Op.collective`.
     """
 
     ops: Ops
@@ -33,7 +35,7 @@ class Jobs:
     start: Floats
     rank: Ints  # order of service: every job comes after all that it waits for
     message_latency_s: Floats
-    reduce_job: dict[int, int]
+    reduce_job: dict[tuple[Kind, int], int]
     complete: bool
 
     @property
@@ -103,7 +105,7 @@ class _Edges:
 
 @dataclass(frozen=True)
 class _Reduction:
-    stage: int
+    collective: tuple[Kind, int]
     seconds: float
     pairs: list[tuple[int, int]]
 
@@ -138,9 +140,9 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     reductions = _reductions(plan, costs, ops, edges)
     duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
     resources = _resources(machine, ops, found, copies, reductions)
-    idle = ops.where(*sorted(RECEIVES), Kind.REDUCE)
+    idle = ops.where(*sorted(RECEIVES | COLLECTIVES))
     start, rank, served = run_jobs(duration, *edges.columns(), *resources, idle)
-    reduce_job = {r.stage: count + k for k, r in enumerate(reductions)}
+    reduce_job = {r.collective: count + k for k, r in enumerate(reductions)}
     return Jobs(ops, found, duration, start, rank, latency, reduce_job, served == len(duration) - len(idle))
 
 
@@ -263,23 +265,38 @@ def _free_edges(edges: _Edges, ops: Ops, free: Ints) -> None:
 
 
 def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) -> list[_Reduction]:
-    """Every reduction, with its precedences added; its job number follows those of the ops."""
-    place = ops.where(Kind.REDUCE)
-    if not len(place):
+    """Every reduction, with its precedences added; its job number follows those of the ops.
+
+    It starts when all its ops are posted. The optimizer steps of a stage wait for its REDUCE, and for the TIE of
+    every group that it is a member of.
+    """
+    reduce, tie = ops.where(Kind.REDUCE), ops.where(Kind.TIE)
+    if not len(reduce) and not len(tie):
         return []
-    steps = ops.where(Kind.STEP)
-    owners = holders(plan)
+    if len(tie) and not set(ops.peer[tie].tolist()) <= {group.number for group in costs.ties}:
+        raise PlanError("a TIE names a group of parameters that no two stages share")
+    owners, steps = holders(plan), ops.where(Kind.STEP)
     found: list[_Reduction] = []
-    for stage in np.unique(ops.stage[place]).tolist():
-        devices = owners[stage]
-        count = plan.problem.workload.gradient_bytes(int(costs.parameter_bytes[stage]))
+
+    def add(
+        collective: tuple[Kind, int], mine: Ints, devices: tuple[int, ...], members: Sequence[int], count: int
+    ) -> None:
         seconds, latency = reduce_seconds(plan.problem.cluster, devices, count)
         job = len(ops) + len(found)
-        mine = place[ops.stage[place] == stage]
         edges.add(ops.previous[mine], np.full(len(mine), job))
-        after = steps[ops.stage[steps] == stage]
+        after = steps[np.isin(ops.stage[steps], members)]
         edges.add(np.full(len(after), job), after, np.full(len(after), latency))
-        found.append(_Reduction(stage, seconds, ring(devices) if count else []))
+        found.append(_Reduction(collective, seconds, ring(devices) if count else []))
+
+    size = plan.problem.workload.gradient_bytes
+    for stage in np.unique(ops.stage[reduce]).tolist():
+        count = size(int(costs.own_bytes[stage]))
+        add((Kind.REDUCE, stage), reduce[ops.stage[reduce] == stage], owners[stage], [stage], count)
+    for group in costs.ties:
+        mine = tie[ops.peer[tie] == group.number]
+        if len(mine):
+            devices = tuple(group.copies(owners))
+            add((Kind.TIE, group.number), mine, devices, group.stages, size(group.bytes))
     return found
 
 

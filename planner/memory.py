@@ -154,11 +154,12 @@ class _Loose:
 
 
 def jobs_of_ops(jobs: Jobs) -> Ints:
-    """The job of every op: a RECV's is its message, a REDUCE's its reduction."""
+    """The job of every op: a RECV's is its message, a REDUCE's or TIE's its reduction."""
     found = np.arange(len(jobs.ops))
     found[jobs.messages.receive] = jobs.messages.send
-    reduce = jobs.ops.where(Kind.REDUCE)
-    found[reduce] = [jobs.reduce_job[stage] for stage in jobs.ops.stage[reduce].tolist()]
+    for kind, number in ((Kind.REDUCE, jobs.ops.stage), (Kind.TIE, jobs.ops.peer)):
+        reduce = jobs.ops.where(kind)
+        found[reduce] = [jobs.reduce_job[kind, k] for k in number[reduce].tolist()]
     return found
 
 

@@ -91,7 +91,7 @@ def _check_number(layer: str, key: str, value: object, whole: bool) -> None:
 
 @dataclass(frozen=True)
 class SharedParameters:
-    """Parameters that several layers hold in common (tied weights): `bytes` of them."""
+    """Parameters that several layers hold in common (tied weights): `bytes` of every member's `parameter_bytes`."""
 
     layers: tuple[str, ...]
     bytes: int
@@ -125,14 +125,25 @@ class ModelGraph:
             for end in (source, target):
                 if end not in seen:
                     raise ModelError(f"edge {source!r} -> {target!r}: there is no layer {end!r}")
-        for group in self.shared:
-            for member in group.layers:
-                if member not in seen:
-                    raise ModelError(f"shared parameters name layer {member!r}, which does not exist")
+        self._check_shared(seen)
         graph = networkx.DiGraph(self.edges)
         if not networkx.is_directed_acyclic_graph(graph):
             cycle = [edge[0] for edge in networkx.find_cycle(graph)]
             raise ModelError(f"the layer graph has a cycle: {' -> '.join(map(repr, [*cycle, cycle[0]]))}")
+
+    def _check_shared(self, known: set[str]) -> None:
+        shared: dict[str, int] = {}
+        for group in self.shared:
+            for member in group.layers:
+                if member not in known:
+                    raise ModelError(f"shared parameters name layer {member!r}, which does not exist")
+                shared[member] = shared.get(member, 0) + group.bytes
+            if len(group.layers) < 2 or len(set(group.layers)) < len(group.layers):
+                raise ModelError(f"shared parameters need two or more different layers, got {list(group.layers)}")
+        for member, size in shared.items():
+            whole = self.layers[self.index[member]].parameter_bytes
+            if size > whole:
+                raise ModelError(f"layer {member!r} shares {size} bytes of parameters, but has {whole}")
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -159,9 +170,10 @@ class ModelGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of layer names, parameter sizes, parameter shapes where known, and edges."""
+        """Hash of layer names, parameter sizes, parameter shapes where known, edges, and what is shared."""
         parts = [[x.name, x.parameter_bytes, x.parameter_shapes] for x in self.layers]
-        return hashlib.sha256(json.dumps([parts, self.edges]).encode()).hexdigest()[:16]
+        tied = [[[group.layers, group.bytes] for group in self.shared]] if self.shared else []
+        return hashlib.sha256(json.dumps([parts, self.edges, *tied]).encode()).hexdigest()[:16]
 
     @classmethod
     def chain(cls, layers: Sequence[Layer], name: str = "model", **rest: Any) -> ModelGraph:

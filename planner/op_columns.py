@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .errors import PlanError
 from .operations import StageCosts
 from .plan import IN_LINE, SENDS, Kind, Op
+from .ties import returned_bytes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -164,8 +165,15 @@ class Messages:
 def direct_bytes(ops: Ops, costs: StageCosts, send: Ints) -> Ints:
     """Bytes of the stashes and parameters that these ops send; of a stash that is made again, what makes it."""
     stage = ops.stage[send]
-    stash = np.where(ops.at(ops.table(Kind.R), send) >= 0, costs.incoming_bytes[stage], costs.stash_bytes[stage])
-    return np.where(ops.kind[send] == Kind.SEND_P.value, costs.parameter_bytes[stage], stash)
+    size = np.where(ops.at(ops.table(Kind.R), send) >= 0, costs.incoming_bytes[stage], costs.stash_bytes[stage])
+    sent = np.flatnonzero(ops.kind[send] == Kind.SEND_P.value)
+    size[sent] = costs.parameter_bytes[stage[sent]]
+    if costs.ties and len(sent):
+        back = ops.where(Kind.B, Kind.I)
+        for k in sent.tolist():
+            trained = ops.stage[back[ops.device[back] == ops.peer[send[k]]]].tolist()
+            size[k] = returned_bytes(int(size[k]), costs.ties, int(stage[k]), trained)
+    return np.asarray(size, dtype=np.int64)
 
 
 def _match_boundaries(ops: Ops, costs: StageCosts, send: Ints) -> tuple[Ints, Ints]:

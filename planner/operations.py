@@ -15,6 +15,7 @@ from .errors import PlanError
 from .model_graph import ModelGraph
 from .plan import Kind, Op, Pipeline, Problem
 from .remember import PerObject
+from .ties import Shared, StageTie, returned_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +67,8 @@ class StageCosts:
 
     Times, parameters and stashes of a stage's layers add; workspace is their maximum. `input_bytes` is the data
     that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
-    beyond the tensors that edges deliver: recompute keeps it.
+    beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
+    stages, as `ties` say; `parameter_tensors` leaves those out.
     """
 
     forward_s: NDArray[np.float64]
@@ -74,6 +76,7 @@ class StageCosts:
     backward_weight_s: NDArray[np.float64]
     separable: tuple[bool, ...]
     parameter_bytes: NDArray[np.int64]
+    tied_bytes: NDArray[np.int64]
     buffer_bytes: NDArray[np.int64]
     parameter_tensors: NDArray[np.int64]
     stash_bytes: NDArray[np.int64]
@@ -82,6 +85,12 @@ class StageCosts:
     input_bytes: NDArray[np.int64]
     kept_input_bytes: NDArray[np.int64]
     edges: tuple[StageEdge, ...]
+    ties: tuple[StageTie, ...]
+
+    @property
+    def own_bytes(self) -> NDArray[np.int64]:
+        """Bytes of parameters that no other stage shares."""
+        return self.parameter_bytes - self.tied_bytes
 
     @property
     def backward_s(self) -> NDArray[np.float64]:
@@ -133,6 +142,8 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> Stag
 
     home = _stage_of_layer(model, stages)
     members = [[model.layers[model.index[name]] for name in stage] for stage in stages]
+    shared = Shared.of(model, home, len(stages))
+    tensors = np.array([sum(len(x.parameter_shapes or ()) for x in group) for group in members], dtype=np.int64)
 
     def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
         return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
@@ -142,15 +153,17 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> Stag
         total("backward_input_s", np.float64),
         total("backward_weight_s", np.float64),
         tuple(all(x.separable for x in group) for group in members),
-        total("parameter_bytes").astype(np.int64) - _shared_inside(model, home, len(stages)),
+        total("parameter_bytes").astype(np.int64) - shared.double_bytes,
+        shared.tied_bytes,
         total("buffer_bytes").astype(np.int64),
-        np.array([sum(len(x.parameter_shapes or ()) for x in group) for group in members], dtype=np.int64),
+        np.maximum(tensors - shared.extra_tensors, 0),
         total("stash_bytes").astype(np.int64),
         total("weight_stash_bytes").astype(np.int64),
         np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
         _source_input_bytes(model, home, len(stages)),
         _kept_input_bytes(model, home, len(stages)),
         _stage_edges(model, home),
+        shared.ties,
     )
 
 
@@ -209,18 +222,6 @@ def _kept_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> ND
             delivered = sum(model.layers[model.index[source]].output_bytes for source in before)
             total[home[name]] += max(0, declared - delivered)
     return total
-
-
-def _shared_inside(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
-    """Bytes counted twice because tied layers sit in one stage."""
-    import numpy as np
-
-    double = np.zeros(count, dtype=np.int64)
-    for group in model.shared:
-        stages = [home[name] for name in group.layers]
-        for stage in set(stages):
-            double[stage] += (stages.count(stage) - 1) * group.bytes
-    return double
 
 
 @dataclass(frozen=True)
@@ -306,9 +307,11 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
                 for m in pipeline.micro_batches:
                     send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
                     yield Message(source, send, target, receive, size)
+    trained = {d: [s for s, owners in holders(plan).items() if d in owners] for d in range(len(plan.problem.cluster))}
     for stage, source, target in parameter_returns(plan, costs):
         send, receive = Op(Kind.SEND_P, stage, -1, target), Op(Kind.RECV_P, stage, -1, source)
-        yield Message(source, send, target, receive, int(costs.parameter_bytes[stage]))
+        size = returned_bytes(int(costs.parameter_bytes[stage]), costs.ties, stage, trained[target])
+        yield Message(source, send, target, receive, size)
 
 
 def stash_hops(pipeline: Pipeline, stage: int, policy: str) -> list[tuple[int, int]]:
@@ -357,26 +360,36 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
 
     Where several devices run a stage's forward, each also holds every micro-batch's statistics of its buffers
-    (BatchNorm) until they are merged.
+    (BatchNorm) until they are merged. What stages of one device share counts once.
     """
-    workload = plan.problem.workload
+    workload, owners_of = plan.problem.workload, holders(plan)
     devices: list[dict[str, int]] = [{} for _ in range(len(plan.problem.cluster))]
 
     def add(device: int, category: str, count: int) -> None:
         devices[device][category] = devices[device].get(category, 0) + count
 
-    for stage, owners in holders(plan).items():
-        parameters, buffers = int(costs.parameter_bytes[stage]), int(costs.buffer_bytes[stage])
+    def train(device: int, parameters: int, tensors: int) -> None:
+        add(device, "parameters", parameters)
+        add(device, "gradients", workload.gradient_bytes(parameters))
+        counters = 4 * tensors if workload.optimizer.startswith("adam") else 0
+        add(device, "optimizer", workload.optimizer_bytes(parameters) + counters)
+
+    for stage, owners in owners_of.items():
+        own, buffers = int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])
         for device in owners:
-            add(device, "parameters", parameters)
-            add(device, "gradients", workload.gradient_bytes(parameters))
-            tensors = int(costs.parameter_tensors[stage]) if workload.optimizer.startswith("adam") else 0
-            add(device, "optimizer", workload.optimizer_bytes(parameters) + 4 * tensors)
+            train(device, own, int(costs.parameter_tensors[stage]))
             add(device, "buffers", buffers)
         for device in forward_only(plan, stage, owners):
-            add(device, "parameters", parameters)
+            add(device, "parameters", own)
             add(device, "buffers", buffers)
         forwards = forward_devices(plan, stage)
         for device in forwards if len(forwards) > 1 else ():
             add(device, "buffers", 2 * workload.micro_batches * buffers)
+    for tie in costs.ties:
+        copies = tie.copies(owners_of)
+        for device in copies:
+            train(device, tie.bytes, tie.tensors)
+        lent = {device for stage in tie.stages for device in forward_only(plan, stage, owners_of[stage])}
+        for device in lent - copies.keys():
+            add(device, "parameters", tie.bytes)
     return devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ _CLOSE = 1e-12  # times closer than this share of the step are equal
 
 
 def add_departures(draft: Draft) -> None:
-    """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs; and the closing STEPs."""
+    """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs, TIEs; and the closing STEPs."""
     forward, backward = draft.given.where(Kind.F), draft.given.where(Kind.B, Kind.I)
     edges = np.array(draft.costs.edges, dtype=np.int64).reshape(-1, 3)
     _add_sends(draft, (Kind.SEND_F, Kind.RECV_F), forward, edges[:, 0], edges[:, 1], edges[:, 2])
@@ -92,13 +93,14 @@ def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
 def _add_closing(draft: Draft) -> None:
     """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end.
 
-    A STEP is followed by the SEND_Ps of its new parameters.
+    A TIE follows the last backward of all its stages. A STEP is followed by the SEND_Ps of its new parameters.
     """
     given = draft.given
     ended = given.where(Kind.B, Kind.W)
     last = np.full((given.devices, given.stages), -1, dtype=np.int64)
     np.maximum.at(last, (given.device[ended], given.stage[ended]), ended)
-    owned = [(device, stage) for stage, devices in holders(draft.candidate).items() for device in devices]
+    owners = holders(draft.candidate)
+    owned = [(device, stage) for stage, devices in owners.items() for device in devices]
     device, stage = np.array(owned, dtype=np.int64).reshape(-1, 2).T
     after = last[device, stage]
     replicated = (np.bincount(stage, minlength=given.stages)[stage] > 1) & (after >= 0)
@@ -106,6 +108,7 @@ def _add_closing(draft: Draft) -> None:
     none = np.full(len(stage), -1)
     few = none[replicated]
     draft.add(Kind.REDUCE, stage[replicated], few, few, device[replicated], slot, LAST)
+    _add_ties(draft, owners, last)
     order = np.lexsort((stage, after, device))
     stage, device = stage[order], device[order]
     returns = parameter_returns(draft.candidate, draft.costs) if draft.routes.apart else []
@@ -118,7 +121,24 @@ def _add_closing(draft: Draft) -> None:
     kind, stage, peer, device = np.array(rows, dtype=np.int64).T
     items = draft.add(kind, stage, np.full(len(kind), -1), peer, device, draft.end_slot[device], HERE)
     sent = kind == Kind.SEND_P
-    draft.add_receives(Kind.RECV_P, items[sent], peer[sent], draft.costs.parameter_bytes[stage[sent]])
+    size = direct_bytes(draft.ops, draft.costs, items[sent])
+    draft.add_receives(Kind.RECV_P, items[sent], peer[sent], size)
+
+
+def _add_ties(draft: Draft, owners: Mapping[int, Sequence[int]], last: Ints) -> None:
+    """A TIE on every device that holds a copy of tied parameters, where several do, after the last backward there.
+
+    last: the last backward of every [device, stage].
+    """
+    rows = []
+    for tie in draft.costs.ties:
+        copies = tie.copies(owners)
+        after = {device: int(last[device, list(tie.stages)].max()) for device in copies}
+        if len(copies) > 1:
+            rows += [(home, tie.number, d, after[d] + d) for d, home in copies.items() if after[d] >= 0]
+    if rows:
+        stage, number, device, slot = np.array(rows, dtype=np.int64).T
+        draft.add(Kind.TIE, stage, np.full(len(rows), -1), number, device, slot, LAST)
 
 
 class _Forecast:

@@ -32,6 +32,7 @@ class Kind(IntEnum):
     RECV_S = 15
     SEND_P = 16
     RECV_P = 17
+    TIE = 18
 
 
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
@@ -40,13 +41,16 @@ IN_LINE = COMPUTE | {Kind.FREE}
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.SEND_S, Kind.SEND_P})
 RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B, Kind.RECV_S, Kind.RECV_P})
 COPIES = frozenset({Kind.OFFLOAD, Kind.FETCH})
+COLLECTIVES = frozenset({Kind.REDUCE, Kind.TIE})
+"""Sums of gradients over several devices: posted, and one event for all of them."""
 
 
 class Op(NamedTuple):
     """One operation of a device.
 
     `stage` is the stage that computes, or for a message the stage on this device's side that sends or receives
-    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE, STEP and parameters.
+    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE, TIE, STEP and
+    parameters.
 
     Activations: SEND_F(stage=producer, peer=consumer) meets RECV_F(stage=consumer, peer=producer).
     Gradients: SEND_B(stage=consumer, peer=producer) meets RECV_B(stage=producer, peer=consumer).
@@ -54,6 +58,8 @@ class Op(NamedTuple):
     SEND_P and RECV_P likewise, from a device that stepped a stage to one that only runs its forward.
     OFFLOAD copies a stash to the host and FETCH brings it back, both on the device's copy engines. FREE makes the
     ops after it wait until the stash's OFFLOAD (or outgoing SEND_S) has ended, so that its memory can be used.
+    REDUCE sums a stage's gradients over its replicas. TIE sums the gradient of tied parameters over all devices that
+    hold a copy: `stage` is the lowest member stage that this device trains, `peer` the group's number in the model.
     """
 
     kind: Kind
@@ -66,8 +72,13 @@ class Op(NamedTuple):
         if self.micro_batch >= 0:
             text += str(self.micro_batch)
         if self.peer >= 0:
-            text += f"{'>' if self.kind in SENDS else '<'}{self.peer}"
+            text += f"{'>' if self.kind in SENDS else '=' if self.kind == Kind.TIE else '<'}{self.peer}"
         return text
+
+    @property
+    def collective(self) -> tuple[Kind, int]:
+        """Of a REDUCE or TIE: what tells it from the others, the same on all devices that take part."""
+        return self.kind, self.peer if self.kind == Kind.TIE else self.stage
 
 
 @dataclass(frozen=True)

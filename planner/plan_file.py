@@ -20,11 +20,11 @@ from .workload import Workload
 FORMAT = "contraflow/plan"
 VERSION = 1
 _T = TypeVar("_T")
-_OP = re.compile(r"(\d+)(" + "|".join(sorted((k.name for k in Kind), key=len, reverse=True)) + r")(\d*)(?:[<>](\d+))?")
+_OP = re.compile(r"(\d+)(" + "|".join(sorted((k.name for k in Kind), key=len, reverse=True)) + r")(\d*)(?:[<>=](\d+))?")
 
 
 def op_from_text(text: object) -> Op:
-    """The op of its text form, as str(op) gives it: "2F0", "1SEND_F0>2", "0STEP"; raises PlanError."""
+    """The op of its text form, as str(op) gives it: "2F0", "1SEND_F0>2", "0TIE=1", "0STEP"; raises PlanError."""
     match = _OP.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise PlanError(f"not an operation: {text!r}")

@@ -1,13 +1,14 @@
-"""What ends a step: seconds of gradient reductions between replicas, and of optimizer steps."""
+"""What ends a step: seconds of gradient sums between replicas and between tied stages, and of optimizer steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from .cluster import Cluster
+from .operations import StageCosts, Structured, holders
 
 if TYPE_CHECKING:
-    from .operations import StageCosts, Structured
+    from .plan import Problem
 
 
 def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int) -> tuple[float, float]:
@@ -28,9 +29,28 @@ def ring(devices: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(a, devices[(k + 1) % len(devices)]) for k, a in enumerate(devices)]
 
 
-def step_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:
-    """Seconds of the optimizer step of one stage: bytes read and written over the memory bandwidth."""
-    bandwidth = plan.problem.cluster.devices[device].kind.memory_bandwidth
-    if bandwidth is None:
+def tie_seconds(cluster: Cluster, members: int, count: int) -> float:
+    """Seconds that reducing `count` bytes between so many of the cluster's devices takes at the most."""
+    devices = range(len(cluster))
+    links = [cluster.link(a, b) for a in devices for b in devices if a != b]
+    rounds = 2 * (min(members, len(devices)) - 1)
+    if not rounds or not count:
         return 0.0
-    return plan.problem.workload.step_traffic_bytes(int(costs.parameter_bytes[stage])) / bandwidth
+    return 2 * max(x.occupation_s(count) for x in links) + rounds * max(x.latency_s for x in links)
+
+
+def step_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:
+    """Seconds of the optimizer step of one stage: its own parameters, and tied ones that no lower stage updates."""
+    if plan.problem.cluster.devices[device].kind.memory_bandwidth is None:
+        return 0.0
+    count = int(costs.own_bytes[stage])
+    if costs.tied_bytes[stage]:
+        owners = holders(plan)
+        count += sum(tie.bytes for tie in costs.ties if tie.copies(owners).get(device) == stage)
+    return update_seconds(plan.problem, device, count)
+
+
+def update_seconds(problem: Problem, device: int, count: int) -> float:
+    """Seconds of an optimizer step of `count` bytes of parameters: bytes read and written over the memory bandwidth."""
+    bandwidth = problem.cluster.devices[device].kind.memory_bandwidth
+    return 0.0 if bandwidth is None else problem.workload.step_traffic_bytes(count) / bandwidth

@@ -15,7 +15,7 @@ from .jobs import Jobs, build
 from .memory import DeviceMemory, host_memory, profile_memory
 from .model_graph import ModelGraph
 from .operations import StageCosts, Structured
-from .plan import COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
+from .plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
 
 _COMPUTE = np.array([kind in COMPUTE for kind in Kind])
 
@@ -70,7 +70,7 @@ class Timeline:
 
     @cached_property
     def devices(self) -> tuple[DeviceTimeline, ...]:
-        """Every device's ops with times. REDUCE has the times of its reduction."""
+        """Every device's ops with times. REDUCE and TIE have the times of their reductions."""
         start, end, place = self.jobs.start, self.jobs.end, 0
         found = []
         for d, order in enumerate(self.orders):
@@ -78,8 +78,8 @@ class Timeline:
             for op in order:
                 if op.kind in COMPUTE:
                     timed.append(TimedOp(op, float(start[place]), float(end[place])))
-                elif op.kind == Kind.REDUCE:
-                    job = self.jobs.reduce_job[op.stage]
+                elif op.kind in COLLECTIVES:
+                    job = self.jobs.reduce_job[op.collective]
                     timed.append(TimedOp(op, float(start[job]), float(end[job])))
                 place += 1
             found.append(DeviceTimeline(tuple(timed), self.busy_s[d], self.device_memory[d]))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from contraflow.planner.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.errors import PlanError
 from contraflow.planner.lower import assemble
-from contraflow.planner.model_graph import Layer, ModelGraph
+from contraflow.planner.model_graph import Layer, ModelGraph, SharedParameters
 from contraflow.planner.operations import Candidate
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.presets import DeviceType
@@ -115,6 +115,24 @@ def random_candidate(seed: int, apart: bool = False) -> Candidate:
     )
     problem = Problem(model, cluster, Workload(batches, rng.choice(["sgd", "adam"])))
     return Candidate(problem, tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)), pipelines, stash)
+
+
+def tied(candidate: Candidate, seed: int) -> Candidate:
+    """The candidate with some layers tied: up to three groups, whose bytes come on top of the layers' own."""
+    rng, model = random.Random(seed), candidate.problem.model
+    names = [layer.name for layer in model.layers]
+    groups = [
+        SharedParameters(tuple(rng.sample(names, rng.randint(2, min(3, len(names))))), rng.choice([0, 3, 8]))
+        for _ in range(rng.randint(1, 3) if len(names) > 1 else 0)
+    ]
+    known = rng.random() < 0.5
+    layers = []
+    for layer in model.layers:
+        mine = [group.bytes for group in groups if layer.name in group.layers]
+        shapes = ((2, 2),) * (len(mine) + rng.randint(0, 2)) if known else None
+        layers.append(replace(layer, parameter_bytes=layer.parameter_bytes + sum(mine), parameter_shapes=shapes))
+    problem = replace(candidate.problem, model=replace(model, layers=tuple(layers), shared=tuple(groups)))
+    return replace(candidate, problem=problem)
 
 
 # ------------------------------------------------------------------ a list scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,20 +51,23 @@ def message_cache(candidate: Candidate) -> MessageSeconds:
 
 
 def finish_seconds(candidate: Candidate, stage: int, device: int) -> float:
-    """Seconds after a stage's last B on a device at the least: its reduction between replicas, then its step."""
-    return _finish(candidate, stage, device, holders(candidate)[stage])
+    """Seconds after a stage's last B on a device at the least: the sums its gradients take part in, then its step."""
+    return _finish(candidate, stage, device, holders(candidate))
 
 
-def _finish(candidate: Candidate, stage: int, device: int, devices: tuple[int, ...]) -> float:
-    count = candidate.problem.workload.gradient_bytes(int(candidate.costs.parameter_bytes[stage]))
-    reduce_s = sum(reduce_seconds(candidate.problem.cluster, devices, count))
-    return reduce_s + step_seconds(candidate, candidate.costs, stage, device)
+def _finish(candidate: Candidate, stage: int, device: int, owners: Mapping[int, tuple[int, ...]]) -> float:
+    costs, cluster = candidate.costs, candidate.problem.cluster
+    sums = [(owners[stage], int(costs.own_bytes[stage]))]
+    sums += [(tuple(tie.copies(owners)), tie.bytes) for tie in costs.ties if stage in tie.stages]
+    size = candidate.problem.workload.gradient_bytes
+    longest = max(sum(reduce_seconds(cluster, devices, size(count))) for devices, count in sums)
+    return longest + step_seconds(candidate, costs, stage, device)
 
 
 def finishes(candidate: Candidate) -> Callable[[int, int], float]:
     """`finish_seconds` of a candidate that remembers its answers."""
     owners = holders(candidate)
-    return cache(lambda stage, device: _finish(candidate, stage, device, owners[stage]))
+    return cache(lambda stage, device: _finish(candidate, stage, device, owners))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..operations import OFFLOAD, RECOMPUTE, Candidate
 from ..plan import Kind, Problem
-from ..reductions import step_seconds
+from ..reductions import update_seconds
 from .instance import (
     Rules,
     Stash,
@@ -36,7 +36,7 @@ class Stage:
         ticks: of F, B, I and W, by kind and device; R is like F.
         tail: ticks of the optimizer step by device. `home`: of the new parameters' way, from owner to forward device.
         stash: memory units. `owned`, `lent`: units of parameters and more on the backward device, and on a device
-            that only runs the forward.
+            that only runs the forward; those shared with other stages apart.
         hop: the stash from device to device; `kept_hop`: what recompute keeps. `copy`: to or from the host by device.
         split: the backward is I and W.
     """
@@ -56,6 +56,15 @@ class Stage:
     def backward(self) -> tuple[Kind, ...]:
         """The ops of a backward."""
         return (Kind.I, Kind.W) if self.split else (Kind.B,)
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Parameters that these stages share: one copy a device, in units where a backward runs and where only forwards."""
+
+    stages: tuple[int, ...]
+    owned: int
+    lent: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class ApartInstance:
     links: dict[tuple[int, int], tuple[tuple[str, int, int], ...]]
     policies: frozenset[str]
     alike: bool
+    ties: tuple[Tied, ...]
 
     @property
     def devices(self) -> int:
@@ -100,8 +110,10 @@ def build_apart(
     split = tuple(rules.split and can for can in costs.separable)
     stash = stash_bytes(candidate, split, rules)
     owned, lent = _static(candidate)
+    shared = [(tie.stages, *_kept(candidate, tie.bytes, tie.tensors)) for tie in costs.ties]
     free = [limit - less for limit, less in zip(limits, lowered, strict=True)]
-    unit = memory_unit([*(x for one in stash for x in one.all), *owned, *lent], free)
+    sizes = [*(x for one in stash for x in one.all), *owned, *lent, *(x for _, *both in shared for x in both)]
+    unit = memory_unit(sizes, free)
     cluster, devices = problem.cluster, range(len(problem.cluster))
 
     longest = tick.down(horizon_s) + 1  # whatever takes more does not fit the horizon either
@@ -116,8 +128,8 @@ def build_apart(
     stages = tuple(
         Stage(
             {kind: tuple(tick.down(s) for s in seconds.compute(kind, k)) for kind in (Kind.F, *_BACK)},
-            tuple(tick.down(step_seconds(candidate, costs, k, d)) for d in devices),
-            hops(int(costs.parameter_bytes[k])) if costs.parameter_bytes[k] else nothing,
+            tuple(tick.down(update_seconds(problem, d, int(costs.own_bytes[k]))) for d in devices),
+            hops(int(costs.own_bytes[k])) if costs.parameter_bytes[k] else nothing,
             stash[k].in_units(unit),
             owned[k] // unit,
             lent[k] // unit,
@@ -142,6 +154,7 @@ def build_apart(
         {(a, b): links_of(cluster, a, b) for a in devices for b in devices},
         rules.policies,
         _alike(problem, rules, free),
+        tuple(Tied(stages, owns // unit, lends // unit) for stages, owns, lends in shared),
     )
 
 
@@ -184,23 +197,35 @@ class _Seconds:
         for k in range(len(costs.forward_s)):
             halves = (Kind.I, Kind.W) if self.rules.split and costs.separable[k] else (Kind.B,)
             found += [s for kind in (Kind.F, *halves) for s in self.compute(kind, k)]
-            found += [step_seconds(self.candidate, costs, k, d) for d in devices]
+            own = int(costs.own_bytes[k])
+            found += [update_seconds(self.candidate.problem, d, own) for d in devices]
             found += [s for pair in self.copies(k) for s in pair] if OFFLOAD in self.rules.policies else []
-            sizes |= {int(costs.stash_bytes[k])} | ({int(costs.parameter_bytes[k])} - {0})
+            sizes |= {int(costs.stash_bytes[k])} | ({own} if costs.parameter_bytes[k] else set())
             sizes |= {int(costs.incoming_bytes[k])} if RECOMPUTE in self.rules.policies else set()
         return found + [s for size in sizes for a in devices for b in devices for s in self.hop(a, b, size)]
 
 
 def _static(candidate: Candidate) -> tuple[list[int], list[int]]:
-    """Bytes of parameters and more per stage: on the device that owns them, and on one that only runs the forward."""
-    workload, costs = candidate.problem.workload, candidate.costs
+    """Bytes of parameters and more per stage: on the device that owns them, and on one that only runs the forward.
+
+    What a stage shares with others is left out.
+    """
+    costs = candidate.costs
     owned, lent = [], []
     for k in range(len(candidate.stages)):
-        parameters, buffers = int(costs.parameter_bytes[k]), int(costs.buffer_bytes[k])
-        tensors = int(costs.parameter_tensors[k]) if workload.optimizer.startswith("adam") else 0
-        lent.append(parameters + buffers)
-        owned.append(lent[k] + workload.gradient_bytes(parameters) + workload.optimizer_bytes(parameters) + 4 * tensors)
+        own, buffers = int(costs.own_bytes[k]), int(costs.buffer_bytes[k])
+        trained, run = _kept(candidate, own, int(costs.parameter_tensors[k]))
+        owned.append(trained + buffers)
+        lent.append(run + buffers)
     return owned, lent
+
+
+def _kept(candidate: Candidate, parameters: int, tensors: int) -> tuple[int, int]:
+    """Bytes on a device that trains these parameters, and on one that only uses them."""
+    workload = candidate.problem.workload
+    counters = 4 * tensors if workload.optimizer.startswith("adam") else 0
+    state = workload.gradient_bytes(parameters) + workload.optimizer_bytes(parameters) + counters
+    return parameters + state, parameters
 
 
 def _alike(problem: Problem, rules: Rules, free: Sequence[int]) -> bool:

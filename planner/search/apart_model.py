@@ -262,9 +262,14 @@ class ApartModel:
             for d in range(self.instance.devices):
                 lent = self.every(choice.front[d], ~choice.same)
                 for units, literal in ((stage.owned, choice.rear[d]), (stage.lent, lent)):
-                    if units:
-                        life = self.model.new_optional_fixed_size_interval_var(0, self.upper + 1, literal, "")
-                        self.demands["device", d].append((life, units))
+                    self._keep(d, units, literal)
+        for tie in self.instance.ties:
+            members = [self.choices[s] for s in tie.stages]
+            for d in range(self.instance.devices):
+                untrained = self.every(*(~choice.rear[d] for choice in members))
+                unused = self.every(*(~choice.front[d] for choice in members))
+                self._keep(d, tie.owned, ~untrained)
+                self._keep(d, tie.lent, self.every(untrained, ~unused))
         for (kind, number), held in self.demands.items():
             room = self.instance.capacity[number] if kind == "device" else self.instance.host_room[number]
             assert room is not None
@@ -272,6 +277,12 @@ class ApartModel:
             self.model.add_cumulative(intervals, units_of, room)
         for intervals_of in self.resources.values():
             self.model.add_no_overlap(intervals_of)
+
+    def _keep(self, d: int, units: int, literal: Literal) -> None:
+        """Takes memory of a device for the whole step, while the literal holds."""
+        if units:
+            life = self.model.new_optional_fixed_size_interval_var(0, self.upper + 1, literal, "")
+            self.demands["device", d].append((life, units))
 
     # ------------------------------------------------------------ between stages and micro-batches
 

@@ -10,7 +10,7 @@ from ..lower import assemble, assembled
 from ..operations import KEEP, RECOMPUTE, Candidate
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
-from ..plan import RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
+from ..plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
 from .fit import lacking
@@ -237,7 +237,7 @@ def run_lightest(session: Session, order: Order) -> None:
 
 def own_orders(plan: Plan) -> list[list[Op]]:
     """A plan's orders without what `assemble` places itself: messages, reductions and optimizer steps."""
-    placed = SENDS | RECEIVES | {Kind.REDUCE, Kind.STEP}
+    placed = SENDS | RECEIVES | COLLECTIVES | {Kind.STEP}
     return [[op for op in order if op.kind not in placed] for order in plan.orders]
 
 

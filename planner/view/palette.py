@@ -38,6 +38,8 @@ def paint(kind: Kind, hue: int, shade: float) -> Paint:
         return Paint(f"url(#again{hue})", "#10202f", _hsl(h, 0.35, 0.55))
     if kind == Kind.REDUCE:
         return Paint("#8a5fa8", "#ffffff")
+    if kind == Kind.TIE:
+        return Paint("#b2507f", "#ffffff")
     if kind in COPIES:
         return Paint("#2c7a61" if kind == Kind.OFFLOAD else "#6fb79f", "#ffffff")
     return Paint("#3d4754", "#ffffff")

@@ -106,6 +106,7 @@ _MEANING = {
     Kind.STEP: "optimizer step",
     Kind.OFFLOAD: "stash to host",
     Kind.FETCH: "stash from host",
+    Kind.TIE: "reduce tied",
 }
 
 

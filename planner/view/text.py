@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 WIDTH = 80
 _FILL = {
     Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
-    Kind.OFFLOAD: ">", Kind.FETCH: "<",
+    Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&",
 }  # fmt: skip
 _MEANING = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
     Kind.R: "recompute", Kind.REDUCE: "reduce", Kind.STEP: "optimizer step",
-    Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host",
+    Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host", Kind.TIE: "reduce tied parameters",
 }  # fmt: skip
 
 

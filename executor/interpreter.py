@@ -17,6 +17,7 @@ from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
 from .errors import Aborted, ExecutionError
+from .observe import Observer
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
@@ -33,6 +34,7 @@ class Interpreter:
         replicas: the stages this rank holds.
         waits: what the ops of its list wait for, beyond their inputs.
         track: told about every tensor that another thread of the rank allocates on its device.
+        observer: told about every op and every wait.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class Interpreter:
         waits: Waits,
         clock: Clock = time.perf_counter,
         track: Callable[[Tensor], None] = lambda _: None,
+        observer: Observer | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
         self._order = self.plan.orders[transport.rank]
+        self._observer = Observer(self._order) if observer is None else observer
         self._waits = waits
         self._clock = clock
         self._last = len(self.plan.stages) - 1
@@ -57,7 +61,7 @@ class Interpreter:
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
         sizes = self._piece_bytes()
         self._widest = max(map(len, sizes.values()), default=0)
-        self._stashes = Stashes(transport, layouts, sizes, self._stash_tag, track, clock)
+        self._stashes = Stashes(transport, layouts, sizes, self._stash_tag, track, clock, self._finish)
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -95,9 +99,11 @@ class Interpreter:
             if replica.statistics is not None:
                 replica.statistics.reset()
         self._stashes.reset()
+        self._observer.step(step)
         self.transport.barrier()
         state = StepState(step, self._clock())
         for place, op in enumerate(self._order):
+            self._observer.begin(place)
             try:
                 if op.kind in IN_LINE:
                     self._start_fetches(state, place)
@@ -108,6 +114,7 @@ class Interpreter:
                 raise
             except Exception as error:
                 raise self._failure(step, op, error) from error
+            self._observer.end(state.records[place])
         seconds = self._clock() - state.began_s
         self._complete(state, tuple(state.leaving))
         return StepRecord(seconds, state.losses, state.records)
@@ -264,6 +271,7 @@ class Interpreter:
         if replica.group is not None:
             handles = [self.transport.all_reduce(tensor, replica.group) for tensor in replica.reduced]
             state.reductions[op.stage] = Transfer([], handles, record)
+            record.moved_bytes = sum(tensor.nbytes for tensor in replica.reduced)
 
     def _leave(self, state: StepState, transfer: Transfer) -> None:
         state.leaving[len(state.records) - 1] = transfer
@@ -327,6 +335,7 @@ class Interpreter:
     # ------------------------------------------------------------ records
 
     def _begin(self, state: StepState, record: OpRecord) -> None:
+        self._observer.started()
         record.start_s = self._clock() - state.began_s
 
     def _end(self, state: StepState, record: OpRecord) -> None:
@@ -334,4 +343,6 @@ class Interpreter:
 
     def _finish(self, state: StepState, transfer: Transfer | None) -> None:
         if transfer is not None:
+            self._observer.wait(transfer.op)
             transfer.finish(lambda: self._clock() - state.began_s)
+            self._observer.resume()

@@ -39,6 +39,7 @@ class Stashes:
         layouts: of the stages the rank holds. piece_bytes: of all stages whose stashes are shipped.
         track: told about every tensor that another thread allocates on the device.
         clock: as the interpreter's.
+        finish: how the rank waits for a transfer.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Stashes:
         tags: Tags,
         track: Callable[[Tensor], None],
         clock: Clock,
+        finish: Callable[[StepState, Transfer], None],
     ) -> None:
+        self._finish = finish
         self._transport = transport
         self._layouts = layouts
         self._piece_bytes = piece_bytes
@@ -77,6 +80,7 @@ class Stashes:
         pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
         away = self._away[key] = _Away(packed)
         after = mark(pieces[0].device) if pieces else None
+        record.moved_bytes = sum(piece.nbytes for piece in pieces)
 
         def copy() -> None:
             record.start_s = self._clock() - state.began_s
@@ -86,7 +90,7 @@ class Stashes:
                 pieces.pop()
             record.end_s = self._clock() - state.began_s
 
-        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None)
+        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None, op=op)
 
     def fetch(
         self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], device: torch.device
@@ -104,9 +108,10 @@ class Stashes:
                 self._track(target)
                 self._in.to_device(piece, target)
                 away.pieces[number] = target
+                record.moved_bytes += target.nbytes
             record.end_s = self._clock() - state.began_s
 
-        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None)
+        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None, op=op)
 
     # ------------------------------------------------------------ shipping
 
@@ -156,7 +161,7 @@ class Stashes:
         if away is None:
             return state.stashes.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
-        away.back.finish(lambda: self._clock() - state.began_s)
+        self._finish(state, away.back)
         stash = away.packed.unpack(away.pieces)
         away.pieces.clear()
         return stash

@@ -15,10 +15,12 @@ import torch
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
+from ..planner.run_trace import RunTrace
+from ..planner.run_trace_file import save_trace
 from .errors import RunError
 from .rank import Job, RankReport, StepReport, run_rank
 from .replica import reduce_groups
-from .trace import RunTrace, save_trace
+from .trace import trace_of
 from .validate import find_data, find_model, match_model, require_executable
 from .watch import TIMEOUT_S, Board, Watcher
 from .weights import DEFAULT_RATES
@@ -49,7 +51,7 @@ class RunResult:
         forecast_step_s, forecast_peak_bytes: what the plan said.
         first_step: 0, or where the run resumed.
         state: final tensors by checkpoint key, if asked for.
-        trace: the last step, op by op.
+        trace: the steps op by op: median times, memory.
     """
 
     losses: tuple[float, ...]
@@ -90,7 +92,7 @@ def execute(
         seed: fixes parameters, data order and dropout, whatever the plan.
         lr: default: `DEFAULT_RATES` of the plan's optimizer.
         transport: "threads", or "processes" (gloo; joined, not spawned, when RANK and WORLD_SIZE are set).
-        trace, checkpoint: where to write the last step's trace, and the state after the last step.
+        trace, checkpoint: where to write the trace of the steps, and the state after the last step.
         resume: go on from the newest checkpoint there, made by any plan of the same model.
         self_check: compare every stage program with plain torch first.
         timeout_s: how long a rank may go without progress within a step before the run ends.
@@ -206,7 +208,7 @@ class Collector:
             forecast.step_s,
             forecast.peak_bytes,
             reports[0].first_step,
-            RunTrace.of(reports, times[-1], self.losses),
+            trace_of(plan, reports, times, self.losses),
             state or None,
         )
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
+from ..planner.run_trace import OpTrace
 from .interpreter import Interpreter
 from .memory import StorageTracker
 from .observe import Observer
 from .replica import Blueprint, StageReplica, reduce_groups
-from .step_state import OpRecord
+from .trace import StepSamples, environment
 from .transport import Transport
 from .validate import find_data, find_model, match_model
 from .waits import waits
@@ -58,12 +59,15 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank leaves at its end. `ops`: its last step."""
+    """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory)."""
 
     rank: int
     first_step: int
     peak_bytes: int
-    ops: list[OpRecord]
+    ops: tuple[OpTrace, ...]
+    timed_steps: tuple[int, ...]
+    tracked_steps: tuple[int, ...]
+    environment: dict[str, str | int]
     state: dict[str, Tensor] | None
 
 
@@ -86,10 +90,10 @@ def run_rank(
         )
         closing.callback(interpreter.close)
         tracker.reset_peak()
-        ops: list[OpRecord] = []
+        samples = StepSamples(job.plan.orders[rank])
         for step in range(first, first + job.steps):
             record = interpreter.run_step(step)
-            ops = record.ops
+            samples.add(step, record, step - first < job.tracked_steps)
             report(StepReport(rank, step, record.seconds, record.losses))
             if step - first + 1 == job.tracked_steps:
                 observer.untrack()
@@ -103,7 +107,10 @@ def run_rank(
         save(job.checkpoint, state, first + job.steps, job.plan, transport)
     returned = {name: tensor.clone() for name, tensor in state.items()} if job.return_state else None
     observer.done()
-    return RankReport(rank, first, observer.peak_bytes, ops, returned)
+    return RankReport(
+        rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
+        environment(job, transport), returned,
+    )  # fmt: skip
 
 
 def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:

@@ -71,17 +71,20 @@ def model() -> LayeredModel:
     return LayeredModel("faulty:model", layers, cross_entropy, "digits")
 
 
-def planned(micro_batches: int = 4) -> Plan:
+_SIZES = {"stash_bytes": 4096, "weight_stash_bytes": 4096, "output_bytes": 64, "workspace_bytes": 4096}
+GRAPH = ModelGraph.chain(
+    [
+        Layer("good", 1e-3, 2e-3, separable=False, parameter_bytes=4 * (64 * 8 + 8), input_bytes=512, **_SIZES),
+        Layer("bad", 1e-3, 2e-3, separable=False, parameter_bytes=4 * (8 * 10 + 10), **_SIZES),
+    ],
+    "faulty:model",
+    micro_batch_size=2,
+)
+"""The same for the planner, with costs out of the air."""
+
+
+def planned(micro_batches: int = 4, model: ModelGraph = GRAPH) -> Plan:
     """1F1B on two devices: rank 1 runs the layer that fails."""
-    sizes = {"stash_bytes": 4096, "weight_stash_bytes": 4096, "output_bytes": 64, "workspace_bytes": 4096}
-    graph = ModelGraph.chain(
-        [
-            Layer("good", 1e-3, 2e-3, separable=False, parameter_bytes=4 * (64 * 8 + 8), input_bytes=512, **sizes),
-            Layer("bad", 1e-3, 2e-3, separable=False, parameter_bytes=4 * (8 * 10 + 10), **sizes),
-        ],
-        "faulty:model",
-        micro_batch_size=2,
-    )
     layout = build("1f1b", 2, micro_batches)
-    problem = Problem(graph, Cluster.uniform(2), Workload(micro_batches))
+    problem = Problem(model, Cluster.uniform(2), Workload(micro_batches))
     return assemble(Candidate(problem, (("good",), ("bad",)), layout.pipelines), layout.orders, "1f1b")

@@ -31,8 +31,9 @@ _COMMANDS = {
     "plan": _Entry(".planner.cli", "Search for the fastest plan that fits: plan.json."),
     "check": _Entry(".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."),
     "show": _Entry(".planner.cli", "Draw a plan as text or SVG."),
-    "compare": _Entry(".planner.cli", "Table of every named schedule and the search."),
+    "compare": _Entry(".planner.cli", "Table of every named schedule and the search; or a forecast and its run."),
     "execute": _Entry(".executor.cli", "Train the model with a plan, one process a device."),
+    "calibrate": _Entry(".planner.cli", "Fold the times of runs into a model's layer costs."),
 }
 _EPILOG = """\b
 Example:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..planner.cli_common import OutputFile, print_json, stop
+from ..planner.cli_common import OutputFile, SecondsLimit, print_json, stop
 from ..planner.errors import InputError
 from ..planner.files import write_text
 from ..planner.plan_file import load_plan
@@ -71,7 +71,7 @@ Examples:
     show_default=True,
     help="A gloo process per device, or all devices as threads of one process.",
 )
-@click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the last step did, op by op.")
+@click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the steps did, op by op.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, file_okay=False),
@@ -79,6 +79,14 @@ Examples:
     help="Save there at the end.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in DIR, whatever plan made it.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=SecondsLimit(),
+    default=300.0,
+    show_default=True,
+    help="End the run when a rank makes no progress for so long.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
 def execute(plan_file: str, dtype: str, as_json: bool, **options: Any) -> None:
     """Train the model of PLAN as the plan says, one process per device, and measure it.
@@ -119,6 +127,9 @@ def _run(work: Any) -> RunResult:
         _fail(error)
     except KeyboardInterrupt:
         _fail("interrupted")
+    except SystemExit as ending:  # a SIGTERM, after everything has been cleaned up
+        click.echo("contraflow: terminated", err=True)
+        raise SystemExit(ending.code) from None
     return result
 
 

@@ -18,6 +18,7 @@ from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
 from .agreement import agree
 from .errors import Aborted, ExecutionError
+from .observe import Observer
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
@@ -35,6 +36,7 @@ class Interpreter:
         replicas: the stages this rank holds.
         waits: what the ops of its list wait for, beyond their inputs.
         track: told about every tensor that another thread of the rank allocates on its device.
+        observer: told about every op and every wait.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Interpreter:
         waits: Waits,
         clock: Clock = time.perf_counter,
         track: Callable[[Tensor], None] = lambda _: None,
+        observer: Observer | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
         self._order = self.plan.orders[transport.rank]
+        self._observer = Observer(self._order) if observer is None else observer
         self._waits = waits
         self._clock = clock
         self._last = len(self.plan.stages) - 1
@@ -59,7 +63,9 @@ class Interpreter:
         self._scale = 1.0 / self.plan.problem.workload.micro_batches
         self._agreed = agree(transport, replicas)
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
-        self._stashes = Stashes(transport, layouts, self._agreed.piece_bytes, self._stash_tag, track, clock)
+        self._stashes = Stashes(
+            transport, layouts, self._agreed.piece_bytes, self._stash_tag, track, clock, self._finish
+        )
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -93,9 +99,11 @@ class Interpreter:
             if replica.statistics is not None:
                 replica.statistics.reset()
         self._stashes.reset()
+        self._observer.step(step)
         self.transport.barrier()
         state = StepState(step, self._clock())
         for place, op in enumerate(self._order):
+            self._observer.begin(place)
             try:
                 if op.kind in IN_LINE:
                     self._start_fetches(state, place)
@@ -106,6 +114,7 @@ class Interpreter:
                 raise
             except Exception as error:
                 raise self._failure(step, op, error) from error
+            self._observer.end(state.records[place])
         self._complete(state, tuple(state.leaving))
         self._exchange_statistics()
         self._stashes.settle()
@@ -281,6 +290,7 @@ class Interpreter:
         if group is not None:
             handles = [self.transport.all_reduce(tensor, group) for tensor in tensors]
             state.reductions[op.collective] = Transfer([], handles, record)
+            record.moved_bytes = sum(tensor.nbytes for tensor in tensors)
 
     def _leave(self, state: StepState, transfer: Transfer) -> None:
         state.leaving[len(state.records) - 1] = transfer
@@ -384,6 +394,7 @@ class Interpreter:
     # ------------------------------------------------------------ records
 
     def _begin(self, state: StepState, record: OpRecord) -> None:
+        self._observer.started()
         record.start_s = self._clock() - state.began_s
 
     def _end(self, state: StepState, record: OpRecord) -> None:
@@ -391,4 +402,6 @@ class Interpreter:
 
     def _finish(self, state: StepState, transfer: Transfer | None) -> None:
         if transfer is not None:
+            self._observer.wait(transfer.op)
             transfer.finish(lambda: self._clock() - state.began_s)
+            self._observer.resume()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,14 @@ import torch
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
+from ..planner.run_trace import RunTrace
+from ..planner.run_trace_file import save_trace
 from .errors import RunError
 from .rank import Job, RankReport, StepReport, run_rank
 from .replica import reduce_groups
-from .trace import RunTrace, save_trace
+from .trace import trace_of
 from .validate import find_data, find_model, match_model, require_executable
+from .watch import TIMEOUT_S, Board, Watcher
 from .weights import DEFAULT_RATES
 
 if TYPE_CHECKING:
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
 
 TRACKED_STEPS = 2
 """Memory is followed in so many first steps, and not afterwards, so that it costs no time."""
+
+_POLL_S = 0.2
+_GRACE_S = 2.0
+"""How long threads may take to end after one of them failed."""
 
 OnStep = Callable[[int, float, float], None]
 """Called with (step, loss, seconds) as steps complete."""
@@ -42,7 +51,7 @@ class RunResult:
         forecast_step_s, forecast_peak_bytes: what the plan said.
         first_step: 0, or where the run resumed.
         state: final tensors by checkpoint key, if asked for.
-        trace: the last step, op by op.
+        trace: the steps op by op: median times, memory.
     """
 
     losses: tuple[float, ...]
@@ -72,6 +81,7 @@ def execute(
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -82,16 +92,21 @@ def execute(
         seed: fixes parameters, data order and dropout, whatever the plan.
         lr: default: `DEFAULT_RATES` of the plan's optimizer.
         transport: "threads", or "processes" (gloo; joined, not spawned, when RANK and WORLD_SIZE are set).
-        trace, checkpoint: where to write the last step's trace, and the state after the last step.
+        trace, checkpoint: where to write the trace of the steps, and the state after the last step.
         resume: go on from the newest checkpoint there, made by any plan of the same model.
         self_check: compare every stage program with plain torch first.
+        timeout_s: how long a rank may go without progress within a step before the run ends.
 
     Raises:
-        RunError: bad input, found before training starts. ExecutionError: a rank failed.
+        RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
+            line that names rank, stage, op and micro-batch.
     """
     if transport not in ("processes", "threads"):
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
+    if not 0 < timeout_s < math.inf:
+        raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
     job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state)
+    job = replace(job, timeout_s=timeout_s)
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
     result = collected.result(plan, run(job, collected, threads_per_process))
@@ -193,38 +208,49 @@ class Collector:
             forecast.step_s,
             forecast.peak_bytes,
             reports[0].first_step,
-            RunTrace.of(reports, times[-1], self.losses),
+            trace_of(plan, reports, times, self.losses),
             state or None,
         )
 
 
 def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport]:
-    """Every rank a thread of this process; torch's own thread count is left as it is."""
+    """Every rank a thread of this process; torch's own thread count is left as it is.
+
+    A thread that hangs cannot be ended: it is left behind, and ends with the process at the latest.
+    """
     import queue
     import threading
 
-    from .errors import Aborted
+    from .errors import Aborted, ExecutionError
     from .threads import Hub
 
     ranks = len(job.plan.orders)
     hub = Hub(ranks, {"all": range(ranks), **reduce_groups(job.plan)})
+    board, watcher = Board(bytearray(Board.size(ranks))), Watcher(job.plan, job.timeout_s)
     inbox: queue.Queue[StepReport | RankReport | BaseException] = queue.Queue()
 
     def work(rank: int) -> None:
         try:
-            inbox.put(run_rank(job, hub.transport(rank), inbox.put))
+            inbox.put(run_rank(job, hub.transport(rank), inbox.put, board))
         except BaseException as error:
             hub.abort()
             inbox.put(error)
 
-    workers = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(ranks)]
+    workers = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)]
     for worker in workers:
         worker.start()
     finished: dict[int, RankReport] = {}
     failures: list[BaseException] = []
     try:
         while len(finished) + len(failures) < ranks:
-            message: Any = inbox.get()
+            try:
+                message: Any = inbox.get(timeout=_POLL_S)
+            except queue.Empty:
+                hang = watcher.hang(board.read_all())
+                if hang is None:
+                    continue
+                failed = next((f for f in failures if not isinstance(f, Aborted)), None)
+                raise failed or ExecutionError(hang.text) from None
             if isinstance(message, StepReport):
                 collected.add(message)
             elif isinstance(message, RankReport):
@@ -234,8 +260,9 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
     finally:
         if len(finished) < ranks:
             hub.abort()
+        deadline = time.monotonic() + _GRACE_S
         for worker in workers:
-            worker.join()
+            worker.join(max(0.0, deadline - time.monotonic()))
     if failures:
         raise next((f for f in failures if not isinstance(f, Aborted)), failures[0])
     return [finished[rank] for rank in range(ranks)]

@@ -38,6 +38,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Start a new peak from what is live now."""
         self.peak_bytes = self.current_bytes
 
+    def take_peak(self) -> int:
+        """The peak so far; starts a new one from what is live now, losing nothing that other threads track."""
+        with self._lock:
+            peak, self.peak_bytes = self.peak_bytes, self.current_bytes
+        return peak
+
     def track(self, tensor: Tensor) -> None:
         """Count a tensor's storage from now on, once, until it is freed."""
         storage = tensor.untyped_storage()

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
+import shutil
 import signal
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from .children import Children, Failure, die_with, ended_by_sigterm
 from .errors import ExecutionError, RunError
 from .rank import Job, RankReport, StepReport, run_rank
-from .transport import TIMEOUT_S, GlooTransport
+from .transport import BACKSTOP_S, GlooTransport
+from .watch import Board, Watcher, lost_another
 
 if TYPE_CHECKING:
     from .launch import Collector
-
-_POLL_S = 0.2
-_GRACE_S = 5.0
-_REPORT_S = 2.0
 
 
 def run_processes(job: Job, collected: Collector, threads: int) -> list[RankReport]:
@@ -38,123 +35,48 @@ def run_processes(job: Job, collected: Collector, threads: int) -> list[RankRepo
             f"the model or data cannot be sent to other processes ({error}): give package.module:function"
         ) from None
     context = multiprocessing.get_context("spawn")
-    inbox: Any = context.Queue()
-    ranks = len(job.plan.orders)
-    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
-        arguments = [(job, rank, ranks, f"file://{folder}/rendezvous", threads, inbox) for rank in range(ranks)]
-        children = [context.Process(target=_child, args=a, daemon=True, name=f"rank {a[1]}") for a in arguments]
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
+        children = Children(context, len(job.plan.orders), _child, (job, folder, threads))
         try:
-            for child in children:
-                child.start()
-            return _collect(children, inbox, collected)
+            children.start()
+            return children.collect(collected, Watcher(job.plan, job.timeout_s))
         finally:
-            _end(children)
+            children.end()
 
 
-def _collect(children: Sequence[BaseProcess], inbox: Any, collected: Collector) -> list[RankReport]:
-    finished: dict[int, RankReport] = {}
-    lost_polls = 0
-    while len(finished) < len(children):
-        try:
-            message = pickle.loads(inbox.get(timeout=_POLL_S))
-        except queue.Empty:
-            lost = [r for r, c in enumerate(children) if c.exitcode is not None and r not in finished]
-            lost_polls = lost_polls + 1 if lost else 0
-            if lost_polls * _POLL_S > _REPORT_S:  # its last words had time to arrive
-                code = children[lost[0]].exitcode
-                raise ExecutionError(f"rank {lost[0]} ended without a result (exit code {code})") from None
-            continue
-        if isinstance(message, StepReport):
-            collected.add(message)
-        elif isinstance(message, RankReport):
-            finished[message.rank] = message
-        else:
-            raise _first_cause(message, inbox, children)
-    for child in children:
-        child.join(_GRACE_S)
-    return [finished[rank] for rank in sorted(finished)]
-
-
-def _first_cause(message: tuple[str, str], inbox: Any, children: Sequence[BaseProcess]) -> Exception:
-    """The error to report: bad input over failures, and a failure over the lost connections it causes."""
-    messages = [message]
-    try:
-        while True:
-            further = pickle.loads(inbox.get(timeout=_POLL_S))
-            if isinstance(further, tuple):
-                messages.append(further)
-    except queue.Empty:
-        pass
-    for rank, child in enumerate(children):
-        if child.exitcode is not None and child.exitcode < 0:
-            return ExecutionError(f"rank {rank} was killed by signal {-child.exitcode}")
-    kind, text = min(messages, key=lambda m: (m[0] != "input", "onnection" in m[1] or "imed out" in m[1]))
-    return RunError(text) if kind == "input" else ExecutionError(text)
-
-
-def _end(children: Sequence[BaseProcess]) -> None:
-    """Terminates whoever still runs, and makes sure of it."""
-    started = [child for child in children if child.pid is not None]
-    for child in started:
-        if child.is_alive():
-            child.terminate()
-    for child in started:
-        child.join(_GRACE_S)
-        if child.is_alive():
-            child.kill()
-            child.join()
-
-
-def _child(job: Job, rank: int, ranks: int, rendezvous: str, threads: int, inbox: Any) -> None:
-    """A rank's process: its result or its error goes to the inbox; it dies with its parent."""
+def _child(rank: int, outbox: Connection, memory: Any, job: Job, folder: str, threads: int) -> None:
+    """A rank's process: its result or its error goes to the outbox; it dies with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    _die_with_parent()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    die_with(parent, lambda: shutil.rmtree(folder, ignore_errors=True))
 
     def post(message: object) -> None:
-        inbox.put(pickle.dumps(message))  # as bytes: torch would otherwise share tensors with a process that ends
+        outbox.send_bytes(pickle.dumps(message))  # torch would otherwise share tensors with a process that ends
 
+    board = Board(memory)
     try:
         torch.set_num_threads(threads)
         dist.init_process_group(
-            "gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S)
+            "gloo",
+            init_method=f"file://{folder}/rendezvous",
+            rank=rank,
+            world_size=len(job.plan.orders),
+            timeout=timedelta(seconds=BACKSTOP_S),
         )
-        post(_run(job, post))
+        post(_run(job, post, board))
         dist.destroy_process_group()
     except Exception as error:
-        post(describe(error, rank))
-        inbox.close()
-        inbox.join_thread()
+        post(Failure.of(error, rank, lost_another(job.plan.orders[rank], board.read(rank))))
         os._exit(1)
 
 
-def _run(job: Job, report: Callable[[StepReport], None]) -> RankReport:
+def _run(job: Job, report: Callable[[StepReport], None], board: Board) -> RankReport:
     transport = GlooTransport(job.groups)
-    result = run_rank(job, transport, report)
+    result = run_rank(job, transport, report, board)
     transport.barrier()
     transport.close()
     return result
-
-
-def describe(error: Exception, rank: int) -> tuple[str, str]:
-    """("input" or "failure", one line that names the rank)."""
-    if isinstance(error, RunError):
-        return "input", str(error)
-    if isinstance(error, ExecutionError):
-        text = str(error)
-        return "failure", text if text.startswith("rank") else f"rank {rank}: {text}"
-    reason = (str(error).strip().splitlines() or [""])[0]
-    return "failure", f"rank {rank}: {type(error).__name__}: {reason}"
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]:
@@ -163,22 +85,28 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
     Raises:
         RunError: the world size is not the plan's number of devices.
     """
-    ranks, world = len(job.plan.orders), int(os.environ["WORLD_SIZE"])
+    from .watchdog import Watchdog
+
+    ranks, world, rank = len(job.plan.orders), int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if world != ranks:
         raise RunError(f"the plan is for {ranks} devices, but WORLD_SIZE is {world}")
     torch.set_num_threads(threads)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    try:
-        steps: list[StepReport] = []
-        mine = _run(job, steps.append)
-        gathered: list[Any] = [None] * world
-        dist.all_gather_object(gathered, (mine, steps))
-    except RunError:
-        raise
-    except Exception as error:
-        raise ExecutionError(describe(error, int(os.environ["RANK"]))[1]) from error
-    finally:
-        dist.destroy_process_group()
+    board = Board(bytearray(Board.size(ranks)))
+    with Watchdog(Watcher(job.plan, job.timeout_s), board, rank):
+        dist.init_process_group("gloo", timeout=timedelta(seconds=BACKSTOP_S))
+        try:
+            steps: list[StepReport] = []
+            mine = _run(job, steps.append, board)
+            gathered: list[Any] = [None] * world
+            dist.all_gather_object(gathered, (mine, steps))
+        except RunError:
+            raise
+        except Exception as error:
+            failure = Failure.of(error, rank, lost_another(job.plan.orders[rank], board.read(rank)))
+            failure.stand_back()
+            raise ExecutionError(failure.text) from error
+        finally:
+            dist.destroy_process_group()
     for reports in zip(*(steps for _, steps in gathered), strict=True):
         for report in reports:
             collected.add(report)

@@ -12,13 +12,16 @@ from torch import Tensor
 from ..models import Dataset, LayeredModel
 from ..planner.operations import holders
 from ..planner.plan import Plan
+from ..planner.run_trace import OpTrace
 from .interpreter import Interpreter
 from .memory import StorageTracker
+from .observe import Observer
 from .replica import Blueprint, StageReplica, reduce_groups
-from .step_state import OpRecord
+from .trace import StepSamples, environment
 from .transport import Transport
 from .validate import find_data, find_model, match_model
 from .waits import waits
+from .watch import TIMEOUT_S, Board
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Job:
     resume: bool
     self_check: bool
     return_state: bool
+    timeout_s: float = TIMEOUT_S
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -56,45 +60,58 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank leaves at its end. `ops`: its last step."""
+    """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory)."""
 
     rank: int
     first_step: int
     peak_bytes: int
-    ops: list[OpRecord]
+    ops: tuple[OpTrace, ...]
+    timed_steps: tuple[int, ...]
+    tracked_steps: tuple[int, ...]
+    environment: dict[str, str | int]
     state: dict[str, Tensor] | None
 
 
-def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None]) -> RankReport:
-    """Runs all steps of one rank and reports each; raises what went wrong."""
+def run_rank(
+    job: Job, transport: Transport, report: Callable[[StepReport], None], board: Board | None = None
+) -> RankReport:
+    """Runs all steps of one rank and reports each; raises what went wrong. On `board` it says what it is doing."""
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
     blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype)
     rank, tracker = transport.rank, StorageTracker()
+    observer = Observer(job.plan.orders[rank], board, rank, tracker)
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = _build(job, blueprint, rank)
         first = _resume(job, blueprint, replicas)
-        interpreter = Interpreter(blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track)
+        interpreter = Interpreter(
+            blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer
+        )
         closing.callback(interpreter.close)
         tracker.reset_peak()
-        peak, ops = 0, []
+        samples = StepSamples(job.plan.orders[rank])
         for step in range(first, first + job.steps):
             record = interpreter.run_step(step)
-            ops = record.ops
+            samples.add(step, record, step - first < job.tracked_steps)
             report(StepReport(rank, step, record.seconds, record.losses))
             if step - first + 1 == job.tracked_steps:
-                peak = tracker.peak_bytes
+                observer.untrack()
                 tracking.close()
-        peak = peak or tracker.peak_bytes
+        observer.untrack()
+    observer.ending()
     state = named_state(blueprint, replicas, current=True)
     if job.checkpoint is not None:
         from .checkpoint import save
 
         save(job.checkpoint, state, first + job.steps, job.plan, transport)
     returned = {name: tensor.clone() for name, tensor in state.items()} if job.return_state else None
-    return RankReport(rank, first, peak, ops, returned)
+    observer.done()
+    return RankReport(
+        rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
+        environment(job, transport), returned,
+    )  # fmt: skip
 
 
 def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:

@@ -40,6 +40,7 @@ class Stashes:
         layouts: of the stages the rank holds. piece_bytes: of all stages whose stashes are shipped.
         track: told about every tensor that another thread allocates on the device.
         clock: as the interpreter's.
+        finish: how the rank waits for a transfer.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Stashes:
         tags: Tags,
         track: Callable[[Tensor], None],
         clock: Clock,
+        finish: Callable[[StepState, Transfer], None],
     ) -> None:
+        self._finish = finish
         self._transport = transport
         self._layouts = layouts
         self._piece_bytes = piece_bytes
@@ -90,6 +93,7 @@ class Stashes:
         if reader is None:
             self._away[key] = away
         after = mark(pieces[0].device) if pieces else None
+        record.moved_bytes = sum(piece.nbytes for piece in pieces)
 
         def copy() -> None:
             record.start_s = self._clock() - state.began_s
@@ -102,7 +106,7 @@ class Stashes:
                 handles = [self._transport.post_send(p, reader, self._tags(op, k)) for k, p in enumerate(away.pieces)]
                 self._handed_over.append(Transfer(away.pieces, handles, None))
 
-        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None)
+        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None, op=op)
 
     def expect_host_copy(self, op: Op, source: int, arrival: PackedStash) -> Transfer:
         """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
@@ -110,7 +114,7 @@ class Stashes:
             pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
         handles = [self._transport.post_receive(p, source, self._tags(op, k)) for k, p in enumerate(pieces)]
         self._away[op.stage, op.micro_batch] = _Away(arrival, pieces)
-        return Transfer([], handles, None)
+        return Transfer([], handles, None, op=op)
 
     def fetch(
         self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], device: torch.device
@@ -131,9 +135,10 @@ class Stashes:
                 self._track(target)
                 self._in.to_device(piece, target)
                 away.pieces[number] = target
+                record.moved_bytes += target.nbytes
             record.end_s = self._clock() - state.began_s
 
-        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None)
+        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None, op=op)
 
     # ------------------------------------------------------------ shipping
 
@@ -189,7 +194,7 @@ class Stashes:
         if away is None:
             return state.stashes.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
-        away.back.finish(lambda: self._clock() - state.began_s)
+        self._finish(state, away.back)
         stash = away.packed.unpack(away.pieces)
         away.pieces.clear()
         return stash

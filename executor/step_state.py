@@ -20,11 +20,21 @@ Key = tuple[int, int]
 
 @dataclass
 class OpRecord:
-    """When an op ran, in seconds since the step's start; messages end when they are known to be complete."""
+    """When an op ran, in seconds since the step's start; messages end when they are known to be complete.
+
+    Attributes:
+        waited_s: seconds the rank was blocked before or in this op.
+        moved_bytes: what it sends, receives, copies or reduces.
+        live_bytes, peak_bytes: on the device at its start, and the most during it; -1 in a step without tracking.
+    """
 
     op: Op
     start_s: float
     end_s: float
+    waited_s: float = 0.0
+    moved_bytes: int = 0
+    live_bytes: int = -1
+    peak_bytes: int = -1
 
 
 @dataclass
@@ -55,13 +65,22 @@ class Transfer:
     Attributes:
         tensors: what is sent, released when the transfer is complete; or what is received, for the taker.
         record: gets the time at which its end is known (None: whoever does the work writes it down).
+        op: what it is the transfer of.
     """
 
     def __init__(
-        self, tensors: list[Tensor], handles: Sequence[Handle], record: OpRecord | None, receives: bool = False
+        self,
+        tensors: list[Tensor],
+        handles: Sequence[Handle],
+        record: OpRecord | None,
+        receives: bool = False,
+        op: Op | None = None,
     ):
         self.tensors = tensors
         self.handles = list(handles)
+        self.op = op if record is None else record.op
+        if record is not None:
+            record.moved_bytes = sum(tensor.nbytes for tensor in tensors)
         self._record = record
         self._receives = receives
         self._finished = False

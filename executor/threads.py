@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import Aborted
-from .transport import TIMEOUT_S, Handle
+from .transport import BACKSTOP_S, Handle
 
 _Key = tuple[int, int, int]
 
@@ -20,7 +20,7 @@ _Key = tuple[int, int, int]
 class Hub:
     """What the threads of one run share. `groups`: ranks per group name."""
 
-    def __init__(self, world_size: int, groups: Mapping[str, Sequence[int]], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, world_size: int, groups: Mapping[str, Sequence[int]], timeout_s: float = BACKSTOP_S) -> None:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.groups = {name: tuple(ranks) for name, ranks in groups.items()}

@@ -1,79 +1,132 @@
-"""The run trace: what a step really did, with the forecast's fields. Format "contraflow/run", version 1."""
+"""From the steps of a run to its trace (`planner.run_trace`): median times and memory of every op."""
 
 from __future__ import annotations
 
-import json
+import os
+import platform
+import statistics
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..planner.files import write_text
-from ..planner.plan import COMPUTE
+import numpy as np
+import torch
+
+from .. import __version__
+from ..planner.op_columns import Floats
+from ..planner.plan import COMPUTE, IN_LINE, Op, Plan
+from ..planner.run_trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from .step_state import OpRecord, StepRecord
+from .transport import Transport
 
 if TYPE_CHECKING:
-    from .rank import RankReport
-    from .step_state import OpRecord
+    from .rank import Job, RankReport
 
-FORMAT = "contraflow/run"
-VERSION = 1
-
-
-@dataclass(frozen=True)
-class DeviceTrace:
-    """One device in the traced step: seconds it computed, idle share, peak bytes (first steps), its ops."""
-
-    busy_s: float
-    bubble: float
-    peak_bytes: int
-    ops: tuple[OpRecord, ...]
+KEPT_STEPS = 32
+"""So many last steps are kept of a run of any length: enough for a median."""
 
 
-@dataclass(frozen=True)
-class RunTrace:
-    """The last step of a run; `losses` are those of all steps."""
+class StepSamples:
+    """One rank's steps, op by op.
 
-    step_s: float
-    losses: tuple[float, ...]
-    devices: tuple[DeviceTrace, ...]
+    Times come from the steps without memory tracking, the first step left out; where a run has none, from what there
+    is. Memory comes from the tracked ones.
 
-    @classmethod
-    def of(cls, reports: Sequence[RankReport], step_s: float, losses: Sequence[float]) -> RunTrace:
-        """From what every rank reported at its end."""
-        devices = []
-        for report in reports:
-            busy = sum(r.end_s - r.start_s for r in report.ops if r.op.kind in COMPUTE)
-            bubble = 1 - busy / step_s if step_s > 0 else 0.0
-            devices.append(DeviceTrace(busy, bubble, report.peak_bytes, tuple(report.ops)))
-        return cls(step_s, tuple(losses), tuple(devices))
+    Attributes:
+        timed_steps, tracked_steps: their numbers.
+    """
 
-    def to_dict(self) -> dict[str, Any]:
-        """The file's content; times in seconds from the step's start."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "step_s": self.step_s,
-            "losses": list(self.losses),
-            "devices": [
-                {
-                    "busy_s": device.busy_s,
-                    "bubble": device.bubble,
-                    "peak_bytes": device.peak_bytes,
-                    "ops": [_op_to_dict(record) for record in device.ops],
-                }
-                for device in self.devices
-            ],
-        }
+    def __init__(self, order: Sequence[Op]) -> None:
+        self._order = order
+        self._timed: deque[tuple[int, list[OpRecord]]] = deque(maxlen=KEPT_STEPS)
+        self._tracked: list[tuple[int, list[OpRecord]]] = []
+
+    def add(self, step: int, record: StepRecord, tracked: bool) -> None:
+        """One step more."""
+        (self._tracked if tracked else self._timed).append((step, record.ops))
+
+    @property
+    def _timing(self) -> list[tuple[int, list[OpRecord]]]:
+        return list(self._timed) or self._tracked[1:] or self._tracked
+
+    @property
+    def timed_steps(self) -> tuple[int, ...]:
+        return tuple(step for step, _ in self._timing)
+
+    @property
+    def tracked_steps(self) -> tuple[int, ...]:
+        return tuple(step for step, _ in self._tracked)
+
+    def ops(self) -> tuple[OpTrace, ...]:
+        """Every op of the list; medians keep the order of what followed one another in every step."""
+        if not self._order:
+            return ()
+        timing = [[(r.start_s, r.end_s, r.waited_s) for r in ops] for _, ops in self._timing]
+        start, end, waited = np.array(timing).transpose(2, 0, 1)  # each [step, op]
+        quartiles = np.quantile(end - start, (0.25, 0.5, 0.75), axis=0)
+        columns = (
+            np.median(start, 0),
+            np.median(end, 0),
+            quartiles[1],
+            quartiles[2] - quartiles[0],
+            np.median(waited, 0),
+            np.median(self._overhead(start, end, waited), 0),
+        )
+        seconds = np.round(np.stack(columns, axis=1), 9).tolist()
+        memory = [[(r.moved_bytes, r.live_bytes, r.peak_bytes) for r in ops] for _, ops in self._tracked]
+        sizes = np.array(memory).max(axis=0).clip(min=0).tolist()
+        return tuple(OpTrace(op, *s, *b) for op, s, b in zip(self._order, seconds, sizes, strict=True))
+
+    def _overhead(self, start: Floats, end: Floats, waited: Floats) -> Floats:
+        """Per [step, op]: from the end of the in-line op before to the start of an in-line op, less the waiting."""
+        found = np.zeros_like(start)
+        free, blocked = np.zeros(len(start)), np.zeros(len(start))
+        for place, op in enumerate(self._order):
+            blocked += waited[:, place]
+            if op.kind in IN_LINE:
+                found[:, place] = np.maximum(0.0, start[:, place] - free - blocked)
+                free, blocked = end[:, place], np.zeros(len(start))
+        return found
 
 
-def _op_to_dict(record: OpRecord) -> dict[str, Any]:
-    op = record.op
-    content: dict[str, Any] = {"kind": op.kind.name, "stage": op.stage, "micro_batch": op.micro_batch}
-    if op.peer >= 0:
-        content["peer"] = op.peer
-    return content | {"start_s": record.start_s, "end_s": record.end_s}
+def environment(job: Job, transport: Transport) -> dict[str, str | int]:
+    """What a run's times depend on besides the plan."""
+    return {
+        "contraflow": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "host_cpus": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "transport": type(transport).__name__.removesuffix("Transport").lower(),
+        "dtype": str(job.dtype).removeprefix("torch."),
+    }
 
 
-def save_trace(trace: RunTrace, path: str | Path) -> None:
-    """Writes the trace; an existing file is replaced only once the new one is complete."""
-    write_text(path, json.dumps(trace.to_dict(), separators=(",", ":")) + "\n")
+def trace_of(
+    plan: Plan, reports: Sequence[RankReport], step_times: Sequence[float], losses: Sequence[float]
+) -> RunTrace:
+    """The trace of a run from what every rank left at its end, in rank order."""
+    first, model = reports[0], plan.problem.model
+    step_s = statistics.median(step_times[step - first.first_step] for step in first.timed_steps)
+    devices = []
+    for report, device in zip(reports, plan.problem.cluster.devices, strict=True):
+        busy = sum(op.duration_s for op in report.ops if op.op.kind in COMPUTE)
+        bubble = max(0.0, 1 - busy / step_s) if step_s > 0 else 0.0
+        devices.append(DeviceTrace(busy, bubble, report.peak_bytes, device.kind.speed, report.ops))
+    return RunTrace(
+        plan_fingerprint(plan),
+        model.name,
+        model.fingerprint,
+        model.micro_batch_size,
+        plan.stages,
+        plan.pipelines,
+        plan.stash,
+        first.environment,
+        step_s,
+        tuple(step_times),
+        tuple(losses),
+        first.timed_steps,
+        first.tracked_steps,
+        tuple(devices),
+    )

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT_S = 300.0
-"""How long a rank waits for a message or a collective before it gives up."""
+BACKSTOP_S = 86400.0
+"""How long a rank waits for a message or a collective by itself: a last resort. Others may legitimately take long;
+who makes no progress is found by `watch`."""
 
 
 class Handle(Protocol):
@@ -61,7 +62,7 @@ class GlooTransport:
             collectives of different groups need no common order.
     """
 
-    def __init__(self, groups: Mapping[str, Sequence[int]], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, groups: Mapping[str, Sequence[int]], timeout_s: float = BACKSTOP_S) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._groups = {

@@ -1,4 +1,4 @@
-"""The planner's commands: `contraflow plan`, and `check`, `show` and `compare` from their own files."""
+"""The planner's commands: `contraflow plan`, and `check`, `show`, `compare`, `calibrate` from their own files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .cli_common import (
 )
 from .cli_compare import compare
 from .cli_progress import SearchProgress
+from .cli_run import calibrate_command as calibrate
 from .cli_show import check, show
 from .errors import InputError
 from .plan import Forecast, Plan
@@ -30,7 +31,7 @@ from .workload import SearchSpace
 if TYPE_CHECKING:
     from .search.driver import Result
 
-__all__ = ["check", "compare", "plan", "show"]
+__all__ = ["calibrate", "check", "compare", "plan", "show"]
 
 _EXAMPLES = f"""\b
 Examples:

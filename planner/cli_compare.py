@@ -1,9 +1,9 @@
-"""`contraflow compare`: every named schedule and the search, side by side."""
+"""`contraflow compare`: every named schedule and the search, side by side; or a forecast and its run (`cli_run`)."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,9 +16,11 @@ from .units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from .search.driver import Result
 
+_T = TypeVar("_T")
 _EXAMPLE = """\b
-Example:
+Examples:
   contraflow compare model.json --cluster cluster.toml --micro-batches 8 --time-limit 20
+  contraflow compare --measured run.json plan.json
 """
 
 
@@ -38,14 +40,31 @@ class Row:
 
 @click.command(epilog=_EXAMPLE)
 @problem_options
+@click.option("--measured", metavar="RUN", help="Compare a run (execute --trace) with its forecast; MODEL is its plan.")
 @click.pass_context
-def compare(ctx: click.Context, /, model: str, cluster_file: str, as_json: bool, **options: Any) -> None:
+def compare(
+    ctx: click.Context, /, model: str, cluster_file: str | None, as_json: bool, measured: str | None, **options: Any
+) -> None:
     """Plan MODEL with every named schedule and with the search: step, bubble, peak memory and gap.
 
     The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed, dimmed and
     marked "over", with what it would take and need. What the flags forbid the schedules do not do either.
     --time-limit is the search's.
+
+    With --measured, MODEL is a plan.json: its forecast and a run of it, op by op, and what explains the difference.
     """
+    if measured is not None:
+        from .cli_run import compare_measured
+
+        compare_measured(model, measured, as_json)
+    else:
+        _required(ctx, options["micro_batches"], "micro_batches")
+        _compare_schedules(ctx, model, _required(ctx, cluster_file, "cluster_file"), as_json, options)
+
+
+def _compare_schedules(
+    ctx: click.Context, model: str, cluster_file: str, as_json: bool, options: dict[str, Any]
+) -> None:
     from .cli import effort_options, search_space, workload_options
     from .schedules import SCHEDULES
 
@@ -73,6 +92,17 @@ def compare(ctx: click.Context, /, model: str, cluster_file: str, as_json: bool,
         print_json({"bound_s": found.bound_s, "rows": [asdict(row) for row in rows]})
     else:
         _print_table(rows)
+
+
+for _option in compare.params:  # a run brings its own cluster and micro-batches
+    _option.required = _option.required and isinstance(_option, click.Argument)
+
+
+def _required(ctx: click.Context, value: _T | None, name: str) -> _T:
+    """The option's value; raises click.MissingParameter, as click does itself."""
+    if value is None:
+        raise click.MissingParameter(ctx=ctx, param=next(x for x in compare.params if x.name == name))
+    return value
 
 
 def _roomy(cluster: Cluster) -> Cluster:

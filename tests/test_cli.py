@@ -32,7 +32,8 @@ PROBLEM_OPTIONS = {
 }  # fmt: skip
 OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--explain", "--output", "-o"},
-    "compare": PROBLEM_OPTIONS,
+    "compare": PROBLEM_OPTIONS | {"--measured"},
+    "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
     "check": {"--json"},
     "show": {"--as", "--output", "-o", "--json"},
     "profile": {
@@ -41,7 +42,7 @@ OPTIONS: dict[str, set[str]] = {
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
-        "--resume", "--json",
+        "--resume", "--timeout", "--json",
     },
 }  # fmt: skip
 CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'
@@ -93,7 +94,9 @@ def test_the_options_of_every_command_are_frozen(name: str) -> None:
 
 def test_the_commands_are_frozen() -> None:
     """In the order of use."""
-    assert cli.list_commands(click.Context(cli)) == ["profile", "plan", "check", "show", "compare", "execute"]
+    assert cli.list_commands(click.Context(cli)) == [
+        "profile", "plan", "check", "show", "compare", "execute", "calibrate",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPTIONS)

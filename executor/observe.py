@@ -1,0 +1,95 @@
+"""What one rank tells about itself while it runs its list: its slot on the board, its waits, its memory op by op."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..planner.plan import Op
+from .memory import StorageTracker
+from .step_state import OpRecord
+from .watch import NOWHERE, Board, Doing
+
+
+class Observer:
+    """One rank's observer; called by its own thread only.
+
+    Args:
+        order: the rank's list.
+        board: where to publish; None: nobody watches.
+        tracker: memory is sampled while it is there (see `untrack`).
+
+    Attributes:
+        peak_bytes: the most that was live in any tracked op.
+    """
+
+    def __init__(
+        self, order: Sequence[Op], board: Board | None = None, rank: int = 0, tracker: StorageTracker | None = None
+    ) -> None:
+        self._order = order
+        self._places = {op: place for place, op in enumerate(order)}
+        self._board = Board(bytearray(Board.size(rank + 1))) if board is None else board
+        self._rank = rank
+        self._tracker = tracker
+        self._step = self._place = NOWHERE
+        self._since_ns = self._waited_ns = 0
+        self._live_bytes = NOWHERE
+        self.peak_bytes = 0
+        self._publish(Doing.STARTING)
+
+    def _publish(self, doing: Doing, awaited: int = NOWHERE) -> None:
+        self._since_ns = time.monotonic_ns()
+        self._board.write(self._rank, doing, self._step, self._place, awaited, self._since_ns)
+
+    # ------------------------------------------------------------ in the order of a step
+
+    def step(self, step: int) -> None:
+        """A step begins: waits for all ranks."""
+        self._step, self._place = step, NOWHERE
+        self._publish(Doing.WAITING)
+
+    def begin(self, place: int) -> None:
+        """The op at this place of the list comes next."""
+        self._place, self._waited_ns = place, 0
+        self._publish(Doing.COMPUTING)
+
+    def started(self) -> None:
+        """Its inputs are there and it starts."""
+        if self._tracker is not None:
+            self._live_bytes = self._tracker.current_bytes
+            self.peak_bytes = max(self.peak_bytes, self._tracker.take_peak())
+
+    def wait(self, op: Op | None) -> None:
+        """The rank blocks until this op of its own list has ended."""
+        self._publish(Doing.WAITING, NOWHERE if op is None else self._places.get(op, NOWHERE))
+
+    def resume(self) -> None:
+        """What it waited for has happened."""
+        began = self._since_ns
+        self._publish(Doing.COMPUTING)
+        self._waited_ns += self._since_ns - began
+
+    def end(self, record: OpRecord) -> None:
+        """The op has run, or is posted."""
+        record.waited_s = self._waited_ns / 1e9
+        if self._tracker is not None:
+            record.live_bytes = self._live_bytes if self._live_bytes >= 0 else self._tracker.current_bytes
+            record.peak_bytes = self._tracker.take_peak()
+            self.peak_bytes = max(self.peak_bytes, record.peak_bytes)
+            self._live_bytes = NOWHERE
+
+    # ------------------------------------------------------------ around the steps
+
+    def untrack(self) -> None:
+        """Memory is not sampled any more."""
+        if self._tracker is not None:
+            self.peak_bytes = max(self.peak_bytes, self._tracker.take_peak())
+        self._tracker = None
+
+    def ending(self) -> None:
+        """The last step is over: the rank saves what it must."""
+        self._publish(Doing.ENDING)
+
+    def done(self) -> None:
+        """The rank has nothing left to do."""
+        self._publish(Doing.DONE)

@@ -1,0 +1,204 @@
+"""What every rank is doing, and who is to blame when nothing moves.
+
+Each rank writes what it does into its slot of a `Board` (shared memory, or a plain buffer where ranks are threads);
+whoever watches reads all slots and names the rank that hangs, not the ranks that wait for it.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from ..planner.op_columns import Messages, Ops
+from ..planner.operations import StageCosts
+from ..planner.plan import COPIES, RECEIVES, Kind, Op, Plan
+
+TIMEOUT_S = 300.0
+"""How long a rank may go without progress within a step, unless told otherwise: longer than any operation takes."""
+SETUP_S = 1800.0
+"""The same before the first step (imports, tracing, checking, loading) and after the last (saving)."""
+
+_SLOT = struct.Struct("=5q")
+NOWHERE = -1
+
+
+class Doing(IntEnum):
+    """What a rank does; a slot of zeros is a rank that has not started."""
+
+    STARTING = 0
+    COMPUTING = 1
+    WAITING = 2
+    ENDING = 3
+    DONE = 4
+
+
+_OUTSIDE = {
+    Doing.STARTING: "while starting",
+    Doing.ENDING: "while saving",
+    Doing.DONE: "after its last step",
+}
+
+
+class Slot(NamedTuple):
+    """One rank's state.
+
+    `place` is the place in its list of the op that runs, or that cannot start; `awaited` that of the op it waits for
+    (-1: for all ranks, at the start of the step). `since_ns`: of the system's monotonic clock.
+    """
+
+    doing: Doing
+    step: int = NOWHERE
+    place: int = NOWHERE
+    awaited: int = NOWHERE
+    since_ns: int = 0
+
+
+class Board:
+    """A slot for each rank in a buffer of `Board.size(ranks)` bytes, written without locks: one writer a slot."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    @staticmethod
+    def size(ranks: int) -> int:
+        """Bytes for so many ranks."""
+        return ranks * _SLOT.size
+
+    def write(self, rank: int, doing: int, step: int, place: int, awaited: int, since_ns: int) -> None:
+        """Publishes a rank's state; well under a microsecond."""
+        _SLOT.pack_into(self._memory, rank * _SLOT.size, doing, step, place, awaited, since_ns)
+
+    def read(self, rank: int) -> Slot:
+        """A rank's state."""
+        doing, *rest = _SLOT.unpack_from(self._memory, rank * _SLOT.size)
+        return Slot(Doing(doing), *rest)
+
+    def read_all(self) -> list[Slot]:
+        """The states of all ranks."""
+        return [self.read(rank) for rank in range(len(self._memory) // _SLOT.size)]
+
+
+class Hang(NamedTuple):
+    """The rank that hangs, and one line that says where and for how long."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Reads slots against a plan.
+
+    Args:
+        timeout_s: seconds without progress within a step that are a hang.
+        setup_s: the same before the first step and after the last.
+    """
+
+    plan: Plan
+    timeout_s: float
+    setup_s: float = SETUP_S
+
+    def where(self, rank: int, slot: Slot) -> str:
+        """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
+        if slot.doing in (Doing.STARTING, Doing.ENDING, Doing.DONE):
+            return {Doing.STARTING: "while starting", Doing.ENDING: "while saving"}.get(
+                slot.doing, "after its last step"
+            )
+        order = self.plan.orders[rank]
+        if not 0 <= slot.place < len(order):
+            return f"at the start of step {slot.step}"
+        at = f"stage {order[slot.place].stage}, {describe_op(order[slot.place])}, step {slot.step}"
+        if slot.doing is Doing.COMPUTING:
+            return f"in {at}"
+        return f"waiting for {self._awaited(rank, slot)} in {at}"
+
+    def lost(self, rank: int, exit_code: int, slot: Slot) -> str:
+        """A rank's process that ended without a word: by a signal (negative exit code), or by an exit."""
+        if exit_code >= 0:
+            return f"rank {rank} ended without a result (exit code {exit_code}) {self.where(rank, slot)}"
+        return f"rank {rank} was killed by signal {-exit_code}{_signal_name(-exit_code)} {self.where(rank, slot)}"
+
+    def hang(self, slots: Sequence[Slot], now_ns: int | None = None) -> Hang | None:
+        """Who hangs where; None while there is progress.
+
+        A rank that computes hangs when its operation takes longer than the timeout. Ranks that wait are to blame
+        only when all of them do: then nobody is left who could end it.
+        """
+        now = time.monotonic_ns() if now_ns is None else now_ns
+        started = {rank: slot for rank, slot in enumerate(slots) if slot.since_ns > 0}
+        age = {rank: (now - slot.since_ns) / 1e9 for rank, slot in started.items()}
+        busy = [rank for rank, slot in started.items() if slot.doing is Doing.COMPUTING and age[rank] > self.timeout_s]
+        if busy:
+            worst = max(busy, key=lambda rank: age[rank])
+            return self._hang(worst, slots[worst], self.timeout_s)
+        outside = [rank for rank, slot in started.items() if slot.doing in (Doing.STARTING, Doing.ENDING)]
+        late = [rank for rank in outside if age[rank] > self.setup_s]
+        if late:
+            return self._hang(min(late), slots[min(late)], self.setup_s)
+        waiting = {rank: slot for rank, slot in started.items() if slot.doing is Doing.WAITING}
+        over = [rank for rank, slot in enumerate(slots) if slot.doing is Doing.DONE]
+        if not waiting or len(waiting) + len(over) < len(slots) or min(age[r] for r in waiting) <= self.timeout_s:
+            return None
+        root = self._root(waiting)
+        others = "".join(f"; rank {r} {self.where(r, s)}" for r, s in waiting.items() if r != root)
+        return self._hang(root, waiting[root], self.timeout_s, others)
+
+    def _hang(self, rank: int, slot: Slot, limit_s: float, others: str = "") -> Hang:
+        return Hang(rank, f"rank {rank} hangs {self.where(rank, slot)}: no progress for {limit_s:g} s{others}")
+
+    def _root(self, waiting: Mapping[int, Slot]) -> int:
+        """Follows who waits for whom from the rank that has waited longest, up to a rank met before."""
+        rank = min(waiting, key=lambda r: (waiting[r].since_ns, r))
+        met: set[int] = set()
+        while rank not in met:
+            met.add(rank)
+            ahead = self._partner(rank, waiting[rank])
+            if ahead not in waiting:
+                return rank
+            rank = ahead
+        return min(met)
+
+    def _awaited(self, rank: int, slot: Slot) -> str:
+        order = self.plan.orders[rank]
+        if not 0 <= slot.awaited < len(order):
+            return "the other ranks"
+        op = order[slot.awaited]
+        partner = self._partner(rank, slot)
+        towards = "" if partner == rank else f" {'from' if op.kind in RECEIVES else 'to'} rank {partner}"
+        return f"{op}{towards if op.kind is not Kind.REDUCE else ''}"
+
+    def _partner(self, rank: int, slot: Slot) -> int:
+        """The rank at the other end of the message that a rank waits for; itself for anything else."""
+        order = self.plan.orders[rank]
+        if not 0 <= slot.awaited < len(order) or order[slot.awaited].kind in COPIES | {Kind.REDUCE}:
+            return rank
+        ops = Ops.of(self.plan.orders, len(self.plan.stages))
+        messages = Messages.of(ops, StageCosts.of(self.plan.problem.model, self.plan.stages))
+        number = int(ops.first[rank]) + slot.awaited
+        for send, receive in zip(messages.send.tolist(), messages.receive.tolist(), strict=True):
+            if number in (send, receive):
+                return int(ops.device[receive if number == send else send])
+        return rank
+
+
+def lost_another(order: Sequence[Op], slot: Slot) -> bool:
+    """Whether an error in this state came from another rank, which was waited for."""
+    own_copy = 0 <= slot.awaited < len(order) and order[slot.awaited].kind in COPIES
+    return slot.doing is Doing.WAITING and not own_copy
+
+
+def describe_op(op: Op) -> str:
+    """ "op 2B3, micro-batch 3"."""
+    return f"op {op}" + (f", micro-batch {op.micro_batch}" if op.micro_batch >= 0 else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""

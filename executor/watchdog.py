@@ -1,0 +1,100 @@
+"""A rank that nobody spawned watches itself, and tells the others what it does through the job's store (torchrun)."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from .watch import Board, Doing, Hang, Slot, Watcher
+
+_MESSAGE = struct.Struct("=5q")
+_BEAT_S = 1.0
+_GRACE_S = 5.0
+"""How long the rank that hangs may take to say so itself before another one says it."""
+
+
+class Watchdog:
+    """A thread that ends this process with one line on stderr when a rank hangs.
+
+    The rank that hangs says so itself where it can; torchrun then ends the others. Where it cannot (it is stopped, or
+    its node is gone) the first rank that waits does.
+    """
+
+    def __init__(self, watcher: Watcher, board: Board, rank: int) -> None:
+        self._watcher = watcher
+        self._board = board
+        self._rank = rank
+        self._ranks = len(watcher.plan.orders)
+        self._beat_s = min(_BEAT_S, watcher.timeout_s / 4)
+        self._heard: dict[int, tuple[bytes, int]] = {}
+        self._over = threading.Event()
+        self._store: Any = None
+
+    def __enter__(self) -> Watchdog:
+        self._board.write(self._rank, Doing.STARTING, -1, -1, -1, time.monotonic_ns())
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        suspected_s = 0.0
+        while not self._over.wait(self._beat_s):
+            slots = self._exchange()
+            hang = self._watcher.hang(slots)
+            suspected_s = suspected_s + self._beat_s if hang is not None else 0.0
+            if hang is not None and (hang.rank == self._rank or (suspected_s > _GRACE_S and self._speaks_for(hang))):
+                sys.stderr.write(f"contraflow: {hang.text}\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+    def _speaks_for(self, hang: Hang) -> bool:
+        return self._rank == min(rank for rank in range(self._ranks) if rank != hang.rank)
+
+    def _exchange(self) -> list[Slot]:
+        """All ranks' slots as far as they are known; publishes this one's."""
+        mine = self._board.read(self._rank)
+        slots = [Slot(Doing.STARTING)] * self._ranks
+        slots[self._rank] = mine
+        try:
+            store = self._connected()
+            age = time.monotonic_ns() - mine.since_ns
+            store.set(_key(self._rank), _MESSAGE.pack(mine.doing, mine.step, mine.place, mine.awaited, age))
+            if mine.doing is Doing.WAITING and age > 5e8 * self._watcher.timeout_s:
+                self._listen(store, slots)
+        except (RuntimeError, OSError, ValueError):  # the store has gone: this rank is still watched
+            self._store = None
+        return slots
+
+    def _connected(self) -> Any:
+        if self._store is None:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                address, port, is_master=False, wait_for_workers=False
+            )
+        return self._store
+
+    def _listen(self, store: Any, slots: list[Slot]) -> None:
+        """What the others last said; a rank that says nothing new does not get younger."""
+        for rank in range(self._ranks):
+            if rank == self._rank or not store.check([_key(rank)]):
+                continue
+            said, now = store.get(_key(rank)), time.monotonic_ns()
+            if self._heard.get(rank, (b"", 0))[0] != said:
+                self._heard[rank] = (said, now)
+            doing, step, place, awaited, age = _MESSAGE.unpack(said)
+            slots[rank] = Slot(Doing(doing), step, place, awaited, self._heard[rank][1] - age)
+
+
+def _key(rank: int) -> str:
+    return f"contraflow/watch/{rank}"

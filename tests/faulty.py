@@ -1,0 +1,90 @@
+"""A model whose last layer fails on demand, in the middle of a forward: what the fault tests run.
+
+FAULT says how ("raise", "kill", "sleep"), FAULT_AT at which real call of the layer in its process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+from torch import Tensor, nn
+
+from contraflow.models.loss import cross_entropy
+from contraflow.models.protocol import LayeredModel, LayerSpec
+from contraflow.planner.cluster import Cluster
+from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import Layer, ModelGraph
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.schedules import build
+from contraflow.planner.workload import Workload
+
+FOREVER_S = 3600.0
+calls = 0
+
+
+@torch.library.custom_op("contraflow_tests::faulty", mutates_args=())
+def faulty(x: Tensor) -> Tensor:
+    """The identity, until it fails."""
+    global calls
+    calls += 1
+    if calls == int(os.environ.get("FAULT_AT", "0")):
+        _fail(os.environ["FAULT"])
+    return x.clone()
+
+
+def _fail(how: str) -> None:
+    if how == "raise":
+        raise ValueError("out of luck\nsecond line")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(FOREVER_S)
+
+
+@faulty.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+faulty.register_autograd(lambda _, gradient: gradient)
+
+
+class Faulty(nn.Module):
+    """A linear layer after the identity that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 8) -> (batch, 10)."""
+        found: Tensor = self.linear(faulty(x))
+        return found
+
+
+def model() -> LayeredModel:
+    """Two layers: a good one and a bad one."""
+    layers = (LayerSpec("good", lambda: nn.Linear(64, 8)), LayerSpec("bad", Faulty))
+    return LayeredModel("faulty:model", layers, cross_entropy, "digits")
+
+
+_SIZES = {"stash_bytes": 4096, "weight_stash_bytes": 4096, "output_bytes": 64, "workspace_bytes": 4096}
+GRAPH = ModelGraph.chain(
+    [
+        Layer("good", 1e-3, 2e-3, separable=False, parameter_bytes=4 * (64 * 8 + 8), input_bytes=512, **_SIZES),
+        Layer("bad", 1e-3, 2e-3, separable=False, parameter_bytes=4 * (8 * 10 + 10), **_SIZES),
+    ],
+    "faulty:model",
+    micro_batch_size=2,
+)
+"""The same for the planner, with costs out of the air."""
+
+
+def planned(micro_batches: int = 4, model: ModelGraph = GRAPH) -> Plan:
+    """1F1B on two devices: rank 1 runs the layer that fails."""
+    layout = build("1f1b", 2, micro_batches)
+    problem = Problem(model, Cluster.uniform(2), Workload(micro_batches))
+    return assemble(Candidate(problem, (("good",), ("bad",)), layout.pipelines), layout.orders, "1f1b")

@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from .watch import Board, Doing, Hang, Slot, Watcher
 _MESSAGE = struct.Struct("=5q")
 _BEAT_S = 1.0
 _GRACE_S = 5.0
-"""How long the rank that hangs may take to say so itself before another one says it."""
+"""How long at most the rank that hangs may take to say so itself before another one says it."""
 
 
 class Watchdog:
@@ -33,6 +34,7 @@ class Watchdog:
         self._rank = rank
         self._ranks = len(watcher.plan.orders)
         self._beat_s = min(_BEAT_S, watcher.timeout_s / 4)
+        self._grace_s = min(_GRACE_S, watcher.timeout_s)
         self._heard: dict[int, tuple[bytes, int]] = {}
         self._over = threading.Event()
         self._store: Any = None
@@ -51,12 +53,24 @@ class Watchdog:
         suspected_s = 0.0
         while not self._over.wait(self._beat_s):
             slots = self._exchange()
-            hang = self._watcher.hang(slots)
+            hang = self._watcher.hang(slots) or self._silent(slots)
             suspected_s = suspected_s + self._beat_s if hang is not None else 0.0
-            if hang is not None and (hang.rank == self._rank or (suspected_s > _GRACE_S and self._speaks_for(hang))):
+            if hang is None:
+                continue
+            if hang.rank == self._rank or (suspected_s > self._grace_s and self._speaks_for(hang)):
                 sys.stderr.write(f"contraflow: {hang.text}\n")
                 sys.stderr.flush()
                 os._exit(1)
+
+    def _silent(self, slots: Sequence[Slot]) -> Hang | None:
+        """A rank whose own watchdog has gone quiet: its last words may be older than what it hangs in."""
+        for rank, (_, since_ns) in self._heard.items():
+            quiet_s = (time.monotonic_ns() - since_ns) / 1e9
+            if quiet_s > self._watcher.timeout_s and slots[rank].doing is not Doing.DONE:
+                where = self._watcher.where(rank, slots[rank])
+                text = f"rank {rank} has not been heard of for {self._watcher.timeout_s:g} s, last seen {where}"
+                return Hang(rank, text)
+        return None
 
     def _speaks_for(self, hang: Hang) -> bool:
         return self._rank == min(rank for rank in range(self._ranks) if rank != hang.rank)
@@ -72,6 +86,8 @@ class Watchdog:
             store.set(_key(self._rank), _MESSAGE.pack(mine.doing, mine.step, mine.place, mine.awaited, age))
             if mine.doing is Doing.WAITING and age > 5e8 * self._watcher.timeout_s:
                 self._listen(store, slots)
+            else:
+                self._heard.clear()
         except (RuntimeError, OSError, ValueError):  # the store has gone: this rank is still watched
             self._store = None
         return slots

@@ -1,6 +1,6 @@
 """A model whose last layer fails on demand, in the middle of a forward: what the fault tests run.
 
-FAULT says how ("raise", "kill", "sleep"), FAULT_AT at which real call of the layer in its process.
+FAULT says how ("raise", "kill", "stop", "sleep"), FAULT_AT at which real call of the layer in its process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from contraflow.planner.schedules import build
 from contraflow.planner.workload import Workload
 
 FOREVER_S = 3600.0
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 calls = 0
 
 
@@ -39,8 +40,8 @@ def faulty(x: Tensor) -> Tensor:
 def _fail(how: str) -> None:
     if how == "raise":
         raise ValueError("out of luck\nsecond line")
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if how in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[how])
     time.sleep(FOREVER_S)
 
 

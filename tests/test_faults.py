@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -109,7 +111,41 @@ def test_a_timeout_must_be_a_time() -> None:
         execute(faulty.planned(), 1, model=MODEL, timeout_s=0)
 
 
-# ---------------------------------------------------------------- signals to the parent
+# ---------------------------------------------------------------- the command
+
+
+def start(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    """`contraflow execute` of the faulty model in a process of its own."""
+    save_plan(faulty.planned(), folder / "plan.json")
+    command = [sys.executable, "-m", "contraflow", "execute", str(folder / "plan.json"), "--model", MODEL, *options]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": path} | environment,
+    )  # fmt: skip
+
+
+def lines(text: str) -> list[str]:
+    """Without empty ones."""
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def test_a_joined_rank_that_is_stopped_is_named_by_another(tmp_path: Path) -> None:
+    """Under torchrun there is no parent to tell: ranks tell one another through the job's store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FAULT": "stop", "FAULT_AT": "9"}
+    first, second = (start(tmp_path, "--timeout", "2", RANK=rank, **job) for rank in "01")
+    try:
+        _, stderr = first.communicate(timeout=STARTUP_S)
+    finally:
+        first.kill()
+        second.kill()
+        second.communicate()
+    assert first.returncode == 1
+    says = r"contraflow: rank 1 (hangs in stage 1, op 1F\d, .*: no progress|has not been heard of) for 2 s.*"
+    assert re.fullmatch(says, lines(stderr)[-1]), stderr
 
 
 ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 1, "interrupted")]
@@ -118,17 +154,12 @@ ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 1, "interrupted"
 @pytest.mark.parametrize(("number", "code", "says"), ENDINGS)
 def test_a_signal_to_the_parent_ends_all(tmp_path: Path, number: int, code: int, says: str) -> None:
     """One line on stderr, no rank alive, no file left."""
-    save_plan(faulty.planned(), tmp_path / "plan.json")
-    command = [sys.executable, "-m", "contraflow", "execute", str(tmp_path / "plan.json"), "--model", MODEL]
-    environment = os.environ | {
-        "FAULT": "sleep", "FAULT_AT": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    }  # fmt: skip
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    run = start(tmp_path, FAULT="sleep", FAULT_AT="1")
     ranks = wait_for_ranks(run)
     run.send_signal(number)
     _, stderr = run.communicate(timeout=STARTUP_S)
     assert run.returncode == code
-    assert [line for line in stderr.splitlines() if line.strip()] == [f"contraflow: {says}"]
+    assert lines(stderr) == [f"contraflow: {says}"]
     assert not ranks & set(processes())
 
 

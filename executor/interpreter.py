@@ -16,11 +16,13 @@ from torch import Tensor
 from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
+from .deferral import deferred
 from .errors import Aborted, ExecutionError
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
 from .transport import Transport
+from .update import Update
 from .waits import Waits
 
 Clock = Callable[[], float]
@@ -48,8 +50,11 @@ class Interpreter:
         self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
-        self._order = self.plan.orders[transport.rank]
-        self._waits = waits
+        self.update = Update(self.plan, blueprint.training, transport, replicas)
+        self._order, self._waits = self.plan.orders[transport.rank], waits
+        self._agreement = -1
+        if blueprint.training.agrees:
+            self._order, self._waits, self._agreement = deferred(self._order, waits)
         self._clock = clock
         self._last = len(self.plan.stages) - 1
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
@@ -95,10 +100,13 @@ class Interpreter:
             if replica.statistics is not None:
                 replica.statistics.reset()
         self._stashes.reset()
+        self.update.begin()
         self.transport.barrier()
         state = StepState(step, self._clock())
         for place, op in enumerate(self._order):
             try:
+                if place == self._agreement:
+                    self._agree(state)
                 if op.kind in IN_LINE:
                     self._start_fetches(state, place)
                 if op.kind is not Kind.FETCH:
@@ -108,9 +116,16 @@ class Interpreter:
                 raise
             except Exception as error:
                 raise self._failure(step, op, error) from error
+        if self._agreement == len(self._order):  # it steps nothing, but the others wait for its word
+            self._agree(state)
         seconds = self._clock() - state.began_s
         self._complete(state, tuple(state.leaving))
         return StepRecord(seconds, state.losses, state.records)
+
+    def _agree(self, state: StepState) -> None:
+        for reduction in state.reductions.values():
+            self._finish(state, reduction)
+        self.update.agree()
 
     def _run(self, state: StepState, place: int) -> None:
         op, now = self._order[place], self._clock() - state.began_s
@@ -197,7 +212,8 @@ class Interpreter:
 
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
-            return torch.tensor(self._scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
+            scale = self._scale * self.update.scaler.scale
+            return torch.tensor(scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
     def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
@@ -212,7 +228,7 @@ class Interpreter:
         if reduction is not None:
             self._finish(state, reduction)
         self._begin(state, record)
-        replica.weights.step()
+        self.update.apply(replica, state.step)
         if replica.statistics is not None:
             replica.statistics.apply()
         self._end(state, record)

@@ -6,15 +6,17 @@ import threading
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..models import Dataset, LayeredModel, build_layer
+from ..models import Dataset, LayeredModel
 from ..planner.operations import holders
 from ..planner.plan import Kind, Plan
 from .errors import RunError
+from .precision import build_lowered, half_of, wide
 from .program import StageProgram
 from .statistics import StatisticsExchange
+from .training import Training
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
 
@@ -23,13 +25,17 @@ _SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
 
 @dataclass(frozen=True)
 class StageReplica:
-    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy)."""
+    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy).
+
+    `evaluation`: the forward in evaluation mode, if the run evaluates.
+    """
 
     stage: int
     program: StageProgram
     weights: StageWeights
     statistics: StatisticsExchange | None
     group: str | None
+    evaluation: StageProgram | None = None
 
     @property
     def reduced(self) -> list[Tensor]:
@@ -52,7 +58,7 @@ class Blueprint:
     data: Dataset
     shapes: tuple[TensorShape, ...]
     seed: int
-    rate: float
+    training: Training
     dtype: torch.dtype
 
     @property
@@ -66,10 +72,10 @@ class Blueprint:
         return range(first, first + len(self.plan.stages[stage]))
 
     def batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype."""
+        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype and that of its losses."""
         size = self.plan.problem.model.micro_batch_size
         inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
-        return as_dtype(inputs, self.dtype), as_dtype(targets, self.dtype)
+        return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
 
     def build(self, rank: int, stage: int, self_check: bool) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.
@@ -78,7 +84,9 @@ class Blueprint:
         naming the stage.
         """
         ids = self.layer_ids(stage)
-        modules = {i: build_layer(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        modules = {i: module for i, (module, _) in built.items()}
+        masters = {f"{i}.{name}": tensor for i, (_, kept) in built.items() for name, tensor in kept.items()}
         last = stage == len(self.plan.stages) - 1
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
             example, target = self._example(stage)
@@ -90,6 +98,7 @@ class Blueprint:
                 target if last else None,
                 needs_input_grad=stage > 0,
                 label=f"stage {stage}",
+                half=half_of(self.dtype),
             )
             if not program.can_remake and _remade(self.plan, rank, stage):
                 raise RunError(
@@ -98,13 +107,37 @@ class Blueprint:
                 )
             if self_check:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
-        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
+        weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.training, masters)
         group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
         statistics = None
         if weights.buffers and (group is not None or not _in_order(self.plan, rank, stage)):
             total = self.plan.problem.workload.micro_batches
             statistics = StatisticsExchange(modules, weights.buffers, total, self.layer_names)
-        return StageReplica(stage, program, weights, statistics, group)
+        evaluation = (
+            self._evaluation(stage, modules, example, target, self_check) if self.training.evaluate_every else None
+        )
+        return StageReplica(stage, program, weights, statistics, group, evaluation)
+
+    def _evaluation(
+        self, stage: int, modules: dict[int, nn.Module], example: Tensor, target: Tensor, self_check: bool
+    ) -> StageProgram:
+        """The program in evaluation mode, without gradients; `modules` cannot be traced for training afterwards."""
+        last = stage == len(self.plan.stages) - 1
+        layers = [module.eval().requires_grad_(False) for module in modules.values()]
+        with _SETUP_LOCK, _disable_current_modes():
+            program = StageProgram.trace(
+                layers,
+                list(modules),
+                example,
+                self.model.loss if last else None,
+                target if last else None,
+                needs_input_grad=False,
+                label=f"stage {stage}, evaluation",
+                half=half_of(self.dtype),
+            )
+            if self_check:
+                program.self_check(layers, example, target if last else None, self.seed)
+        return program
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ..models.protocol import Loss
+from .precision import autocasting, widen_norms
 
 _TRACE_LOCK = threading.Lock()  # make_fx patches process-wide state
 _STRICT_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -44,6 +45,7 @@ class StageLayers:
         loss: applied to the last layer's output if this is the last stage.
         needs_input_grad: whether somebody wants the gradient of the stage's input.
         label: how errors call the stage.
+        half: the 16-bit type of mixed precision, None without.
     """
 
     modules: Sequence[nn.Module]
@@ -51,6 +53,7 @@ class StageLayers:
     loss: Loss | None
     needs_input_grad: bool
     label: str
+    half: torch.dtype | None = None
 
     def run(
         self,
@@ -60,18 +63,28 @@ class StageLayers:
         before_layer: Callable[[int, Tensor], None],
     ) -> Tensor:
         """The stage in plain torch; `before_layer` gets each layer's id, -1 for the loss, and its input."""
+        with autocasting(self.half, x.device):
+            return self._run(values, x, target, before_layer)
+
+    def _run(
+        self,
+        values: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None,
+        before_layer: Callable[[int, Tensor], None],
+    ) -> Tensor:
         for layer_id, module in zip(self.layer_ids, self.modules, strict=True):
             before_layer(layer_id, x)
             prefix = f"{layer_id}."
             own = {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
-            x = functional_call(module, own, (x,))
+            x = functional_call(module, own if self.half is None else widen_norms(module, own), (x,))
             if not isinstance(x, Tensor):
                 raise TraceError(f"{self.label}: layer {layer_id} returns a {type(x).__name__}, not a tensor")
         if self.loss is not None:
             before_layer(-1, x)
             if target is None:
                 raise TraceError(f"{self.label}: a stage with a loss needs a target")
-            x = self.loss(x, target)
+            x = self.loss(x if self.half is None else x.float(), target)
         return x
 
 

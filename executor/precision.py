@@ -1,27 +1,28 @@
 """Mixed precision (arXiv:1710.03740): 16-bit parameters under autocast; float32 masters, accumulators and losses.
 
 A 16-bit dtype means all of this, wherever layers are built, traced, measured or run: parameters are 16-bit copies of
-float32 masters, buffers stay as they are, the forward runs under torch.autocast of the device. Normalisation layers
-get their parameters in float32 and the loss its input, as autocast has it on CUDA; on a CPU it leaves both to
-the caller. The backward runs the types that the forward left, as autograd does.
+float32 masters, buffers stay as they are, the forward runs under torch.autocast of the device. The loss gets its
+input in float32, as autocast has it on CUDA; on a CPU it leaves that to the caller. The backward runs the types that
+the forward left, as autograd does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 
 from ..models.protocol import LayerSpec, build_layer
 from .errors import RunError
 
 HALVES = (torch.bfloat16, torch.float16)
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -70,22 +71,42 @@ def build_lowered(spec: LayerSpec, seed: int, index: int, dtype: torch.dtype) ->
     return module, masters if dtype in HALVES else {}
 
 
-def autocasting(half: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to `half`, without a cache: 16-bit weights are never cast, and a graph must hold every cast."""
+@contextmanager
+def autocasting(half: torch.dtype | None, device: torch.device) -> Iterator[None]:
+    """Runs what is inside as mixed precision does; half None: as it is.
+
+    Without a cache: 16-bit weights are never cast, and a graph must hold every cast.
+    """
     if half is None:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=half, cache_enabled=False)
+        yield
+        return
+    with _FittingNorms(), torch.autocast(device.type, dtype=half, cache_enabled=False):
+        yield
 
 
-def widen_norms(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values a layer is called with, those of normalisation layers' parameters in float32."""
-    widened = dict(values)
-    for path, part in module.named_modules():
-        if isinstance(part, _NORMS):
-            for name, _ in part.named_parameters(path, recurse=False):
-                if name in widened:
-                    widened[name] = widened[name].float()
-    return widened
+_BATCH_NORMS = {F.batch_norm: (3, 4), F.instance_norm: (3, 4), torch.batch_norm: (1, 2), torch.instance_norm: (1, 2)}
+_OTHER_NORMS = {F.layer_norm: (2, 3), F.group_norm: (2, 3), torch.layer_norm: (2, 3), torch.group_norm: (2, 3)}
+"""Where weight and bias stand among a function's arguments."""
+
+
+class _FittingNorms(TorchFunctionMode):
+    """Casts 16-bit parameters of normalisations where the CPU's kernels refuse them and CUDA's autocast would cast.
+
+    Running statistics are float32, so BatchNorm's parameters are too; others take the type of the input.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        places = _BATCH_NORMS.get(func) or _OTHER_NORMS.get(func)
+        if places is None:
+            return func(*args, **kwargs)
+        x = args[0] if args else kwargs["input"]
+        dtype = torch.float32 if func in _BATCH_NORMS else x.dtype
+        given = [value.to(dtype) if k in places and value is not None else value for k, value in enumerate(args)]
+        named = {k: v.to(dtype) if k in ("weight", "bias") and v is not None else v for k, v in kwargs.items()}
+        return func(*given, **named)
 
 
 def output_like(module: nn.Module, x: Tensor, half: torch.dtype) -> Tensor:
@@ -95,5 +116,5 @@ def output_like(module: nn.Module, x: Tensor, half: torch.dtype) -> Tensor:
         values = {name: torch.empty_like(t, device="cpu", requires_grad=False) for name, t in named}
         entering = torch.empty_like(x, device="cpu")
         with autocasting(half, entering.device):
-            output = functional_call(module, widen_norms(module, values), (entering,))
+            output = functional_call(module, values, (entering,))
     return torch.empty(output.shape, dtype=output.dtype, device="meta") if isinstance(output, Tensor) else output

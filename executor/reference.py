@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ..models import Dataset, LayeredModel, derive_seed
 from .evaluation import evaluation_seed
-from .precision import autocasting, build_lowered, half_of, run_dtype, wide, widen_norms
+from .precision import autocasting, build_lowered, half_of, run_dtype, wide
 from .program import layer_seed
 from .training import DYNAMIC, INITIAL_SCALE, Training
 from .validate import as_dtype, find_data
@@ -109,14 +108,9 @@ class _Trainer:
         with autocasting(half, x.device):
             for index, layer in enumerate(self.layers):
                 torch.manual_seed(layer_seed(random, index))
-                x = layer(x) if half is None else self._with_wide_norms(layer, x)
+                x = layer(x)
             torch.manual_seed(layer_seed(random, -1))
             return self.model.loss(x if half is None else x.float(), as_dtype(targets, wide(self.dtype)))
-
-    @staticmethod
-    def _with_wide_norms(layer: nn.Module, x: Tensor) -> Tensor:
-        output: Tensor = functional_call(layer, widen_norms(layer, dict(layer.named_parameters())), (x,))
-        return output
 
     def _sum_up(self) -> None:
         """Adds 16-bit gradients of one micro-batch to the masters' float32 ones."""

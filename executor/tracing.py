@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ..models.protocol import Loss
-from .precision import autocasting, widen_norms
+from .precision import autocasting
 
 _TRACE_LOCK = threading.Lock()  # make_fx patches process-wide state
 _STRICT_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -77,7 +78,7 @@ class StageLayers:
             before_layer(layer_id, x)
             prefix = f"{layer_id}."
             own = {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
-            x = functional_call(module, own if self.half is None else widen_norms(module, own), (x,))
+            x = functional_call(module, own, (x,))
             if not isinstance(x, Tensor):
                 raise TraceError(f"{self.label}: layer {layer_id} returns a {type(x).__name__}, not a tensor")
         if self.loss is not None:
@@ -218,6 +219,8 @@ def _describe(
         elif node.target is torch.ops.aten.detach.default:  # there is no autograd when programs run
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+        elif node.target is torch.ops.aten.native_batch_norm.default:
+            _correct_statistics(node)
     nodes = list(module.graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
     values, rest = places[: len(parameters) + len(buffers)], places[len(parameters) + len(buffers) :]
@@ -236,6 +239,16 @@ def _describe(
         input_grad=boundary if layers.needs_input_grad else None,
         inner_grad=None if layers.needs_input_grad else boundary,
     )
+
+
+def _correct_statistics(batch_norm: fx.Node) -> None:
+    """A CPU keeps the batch's mean and deviation in the weight's type; fake tensors have them in the input's."""
+    weight = batch_norm.args[1]
+    if isinstance(weight, fx.Node):
+        for member in batch_norm.users:
+            if member.target is operator.getitem and member.args[1] in (1, 2):
+                value = member.meta["val"]
+                member.meta["val"] = value.new_empty(value.shape, dtype=weight.meta["val"].dtype)
 
 
 def _first(tensors: Sequence[Tensor]) -> Tensor | None:

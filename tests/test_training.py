@@ -65,9 +65,9 @@ def test_training_options_equal_single_process(case: Case, training: Training) -
 
 
 def test_processes_clip_scale_and_evaluate_as_one_process(tmp_path: Path) -> None:
-    """Everything at once on two gloo processes, with replicas and with two stages a device."""
+    """Everything at once on two gloo processes: with replicas, with two stages a device, in mixed precision."""
     training = replace(CLIPPED, loss_scale="dynamic", scale_interval=2, evaluate_every=2)
-    cases = [TWO_WAYS, V_SHAPED]
+    cases = [TWO_WAYS, V_SHAPED, V_SHAPED._replace(precision="mixed")]
     for case, result in zip(cases, run_together(cases, tmp_path, training), strict=True):
         assert_equals_reference(case, result, training)
         assert list(result.evaluations) == [2, 4]

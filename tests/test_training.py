@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, planned, run_together, truth, worst_excess
 from torch import Tensor
 
+from contraflow.__main__ import cli
 from contraflow.executor import evaluation, interpreter, threads
 from contraflow.executor.deferral import DeferredList, deferred
 from contraflow.executor.errors import ExecutionError, RunError
@@ -264,3 +267,34 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, object], mess
     """One line that names the option and its value."""
     with pytest.raises(RunError, match=message):
         Training(**options)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_trains_in_mixed_precision_with_all_of_it(tmp_path: Path) -> None:
+    """Profile in bf16, plan for it, train: clipped, scheduled, evaluated; within the planned memory."""
+    model, plan = tmp_path / "model.json", tmp_path / "plan.json"
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text('[[nodes]]\ndevices = 2\ndevice = "cpu"\n')
+
+    def run(*arguments: object) -> str:
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    run("profile", "mlp-tiny", "--micro-batch-size", 2, "--precision", "bf16", "-o", model)
+    options = ["--cluster", cluster, "--micro-batches", 4, "--precision", "mixed", "--optimizer", "momentum"]
+    run("plan", model, *options, "--schedule", "chimera", "-o", plan)
+    schedule = ["--lr", 0.02, "--lr-schedule", "cosine", "--warmup", 2, "--lr-floor", 0.001, "--weight-decay", 0.01]
+    more = ["--clip-norm", 0.4, "--evaluate-every", 2, "--steps", STEPS, "--transport", "threads", "--json"]
+    result = json.loads(run("execute", plan, *schedule, *more))
+    training = replace(CLIPPED, evaluate_every=2)
+    expected = train_reference(resolve("mlp-tiny"), 4, SAMPLES, "momentum", STEPS, precision="mixed", training=training)
+    assert result["losses"] == pytest.approx(expected.losses, abs=1e-3)
+    assert result["grad_norms"] == pytest.approx(expected.grad_norms, rel=0.02)
+    assert [float(loss) for loss in result["evaluations"].values()] == pytest.approx(
+        list(expected.evaluations.values()), abs=1e-3
+    )
+    assert list(result["evaluations"]) == ["2", "4"]
+    assert all(a <= b for a, b in zip(result["peak_bytes"], result["forecast_peak_bytes"], strict=True))

@@ -13,6 +13,7 @@ from ..models.protocol import Dataset, LayeredModel, LayerSpec
 from ..planner.errors import InputError
 from ..planner.presets import DeviceType
 from .layer_run import LayerRun, trace_layer
+from .precision import lower
 from .profile import distinct_layers, example_batch, model_document
 from .roofline import Roofline
 
@@ -21,7 +22,8 @@ EFFICIENCY = 0.5
 (Megatron-LM, arXiv:2104.04473) and 54 % (arXiv:2205.05198) of the 16-bit peak, bubbles and messages included."""
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What parameters and activations are stored in. TF32 is float32 whose matrix products are rounded."""
+"""What parameters are stored in; 16 bit means mixed precision (see `precision`). TF32 is float32 whose matrix products
+are rounded."""
 
 
 def analytic_profile(
@@ -41,7 +43,7 @@ def analytic_profile(
     `Roofline`. Layers alike are traced once.
 
     Args:
-        precision: a key of PRECISIONS; parameters, gradients and activations all are of its type.
+        precision: a key of PRECISIONS; parameters and activations are of its type, as autocast on a CPU has them.
         efficiency: share of the peaks that is reached, above 0 and at most 1.
         data: as for `profile_model`; only the shapes of one micro-batch count.
 
@@ -59,7 +61,7 @@ def analytic_profile(
 
     def traced(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
         module = _imagined(model.layers[index], dtype, fake)
-        program = trace_layer(model, module, index, x, target)
+        program = trace_layer(model, module, index, x, target, dtype)
         roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
         with fake, roofline:
             run = LayerRun(program, module, index, x, target)
@@ -84,7 +86,7 @@ def _imagined(spec: LayerSpec, dtype: torch.dtype, fake: FakeTensorMode) -> nn.M
     """The layer in training mode as `build_layer` would build it, its tensors fake ones on the CPU."""
     with torch.device("meta"):
         module = spec.build()
-    module = module.to(dtype).train()
+    module = lower(module, dtype).train()
     imagined: dict[Tensor, Tensor] = {}  # a tensor tied within the layer stays one
     for part in module.modules():
         parameters = part.named_parameters(recurse=False, remove_duplicate=False)

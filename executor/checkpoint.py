@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,14 +21,25 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from ..planner.plan import Plan
 from .errors import RunError
+from .training import INITIAL_SCALE
 from .transport import Transport
 
 _META = "contraflow.json"
 _NAME = re.compile(r"step-(\d{8})")
 
 
-def save(directory: str, state: dict[str, Tensor], step: int, plan: Plan, transport: Transport) -> None:
-    """Saves all ranks' state after `step` steps; collective. Replicas' tensors are stored once."""
+def save(
+    directory: str,
+    state: dict[str, Tensor],
+    step: int,
+    plan: Plan,
+    transport: Transport,
+    scaler: Mapping[str, float | int],
+) -> None:
+    """Saves all ranks' state after `step` steps; collective. Replicas' tensors are stored once.
+
+    `scaler`: see `LossScaler.to_dict`.
+    """
     folder = Path(directory)
     target, partial = folder / f"step-{step:08d}", folder / f"step-{step:08d}.part"
     if transport.rank == 0:
@@ -49,6 +60,7 @@ def save(directory: str, state: dict[str, Tensor], step: int, plan: Plan, transp
             "step": step,
             "optimizer": plan.problem.workload.optimizer,
             "fingerprint": plan.problem.model.fingerprint,
+            "scaler": dict(scaler),
         }
         (partial / _META).write_text(json.dumps(meta) + "\n")
         if target.exists():
@@ -87,6 +99,16 @@ def check_resumable(directory: str | Path, plan: Plan) -> int:
     if optimizer != plan.problem.workload.optimizer:
         raise RunError(f"{path} was trained with {optimizer}, the plan says {plan.problem.workload.optimizer}")
     return step
+
+
+def kept_scaler(directory: str | Path) -> dict[str, float | int]:
+    """The loss scale's state in the newest checkpoint; raises RunError when it is not one."""
+    path = newest(directory) / _META
+    kept: dict[str, float | int] = {"scale": INITIAL_SCALE, "good": 0, "skipped": 0}  # where none was kept
+    kept |= json.loads(path.read_text()).get("scaler", {})
+    if not all(isinstance(value, int | float) for value in kept.values()):
+        raise RunError(f"{path}: the loss scale is not made of numbers: {kept}")
+    return kept
 
 
 def load(directory: str, state: dict[str, Tensor], plan: Plan) -> int:

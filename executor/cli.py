@@ -15,6 +15,7 @@ from ..planner.errors import InputError
 from ..planner.files import write_text
 from ..planner.plan_file import load_plan
 from ..planner.units import format_bytes
+from .cli_training import training_of, training_options
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,24 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["execute", "profile"]
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-
-
-class Rate(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
-    """A learning rate: finite and above zero."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Raises click.BadParameter."""
-        try:
-            rate = float(value)
-        except (TypeError, ValueError):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        if not 0 < rate < float("inf"):
-            self.fail(f"must be finite and above 0, got {value}", param, ctx)
-        return rate
 
 
 @click.command(
@@ -55,7 +40,6 @@ Examples:
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Optimizer steps.")
 @click.option("--model", metavar="MODEL", help="package.module:function, for a model not in the registry.")
 @click.option("--data", metavar="NAME", help="A data set, as stdlib:64 or digits. [default: the model's]")
-@click.option("--lr", type=Rate(), metavar="RATE", help="Learning rate. [default: by optimizer]")
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
@@ -63,7 +47,9 @@ Examples:
     show_default=True,
     help="Parameters, data, dropout.",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the parameters.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Of the parameters. [default: float32; of a mixed plan bfloat16]"
+)
 @click.option(
     "--transport",
     type=click.Choice(("processes", "threads")),
@@ -88,7 +74,8 @@ Examples:
     help="End the run when a rank makes no progress for so long.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
-def execute(plan_file: str, dtype: str, as_json: bool, **options: Any) -> None:
+@training_options
+def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) -> None:
     """Train the model of PLAN as the plan says, one process per device, and measure it.
 
     PLAN is a plan.json. A model of the registry is found by its name; any other must be given again with
@@ -97,13 +84,15 @@ def execute(plan_file: str, dtype: str, as_json: bool, **options: Any) -> None:
     plan = load_plan(plan_file)
     if options["resume"] and options["checkpoint"] is None:
         raise click.UsageError("--resume needs --checkpoint DIR")
+    training = training_of(options)
     import torch
 
     from . import launch
 
+    chosen = None if dtype is None else getattr(torch, dtype)
     first_rank = os.environ.get("RANK", "0") == "0"
     with _StepProgress(options["steps"], quiet=not first_rank) as progress:
-        result = _run(lambda: launch.execute(plan, dtype=getattr(torch, dtype), on_step=progress, **options))
+        result = _run(lambda: launch.execute(plan, dtype=chosen, on_step=progress, training=training, **options))
     if not first_rank:
         return
     if as_json:
@@ -169,8 +158,12 @@ class _StepProgress:
 
 
 def _summary(result: RunResult) -> dict[str, Any]:
+    more: dict[str, Any] = {"grad_norms": list(result.grad_norms)} if result.grad_norms else {}
+    if result.evaluations:
+        more["evaluations"] = {str(step): loss for step, loss in result.evaluations.items()}
     return {
         "losses": list(result.losses),
+        **more,
         "step_s": result.step_s,
         "forecast_step_s": result.forecast_step_s,
         "peak_bytes": list(result.peak_bytes),
@@ -185,6 +178,8 @@ def _print_table(result: RunResult) -> None:
 
     last = result.first_step + len(result.losses)
     click.echo(f"steps {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
+    for step, loss in result.evaluations.items():
+        click.echo(f"after step {step}: held-out loss {loss:.4f}")
     table = Table("", "forecast", "measured", "measured / forecast")
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("step time", result.forecast_step_s, result.step_s, lambda seconds: f"{1e3 * seconds:.2f} ms")
@@ -228,7 +223,7 @@ Examples:
     type=click.Choice(PRECISIONS),
     default="fp32",
     show_default=True,
-    help="Of parameters, gradients and activations. tf32, on presets only: fp32 with rounded matrix products.",
+    help="16 bit: as a mixed plan runs, under autocast. tf32, on presets only: fp32 with rounded matrix products.",
 )
 @click.option(
     "--efficiency",

@@ -17,6 +17,7 @@ from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
 from .agreement import agree
+from .deferral import deferred
 from .errors import Aborted, ExecutionError
 from .observe import Observer
 from .replica import Blueprint, StageReplica
@@ -24,6 +25,7 @@ from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
 from .ties import own_copies
 from .transport import Transport
+from .update import Update
 from .waits import Waits
 
 Clock = Callable[[], float]
@@ -53,9 +55,13 @@ class Interpreter:
         self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
-        self._order = self.plan.orders[transport.rank]
-        self._observer = Observer(self._order) if observer is None else observer
-        self._waits = waits
+        self.update = Update(self.plan, blueprint.training, transport, replicas)
+        self._order, self._waits = self.plan.orders[transport.rank], waits
+        self._listed: Sequence[int] = range(len(self._order))
+        self._agreement = -1
+        if blueprint.training.agrees:
+            self._order, self._waits, self._agreement, self._listed = deferred(self._order, waits)
+        self._observer = Observer(self.plan.orders[transport.rank]) if observer is None else observer
         self._clock = clock
         self._last = len(self.plan.stages) - 1
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
@@ -100,11 +106,14 @@ class Interpreter:
                 replica.statistics.reset()
         self._stashes.reset()
         self._observer.step(step)
+        self.update.begin()
         self.transport.barrier()
         state = StepState(step, self._clock())
         for place, op in enumerate(self._order):
-            self._observer.begin(place)
+            self._observer.begin(self._listed[place])
             try:
+                if place == self._agreement:
+                    self._agree(state)
                 if op.kind in IN_LINE:
                     self._start_fetches(state, place)
                 if op.kind is not Kind.FETCH:
@@ -115,11 +124,19 @@ class Interpreter:
             except Exception as error:
                 raise self._failure(step, op, error) from error
             self._observer.end(state.records[place])
+        if self._agreement == len(self._order):  # it steps nothing, but the others wait for its word
+            self._agree(state)
         self._complete(state, tuple(state.leaving))
         self._exchange_statistics()
         self._stashes.settle()
         seconds = max((r.end_s for r in state.records), default=0.0)
-        return StepRecord(seconds, state.losses, state.records)
+        listed = sorted(range(len(self._order)), key=self._listed.__getitem__)
+        return StepRecord(seconds, state.losses, [state.records[place] for place in listed])
+
+    def _agree(self, state: StepState) -> None:
+        for reduction in state.reductions.values():
+            self._finish(state, reduction)
+        self.update.agree()
 
     def _run(self, state: StepState, place: int) -> None:
         op, now = self._order[place], self._clock() - state.began_s
@@ -212,7 +229,8 @@ class Interpreter:
 
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
-            return torch.tensor(self._scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
+            scale = self._scale * self.update.scaler.scale
+            return torch.tensor(scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
     def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
@@ -226,7 +244,7 @@ class Interpreter:
         for collective in replica.awaited:
             self._finish(state, state.reductions.get(collective))
         self._begin(state, record)
-        replica.weights.step()
+        self.update.apply(replica, state.step)
         if replica.statistics is not None and op.stage not in self._apart:
             replica.statistics.apply()
         self._end(state, record)

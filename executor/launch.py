@@ -18,12 +18,13 @@ from ..planner.plan import Plan
 from ..planner.run_trace import RunTrace
 from ..planner.run_trace_file import save_trace
 from .errors import RunError
+from .precision import run_dtype
 from .rank import Job, RankReport, StepReport, run_rank
 from .replica import reduce_groups
 from .trace import trace_of
+from .training import Training
 from .validate import find_data, find_model, match_model, require_executable
 from .watch import TIMEOUT_S, Board, Watcher
-from .weights import DEFAULT_RATES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,9 @@ class RunResult:
         peak_bytes: measured per device, in the tracked steps.
         forecast_step_s, forecast_peak_bytes: what the plan said.
         first_step: 0, or where the run resumed.
+        grad_norms: of the whole model before clipping, one a step where gradients are clipped or losses scaled
+            dynamically; then a step whose norm is not finite was left out. loss_scales: what each step ran with.
+        evaluations: mean held-out losses by the number of steps taken before.
         state: final tensors by checkpoint key, if asked for.
         trace: the steps op by op: median times, memory.
     """
@@ -62,6 +66,9 @@ class RunResult:
     forecast_peak_bytes: tuple[int, ...]
     first_step: int
     trace: RunTrace
+    grad_norms: tuple[float, ...] = ()
+    loss_scales: tuple[float, ...] = ()
+    evaluations: dict[int, float] = field(default_factory=dict)
     state: dict[str, Tensor] | None = field(default=None, repr=False)
 
 
@@ -72,7 +79,7 @@ def execute(
     data: Dataset | str | None = None,
     seed: int = 0,
     lr: float | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     transport: str = "processes",
     on_step: OnStep | None = None,
     threads_per_process: int = 1,
@@ -82,6 +89,7 @@ def execute(
     self_check: bool = True,
     return_state: bool = False,
     timeout_s: float = TIMEOUT_S,
+    training: Training | None = None,
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -90,12 +98,14 @@ def execute(
             "package.module:function", which every process resolves by itself.
         data: default: the model's own.
         seed: fixes parameters, data order and dropout, whatever the plan.
-        lr: default: `DEFAULT_RATES` of the plan's optimizer.
+        lr: the rate of `training`.
+        dtype: of the parameters; default: float32, or bfloat16 where the plan is in mixed precision.
         transport: "threads", or "processes" (gloo; joined, not spawned, when RANK and WORLD_SIZE are set).
         trace, checkpoint: where to write the trace of the steps, and the state after the last step.
         resume: go on from the newest checkpoint there, made by any plan of the same model.
         self_check: compare every stage program with plain torch first.
         timeout_s: how long a rank may go without progress within a step before the run ends.
+        training: optimizer options, schedule, clipping, loss scaling, evaluation; default: `Training()`.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
@@ -105,7 +115,7 @@ def execute(
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
     if not 0 < timeout_s < math.inf:
         raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
-    job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state)
+    job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training)
     job = replace(job, timeout_s=timeout_s)
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
@@ -122,11 +132,12 @@ def prepare(
     data: Dataset | str | None = None,
     seed: int = 0,
     lr: float | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
+    training: Training | None = None,
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
     require_executable(plan)
@@ -139,11 +150,13 @@ def prepare(
 
         check_resumable(checkpoint, plan)
     found = find_model(plan, model)
+    workload, chosen = plan.problem.workload, training or Training()
+    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, steps, resume)
+    dtype = run_dtype(workload.precision, dtype)
     match_model(plan, found, find_data(found, data), dtype)
-    rate = DEFAULT_RATES[plan.problem.workload.optimizer] if lr is None else lr
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
-        plan, _portable(plan, found, model), data, steps, seed, rate, dtype, TRACKED_STEPS,
+        plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, TRACKED_STEPS,
         folder, resume, self_check, return_state,
     )  # fmt: skip
 
@@ -177,6 +190,9 @@ class Collector:
         self._pending: dict[int, list[StepReport]] = {}
         self.losses: list[float] = []
         self.times: list[float] = []
+        self.norms: list[float] = []
+        self.scales: list[float] = []
+        self.evaluations: dict[int, float] = {}
 
     def add(self, report: StepReport) -> None:
         """One rank's report of one step."""
@@ -188,6 +204,12 @@ class Collector:
         losses = {m: loss for r in reports for m, loss in r.losses.items()}
         self.losses.append(sum(losses[m] for m in sorted(losses)) / max(1, len(losses)))
         self.times.append(max(r.seconds for r in reports))
+        self.scales.append(report.loss_scale)
+        if report.grad_norm is not None:
+            self.norms.append(report.grad_norm)
+        held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
+        if held_out:
+            self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
         if self._on_step is not None:
             self._on_step(report.step, self.losses[-1], self.times[-1])
 
@@ -209,6 +231,9 @@ class Collector:
             forecast.peak_bytes,
             reports[0].first_step,
             trace_of(plan, reports, times, self.losses),
+            tuple(self.norms),
+            tuple(self.scales),
+            self.evaluations,
             state or None,
         )
 

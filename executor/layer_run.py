@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..models.protocol import LayeredModel
 from .memory import StorageTracker, unique_bytes
+from .precision import half_of, wide
 from .program import StageProgram, named_buffers, named_parameters
 
 Clock = Callable[[], float]
@@ -34,10 +35,12 @@ class _Bytes:
     weight_peak: int
 
 
-def trace_layer(model: LayeredModel, module: nn.Module, index: int, x: Tensor, target: Tensor | None) -> StageProgram:
-    """The program of layer `index`, with the model's loss if there is a target. Raises TraceError."""
-    loss = None if target is None else model.loss
-    return StageProgram.trace([module], [index], x, loss, target, label=f"layer {model.layers[index].name}")
+def trace_layer(
+    model: LayeredModel, module: nn.Module, index: int, x: Tensor, target: Tensor | None, dtype: torch.dtype
+) -> StageProgram:
+    """The program of layer `index` in this dtype, with the model's loss if there is a target. Raises TraceError."""
+    loss, label = None if target is None else model.loss, f"layer {model.layers[index].name}"
+    return StageProgram.trace([module], [index], x, loss, target, label=label, half=half_of(dtype))
 
 
 class LayerRun:
@@ -51,7 +54,8 @@ class LayerRun:
         self.program = program
         self.parameters = {name: tensor.detach() for name, tensor in named_parameters([module], [index]).items()}
         self.buffers = named_buffers([module], [index])
-        self.sums = {name: torch.zeros_like(self.parameters[name]) for name in program.accumulator_names}
+        summed = {name: self.parameters[name] for name in program.accumulator_names}
+        self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
         self.x, self.target = x, target
         self.output = self._forward()[0]
         self.grad_output = torch.ones_like(self.output)

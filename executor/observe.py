@@ -86,6 +86,10 @@ class Observer:
             self.peak_bytes = max(self.peak_bytes, self._tracker.take_peak())
         self._tracker = None
 
+    def evaluating(self) -> None:
+        """Between two steps held-out micro-batches are run."""
+        self._publish(Doing.EVALUATING)
+
     def ending(self) -> None:
         """The last step is over: the rank saves what it must."""
         self._publish(Doing.ENDING)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 from ..models.data import load
-from ..models.protocol import Dataset, LayeredModel, build_layer
+from ..models.protocol import Dataset, LayeredModel
 from .layer_run import LayerRun, trace_layer
+from .precision import build_lowered
 from .ties import tied_bytes
 
 FORMAT = "contraflow/model"
@@ -54,6 +55,7 @@ def profile_model(
     Args:
         data: what to feed it; default: the model's own.
         on_progress: told about every layer in a line of text.
+        dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
 
     Raises:
         ValueError: no data, or a micro-batch size below 1.
@@ -63,8 +65,8 @@ def profile_model(
     x, target = x.to(device), target.to(device)
 
     def measured(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
-        module = build_layer(model.layers[index], 0, index, dtype).to(device)
-        run = LayerRun(trace_layer(model, module, index, x, target), module, index, x, target)
+        module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
+        run = LayerRun(trace_layer(model, module, index, x, target, dtype), module, index, x, target)
         return run.costs(partial(_now, x.device), rounds, WARMUPS), run.output
 
     with _threads(threads):

@@ -65,7 +65,7 @@ class StageProgram:
 
     Attributes:
         label: how errors call the stage.
-        layer_ids: the layers' positions in the model; `loss`: the model's, on its last stage.
+        layer_ids: the layers' positions in the model; `loss`: the model's, on its last stage; `half`: of autocast.
         parameter_names, buffer_names: "<layer id>.<name>", the keys of the mappings that `forward` takes.
         accumulator_names: parameters that receive a gradient, the keys `backward` needs of `accumulators`.
         stash_specs: the tensors of every stash; `stash_bytes`: their storages' bytes.
@@ -83,6 +83,7 @@ class StageProgram:
         self.label = layers.label
         self.layer_ids = tuple(layers.layer_ids)
         self.loss = layers.loss
+        self.half = layers.half
         self.parameter_names = tuple(joint.parameters)
         self.buffer_names = tuple(joint.buffers)
         self.accumulator_names = parts.accumulated
@@ -102,6 +103,7 @@ class StageProgram:
         example_target: Tensor | None = None,
         needs_input_grad: bool | None = None,
         label: str | None = None,
+        half: torch.dtype | None = None,
     ) -> StageProgram:
         """Trace a chain of layers, on fake tensors: nothing is computed.
 
@@ -110,6 +112,7 @@ class StageProgram:
             layer_ids: their positions in the model.
             example_input, example_target: tensors of the micro-batch's shapes; the target if `loss` is given.
             needs_input_grad: default: the input is floating point and this is not the model's first layer.
+            half: run under autocast to this 16-bit type (see `precision`).
 
         Raises:
             ValueError: no layers, or not one id per layer.
@@ -120,7 +123,7 @@ class StageProgram:
         if needs_input_grad is None:
             needs_input_grad = example_input.is_floating_point() and layer_ids[0] != 0
         label = label or f"stage of layers {', '.join(map(str, layer_ids))}"
-        layers = StageLayers(tuple(modules), tuple(layer_ids), loss, needs_input_grad, label)
+        layers = StageLayers(tuple(modules), tuple(layer_ids), loss, needs_input_grad, label, half)
         return StageProgram(layers, trace_joint(layers, example_input, example_target))
 
     def forward(
@@ -249,7 +252,7 @@ class StageProgram:
         Raises:
             ProgramMismatch: names the stage, the first differing tensor and both its numbers.
         """
-        layers = StageLayers(modules, self.layer_ids, self.loss, self.needs_input_grad, self.label)
+        layers = StageLayers(modules, self.layer_ids, self.loss, self.needs_input_grad, self.label, self.half)
         check_program(self, layers, x, target, seed)
 
     def _saved(self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor) -> list[Tensor]:

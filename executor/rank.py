@@ -13,12 +13,15 @@ from ..models import Dataset, LayeredModel
 from ..planner.operations import holders
 from ..planner.plan import Plan
 from ..planner.run_trace import OpTrace
+from .evaluation import Evaluator
 from .interpreter import Interpreter
 from .memory import StorageTracker
 from .observe import Observer
 from .replica import Blueprint, StageReplica, reduce_groups
 from .trace import StepSamples, environment
+from .training import LossScaler, Training
 from .transport import Transport
+from .update import GROUP
 from .validate import find_data, find_model, match_model
 from .waits import waits
 from .watch import TIMEOUT_S, Board
@@ -33,7 +36,7 @@ class Job:
     data: Dataset | str | None
     steps: int
     seed: int
-    rate: float
+    training: Training
     dtype: torch.dtype
     tracked_steps: int
     checkpoint: str | None
@@ -45,17 +48,25 @@ class Job:
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
         """The process groups it needs, in the order in which every rank creates them."""
-        return reduce_groups(self.plan)
+        everyone = {GROUP: tuple(range(len(self.plan.orders)))} if self.training.agrees else {}
+        return everyone | reduce_groups(self.plan)
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of one rank: seconds, and losses of the micro-batches whose last stage it holds."""
+    """One step of one rank: seconds, and losses of the micro-batches whose last stage it holds.
+
+    `grad_norm`: of the whole model, where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses
+    of the evaluation after it by (step, micro-batch), None without.
+    """
 
     rank: int
     step: int
     seconds: float
     losses: dict[int, float]
+    grad_norm: float | None = None
+    loss_scale: float = 1.0
+    held_out: dict[tuple[int, int], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,23 +90,32 @@ def run_rank(
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
-    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype)
+    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.training, job.dtype)
     rank, tracker = transport.rank, StorageTracker()
     observer = Observer(job.plan.orders[rank], board, rank, tracker)
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = _build(job, blueprint, rank)
-        first = _resume(job, blueprint, replicas)
         interpreter = Interpreter(
             blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer
         )
         closing.callback(interpreter.close)
+        update = interpreter.update
+        evaluator = Evaluator(blueprint, transport, replicas) if job.training.evaluate_every else None
+        if evaluator is not None:
+            closing.callback(evaluator.close)
+        first = _resume(job, blueprint, replicas, update.scaler)
         tracker.reset_peak()
         samples = StepSamples(job.plan.orders[rank])
         for step in range(first, first + job.steps):
+            scale = update.scaler.scale
             record = interpreter.run_step(step)
             samples.add(step, record, step - first < job.tracked_steps)
-            report(StepReport(rank, step, record.seconds, record.losses))
+            held_out = None
+            if evaluator is not None and (step + 1) % job.training.evaluate_every == 0:
+                observer.evaluating()
+                held_out = evaluator.run()
+            report(StepReport(rank, step, record.seconds, record.losses, update.grad_norm, scale, held_out))
             if step - first + 1 == job.tracked_steps:
                 observer.untrack()
                 tracking.close()
@@ -105,7 +125,7 @@ def run_rank(
     if job.checkpoint is not None:
         from .checkpoint import save
 
-        save(job.checkpoint, state, first + job.steps, job.plan, transport)
+        save(job.checkpoint, state, first + job.steps, job.plan, transport, update.scaler.to_dict())
     returned = {name: tensor.clone() for name, tensor in state.items()} if job.return_state else None
     observer.done()
     return RankReport(
@@ -124,15 +144,16 @@ def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]
     return replicas
 
 
-def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> int:
+def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica], scaler: LossScaler) -> int:
     """Loads the newest checkpoint if the run resumes; returns the first step to run."""
     if not job.resume or job.checkpoint is None:
         return 0
-    from .checkpoint import load
+    from .checkpoint import kept_scaler, load
 
     step = load(job.checkpoint, named_state(blueprint, replicas), job.plan)
+    scaler.resume(kept_scaler(job.checkpoint))
     for replica in replicas.values():
-        replica.weights.set_step(step)
+        replica.weights.set_step(step - scaler.skipped)
     return step
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
-from ..models import Dataset, LayeredModel, build_layer, derive_seed
+from ..models import Dataset, LayeredModel, derive_seed
+from .evaluation import evaluation_seed
+from .precision import autocasting, build_lowered, half_of, run_dtype, wide
 from .program import layer_seed
 from .ties import tie_modules
+from .training import DYNAMIC, INITIAL_SCALE, Training
 from .validate import as_dtype, find_data
-from .weights import DEFAULT_RATES, make_optimizer
+from .weights import make_optimizer, set_rate
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,18 @@ class ReferenceRun:
     """Mean losses a step, and final "parameters/<layer>/<name>" and "buffers/<layer>/<name>" tensors.
 
     A tied parameter appears once, under its tie's first member.
+
+    Attributes:
+        grad_norms: before clipping, where gradients are clipped or losses scaled dynamically.
+        loss_scales: what each step ran with.
+        evaluations: mean held-out losses by the number of steps taken before.
     """
 
     losses: tuple[float, ...]
     state: dict[str, Tensor]
+    grad_norms: tuple[float, ...] = ()
+    loss_scales: tuple[float, ...] = ()
+    evaluations: dict[int, float] = field(default_factory=dict)
 
 
 def train_reference(
@@ -33,43 +45,132 @@ def train_reference(
     steps: int = 5,
     seed: int = 0,
     lr: float | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     data: Dataset | str | None = None,
+    precision: str = "fp32",
+    training: Training | None = None,
 ) -> ReferenceRun:
     """Trains on the micro-batches of every step in order, their gradients averaged; then one optimizer step.
 
-    Parameters, data and random state are those that `execute` uses for the same seed.
+    Parameters, data and random state are those that `execute` uses for the same seed. With `precision` "mixed" the
+    layers hold 16-bit copies and run under autocast, gradients are summed in float32 and step float32 masters.
     """
-    source = find_data(model, data)
-    layers = [build_layer(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
-    same = tie_modules(model, layers)
-    parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad))
-    rate = DEFAULT_RATES[optimizer] if lr is None else lr
-    stepper = make_optimizer(optimizer, parameters, rate, fused=False)
-    losses = []
+    chosen = training or Training()
+    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(optimizer, steps)
+    trainer = _Trainer(model, find_data(model, data), seed, run_dtype(precision, dtype), optimizer, chosen)
+    losses, norms, scales, evaluations = [], [], [], {}
     for step in range(steps):
-        stepper.zero_grad()
+        scales.append(trainer.scale)
+        losses.append(trainer.accumulate(step, micro_batches, micro_batch_size))
+        norm = trainer.update(step)
+        norms += [] if norm is None else [norm]
+        if chosen.evaluate_every and (step + 1) % chosen.evaluate_every == 0:
+            evaluations[step + 1] = trainer.evaluate(micro_batches, micro_batch_size)
+    return ReferenceRun(tuple(losses), trainer.state(), tuple(norms), tuple(scales), evaluations)
+
+
+class _Trainer:
+    """The model, its masters and its optimizer; loss scaling is torch's own."""
+
+    def __init__(
+        self, model: LayeredModel, data: Dataset, seed: int, dtype: torch.dtype, optimizer: str, training: Training
+    ) -> None:
+        self.model, self.data, self.seed, self.dtype, self.training = model, data, seed, dtype, training
+        built = [build_lowered(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
+        self.layers = [layer for layer, _ in built]
+        self.masters = [masters for _, masters in built]
+        self.same = tie_modules(model, self.layers)
+        self._tie_masters()
+        parameters = (
+            masters.get(name, p) for layer, masters in built for name, p in layer.named_parameters() if p.requires_grad
+        )
+        self.stepped = list(dict.fromkeys(parameters))
+        self.stepper = make_optimizer(optimizer, self.stepped, training, fused=False)
+        dynamic = training.loss_scale == DYNAMIC
+        self.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=INITIAL_SCALE, growth_interval=training.scale_interval, enabled=dynamic
+        )
+        self._constant = 1.0 if dynamic else float(training.loss_scale)
+
+    def _tie_masters(self) -> None:
+        masters = dict(zip((spec.name for spec in self.model.layers), self.masters, strict=True))
+        for other, first in self.same.items():
+            (layer, _, name), (source, _, kept) = other.partition("/"), first.partition("/")
+            if name in masters[layer]:
+                masters[layer][name] = masters[source][kept]
+
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied by."""
+        return self._constant * self.scaler.get_scale()
+
+    def accumulate(self, step: int, micro_batches: int, size: int) -> float:
+        """The gradients of one step; returns the mean loss."""
+        self.stepper.zero_grad()
         total = 0.0
         for m in range(micro_batches):
-            inputs, targets = source.batch(seed, step, m, micro_batch_size)
-            x = as_dtype(inputs, dtype)
-            random = derive_seed(seed, step, m)
-            for index, layer in enumerate(layers):
+            loss = self._loss(*self.data.batch(self.seed, step, m, size), derive_seed(self.seed, step, m))
+            scaled = self.scaler.scale(loss * (self._constant / micro_batches))
+            scaled.backward()  # type: ignore[no-untyped-call]
+            self._sum_up()
+            total += loss.item()
+        return total / micro_batches
+
+    def _loss(self, inputs: Tensor, targets: Tensor, random: int) -> Tensor:
+        x, half = as_dtype(inputs, self.dtype), half_of(self.dtype)
+        with autocasting(half, x.device):
+            for index, layer in enumerate(self.layers):
                 torch.manual_seed(layer_seed(random, index))
                 x = layer(x)
             torch.manual_seed(layer_seed(random, -1))
-            loss = model.loss(x, as_dtype(targets, dtype))
-            (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        stepper.step()
-        losses.append(total / micro_batches)
-    state = _state(model, layers)
-    return ReferenceRun(tuple(losses), {name: state[name] for name in state if name.partition("/")[2] not in same})
+            return self.model.loss(x if half is None else x.float(), as_dtype(targets, wide(self.dtype)))
 
+    def _sum_up(self) -> None:
+        """Adds 16-bit gradients of one micro-batch to the masters' float32 ones."""
+        for layer, masters in zip(self.layers, self.masters, strict=True):
+            for name, p in layer.named_parameters():
+                if name in masters and p.grad is not None:
+                    master, grad = masters[name], p.grad.float()
+                    master.grad = grad if master.grad is None else master.grad.add_(grad)
+                    p.grad = None
 
-def _state(model: LayeredModel, layers: list[nn.Module]) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {}
-    for spec, layer in zip(model.layers, layers, strict=True):
-        state |= {f"parameters/{spec.name}/{name}": p.detach().clone() for name, p in layer.named_parameters()}
-        state |= {f"buffers/{spec.name}/{name}": b.detach().clone() for name, b in layer.named_buffers()}
-    return state
+    def update(self, step: int) -> float | None:
+        """Unscales, clips and steps; returns the norm if it was needed."""
+        set_rate(self.stepper, self.training.rate(step))
+        self.scaler.unscale_(self.stepper)
+        if self._constant != 1.0:
+            for p in self.stepped:
+                if p.grad is not None:
+                    p.grad.mul_(1 / self._constant)
+        norm = None
+        if self.training.agrees:
+            limit = self.training.clip_norm
+            norm = clip_grad_norm_(self.stepped, float("inf") if limit is None else limit).item()
+        self.scaler.step(self.stepper)
+        self.scaler.update()
+        for layer, masters in zip(self.layers, self.masters, strict=True):
+            for name, p in layer.named_parameters():
+                if name in masters:
+                    p.data.copy_(masters[name])
+        return norm
+
+    def evaluate(self, micro_batches: int, size: int) -> float:
+        """The mean held-out loss, in evaluation mode."""
+        for layer in self.layers:
+            layer.eval()
+        held_out = evaluation_seed(self.seed)
+        batches = [(k, m) for k in range(self.training.evaluate_steps) for m in range(micro_batches)]
+        with torch.no_grad():
+            losses = [self._loss(*self.data.batch(held_out, k, m, size), 0).item() for k, m in batches]
+        for layer in self.layers:
+            layer.train()
+        return sum(losses) / len(losses)
+
+    def state(self) -> dict[str, Tensor]:
+        """Masters, or parameters where they are no copies, and buffers."""
+        state: dict[str, Tensor] = {}
+        for spec, layer, masters in zip(self.model.layers, self.layers, self.masters, strict=True):
+            parameters = {name: masters.get(name, p) for name, p in layer.named_parameters()}
+            state |= {f"parameters/{spec.name}/{name}": p.detach().clone() for name, p in parameters.items()}
+            state |= {f"buffers/{spec.name}/{name}": b.detach().clone() for name, b in layer.named_buffers()}
+        return {name: tensor for name, tensor in state.items() if name.partition("/")[2] not in self.same}

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..models import Dataset, LayeredModel, build_layer
+from ..models import Dataset, LayeredModel
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
 from .errors import RunError
 from .packing import PackedStash
+from .precision import build_lowered, half_of, wide
 from .program import StageProgram
 from .statistics import StatisticsExchange
 from .ties import sharing, tie_group, tie_groups, ties_of
+from .training import Training
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
 
@@ -34,6 +36,7 @@ class StageReplica:
         owner, runs_forward: whether this rank runs its backward and steps it, and whether it runs its forward.
         arrival: how a stash from another rank is put together here, where some arrive or leave for good.
         ties: numbers of the groups of tied parameters that it shares with other stages.
+        evaluation: the forward in evaluation mode, if the run evaluates.
     """
 
     stage: int
@@ -46,6 +49,7 @@ class StageReplica:
     runs_forward: bool
     arrival: PackedStash | None
     ties: tuple[int, ...] = ()
+    evaluation: StageProgram | None = None
 
     def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
         """The process group and the tensors of a REDUCE or TIE."""
@@ -101,7 +105,7 @@ class Blueprint:
     data: Dataset
     shapes: tuple[TensorShape, ...]
     seed: int
-    rate: float
+    training: Training
     dtype: torch.dtype
 
     @property
@@ -115,10 +119,10 @@ class Blueprint:
         return range(first, first + len(self.plan.stages[stage]))
 
     def batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype."""
+        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype and that of its losses."""
         size = self.plan.problem.model.micro_batch_size
         inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
-        return as_dtype(inputs, self.dtype), as_dtype(targets, self.dtype)
+        return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
 
     def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.
@@ -129,7 +133,9 @@ class Blueprint:
         naming the stage.
         """
         ids = self.layer_ids(stage)
-        modules = {i: build_layer(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        modules = {i: module for i, (module, _) in built.items()}
+        masters = {f"{i}.{name}": tensor for i, (_, kept) in built.items() for name, tensor in kept.items()}
         last = stage == len(self.plan.stages) - 1
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
             example, target = self._example(stage)
@@ -141,6 +147,7 @@ class Blueprint:
                 target if last else None,
                 needs_input_grad=stage > 0,
                 label=f"stage {stage}",
+                half=half_of(self.dtype),
             )
             if not program.can_remake and _remade(self.plan, rank, stage):
                 raise RunError(
@@ -151,17 +158,21 @@ class Blueprint:
                 program.self_check(list(modules.values()), example, target if last else None, self.seed)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
-        shared = sharing(self.plan, self.model, modules, lender, self.seed, self.dtype)
+        shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
         optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
-        weights = StageWeights(modules, optimizer, self.rate, shared, trained=owner)
+        weights = StageWeights(modules, optimizer, self.training, masters, shared, trained=owner)
         arrival = None
         if _apart(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
                 arrival = _arrival(program, weights, example, target if last else None)
+        statistics = self._statistics(rank, stage, modules, weights)
+        evaluation = None
+        if self.training.evaluate_every and rank in forwards:
+            evaluation = self._evaluation(stage, modules, example, target, self_check)
         return StageReplica(
-            stage, program, weights, self._statistics(rank, stage, modules, weights),
-            f"stage{stage}" if owner and len(owners) > 1 else None,
+            stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
             _statistics_group(self.plan, stage), owner, rank in forwards, arrival, ties_of(self.plan, stage),
+            evaluation,
         )  # fmt: skip
 
     def _statistics(
@@ -174,6 +185,27 @@ class Blueprint:
             return None
         total = self.plan.problem.workload.micro_batches
         return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
+
+    def _evaluation(
+        self, stage: int, modules: dict[int, nn.Module], example: Tensor, target: Tensor, self_check: bool
+    ) -> StageProgram:
+        """The program in evaluation mode, without gradients; `modules` cannot be traced for training afterwards."""
+        last = stage == len(self.plan.stages) - 1
+        layers = [module.eval().requires_grad_(False) for module in modules.values()]
+        with _SETUP_LOCK, _disable_current_modes():
+            program = StageProgram.trace(
+                layers,
+                list(modules),
+                example,
+                self.model.loss if last else None,
+                target if last else None,
+                needs_input_grad=False,
+                label=f"stage {stage}, evaluation",
+                half=half_of(self.dtype),
+            )
+            if self_check:
+                program.self_check(layers, example, target if last else None, self.seed)
+        return program
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""

@@ -12,6 +12,7 @@ from ..models import LayeredModel, build_layer
 from ..planner.operations import StageCosts, holders
 from ..planner.plan import Plan
 from .errors import RunError
+from .precision import wide
 
 
 def tied_bytes(model: LayeredModel, dtype: torch.dtype) -> list[tuple[tuple[str, ...], int]]:
@@ -109,9 +110,18 @@ Lender = Mapping[int, tuple[Tensor, Tensor | None]]
 
 
 def sharing(
-    plan: Plan, model: LayeredModel, modules: Mapping[int, nn.Module], lender: Lender, seed: int, dtype: torch.dtype
+    plan: Plan,
+    model: LayeredModel,
+    modules: Mapping[int, nn.Module],
+    masters: Mapping[str, Tensor],
+    lender: Lender,
+    seed: int,
+    dtype: torch.dtype,
 ) -> Sharing:
-    """How a stage made of these layers (by layer id) shares parameters; gives kept ones their first member's value."""
+    """How a stage made of these layers (by layer id) shares parameters; gives kept ones their first member's value.
+
+    masters: of its 16-bit parameters, by "<layer id>.<name in the layer>".
+    """
     between = {tie.number for tie in StageCosts.of(plan.problem.model, plan.stages).ties}
     ids = {spec.name: index for index, spec in enumerate(model.layers)}
     found = Sharing(summed=frozenset(between))
@@ -127,10 +137,12 @@ def sharing(
             index, name = names[0]
             found.saved_as[first] = f"{index}.{name}"
             if index not in modules:
-                source = build_layer(model.layers[index], seed, index, dtype).get_parameter(name)
+                source = build_layer(model.layers[index], seed, index, wide(dtype)).get_parameter(name)
                 layer_id, _, path = first.partition(".")
                 with torch.no_grad():
                     modules[int(layer_id)].get_parameter(path).copy_(source)
+                    if first in masters:
+                        masters[first].copy_(source)
     return found
 
 

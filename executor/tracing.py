@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ..models.protocol import Loss
+from .precision import autocasting
 
 _TRACE_LOCK = threading.Lock()  # make_fx patches process-wide state
 _STRICT_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -44,6 +46,7 @@ class StageLayers:
         loss: applied to the last layer's output if this is the last stage.
         needs_input_grad: whether somebody wants the gradient of the stage's input.
         label: how errors call the stage.
+        half: the 16-bit type of mixed precision, None without.
     """
 
     modules: Sequence[nn.Module]
@@ -51,6 +54,7 @@ class StageLayers:
     loss: Loss | None
     needs_input_grad: bool
     label: str
+    half: torch.dtype | None = None
 
     def run(
         self,
@@ -60,6 +64,16 @@ class StageLayers:
         before_layer: Callable[[int, Tensor], None],
     ) -> Tensor:
         """The stage in plain torch; `before_layer` gets each layer's id, -1 for the loss, and its input."""
+        with autocasting(self.half, x.device):
+            return self._run(values, x, target, before_layer)
+
+    def _run(
+        self,
+        values: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None,
+        before_layer: Callable[[int, Tensor], None],
+    ) -> Tensor:
         for layer_id, module in zip(self.layer_ids, self.modules, strict=True):
             before_layer(layer_id, x)
             prefix = f"{layer_id}."
@@ -71,7 +85,7 @@ class StageLayers:
             before_layer(-1, x)
             if target is None:
                 raise TraceError(f"{self.label}: a stage with a loss needs a target")
-            x = self.loss(x, target)
+            x = self.loss(x if self.half is None else x.float(), target)
         return x
 
 
@@ -205,6 +219,8 @@ def _describe(
         elif node.target is torch.ops.aten.detach.default:  # there is no autograd when programs run
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+        elif node.target is torch.ops.aten.native_batch_norm.default:
+            _correct_statistics(node)
     nodes = list(module.graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
     values, rest = places[: len(parameters) + len(buffers)], places[len(parameters) + len(buffers) :]
@@ -223,6 +239,16 @@ def _describe(
         input_grad=boundary if layers.needs_input_grad else None,
         inner_grad=None if layers.needs_input_grad else boundary,
     )
+
+
+def _correct_statistics(batch_norm: fx.Node) -> None:
+    """A CPU keeps the batch's mean and deviation in the weight's type; fake tensors have them in the input's."""
+    weight = batch_norm.args[1]
+    if isinstance(weight, fx.Node):
+        for member in batch_norm.users:
+            if member.target is operator.getitem and member.args[1] in (1, 2):
+                value = member.meta["val"]
+                member.meta["val"] = value.new_empty(value.shape, dtype=weight.meta["val"].dtype)
 
 
 def _first(tensors: Sequence[Tensor]) -> Tensor | None:

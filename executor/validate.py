@@ -14,6 +14,7 @@ from ..models.registry import names
 from ..planner.check import check
 from ..planner.plan import Kind, Plan
 from .errors import RunError
+from .precision import HALVES, lower, output_like
 from .ties import match_ties
 from .weights import STATE_NAMES
 
@@ -23,8 +24,6 @@ def require_executable(plan: Plan) -> None:
     _require_separable(plan)
     if plan.weights != "flush":
         raise RunError(f"weight policy {plan.weights!r} is not executed yet, only flush")
-    if plan.problem.workload.precision != "fp32":
-        raise RunError(f"precision {plan.problem.workload.precision!r} is not executed yet, only fp32")
     if plan.problem.workload.optimizer not in STATE_NAMES:
         raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
     _require_chain(plan)
@@ -127,7 +126,7 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
         _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))
-        example = _propagate(layer.name, module.to(dtype), example)
+        example = _propagate(layer.name, lower(module, dtype), example, dtype)
     match_ties(plan, model, dtype)
     return tuple(shapes)
 
@@ -152,15 +151,27 @@ def _match_layer(
     found = tuple(tuple(p.shape) for p in module.parameters())
     if shapes is not None and found != tuple(shapes):
         raise RunError(f"layer {name!r}: the model's parameter shapes are {found}, the plan's {shapes}")
-    sizes = {sum(p.numel() * p.element_size() for p in module.to(d).parameters()) for d in (torch.float32, dtype)}
-    if parameter_bytes not in sizes:
-        raise RunError(f"layer {name!r}: the model has {max(sizes)} bytes of parameters, the plan {parameter_bytes}")
+    counts = [(p.numel(), p.element_size() if not p.is_floating_point() else 0) for p in module.parameters()]
+    full, half = (sum(n * (own or size) for n, own in counts) for size in (4, 2))
+    right = {half} if dtype in HALVES else {full, sum(n * (own or dtype.itemsize) for n, own in counts)}
+    if parameter_bytes in right:
+        return
+    if parameter_bytes in (full, half):
+        why = (
+            f"the plan is in mixed precision, but layer {name!r} was profiled with {full} bytes of parameters, not "
+            f"{half}: profile with --precision bf16 (or fp16)"
+            if dtype in HALVES
+            else f"the plan is in fp32, but layer {name!r} was profiled in 16 bit, {half} bytes of parameters and not "
+            f"{full}: plan with --precision mixed"
+        )
+        raise RunError(why)
+    raise RunError(f"layer {name!r}: the model has {max(right)} bytes of parameters, the plan {parameter_bytes}")
 
 
-def _propagate(name: str, module: nn.Module, example: Tensor) -> Tensor:
+def _propagate(name: str, module: nn.Module, example: Tensor, dtype: torch.dtype) -> Tensor:
     try:
         with torch.no_grad():
-            output = module(example)
+            output = output_like(module, example, dtype) if dtype in HALVES else module(example)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(f"layer {name!r} does not take its input of shape {tuple(example.shape)}: {reason}") from None

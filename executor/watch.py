@@ -35,11 +35,14 @@ class Doing(IntEnum):
     WAITING = 2
     ENDING = 3
     DONE = 4
+    EVALUATING = 5
 
 
+_LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)
 _OUTSIDE = {
     Doing.STARTING: "while starting",
     Doing.ENDING: "while saving",
+    Doing.EVALUATING: "while evaluating",
     Doing.DONE: "after its last step",
 }
 
@@ -105,10 +108,8 @@ class Watcher:
 
     def where(self, rank: int, slot: Slot) -> str:
         """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
-        if slot.doing in (Doing.STARTING, Doing.ENDING, Doing.DONE):
-            return {Doing.STARTING: "while starting", Doing.ENDING: "while saving"}.get(
-                slot.doing, "after its last step"
-            )
+        if slot.doing in (*_LONG, Doing.DONE):
+            return _OUTSIDE[slot.doing]
         order = self.plan.orders[rank]
         if not 0 <= slot.place < len(order):
             return f"at the start of step {slot.step}"
@@ -136,7 +137,7 @@ class Watcher:
         if busy:
             worst = max(busy, key=lambda rank: age[rank])
             return self._hang(worst, slots[worst], self.timeout_s)
-        outside = [rank for rank, slot in started.items() if slot.doing in (Doing.STARTING, Doing.ENDING)]
+        outside = [rank for rank, slot in started.items() if slot.doing in _LONG]
         late = [rank for rank in outside if age[rank] > self.setup_s]
         if late:
             return self._hang(min(late), slots[min(late)], self.setup_s)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .errors import RunError
 from .ties import Sharing
+from .training import Training
 
-DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "adam": 1e-3, "adamw": 1e-3}
 STATE_NAMES: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("momentum_buffer",),
@@ -20,19 +20,29 @@ STATE_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def make_optimizer(kind: str, parameters: Sequence[Tensor], rate: float, fused: bool) -> torch.optim.Optimizer:
-    """The torch optimizer a workload names, torch's defaults except the rate and a momentum of 0.9.
+def make_optimizer(kind: str, parameters: Sequence[Tensor], training: Training, fused: bool) -> torch.optim.Optimizer:
+    """The torch optimizer a workload names; the rate is set anew at every step.
 
     `fused` steps need no temporaries; without it, foreach is off, so that there is one tensor's worth.
     """
     options: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
+    options["lr"] = training.rate(0)
+    if training.weight_decay is not None:
+        options["weight_decay"] = training.weight_decay
     if kind in ("sgd", "momentum"):
-        return torch.optim.SGD(parameters, lr=rate, momentum=0.9 if kind == "momentum" else 0.0, **options)
+        return torch.optim.SGD(parameters, momentum=training.momentum if kind == "momentum" else 0.0, **options)
+    options |= {"betas": training.betas, "eps": training.eps}
     if kind == "adam":
-        return torch.optim.Adam(parameters, lr=rate, **options)
+        return torch.optim.Adam(parameters, **options)
     if kind == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, **options)
+        return torch.optim.AdamW(parameters, **options)
     raise RunError(f"optimizer {kind!r} cannot be executed; known: {', '.join(STATE_NAMES)}")
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The rate of all parameters from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 class StageWeights:
@@ -41,6 +51,10 @@ class StageWeights:
     Gradients live in one flat buffer per dtype (what replicas reduce); `accumulators` are views of it
     with the parameters' shapes, and the parameters' `.grad`. Optimizer state is allocated at once, as planned. Of tied
     parameters only those that `sharing` has this stage keep are trained and saved here.
+
+    Args:
+        masters: float32 values of the trained parameters by name, where these are 16-bit copies: the optimizer
+            steps the masters, then the copies are written. Gradients are summed in float32.
 
     Attributes:
         parameters, buffers, accumulators: by "<layer id>.<name in the layer>".
@@ -53,7 +67,8 @@ class StageWeights:
         self,
         modules: Mapping[int, nn.Module],
         optimizer: str,
-        rate: float,
+        training: Training,
+        masters: Mapping[str, Tensor] | None = None,
         sharing: Sharing | None = None,
         trained: bool = True,
     ) -> None:
@@ -68,8 +83,9 @@ class StageWeights:
                     continue
                 value = self.parameters[f"{layer_id}.{name}"] = parameter.detach()
                 if parameter.requires_grad and trained:
-                    trainable[f"{layer_id}.{name}"] = value
+                    trainable[f"{layer_id}.{name}"] = (masters or {}).get(f"{layer_id}.{name}", value)
             self.buffers.update({f"{layer_id}.{name}": b.detach() for name, b in module.named_buffers()})
+        self._masters = {name: value for name, value in trainable.items() if name in (masters or {})}
         apart = {sharing.kept[n]: n for n in sharing.summed & sharing.kept.keys() if sharing.kept[n] in trainable}
         self.gradients, self.accumulators = _flat_gradients({k: v for k, v in trainable.items() if k not in apart})
         self.tied_gradients: dict[int, Tensor] = {}
@@ -83,7 +99,7 @@ class StageWeights:
         self._counters: dict[str, Tensor] = {}
         if trainable:
             fused = all(p.is_floating_point() for p in trainable.values())
-            self.optimizer = make_optimizer(optimizer, list(trainable.values()), rate, fused)
+            self.optimizer = make_optimizer(optimizer, list(trainable.values()), training, fused)
             self._allocate_state(trainable)
         self._kept = dict(self.parameters)
         self.tied = {n: (self.parameters[k], self.accumulators.get(k)) for n, k in sharing.kept.items()}
@@ -109,23 +125,31 @@ class StageWeights:
         for flat in (*self.gradients, *self.tied_gradients.values()):
             flat.zero_()
 
-    def step(self) -> None:
+    def step(self, rate: float) -> None:
         """Updates the parameters in place from the accumulated gradients."""
         if self.optimizer is not None:
+            set_rate(self.optimizer, rate)
             self.optimizer.step()
+            self._write_copies()
+
+    def _write_copies(self) -> None:
+        for name, master in self._masters.items():
+            self.parameters[name].copy_(master)
 
     def set_step(self, steps: int) -> None:
         """Tells the optimizer that `steps` steps have been taken (after loading a checkpoint)."""
         for counter in self._counters.values():
             counter.fill_(steps)
+        self._write_copies()
 
     def named_state(self, layer_names: Sequence[str]) -> dict[str, Tensor]:
-        """Every tensor of the replica, the live ones, by checkpoint key.
+        """Every tensor of the replica, the live ones, by checkpoint key; masters in place of their copies.
 
         "parameters/<layer>/<name>", "buffers/<layer>/<name>", "optimizer/<state>/<layer>/<name>". A tied parameter has
         the name of the tie's first member wherever it is kept.
         """
-        groups: dict[str, Mapping[str, Tensor]] = {"parameters": self._kept, "buffers": self.buffers}
+        trained = {**self._kept, **self._masters}
+        groups: dict[str, Mapping[str, Tensor]] = {"parameters": trained, "buffers": self.buffers}
         groups |= {f"optimizer/{key}": tensors for key, tensors in self.states.items()}
         return {
             f"{group}/{public_name(self._saved_as.get(name, name), layer_names)}": tensor

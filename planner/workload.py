@@ -8,8 +8,9 @@ from typing import Any
 
 from .errors import WorkloadError
 
-# State bytes per byte of parameters. Mixed precision keeps 16-bit parameters and gradients, and an fp32 master
-# copy (2 bytes per parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1).
+# State bytes per byte of parameters. Mixed precision keeps 16-bit parameters, and an fp32 master copy (2 bytes per
+# parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1). Gradients of many
+# micro-batches are summed in fp32, as Megatron-LM does: 18 bytes a parameter with Adam, not ZeRO's 16.
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 PRECISIONS = ("fp32", "mixed")
 
@@ -21,7 +22,7 @@ class Workload:
     Attributes:
         micro_batches: micro-batches a step, over all pipelines.
         optimizer: "sgd", "momentum", "adam" or "adamw".
-        precision: "fp32" or "mixed" (16-bit parameters, fp32 master copy and state).
+        precision: "fp32" or "mixed" (16-bit parameters, fp32 gradient sums, master copy and state).
         memory_limit_bytes: a limit for every device; a device with less memory keeps its own.
 
     Raises WorkloadError.
@@ -46,7 +47,7 @@ class Workload:
 
     def gradient_bytes(self, parameter_bytes: int) -> int:
         """Bytes of the gradient accumulators of parameters of `parameter_bytes`."""
-        return parameter_bytes
+        return parameter_bytes if self.precision == "fp32" else 2 * parameter_bytes
 
     def optimizer_bytes(self, parameter_bytes: int) -> int:
         """Bytes of optimizer state (and master copy) of parameters of `parameter_bytes`."""
@@ -54,8 +55,12 @@ class Workload:
         return parameter_bytes * (states if self.precision == "fp32" else 2 * (states + 1))
 
     def step_traffic_bytes(self, parameter_bytes: int) -> int:
-        """Bytes the optimizer step reads and writes: gradients once, parameters and state both ways."""
-        return 3 * parameter_bytes + 2 * self.optimizer_bytes(parameter_bytes)
+        """Bytes the optimizer step reads and writes: gradients once, parameters and state both ways.
+
+        In mixed precision the 16-bit copies are only written.
+        """
+        copies = 2 * parameter_bytes if self.precision == "fp32" else parameter_bytes
+        return self.gradient_bytes(parameter_bytes) + copies + 2 * self.optimizer_bytes(parameter_bytes)
 
     def memory_limit(self, device_memory_bytes: int) -> int:
         """The limit of a device with `device_memory_bytes` of memory."""

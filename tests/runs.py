@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -18,6 +19,7 @@ from contraflow.executor.launch import Collector, RunResult, prepare
 from contraflow.executor.profile import profile_model
 from contraflow.executor.rank import Job, RankReport, StepReport, run_rank
 from contraflow.executor.reference import ReferenceRun, train_reference
+from contraflow.executor.training import Training
 from contraflow.executor.transport import GlooTransport
 from contraflow.models import resolve
 from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
@@ -48,10 +50,13 @@ class Case(NamedTuple):
     optimizer: str = "momentum"
     stash: str = "keep"
     halves: bool = False
+    precision: str = "fp32"
 
     @property
     def dtype(self) -> torch.dtype:
         """Adam's in float64: in float32 it amplifies gradients that are mathematically zero."""
+        if self.precision == "mixed":
+            return torch.bfloat16
         return torch.float64 if self.optimizer.startswith("adam") else torch.float32
 
 
@@ -84,7 +89,7 @@ def dealt_out(case: Case) -> Candidate:
     names = [layer.name for layer in graph.layers]
     cuts = [round(s * len(names) / layout.stages) for s in range(layout.stages + 1)]
     stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    problem = Problem(graph, _cluster(case), Workload(case.micro_batches, case.optimizer))
+    problem = Problem(graph, _cluster(case), Workload(case.micro_batches, case.optimizer, case.precision))
     return stashed(Candidate(problem, stages, layout.pipelines), case.stash)
 
 
@@ -129,14 +134,25 @@ def rewritten(order: Sequence[Op], candidate: Candidate, halves: bool) -> list[O
 
 
 @cache
-def truth(model: str, micro_batches: int, optimizer: str, dtype: torch.dtype) -> ReferenceRun:
+def truth(
+    model: str, micro_batches: int, optimizer: str, dtype: torch.dtype, training: Training | None = None
+) -> ReferenceRun:
     """Single-process training on the same data."""
-    return train_reference(resolve(model), micro_batches, SAMPLES, optimizer, STEPS, dtype=dtype)
+    precision = "mixed" if dtype is torch.bfloat16 else "fp32"
+    return train_reference(
+        resolve(model), micro_batches, SAMPLES, optimizer, STEPS, dtype=dtype, precision=precision, training=training
+    )
 
 
-def assert_equals_reference(case: Case, result: RunResult) -> None:
-    """Losses within 1e-5, every tensor within 1e-5 in relative norm, 1e-6 absolute where it is zero."""
-    expected = truth(case.model, case.micro_batches, case.optimizer, case.dtype)
+def assert_equals_reference(case: Case, result: RunResult, training: Training | None = None) -> None:
+    """Losses within 1e-5, every tensor within 1e-5 in relative norm, 1e-6 absolute where it is zero.
+
+    Also the norms of gradients, the loss scales and the held-out losses, where there are any.
+    """
+    expected = truth(case.model, case.micro_batches, case.optimizer, case.dtype, training)
+    assert result.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
+    assert result.loss_scales == expected.loss_scales
+    assert result.evaluations == pytest.approx(expected.evaluations, abs=1e-5)
     assert len(result.losses) == STEPS
     for step, (mine, reference) in enumerate(zip(result.losses, expected.losses, strict=True)):
         assert abs(mine - reference) <= 1e-5, f"loss of step {step}: {mine}, reference {reference}"
@@ -156,19 +172,22 @@ def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
 # ---------------------------------------------------------------- many cases in one set of processes
 
 
-def run_together(cases: Sequence[Case], folder: Path) -> list[RunResult]:
+def run_together(cases: Sequence[Case], folder: Path, training: Training | None = None) -> list[RunResult]:
     """Runs cases of equal device counts one after another in one set of gloo processes."""
-    return run_plans_together([planned(case) for case in cases], folder, [case.dtype for case in cases])
+    return run_plans_together([planned(case) for case in cases], folder, [case.dtype for case in cases], training)
 
 
 def run_plans_together(
-    plans: Sequence[Plan], folder: Path, dtypes: Sequence[torch.dtype] | None = None
+    plans: Sequence[Plan],
+    folder: Path,
+    dtypes: Sequence[torch.dtype] | None = None,
+    training: Training | None = None,
 ) -> list[RunResult]:
     """The same for plans; dtypes: float32 unless given."""
     ranks = len(plans[0].orders)
     kinds = dtypes or [torch.float32] * len(plans)
     jobs = [
-        prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True)
+        prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True, training=training)
         for plan, dtype in zip(plans, kinds, strict=True)
     ]
     multiprocessing.spawn(_rank, (ranks, jobs, str(folder)), nprocs=ranks)

@@ -1,0 +1,122 @@
+"""Held-out losses between steps: the plan's forwards alone, on the same stages, in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+
+from ..models import derive_seed
+from ..planner.operations import KEEP
+from ..planner.plan import Kind, Op, Plan
+from ..planner.simulate import simulate
+from .errors import ExecutionError
+from .interpreter import Interpreter
+from .replica import Blueprint, StageReplica
+from .step_state import OpRecord, StepState
+from .training import Training
+from .transport import Transport
+from .waits import Waits, waits
+
+_FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
+
+
+def evaluation_seed(seed: int) -> int:
+    """What stands in for the run's seed where held-out micro-batches are asked of a data set.
+
+    The same ones at every evaluation; step k, micro-batch m of this seed is another draw than any of training.
+    """
+    return derive_seed("evaluation", seed)
+
+
+def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
+    """The plan's forwards and their messages alone, with every device's waits; no device exceeds its planned peak.
+
+    What remains of a list without circles, in its order, has none: its dependencies are those of the plan. Forwards
+    that no backward holds up may run further ahead, though, and leave more tensors under way. Where the forecast
+    says that this takes more than the plan's peak, micro-batches go through all stages one by one.
+    """
+    model = plan.problem.model
+    layers = tuple(replace(layer, stash_bytes=0, weight_stash_bytes=0) for layer in model.layers)
+    problem = replace(plan.problem, model=replace(model, layers=layers))
+    orders = tuple(tuple(op for op in order if op.kind in _FORWARD) for order in plan.orders)
+    keep = tuple((KEEP,) * len(row) for row in plan.stash)
+    forward = replace(plan, problem=problem, orders=orders, stash=keep)
+    assert plan.forecast is not None  # require_executable saw to it
+    peaks = [memory.peak_bytes for memory in simulate(forward).device_memory]
+    if all(peak <= planned for peak, planned in zip(peaks, plan.forecast.peak_bytes, strict=True)):
+        return forward, waits(forward)
+    orders = one_by_one(plan)
+    return replace(forward, orders=orders), [_after_every_send(order) for order in orders]
+
+
+def one_by_one(plan: Plan) -> tuple[tuple[Op, ...], ...]:
+    """Forward lists in which every micro-batch passes all stages before the next one starts.
+
+    A device then holds one input, one output and the workspace, which some F of the plan needs as well.
+    """
+    lists: list[list[Op]] = [[] for _ in plan.orders]
+    route = {m: pipeline.forward for pipeline in plan.pipelines for m in pipeline.micro_batches}
+    for m, devices in sorted(route.items()):
+        for stage, device in enumerate(devices):
+            if stage > 0 and devices[stage - 1] != device:
+                lists[device].append(Op(Kind.RECV_F, stage, m, stage - 1))
+            lists[device].append(Op(Kind.F, stage, m))
+            if stage + 1 < len(devices) and devices[stage + 1] != device:
+                lists[device].append(Op(Kind.SEND_F, stage, m, stage + 1))
+    return tuple(map(tuple, lists))
+
+
+def _after_every_send(order: tuple[Op, ...]) -> Waits:
+    """Everything waits until what was sent before is gone.
+
+    No circle: all ops of all devices have one order, by micro-batch and stage, and wait for earlier ones only.
+    """
+    sends = [place for place, op in enumerate(order) if op.kind is Kind.SEND_F]
+    left: list[tuple[int, ...]] = []
+    done = 0
+    for place, op in enumerate(order):
+        until = done
+        while op.kind is not Kind.SEND_F and until < len(sends) and sends[until] < place:
+            until += 1
+        left.append(tuple(sends[done:until]))
+        done = until
+    return Waits(tuple(left), {})
+
+
+class Evaluator(Interpreter):
+    """Runs the forward lists of one rank. Draws no random numbers and changes no buffer: training goes on as without.
+
+    Args:
+        blueprint: of the training; the plan and the seed are replaced.
+    """
+
+    def __init__(self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica]) -> None:
+        forward, listed = forward_plan(blueprint.plan)
+        own = replace(blueprint, plan=forward, seed=evaluation_seed(blueprint.seed), training=Training())
+        super().__init__(own, transport, replicas, listed[transport.rank])
+        self._rounds = blueprint.training.evaluate_steps
+
+    def run(self) -> dict[tuple[int, int], float]:
+        """Losses of the held-out micro-batches whose last stage this rank holds, by (step, micro-batch)."""
+        rounds = ((k, self.run_step(k).losses) for k in range(self._rounds))
+        return dict(chain.from_iterable((((k, m), loss) for m, loss in losses.items()) for k, losses in rounds))
+
+    def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
+        replica, m = self.replicas[op.stage], op.micro_batch
+        assert replica.evaluation is not None
+        x, target = self._inputs(state, op.stage, m)
+        self._begin(state, record)
+        weights = replica.weights
+        output = replica.evaluation.forward_only(weights.parameters, weights.buffers, x, target)
+        self._end(state, record)
+        if op.stage == self._last:
+            state.losses[m] = output.item()
+        else:
+            state.activations[op.stage, m] = output
+
+    def _exchange_statistics(self) -> None:
+        """Nothing has been counted."""
+
+    def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
+        return ExecutionError(str(super()._failure(step, op, error)).replace(", step ", ", evaluation step ", 1))

@@ -1,0 +1,158 @@
+"""How a run trains: rate and schedule, optimizer options, clipping, loss scaling, evaluation. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from .errors import RunError
+
+DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "adam": 1e-3, "adamw": 1e-3}
+SCHEDULES = ("constant", "linear", "cosine")
+DYNAMIC = "dynamic"
+INITIAL_SCALE = 2.0**16
+"""Where a dynamic loss scale begins; torch.amp.GradScaler's."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run does besides what its plan says; the same for every rank and for the single-process reference.
+
+    Attributes:
+        lr: the highest rate; None: `DEFAULT_RATES` of the optimizer.
+        schedule: what follows the warmup: "constant", or "linear" or "cosine" (arXiv:1608.03983) down to `lr_floor`.
+        warmup_steps: so many first steps take lr * 1/warmup, 2/warmup, ...
+        decay_steps: the step at which the floor is reached, counted from the very first; None: the run's last.
+        weight_decay: None: torch's default of the optimizer.
+        momentum: of "momentum". betas, eps: of "adam" and "adamw".
+        clip_norm: gradients of the whole model are scaled down to this norm where theirs is larger.
+        loss_scale: losses are multiplied by it before the backward, and gradients divided before the step: a
+            constant, or "dynamic" (arXiv:1710.03740, section 3.2): a step in which any gradient is not finite is left
+            out and halves the scale, `scale_interval` others in a row double it.
+        evaluate_every: held-out losses after so many steps each, 0: never.
+        evaluate_steps: how many steps' worth of held-out micro-batches that takes.
+
+    Raises RunError.
+    """
+
+    lr: float | None = None
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    lr_floor: float = 0.0
+    weight_decay: float | None = None
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_norm: float | None = None
+    loss_scale: float | str = 1.0
+    scale_interval: int = 2000
+    evaluate_every: int = 0
+    evaluate_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise RunError(f"unknown learning-rate schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
+        for name, least in (("warmup_steps", 0), ("scale_interval", 1), ("evaluate_every", 0), ("evaluate_steps", 1)):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise RunError(f"{name} must be a whole number of at least {least}, got {count!r}")
+        self._check_numbers()
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise RunError(f"the schedule ends at step {self.decay_steps}, within {self.warmup_steps} steps of warmup")
+        if self.lr is not None and self.lr_floor > self.lr:
+            raise RunError(f"the learning rate's floor {self.lr_floor:g} is above the rate {self.lr:g}")
+
+    def _check_numbers(self) -> None:
+        positive = {"lr": self.lr, "clip_norm": self.clip_norm, "eps": self.eps}
+        if self.loss_scale != DYNAMIC:
+            positive["loss_scale"] = _number("loss_scale", self.loss_scale)
+        for name, value in positive.items():
+            if value is not None and not 0 < _number(name, value) < math.inf:
+                raise RunError(f"{name} must be finite and above 0, got {value}")
+        for name, value in {"lr_floor": self.lr_floor, "weight_decay": self.weight_decay}.items():
+            if value is not None and not 0 <= _number(name, value) < math.inf:
+                raise RunError(f"{name} must be finite and at least 0, got {value}")
+        for name, value in {"momentum": self.momentum, "betas[0]": self.betas[0], "betas[1]": self.betas[1]}.items():
+            if not 0 <= _number(name, value) < 1:
+                raise RunError(f"{name} must be at least 0 and below 1, got {value}")
+
+    def of_run(self, optimizer: str, steps: int, resumed: bool = False) -> Training:
+        """With the rate and the schedule's length filled in for a run of `steps` steps.
+
+        Raises RunError: a run that resumes does not tell how long the schedule is that it goes on with.
+        """
+        rate = DEFAULT_RATES[optimizer] if self.lr is None else self.lr
+        end = self.decay_steps
+        if end is None and self.schedule != "constant":
+            if resumed:
+                raise RunError(f"a resumed run with a {self.schedule} schedule must say how long it is: decay steps")
+            end = steps
+        return replace(self, lr=rate, decay_steps=end)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step 0, 1, ...: of the step alone, so a resumed run has the same. See `of_run`."""
+        assert self.lr is not None, "of_run fills in the rate"
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        assert self.decay_steps is not None, "of_run fills in the schedule's length"
+        done = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.lr_floor + (self.lr - self.lr_floor) * left
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all ranks must know all gradients before any of them steps."""
+        return self.clip_norm is not None or self.loss_scale == DYNAMIC
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RunError(f"{name} must be a number, got {value!r}")
+    return value
+
+
+@dataclass
+class LossScaler:
+    """What losses are multiplied by at present; every rank has the same.
+
+    Attributes:
+        interval: good steps in a row that double a dynamic scale.
+        good: such steps so far. skipped: steps left out since the very first.
+    """
+
+    scale: float
+    dynamic: bool = False
+    interval: int = 2000
+    good: int = 0
+    skipped: int = 0
+
+    @staticmethod
+    def of(training: Training) -> LossScaler:
+        """As a run begins."""
+        dynamic = training.loss_scale == DYNAMIC
+        scale = INITIAL_SCALE if dynamic else float(training.loss_scale)
+        return LossScaler(scale, dynamic, training.scale_interval)
+
+    def update(self, finite: bool) -> None:
+        """After a step whose gradients all were finite or not."""
+        if not self.dynamic:
+            return
+        if not finite:
+            self.scale, self.good, self.skipped = self.scale / 2, 0, self.skipped + 1
+            return
+        self.good += 1
+        if self.good == self.interval:
+            self.scale, self.good = 2 * self.scale, 0
+
+    def to_dict(self) -> dict[str, float | int]:
+        """As a checkpoint keeps it."""
+        return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
+
+    def resume(self, kept: dict[str, float | int]) -> None:
+        """Goes on from what a checkpoint keeps; a constant scale stays what it is."""
+        self.skipped = int(kept["skipped"])
+        if self.dynamic:
+            self.scale, self.good = float(kept["scale"]), int(kept["good"])

@@ -1,0 +1,86 @@
+"""The end of a step on one rank: clip, unscale, step; and what all ranks must agree on before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from ..planner.operations import StageCosts, holders
+from ..planner.plan import Plan
+from .replica import StageReplica
+from .training import DYNAMIC, LossScaler, Training
+from .transport import Transport
+
+GROUP = "all"
+"""The group of all ranks, which a transport must have where training `agrees`."""
+_PIECE = 1 << 14  # elements: float32 sums of so many squares are exact to about 1e-6
+_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
+
+
+class Update:
+    """What a rank does with its stages' gradients.
+
+    Attributes:
+        scaler: the loss scale, the same on every rank.
+        grad_norm: of the last agreement: of the whole model's gradients, unscaled, before clipping. None without.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        training: Training,
+        transport: Transport,
+        replicas: Mapping[int, StageReplica],
+    ) -> None:
+        self.training = training
+        self.scaler = LossScaler.of(training)
+        self.grad_norm: float | None = None
+        self._transport = transport
+        owners = holders(plan)
+        mine = transport.rank
+        self._counted = [replica.weights.gradients for stage, replica in replicas.items() if owners[stage][0] == mine]
+        ties = {tie.number: tie for tie in StageCosts.of(plan.problem.model, plan.stages).ties}
+        for replica in replicas.values():
+            for number, flat in replica.weights.tied_gradients.items():
+                if min(ties[number].copies(owners)) == mine:
+                    self._counted.append([flat])
+        self._factor = 1.0
+        self._skip = False
+
+    def begin(self) -> None:
+        """At the start of a step."""
+        self._factor, self._skip = 1.0 / self.scaler.scale, False
+
+    def agree(self) -> None:
+        """Collective, once all gradients are reduced: the model's norm, and whether this step is left out.
+
+        Every stage and every tied parameter counts once, at its lowest holder. One float64 travels, the sum of the
+        squares; where any gradient is not finite, neither is the sum.
+        """
+        squares = sum(_norm(gradients) ** 2 for gradients in self._counted)
+        total = torch.tensor(squares, dtype=torch.float64)
+        self._transport.all_reduce(total, GROUP).wait()
+        self.grad_norm = math.sqrt(total.item()) / self.scaler.scale
+        self._skip = self.training.loss_scale == DYNAMIC and not math.isfinite(self.grad_norm)
+        if self.training.clip_norm is not None:
+            self._factor *= min(1.0, self.training.clip_norm / (self.grad_norm + _EPS))
+        self.scaler.update(not self._skip)
+
+    def apply(self, replica: StageReplica, step: int) -> None:
+        """Steps one stage, unless the step is left out."""
+        if self._skip:
+            return
+        if self._factor != 1.0:
+            for flat in (*replica.weights.gradients, *replica.weights.tied_gradients.values()):
+                flat.mul_(self._factor)
+        replica.weights.step(self.training.rate(step))
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    """The 2-norm of one stage's gradients."""
+    pieces = [piece for flat in gradients for piece in torch.split(flat, _PIECE)]
+    return get_total_norm(pieces).item()

@@ -29,10 +29,8 @@ def tied_bytes(model: LayeredModel, dtype: torch.dtype) -> list[tuple[tuple[str,
                 module = specs[layer].build()
             kinds.append(_kind(module.to(dtype), layer, name))
             if kinds[-1] != kinds[0]:
-                first = ".".join(tie.members[0])
-                raise ValueError(
-                    f"layer {layer!r}: {name} is {_text(kinds[-1])}, but {first}, its tie, {_text(kinds[0])}"
-                )
+                first, of = ".".join(tie.members[0]), _text(kinds[0])
+                raise ValueError(f"layer {layer!r}: {name} is {_text(kinds[-1])}, but tied to {first}, which is {of}")
         shape, dtype_of, _ = kinds[0]
         count = torch.empty(shape, dtype=dtype_of, device="meta").nbytes
         found.append((tuple(layer for layer, _ in tie.members), count))

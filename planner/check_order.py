@@ -103,7 +103,8 @@ class Order:
     def _tie_needs(self, costs: StageCosts) -> None:
         """TIE and the STEPs of the member stages come after every backward of these, STEP after TIE."""
         listed, columns = self.listed, self.listed.columns
-        ends, owners = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W)), self.homes.owners
+        ends = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W))
+        owners = self.homes.owners if costs.ties else {}
         for tie in costs.ties:
             mine = ends[np.isin(columns.stage[ends], tie.stages)]
             for device, home in tie.copies(owners).items():

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .workload import Workload
+
 
 KEEP = "keep"
 RECOMPUTE = "recompute"
@@ -307,10 +309,10 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
                 for m in pipeline.micro_batches:
                     send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
                     yield Message(source, send, target, receive, size)
-    trained = {d: [s for s, owners in holders(plan).items() if d in owners] for d in range(len(plan.problem.cluster))}
     for stage, source, target in parameter_returns(plan, costs):
         send, receive = Op(Kind.SEND_P, stage, -1, target), Op(Kind.RECV_P, stage, -1, source)
-        size = returned_bytes(int(costs.parameter_bytes[stage]), costs.ties, stage, trained[target])
+        trained = [s for s, owners in holders(plan).items() if target in owners]
+        size = returned_bytes(int(costs.parameter_bytes[stage]), costs.ties, stage, trained)
         yield Message(source, send, target, receive, size)
 
 
@@ -356,6 +358,16 @@ def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
     return {stage: tuple(sorted(devices)) for stage, devices in found.items()}
 
 
+def training_bytes(workload: Workload, parameters: int, tensors: int) -> dict[str, int]:
+    """Bytes by category that a device holds to train `parameters` bytes of parameters in so many tensors."""
+    counters = 4 * tensors if workload.optimizer.startswith("adam") else 0
+    return {
+        "parameters": parameters,
+        "gradients": workload.gradient_bytes(parameters),
+        "optimizer": workload.optimizer_bytes(parameters) + counters,
+    }
+
+
 def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
 
@@ -369,10 +381,8 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
         devices[device][category] = devices[device].get(category, 0) + count
 
     def train(device: int, parameters: int, tensors: int) -> None:
-        add(device, "parameters", parameters)
-        add(device, "gradients", workload.gradient_bytes(parameters))
-        counters = 4 * tensors if workload.optimizer.startswith("adam") else 0
-        add(device, "optimizer", workload.optimizer_bytes(parameters) + counters)
+        for category, count in training_bytes(workload, parameters, tensors).items():
+            add(device, category, count)
 
     for stage, owners in owners_of.items():
         own, buffers = int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])

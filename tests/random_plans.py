@@ -144,7 +144,7 @@ class Greedy:
     def __init__(self, candidate: Candidate, rng: random.Random, split: bool) -> None:
         self.candidate, self.rng = candidate, rng
         self.route = {m: k for k, p in enumerate(candidate.pipelines) for m in p.micro_batches}
-        self.rank = {kind: rng.random() for kind in Kind}
+        self.rank = {kind: rng.random() for kind in Kind if kind <= Kind.RECV_P}
         self.most = rng.choice([99, 1, 2, 3, 5])
         self.late_weights, self.patience = rng.random() < 0.5, rng.random()
         self.halves = [split and s and rng.random() < 0.8 for s in candidate.costs.separable]

@@ -31,17 +31,19 @@ from contraflow.planner.workload import Workload
 MODEL = "gpt-tiny-tied"
 KEY = "parameters/embedding/token.weight"
 
+OTHERWISE = {
+    "interleaved": ("adam", "keep", False),
+    "gems": ("adamw", "recompute", False),
+    "chimera-doubling": ("sgd", "recompute", True),
+    "looped-bfs": ("adam", "odd offload", False),
+}
+"""Optimizer, stash policy and split backwards of some schedules; the others: momentum, keep, as they are."""
+
 IN_THREADS = [
-    *(Case(schedule, MODEL, 2, 4) for schedule in (*SCHEDULES, "search")),
+    *(Case(schedule, MODEL, 2, 4, *OTHERWISE.get(schedule, ())) for schedule in (*SCHEDULES, "search")),
     Case("1f1b", MODEL, 4, 4),
     Case("chimera", MODEL, 4, 4, "adam"),
-    Case("dualpipe", MODEL, 4, 8),
-    Case("gpipe", MODEL, 1, 2),
-    Case("zb-v", MODEL, 2, 4, "adamw", "recompute"),
-    Case("1f1b", MODEL, 2, 4, "adam", "odd offload"),
-    Case("chimera", MODEL, 2, 4, "sgd", "recompute", halves=True),
 ]
-"""Every named schedule; both ends on one device, on two, on several; all optimizers; stashes made again or moved."""
 
 
 def _name(case: Case) -> str:
@@ -51,7 +53,7 @@ def _name(case: Case) -> str:
 @pytest.mark.parametrize("case", IN_THREADS, ids=_name)
 def test_threads_equal_single_process(case: Case) -> None:
     """Losses and parameters after five steps; no device needs more memory than planned, and nearly as much."""
-    check = case.optimizer == "adam"
+    check = case.schedule == "interleaved"
     result = execute(planned(case), STEPS, dtype=case.dtype, transport="threads", self_check=check, return_state=True)
     assert_equals_reference(case, result)
     if case.stash == "keep":
@@ -84,7 +86,7 @@ def test_without_the_sum_training_differs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ThreadTransport, "all_reduce", none)
     case = Case("1f1b", MODEL, 2, 4)
     result = execute(planned(case), STEPS, transport="threads", self_check=False, return_state=True)
-    with pytest.raises(AssertionError, match="differs"):
+    with pytest.raises(AssertionError, match=r"reference|differs"):
         assert_equals_reference(case, result)
 
 
@@ -92,12 +94,12 @@ def test_without_the_tie_training_differs() -> None:
     """The reference itself: an untied head is another model."""
     tied = resolve(MODEL)
     free = LayeredModel("free", tied.layers, tied.loss, tied.data)
-    expected, other = (train_reference(m, 2, SAMPLES, "sgd", 2) for m in (tied, free))
+    expected, other = (train_reference(m, 1, SAMPLES, "sgd", 1) for m in (tied, free))
     assert "parameters/head/out.weight" not in expected.state
     assert not torch.equal(expected.state[KEY], other.state[KEY])
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "zb-v"])
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "v-half"])
 def test_the_summed_gradient(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After TIE every device has the gradient that plain autograd gives one tensor used in both places."""
     from contraflow.executor.weights import StageWeights
@@ -112,13 +114,13 @@ def test_the_summed_gradient(schedule: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(StageWeights, "step", watched)
     found = planned(Case(schedule, MODEL, 2, 4))
     execute(found, 1, transport="threads", self_check=False)
-    holders = 1 if schedule == "zb-v" else 2
+    holders = 1 if schedule == "v-half" else 2
     expected = _gradient(resolve(MODEL), 4)
     assert len(seen) == holders
     for flat in seen:
         assert_same("gradient", flat.view_as(expected), expected)
     assert_same("copies", seen[0], seen[-1])
-    assert len(reduce_groups(found)) == {"1f1b": 1, "chimera": 3, "zb-v": 0}[schedule]
+    assert len(reduce_groups(found)) == {"1f1b": 1, "chimera": 3, "v-half": 0}[schedule]
 
 
 def _gradient(model: LayeredModel, micro_batches: int) -> Tensor:
@@ -157,8 +159,8 @@ def test_a_rank_keeps_one_tensor(schedule: str) -> None:
     assert head.weights.accumulators[out] is first.weights.accumulators[token]
     state = [name for r in (first, head) for name in r.weights.named_state(blueprint.layer_names)]
     assert len(state) == len(set(state))
-    assert sum("out.weight" in name for name in state) == 0
-    assert sum("token.weight" in name for name in state) == 3  # the parameter and Adam's two moments
+    assert sum("head/out.weight" in name for name in state) == 0
+    assert sum("embedding/token.weight" in name for name in state) == 3  # the parameter and Adam's two moments
     lone = blueprint.build(1, last, False)
     assert torch.equal(lone.weights.parameters[out], first.weights.parameters[token])
     assert KEY in lone.weights.named_state(blueprint.layer_names)
@@ -213,10 +215,15 @@ def squares_graph(members: tuple[int, ...], scales: tuple[int, ...]) -> ModelGra
     return ModelGraph.from_dict(profile_model(squares(members, scales), SAMPLES, rounds=1))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "interleaved"])
 @pytest.mark.parametrize(
-    ("members", "scales"),
-    [((0, 1), ()), ((0, 2, 5), ()), ((4, 0, 1, 2, 3, 5), ()), ((5, 0), (1, 2, 3)), ((1, 2), (0, 5))],
+    ("schedule", "members", "scales"),
+    [
+        ("chimera", (0, 1), ()),
+        ("1f1b", (0, 2, 5), ()),
+        ("interleaved", (4, 0, 1, 2, 3, 5), ()),
+        ("chimera", (5, 0), (1, 2, 3)),
+        ("interleaved", (1, 2), (0, 5)),
+    ],
 )
 def test_any_members(schedule: str, members: tuple[int, ...], scales: tuple[int, ...]) -> None:
     """Inside a stage, across stages, three and six members, the first member not the first layer, two groups."""

@@ -18,6 +18,7 @@ from contraflow.planner.errors import ModelError, PlanError
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer, ModelGraph, SharedParameters
 from contraflow.planner.operations import Candidate, StageCosts, holders, messages, static_bytes
+from contraflow.planner.partition.chain import Chain, compositions
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.plan_file import op_from_text, plan_from_dict, plan_to_dict
 from contraflow.planner.presets import DeviceType
@@ -227,6 +228,27 @@ def test_exact_searches_never_claim_more_than_is_true(seed: int) -> None:
     ):
         assert found.bound_s <= min(fitting) * (1 + 1e-9)
         assert found.plan is None or check(found.plan) == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_partition_counts_what_the_plan_counts(seed: int) -> None:
+    """Every cut of a random chain with ties: bytes of each stage alone, and of a device with the first and the last."""
+    given_ = tied(random_candidate(seed), seed)
+    layers = Chain.of(given_.problem)
+    for cuts in (compositions(len(layers), min(3, len(layers)), 30) or [])[:10]:
+        stages, ends = layers.stages(cuts), (0, *cuts, len(layers))
+        own = layers.bytes(0, 0) - layers.workspace_bytes
+        for route in (tuple(range(len(stages))), (*range(len(stages) - 1), 0)):
+            problem = replace(given_.problem, cluster=Cluster.uniform(len(stages)))
+            held = Candidate(problem, stages, (Pipeline(route, route, (0,)),))
+            true = [sum(parts.values()) for parts in static_bytes(held, held.costs)]
+            wanted = [0.0] * len(stages)
+            for s, d in enumerate(route):
+                wanted[d] += own[ends[s], ends[s + 1]]
+            if len(stages) > 1 and route[-1] == 0:
+                first, last = (ends[0], ends[1]), (ends[-2], ends[-1])
+                wanted[0] -= sum(size for size, members in layers.copies if members[first] and members[last])
+            assert wanted == true
 
 
 # ---------------------------------------------------------------- the search

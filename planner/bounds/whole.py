@@ -66,7 +66,7 @@ def one_direction(chain: Chain, devices: tuple[int, ...], split: bool = True) ->
     fastest = max(chain.speed(d) for d in devices)
     halves = split and any(chain.costs.separable)
     head = np.append(_forward_ancestors(chain) if halves else _ancestors(chain, False)[0], 0.0) / fastest
-    memory = chain.bytes(1, 0) - chain.shared_bytes
+    memory = chain.bytes(1, 0)
     batches = chain.problem.workload.micro_batches
 
     def tables() -> Iterator[Floats]:

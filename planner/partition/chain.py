@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster import Cluster
-from ..operations import Candidate, StageCosts, static_bytes
+from ..operations import Candidate, StageCosts, static_bytes, training_bytes
 from ..plan import Pipeline, Problem
 from ..reductions import step_seconds
 
@@ -34,7 +34,7 @@ class Chain:
         names: layer names in topological order, L of them.
         costs: costs of every layer on its own (stage = layer).
         static_bytes: bytes of every layer that stay all step, alone and with a replica elsewhere: shape (2, L).
-        shared_bytes: at most so many static bytes are counted twice when tied layers meet in one stage.
+        shared_bytes: at most so many of these are counted twice when tied layers meet on one device.
     """
 
     problem: Problem
@@ -92,6 +92,16 @@ class Chain:
         table = self.load_s[None, :] - self.load_s[:, None]
         return np.where(np.tri(len(self) + 1, dtype=bool), np.inf, table)
 
+    @cached_property
+    def copies(self) -> tuple[tuple[int, NDArray[np.int64]], ...]:
+        """Of every group of tied layers: bytes of one trained copy, and the members in every interval [i, j)."""
+        found = []
+        for tie in self.costs.ties:
+            before = np.searchsorted(tie.stages, np.arange(len(self) + 1))
+            size = sum(training_bytes(self.problem.workload, tie.bytes, tie.tensors).values())
+            found.append((size, np.maximum(before[None, :] - before[:, None], 0)))
+        return tuple(found)
+
     def bytes(self, in_flight: int, buffers: int = 2, replicated: bool = False) -> Floats:
         """Memory of every interval as a stage with so many stashes and tensors at each boundary."""
         static = _prefix(self.static_bytes[1 if replicated else 0])
@@ -100,6 +110,8 @@ class Chain:
         table = total[None, :] - total[:, None] + self.workspace_bytes
         if buffers:
             table += buffers * (self.boundary_bytes[None, :] + self.boundary_bytes[:, None])
+        for size, members in self.copies:
+            table -= size * np.maximum(members - 1, 0)
         return table
 
     def limit(self, device: int) -> int:
@@ -235,8 +247,8 @@ def lightest(
     """The cut with the smallest maximum over stages of memory / limit, and that ratio.
 
     With one stash in flight and no buffers a ratio above 1 proves that no plan with one stage a device fits:
-    every stage holds its static bytes and at some instant one stash and its workspace. Tied layers that meet in
-    one stage count once, so the shared bytes are taken off. None when there are too few layers.
+    every stage holds its static bytes and at some instant one stash and its workspace. None when there are too few
+    layers.
     """
     size = len(chain) + 1
     if len(devices_of_stage) >= size:
@@ -245,8 +257,7 @@ def lightest(
 
     def tables() -> Iterator[Floats]:
         for s, device in enumerate(devices_of_stage):
-            table = np.maximum(chain.bytes(in_flight[s], buffers) - chain.shared_bytes, 0.0)
-            table = np.where(table > 0, table / max(chain.limit(device), 1e-9), 0.0)
+            table = np.maximum(chain.bytes(in_flight[s], buffers), 0.0) / max(chain.limit(device), 1e-9)
             table[empty] = np.inf
             yield table
 

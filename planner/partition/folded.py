@@ -24,7 +24,7 @@ def fold(
     """The cut with the smallest load of a device that fits; None where none fits or the chain is too long.
 
     devices[d] holds stage d with in_flight[d][0] stashes and stage D-1-d with in_flight[d][1]; the peaks are
-    added, which is safe. The load of a device is F and B of both its stages over its speed.
+    added, which is safe, tied layers counted once. The load of a device is F and B of both its stages over its speed.
     """
     if len(devices) > len(chain) or len(chain) > LARGEST:
         return None
@@ -95,8 +95,11 @@ class _Fold:
         seconds = chain.seconds[i, :][:, None] + chain.seconds[:, j][None, :]
         speed = min(chain.speed(self.devices[pair]), chain.speed(self.devices[mirror]))
         allowed: NDArray[np.bool_] = seconds <= load_s * speed
+        twice = np.zeros_like(seconds)
+        for size, members in chain.copies:
+            twice += size * ((members[i, :] > 0)[:, None] & (members[:, j] > 0)[None, :])
         for device, (near, far) in ((pair, self.in_flight[pair]), (mirror, self.in_flight[mirror][::-1])):
-            memory = self.memory[near][i, :][:, None] + self.memory[far][:, j][None, :]
+            memory = self.memory[near][i, :][:, None] + self.memory[far][:, j][None, :] - twice
             allowed &= memory <= chain.limit(self.devices[device])
         return allowed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..operations import OFFLOAD, RECOMPUTE, Candidate
+from ..operations import OFFLOAD, RECOMPUTE, Candidate, training_bytes
 from ..plan import Kind, Problem
 from ..reductions import update_seconds
 from .instance import (
@@ -222,10 +222,7 @@ def _static(candidate: Candidate) -> tuple[list[int], list[int]]:
 
 def _kept(candidate: Candidate, parameters: int, tensors: int) -> tuple[int, int]:
     """Bytes on a device that trains these parameters, and on one that only uses them."""
-    workload = candidate.problem.workload
-    counters = 4 * tensors if workload.optimizer.startswith("adam") else 0
-    state = workload.gradient_bytes(parameters) + workload.optimizer_bytes(parameters) + counters
-    return parameters + state, parameters
+    return sum(training_bytes(candidate.problem.workload, parameters, tensors).values()), parameters
 
 
 def _alike(problem: Problem, rules: Rules, free: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from .allocator import keep_freed_memory
 from .errors import ExecutionError, RunError
 from .rank import Job, RankReport, StepReport, run_rank
 from .transport import TIMEOUT_S, GlooTransport
@@ -128,6 +129,7 @@ def _child(job: Job, rank: int, ranks: int, rendezvous: str, threads: int, inbox
 
 
 def _run(job: Job, report: Callable[[StepReport], None]) -> RankReport:
+    keep_freed_memory()
     transport = GlooTransport(job.groups)
     result = run_rank(job, transport, report)
     transport.barrier()

@@ -168,4 +168,4 @@ def _usual(work: Callable[[], object], rounds: int) -> float:
         start = time.perf_counter()
         work()
         laps.append(time.perf_counter() - start)
-    return statistics.quantiles(laps[WARMUPS:], n=4)[0]
+    return statistics.quantiles(laps[WARMUPS:], n=4, method="inclusive")[0]

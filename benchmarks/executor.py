@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_contender import Entry, Rounds, compete
+from executor_contender import Entry, Pacing, Rounds, compete
 from executor_plans import NAMED, PEERS, SEARCH, plans
 from executor_rows import (
     Foretold,
@@ -55,6 +55,7 @@ class Setting:
     plans: tuple[str, ...] = PLANS
     warmups: int = 2
     rounds: int = 7
+    seconds: float = 180.0
     profile_rounds: int = 9
     time_limit: float = 20.0
 
@@ -93,7 +94,8 @@ def measure(setting: Setting) -> Result:
     for name, found in plans(graph, cluster, workload, setting.plans, setting.time_limit):
         made[name] = found
         tell(f"planned {name}: {found.provenance.source}, {len(found.stages)} stages")
-    return compared(made, compete(list(entries(made)), setting.warmups, setting.rounds, tell))
+    pacing = Pacing(setting.warmups, setting.rounds, setting.seconds)
+    return compared(made, compete(list(entries(made)), pacing, tell))
 
 
 def entries(made: dict[str, Plan]) -> Iterator[Entry]:
@@ -131,6 +133,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plans", nargs="+", default=list(usual.plans), help="of: " + ", ".join(PLANS))
     parser.add_argument("--warmups", type=int, default=usual.warmups, help="steps before those that count")
     parser.add_argument("--rounds", type=int, default=usual.rounds, help="steps of every contender that count")
+    parser.add_argument("--seconds", type=float, default=usual.seconds, help="after these, three rounds will do")
     parser.add_argument("--profile-rounds", type=int, default=usual.profile_rounds)
     parser.add_argument("--time-limit", type=float, default=usual.time_limit, help="seconds of the search")
     parser.add_argument("--markdown", action="store_true")

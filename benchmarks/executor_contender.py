@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -61,6 +61,17 @@ class Entry:
     peer: str | None = None
 
 
+@dataclass(frozen=True)
+class Pacing:
+    """Steps of every contender before those that count, and those. After `seconds` of both, `LEAST` must do."""
+
+    warmups: int
+    rounds: int
+    seconds: float
+
+
+LEAST = 3
+
 Rounds = list[list[Outcome]]
 """Outcomes by round and rank."""
 
@@ -91,21 +102,23 @@ class Ours:
         self._interpreter.close()
 
 
-def compete(entries: Sequence[Entry], warmups: int, rounds: int, tell: Callable[[str], None]) -> dict[str, Rounds]:
-    """Every contender's rounds after the warm-ups, by name. `tell` is told about rounds as they end."""
+def compete(entries: Sequence[Entry], pacing: Pacing, tell: Callable[[str], None]) -> dict[str, Rounds]:
+    """Every contender's rounds that count, by name. `tell` is told about rounds as they end."""
     ranks = len(entries[0].job.plan.orders)
     with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
         told = multiprocessing.get_context("spawn").SimpleQueue()
-        arguments = (ranks, list(entries), warmups, rounds, folder, told)
+        arguments = (ranks, list(entries), pacing, folder, told)
         running = multiprocessing.spawn(_rank, arguments, nprocs=ranks, join=False)
         while not running.join(timeout=0.5):
             while not told.empty():
                 tell(told.get())
         parts = [pickle.loads((Path(folder) / f"rank{rank}").read_bytes()) for rank in range(ranks)]
-    return {entry.name: [[part[entry.name][k] for part in parts] for k in range(rounds)] for entry in entries}
+    return {
+        entry.name: [list(ranks) for ranks in zip(*(p[entry.name] for p in parts), strict=True)] for entry in entries
+    }
 
 
-def _rank(rank: int, ranks: int, entries: list[Entry], warmups: int, rounds: int, folder: str, told) -> None:  # type: ignore[no-untyped-def]
+def _rank(rank: int, ranks: int, entries: list[Entry], pacing: Pacing, folder: str, told: Any) -> None:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -115,16 +128,26 @@ def _rank(rank: int, ranks: int, entries: list[Entry], warmups: int, rounds: int
     )
     contenders = {entry.name: _made(entry, rank) for entry in entries}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
-    for turn in range(warmups + rounds):
+    began = time.perf_counter()
+    for turn in range(pacing.warmups + pacing.rounds):
+        if turn >= pacing.warmups + LEAST and _anybody(time.perf_counter() - began > pacing.seconds):
+            break
         _turn(turn, contenders, outcomes)
         if rank == 0:
-            told.put(f"round {turn + 1} of {warmups + rounds}")
+            told.put(f"round {turn + 1} of {pacing.warmups + pacing.rounds}")
     for contender in contenders.values():
         contender.close()
-    kept = {name: found[warmups:] for name, found in outcomes.items()}
+    kept = {name: found[pacing.warmups :] for name, found in outcomes.items()}
     (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps(kept))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _anybody(mine: bool) -> bool:
+    """Whether it is true on any rank."""
+    flag = torch.tensor(int(mine))
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def _turn(turn: int, contenders: Mapping[str, Contender], outcomes: dict[str, list[Outcome]]) -> None:

@@ -7,6 +7,7 @@ that each is slower than it would be alone.
 from __future__ import annotations
 
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch.multiprocessing as multiprocessing
 
 from .allocator import keep_freed_memory
 from .errors import ExecutionError, RunError
+from .processes import die_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
@@ -72,6 +74,8 @@ def _wait(barrier: Barrier) -> None:
 
 def _companion(work: Callable[[Pace], object], barrier: Barrier) -> None:
     """Ends quietly: the one that is measured has ended, or it meets the same error and tells of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    die_with_parent()
     keep_freed_memory()
     try:
         work(lambda: _wait(barrier))

@@ -109,7 +109,7 @@ def _end(children: Sequence[BaseProcess]) -> None:
 def _child(job: Job, rank: int, ranks: int, rendezvous: str, threads: int, inbox: Any) -> None:
     """A rank's process: its result or its error goes to the inbox; it dies with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    _die_with_parent()
+    die_with_parent()
 
     def post(message: object) -> None:
         inbox.put(pickle.dumps(message))  # as bytes: torch would otherwise share tensors with a process that ends
@@ -148,7 +148,8 @@ def describe(error: Exception, rank: int) -> tuple[str, str]:
     return "failure", f"rank {rank}: {type(error).__name__}: {reason}"
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ends this process when the one that started it is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -14,9 +14,7 @@ contraflow() {
     "$bin/contraflow" "$@"
 }
 
-contraflow profile gpt-small --micro-batch-size 2 -o model.json
-say python examples/link.py cluster.toml
-"$bin/python" "$root/examples/link.py" cluster.toml
+contraflow profile gpt-small --micro-batch-size 2 --load 2 --cluster cluster.toml -o model.json
 contraflow plan model.json --cluster cluster.toml --micro-batches 8 --optimizer adam --time-limit 20 -o plan.json
 contraflow check plan.json
 contraflow show plan.json

@@ -199,6 +199,7 @@ def _print_table(result: RunResult) -> None:
     epilog="""\b
 Examples:
   contraflow profile gpt-small --micro-batch-size 4 -o model.json
+  contraflow profile gpt-small --load 2 --cluster cluster.toml -o model.json
   contraflow profile llama-70b --device H100-80GB --precision bf16 -o model.json
 """
 )
@@ -235,6 +236,19 @@ Examples:
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="As a process of execute has."
 )
+@click.option(
+    "--load",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that will train at a time: as many measure side by side. [default: cpu: what the cores hold, at "
+    "most 8; cuda: 1]",
+)
+@click.option(
+    "--cluster",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Also measure this computer as --load processes that talk through gloo, and write cluster.toml there.",
+)
 @click.option("-o", "--output", type=OutputFile(), help="Write model.json there. [default: to stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the model as one JSON object.")
 def profile(
@@ -245,6 +259,8 @@ def profile(
     efficiency: float | None,
     data: str | None,
     threads: int,
+    load: int | None,
+    cluster: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -254,19 +270,35 @@ def profile(
     nothing is run and nothing allocated: times are estimates from the preset's peaks, bytes are exact. A plan of a
     model in 16 bit wants --precision mixed.
     """
+    if cluster is not None and not (device == "cpu" and load != 1):
+        raise InputError(f"--cluster measures at least 2 processes on the cpu, not --load {load} on {device}")
     if _is_local(device):
         if efficiency is not None:
             raise InputError(f"--efficiency is for device presets, not for measuring on {device}")
-        content = measure(model, micro_batch_size, device, threads, data, precision)
+        content = measure(model, micro_batch_size, device, threads, data, precision, load)
+    elif load is not None:
+        raise InputError(f"--load is for measuring here, not for the preset {device}")
     else:
         content = estimate(model, micro_batch_size, device, data, precision, efficiency)
     if output is not None:
         write_text(output, json.dumps(content, indent=1) + "\n")
         click.echo(f"wrote {output}", err=True)
+    if cluster is not None:
+        _measure_cluster(threads, load, cluster)
     if as_json:
         print_json(content)
     elif output is None:
         click.echo(json.dumps(content, indent=1))
+
+
+def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
+    """Writes cluster.toml of this computer's processes. Raises InputError where there are fewer than two."""
+    from .machine import measure_machine
+    from .profile import default_load
+
+    processes = load or default_load("cpu", threads)
+    write_text(target, measure_machine(processes, threads).toml(processes))
+    click.echo(f"wrote {target}", err=True)
 
 
 def measure(
@@ -276,24 +308,27 @@ def measure(
     threads: int = 1,
     data: str | None = None,
     precision: str = "fp32",
+    load: int | None = None,
 ) -> dict[str, Any]:
     """The content of model.json for a model's name, measured here with progress on stderr.
 
-    Raises InputError: unknown model or data, no such device here, or a model that cannot be measured.
+    `load`: as `profile_model` takes it (default: `default_load`). Raises InputError: unknown model or data, no such
+    device here, or a model that cannot be measured.
     """
     import torch
 
     from .analytic import PRECISIONS
-    from .profile import profile_model
+    from .profile import default_load, profile_model
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {device}: torch sees no CUDA device here")
     if precision == "tf32":
         raise InputError(f"--precision tf32 is for device presets, not for measuring on {device}")
     dtype = PRECISIONS[precision]
+    copies = load or default_load(device, threads)
 
     def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
-        return profile_model(found, micro_batch_size, device, threads, tell, data=source, dtype=dtype)
+        return profile_model(found, micro_batch_size, device, threads, tell, data=source, dtype=dtype, load=copies)
 
     return _profiled(model, data, work)
 
@@ -334,6 +369,7 @@ def _profiled(
     from rich.console import Console
 
     from ..models import resolve
+    from .errors import ExecutionError
     from .tracing import TraceError
     from .validate import find_data
 
@@ -345,6 +381,8 @@ def _profiled(
             return work(found, source, lambda text: status.update(f"profiling {model}: {text}"))
     except TraceError as error:
         raise InputError(str(error)) from None
+    except ExecutionError as error:
+        _fail(error)
 
 
 def _is_local(device: str) -> bool:

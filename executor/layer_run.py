@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.protocol import LayeredModel
+from .companions import Pace, alone
 from .memory import StorageTracker, unique_bytes
 from .precision import half_of, wide
 from .program import StageProgram, named_buffers, named_parameters
@@ -60,13 +61,13 @@ class LayerRun:
         self.output = self._forward()[0]
         self.grad_output = torch.ones_like(self.output)
 
-    def costs(self, clock: Clock, rounds: int, warmups: int) -> dict[str, Any]:
-        """A layer's entry in model.json, without its name.
+    def costs(self, clock: Clock, rounds: int, warmups: int, pace: Pace = alone) -> dict[str, Any]:
+        """A layer's entry in model.json, without its name. `pace` is called before every repetition.
 
         Seconds are medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided
         as the halves took alone.
         """
-        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups)
+        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace)
         sizes = self._bytes()
         halves_s = input_s + weight_s
         share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
@@ -107,10 +108,11 @@ class LayerRun:
     def _forward(self) -> tuple[Tensor, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
 
-    def _seconds(self, clock: Clock, rounds: int, warmups: int) -> tuple[float, float, float, float]:
+    def _seconds(self, clock: Clock, rounds: int, warmups: int, pace: Pace) -> tuple[float, float, float, float]:
         """Median seconds of F, B, I, W."""
         program, laps = self.program, []
         for _ in range(warmups + rounds):
+            pace()
             start = clock()
             _, stash = self._forward()
             after_forward = clock()

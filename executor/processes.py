@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from .allocator import keep_freed_memory
 from .children import Children, Failure, die_with, ended_by_sigterm
 from .errors import ExecutionError, RunError
 from .rank import Job, RankReport, StepReport, run_rank
@@ -72,6 +73,7 @@ def _child(rank: int, outbox: Connection, memory: Any, job: Job, folder: str, th
 
 
 def _run(job: Job, report: Callable[[StepReport], None], board: Board) -> RankReport:
+    keep_freed_memory()
     transport = GlooTransport(job.groups)
     result = run_rank(job, transport, report, board)
     transport.barrier()

@@ -1,26 +1,21 @@
-"""Measures a model layer by layer: what model.json holds. And a link between two local processes."""
+"""Measures a model layer by layer: what model.json holds."""
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 
 from ..models.data import load
 from ..models.protocol import Dataset, LayeredModel
+from .companions import Pace, alone, companions
 from .layer_run import LayerRun, trace_layer
 from .precision import build_lowered
 from .ties import tied_bytes
@@ -28,7 +23,8 @@ from .ties import tied_bytes
 FORMAT = "contraflow/model"
 VERSION = 1
 WARMUPS = 2
-LINK_BYTES = 16 << 20
+MOST_LOAD = 8
+"""Copies that are started unasked: each holds a layer and a Python of its own."""
 
 
 def profile_model(
@@ -40,6 +36,7 @@ def profile_model(
     rounds: int = 5,
     data: Dataset | None = None,
     dtype: torch.dtype = torch.float32,
+    load: int = 1,
 ) -> dict[str, Any]:
     """Time every layer's forward and backward halves and count its bytes: a "contraflow/model" document.
 
@@ -56,18 +53,38 @@ def profile_model(
         data: what to feed it; default: the model's own.
         on_progress: told about every layer in a line of text.
         dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
+        load: so many processes, this one included, run the same layer at the same time, as they will when they
+            train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
 
     Raises:
         ValueError: no data, or a micro-batch size below 1.
         TraceError: a layer cannot be traced.
+        RunError: a load above 1, and the model or its data cannot be sent to other processes.
     """
+    arguments = (model, micro_batch_size, device, threads, rounds, data, dtype)
+    with companions(load - 1, partial(_profile, *arguments)) as pace:
+        return _profile(*arguments, pace, on_progress)
+
+
+def _profile(
+    model: LayeredModel,
+    micro_batch_size: int,
+    device: str,
+    threads: int,
+    rounds: int,
+    data: Dataset | None,
+    dtype: torch.dtype,
+    pace: Pace = alone,
+    on_progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """`profile_model` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, micro_batch_size, data, dtype)
     x, target = x.to(device), target.to(device)
 
     def measured(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
         module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
         run = LayerRun(trace_layer(model, module, index, x, target, dtype), module, index, x, target)
-        return run.costs(partial(_now, x.device), rounds, WARMUPS), run.output
+        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace), run.output
 
     with _threads(threads):
         layers = distinct_layers(model, x, target, measured, "measured", on_progress)
@@ -139,6 +156,14 @@ def model_document(
     }
 
 
+def default_load(device: str, threads: int) -> int:
+    """How many processes of so many threads fill this computer's cores, at most `MOST_LOAD`; 1 for other devices."""
+    if device != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_LOAD, max(1, cores // threads))
+
+
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -177,49 +202,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str, torch.dtype))
-
-
-def measure_link(payload_bytes: int = LINK_BYTES, rounds: int = 10) -> tuple[float, float]:
-    """(bytes per second, seconds of latency) of gloo between two local processes.
-
-    The best of all rounds: what the link can do, not what a busy machine lets it do. Latency is half a round
-    trip of one byte; bandwidth counts the time of a large message beyond it, or all of its time if the
-    latency is most of it (a payload too small to tell; the bandwidth is then too low). Spawns
-    two processes: a script that calls this needs the `if __name__ == "__main__"` guard.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        results = mp.get_context("spawn").SimpleQueue()
-        spawn(  # type: ignore[no-untyped-call]
-            _link_worker, (f"file://{Path(folder) / 'rendezvous'}", payload_bytes, rounds, results), nprocs=2
-        )
-        bandwidth, latency_s = results.get()
-    return bandwidth, latency_s
-
-
-def _link_worker(rank: int, rendezvous: str, payload_bytes: int, rounds: int, results: Any) -> None:
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    try:
-        small = _round_trip(rank, torch.zeros(1, dtype=torch.uint8), 10 * rounds)
-        large = _round_trip(rank, torch.zeros(payload_bytes, dtype=torch.uint8), rounds)
-        if rank == 0:
-            results.put((payload_bytes / (large - small if large > 2 * small else large), small))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def _round_trip(rank: int, message: Tensor, rounds: int) -> float:
-    """Least seconds of one way, warmed up."""
-    laps = []
-    for _ in range(WARMUPS + rounds):
-        start = time.perf_counter()
-        for sender in (0, 1):
-            if sender == rank:
-                dist.send(message, 1 - rank)
-            else:
-                dist.recv(message, 1 - rank)
-        laps.append((time.perf_counter() - start) / 2)
-    return min(laps[WARMUPS:])

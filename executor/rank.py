@@ -95,7 +95,7 @@ def run_rank(
     observer = Observer(job.plan.orders[rank], board, rank, tracker)
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
-        replicas = _build(job, blueprint, rank)
+        replicas = build_replicas(job, blueprint, rank)
         interpreter = Interpreter(
             blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer
         )
@@ -134,7 +134,8 @@ def run_rank(
     )  # fmt: skip
 
 
-def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:
+def build_replicas(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:
+    """What the rank holds of every stage whose forward or backward it runs."""
     routes = [route for p in job.plan.pipelines for route in (p.forward, p.backward)]
     stages = {stage for route in routes for stage, device in enumerate(route) if device == rank}
     trained = holders(job.plan)

@@ -19,15 +19,21 @@ from .units import parse_bandwidth, parse_bytes, parse_seconds
 class Link:
     """A way for bytes: a message occupies it for bytes/bandwidth and arrives `latency_s` later.
 
-    `bandwidth` is bytes/s; infinite where the file says nothing.
+    `bandwidth` is bytes/s; infinite where the file says nothing. `reduce_bandwidth` is what a ring all-reduce reaches,
+    where that differs (it adds as it goes; some switches add on the way); None: `bandwidth`.
     """
 
     bandwidth: float = math.inf
     latency_s: float = 0.0
+    reduce_bandwidth: float | None = None
 
     def occupation_s(self, count: int) -> float:
         """Seconds that a message of `count` bytes occupies the link."""
         return count / self.bandwidth
+
+    def reduce_occupation_s(self, count: int) -> float:
+        """The same for `count` bytes that an all-reduce moves over the link."""
+        return count / (self.bandwidth if self.reduce_bandwidth is None else self.reduce_bandwidth)
 
 
 @dataclass(frozen=True)
@@ -171,8 +177,9 @@ class Cluster:
 
 
 def _link_to_dict(link: Link) -> dict[str, float]:
-    content = {"latency": link.latency_s}
-    return content if math.isinf(link.bandwidth) else {"bandwidth": link.bandwidth} | content
+    content = {} if math.isinf(link.bandwidth) else {"bandwidth": link.bandwidth}
+    content["latency"] = link.latency_s
+    return content if link.reduce_bandwidth is None else content | {"reduce_bandwidth": link.reduce_bandwidth}
 
 
 def _kind_to_dict(kind: DeviceType) -> dict[str, Any]:
@@ -203,10 +210,15 @@ def _table(content: object, where: str, known: set[str]) -> Mapping[str, Any]:
     return content
 
 
-def _link_from(content: object, where: str, extra: frozenset[str] = frozenset()) -> Link:
-    table = _table(content, where, {"bandwidth", "latency"} | extra)
-    bandwidth = parse_bandwidth(table["bandwidth"], f"{where}.bandwidth") if "bandwidth" in table else math.inf
-    return Link(bandwidth, parse_seconds(table.get("latency", 0), f"{where}.latency"))
+def _link_from(content: object, where: str, extra: str) -> Link:
+    """A link's table, which may have the key `extra` besides bandwidth and latency."""
+    table = _table(content, where, {"bandwidth", "latency", extra})
+
+    def bandwidth(key: str) -> float | None:
+        return parse_bandwidth(table[key], f"{where}.{key}") if key in table else None
+
+    latency_s = parse_seconds(table.get("latency", 0), f"{where}.latency")
+    return Link(bandwidth("bandwidth") or math.inf, latency_s, bandwidth("reduce_bandwidth"))
 
 
 def _kind_from(name: str, content: object) -> DeviceType:
@@ -249,9 +261,9 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
         _count(table, "count", where),
         _count(table, "devices", where),
         kinds[name],
-        _link_from(table.get("link", {}), f"{where}.link"),
+        _link_from(table.get("link", {}), f"{where}.link", "reduce_bandwidth"),
         None if host_memory is None else parse_bytes(host_memory, f"{where}.host_memory"),
-        _link_from(host, f"{where}.host_link", frozenset({"shared_by"})),
+        _link_from(host, f"{where}.host_link", "shared_by"),
         _count(host, "shared_by", f"{where}.host_link"),
     )
 
@@ -266,4 +278,4 @@ def _cluster_from(content: object) -> Cluster:
     if not isinstance(groups, list) or not groups:
         raise ClusterError("the cluster has no [[nodes]]")
     nodes = tuple(_group_from(entry, f"nodes[{k}]", kinds) for k, entry in enumerate(groups))
-    return Cluster(nodes, _link_from(table.get("network", {}), "network"))
+    return Cluster(nodes, _link_from(table.get("network", {}), "network", "reduce_bandwidth"))

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int) -> tuple[float, float]:
     """(seconds on the links, latency) of a ring all-reduce of `count` bytes between these devices.
 
-    2(r-1) rounds move count/r bytes over every link of the ring (Patarasuk and Yuan, 2009).
+    2(r-1) rounds move count/r bytes over every link of the ring (Patarasuk and Yuan, 2009), at the links'
+    `reduce_bandwidth`.
     """
     if count == 0 or len(devices) < 2:
         return 0.0, 0.0
     r = len(devices)
     links = [cluster.link(a, b) for a, b in ring(devices)]
     rounds = 2 * (r - 1)
-    return rounds * max(x.occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
+    return rounds * max(x.reduce_occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
 
 
 def ring(devices: tuple[int, ...]) -> list[tuple[int, int]]:

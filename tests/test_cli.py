@@ -37,8 +37,8 @@ OPTIONS: dict[str, set[str]] = {
     "check": {"--json"},
     "show": {"--as", "--output", "-o", "--json"},
     "profile": {
-        "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--output", "-o",
-        "--json",
+        "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--load", "--cluster",
+        "--output", "-o", "--json",
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",

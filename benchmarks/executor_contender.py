@@ -1,0 +1,169 @@
+"""What takes turns in the executor benchmark: our plans and torch's schedules, in the same processes.
+
+Contenders take turns step by step, so that whatever else the computer does slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from contraflow.executor.allocator import keep_freed_memory
+from contraflow.executor.interpreter import Interpreter
+from contraflow.executor.rank import Job, build_replicas
+from contraflow.executor.replica import Blueprint
+from contraflow.executor.step_state import OpRecord
+from contraflow.executor.transport import GlooTransport
+from contraflow.executor.validate import find_data, find_model, match_model
+from contraflow.executor.waits import waits
+
+
+@dataclass
+class Outcome:
+    """One step of one rank: seconds from the common start, losses by micro-batch, and ours: its ops."""
+
+    seconds: float = 0.0
+    losses: dict[int, float] = field(default_factory=dict)
+    ops: list[OpRecord] = field(default_factory=list)
+
+
+class Contender(Protocol):
+    """One rank of something that trains."""
+
+    def prepare(self, step: int) -> None:
+        """What is not part of the step's time."""
+
+    def step(self, step: int) -> Outcome:
+        """One optimizer step."""
+
+    def close(self) -> None:
+        """Releases threads."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender by name. `peer`: the schedule of torch's that runs on the job's stages (None: our executor)."""
+
+    name: str
+    job: Job
+    peer: str | None = None
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """Steps of every contender before those that count, and those. After `seconds` of both, `LEAST` must do."""
+
+    warmups: int
+    rounds: int
+    seconds: float
+
+
+LEAST = 3
+
+Rounds = list[list[Outcome]]
+"""Outcomes by round and rank."""
+
+
+class Ours:
+    """One rank of the executor."""
+
+    def __init__(self, job: Job, transport: GlooTransport) -> None:
+        plan, rank = job.plan, transport.rank
+        model = find_model(plan, job.model)
+        data = find_data(model, job.data)
+        shapes = match_model(plan, model, data, job.dtype)
+        blueprint = Blueprint(plan, model, data, shapes, job.seed, job.training, job.dtype)
+        replicas = build_replicas(job, blueprint, rank)
+        self._interpreter = Interpreter(blueprint, transport, replicas, waits(plan)[rank])
+
+    def prepare(self, step: int) -> None:
+        """Nothing: our step draws its data itself."""
+
+    def step(self, step: int) -> Outcome:
+        """One optimizer step."""
+        record = self._interpreter.run_step(step)
+        return Outcome(losses=record.losses, ops=record.ops)
+
+    def close(self) -> None:
+        """Ends the threads that copy."""
+        self._interpreter.close()
+
+
+def compete(entries: Sequence[Entry], pacing: Pacing, tell: Callable[[str], None]) -> dict[str, Rounds]:
+    """Every contender's rounds that count, by name. `tell` is told about rounds as they end."""
+    ranks = len(entries[0].job.plan.orders)
+    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
+        told = multiprocessing.get_context("spawn").SimpleQueue()
+        arguments = (ranks, list(entries), pacing, folder, told)
+        running = multiprocessing.spawn(_rank, arguments, nprocs=ranks, join=False)
+        while not running.join(timeout=0.5):
+            while not told.empty():
+                tell(told.get())
+        parts = [pickle.loads((Path(folder) / f"rank{rank}").read_bytes()) for rank in range(ranks)]
+    return {
+        entry.name: [list(ranks) for ranks in zip(*(p[entry.name] for p in parts), strict=True)] for entry in entries
+    }
+
+
+def _rank(rank: int, ranks: int, entries: list[Entry], pacing: Pacing, folder: str, told: Any) -> None:
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=300)
+    )
+    contenders = {entry.name: _made(entry, rank) for entry in entries}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
+    began = time.perf_counter()
+    for turn in range(pacing.warmups + pacing.rounds):
+        if turn >= pacing.warmups + LEAST and _anybody(time.perf_counter() - began > pacing.seconds):
+            break
+        _turn(turn, contenders, outcomes)
+        if rank == 0:
+            told.put(f"round {turn + 1} of {pacing.warmups + pacing.rounds}")
+    for contender in contenders.values():
+        contender.close()
+    kept = {name: found[pacing.warmups :] for name, found in outcomes.items()}
+    (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps(kept))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _anybody(mine: bool) -> bool:
+    """Whether it is true on any rank."""
+    flag = torch.tensor(int(mine))
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def _turn(turn: int, contenders: Mapping[str, Contender], outcomes: dict[str, list[Outcome]]) -> None:
+    """A step of everybody; every other turn the other way round, so that nobody always follows the same one."""
+    names = list(contenders)
+    for name in reversed(names) if turn % 2 else names:
+        contenders[name].prepare(turn)
+        dist.barrier()
+        began = time.perf_counter()
+        outcome = contenders[name].step(turn)
+        outcome.seconds = time.perf_counter() - began
+        outcomes[name].append(outcome)
+
+
+def _made(entry: Entry, rank: int) -> Contender:
+    if entry.peer is None:
+        return Ours(entry.job, GlooTransport(entry.job.groups))
+    from executor_peers import TorchSchedule
+
+    return TorchSchedule(entry.peer, entry.job, rank)

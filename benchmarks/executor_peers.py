@@ -1,0 +1,70 @@
+"""torch.distributed.pipelining as a contender: its schedules on the stages, parameters and data of one of our plans."""
+
+from __future__ import annotations
+
+import torch
+from executor_contender import Outcome
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+from contraflow.executor.rank import Job
+from contraflow.executor.validate import find_data, find_model
+from contraflow.executor.weights import make_optimizer
+from contraflow.models import build_layer
+from contraflow.planner.plan import Plan
+
+SCHEDULES = {
+    "1F1B": pipelining.Schedule1F1B,
+    "Interleaved1F1B": pipelining.ScheduleInterleaved1F1B,
+    "ZBVZeroBubble": pipelining.ScheduleZBVZeroBubble,
+    "DualPipeV": pipelining.ScheduleDualPipeV,
+}
+
+
+class TorchSchedule:
+    """One rank of a schedule of torch's. Collective: every rank makes it at the same time.
+
+    Args:
+        name: in `SCHEDULES`.
+        job: whose plan has one pipeline; its stages lie on the devices that this gives them.
+    """
+
+    def __init__(self, name: str, job: Job, rank: int) -> None:
+        plan = job.plan
+        (pipeline,) = plan.pipelines
+        self._job, self._model = job, find_model(plan, job.model)
+        self._data = find_data(self._model, job.data)
+        mine = [stage for stage, device in enumerate(pipeline.forward) if device == rank]
+        self._first, self._last = 0 in mine, len(plan.stages) - 1 in mine
+        stages = [self._stage(plan, stage) for stage in mine]
+        options = {"n_microbatches": plan.problem.workload.micro_batches, "loss_fn": self._model.loss}
+        single = issubclass(SCHEDULES[name], pipelining.schedules.PipelineScheduleSingle)
+        self._schedule = SCHEDULES[name](stages[0] if single else stages, **options)
+        parameters = [p for stage in stages for p in stage.submod.parameters()]
+        self._optimizer = make_optimizer(plan.problem.workload.optimizer, parameters, job.training, fused=True)
+
+    def _stage(self, plan: Plan, stage: int) -> pipelining.PipelineStage:
+        first = sum(map(len, plan.stages[:stage]))
+        ids = range(first, first + len(plan.stages[stage]))
+        layers = [build_layer(self._model.layers[i], self._job.seed, i, self._job.dtype) for i in ids]
+        return pipelining.PipelineStage(nn.Sequential(*layers), stage, len(plan.stages), torch.device("cpu"))
+
+    def step(self, step: int) -> Outcome:
+        """One optimizer step. The batch is made by `prepare` beforehand."""
+        losses: list[Tensor] = []
+        self._optimizer.zero_grad()
+        inputs = (self._batch[0],) if self._first else ()
+        target = self._batch[1] if self._last else None
+        self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        self._optimizer.step()
+        return Outcome(losses={m: loss.item() for m, loss in enumerate(losses)})
+
+    def prepare(self, step: int) -> None:
+        """Draws the step's micro-batches as one batch, as torch's schedules take them."""
+        problem = self._job.plan.problem
+        size, count = problem.model.micro_batch_size, problem.workload.micro_batches
+        drawn = [self._data.batch(self._job.seed, step, m, size) for m in range(count)]
+        self._batch = tuple(torch.cat(parts) for parts in zip(*drawn, strict=True))
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -148,8 +148,8 @@ class LossScaler:
             self.scale, self.good = 2 * self.scale, 0
 
     def to_dict(self) -> dict[str, float | int]:
-        """As a checkpoint keeps it."""
-        return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
+        """As a checkpoint keeps it; a constant scale is not kept."""
+        return {"good": self.good, "skipped": self.skipped} | ({"scale": self.scale} if self.dynamic else {})
 
     def resume(self, kept: dict[str, float | int]) -> None:
         """Goes on from what a checkpoint keeps; a constant scale stays what it is."""

@@ -13,8 +13,9 @@ import torch
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
+from .engines import ENGINES, Engine, warn
 from .errors import RunError
-from .rank import Job, RankReport, StepReport, run_rank
+from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .replica import reduce_groups
 from .trace import RunTrace, save_trace
 from .validate import find_data, find_model, match_model, require_executable
@@ -72,6 +73,7 @@ def execute(
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
+    engine: Engine = "auto",
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -85,13 +87,15 @@ def execute(
         trace, checkpoint: where to write the last step's trace, and the state after the last step.
         resume: go on from the newest checkpoint there, made by any plan of the same model.
         self_check: compare every stage program with plain torch first.
+        engine: "graph" or "eager" for all stages, or "auto": the graph of a stage, or where there can be no right
+            one, torch's eager autograd, with an EngineNotice as a warning.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed.
     """
     if transport not in ("processes", "threads"):
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
-    job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state)
+    job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, engine)
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
     result = collected.result(plan, run(job, collected, threads_per_process))
@@ -112,9 +116,12 @@ def prepare(
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
+    engine: Engine = "auto",
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
     require_executable(plan)
+    if engine not in ENGINES:
+        raise RunError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     if steps < 1:
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:
@@ -129,7 +136,7 @@ def prepare(
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, rate, dtype, TRACKED_STEPS,
-        folder, resume, self_check, return_state,
+        folder, resume, self_check, return_state, engine,
     )  # fmt: skip
 
 
@@ -160,11 +167,17 @@ class Collector:
         self._ranks = ranks
         self._on_step = on_step
         self._pending: dict[int, list[StepReport]] = {}
+        self._noticed: set[int] = set()
         self.losses: list[float] = []
         self.times: list[float] = []
 
-    def add(self, report: StepReport) -> None:
-        """One rank's report of one step."""
+    def add(self, report: StepReport | Notice) -> None:
+        """One rank's report of one step, or its notice, which the user gets as a warning once a stage."""
+        if isinstance(report, Notice):
+            if report.stage not in self._noticed:
+                self._noticed.add(report.stage)
+                warn(report.text)
+            return
         reports = self._pending.setdefault(report.step, [])
         reports.append(report)
         if len(reports) < self._ranks:
@@ -208,7 +221,7 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
 
     ranks = len(job.plan.orders)
     hub = Hub(ranks, {"all": range(ranks), **reduce_groups(job.plan)})
-    inbox: queue.Queue[StepReport | RankReport | BaseException] = queue.Queue()
+    inbox: queue.Queue[StepReport | Notice | RankReport | BaseException] = queue.Queue()
 
     def work(rank: int) -> None:
         try:
@@ -225,7 +238,7 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
     try:
         while len(finished) + len(failures) < ranks:
             message: Any = inbox.get()
-            if isinstance(message, StepReport):
+            if isinstance(message, (StepReport, Notice)):
                 collected.add(message)
             elif isinstance(message, RankReport):
                 finished[message.rank] = message

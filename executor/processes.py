@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from .errors import ExecutionError, RunError
-from .rank import Job, RankReport, StepReport, run_rank
+from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .transport import TIMEOUT_S, GlooTransport
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _collect(children: Sequence[BaseProcess], inbox: Any, collected: Collector) 
                 code = children[lost[0]].exitcode
                 raise ExecutionError(f"rank {lost[0]} ended without a result (exit code {code})") from None
             continue
-        if isinstance(message, StepReport):
+        if isinstance(message, (StepReport, Notice)):
             collected.add(message)
         elif isinstance(message, RankReport):
             finished[message.rank] = message
@@ -127,7 +127,7 @@ def _child(job: Job, rank: int, ranks: int, rendezvous: str, threads: int, inbox
         os._exit(1)
 
 
-def _run(job: Job, report: Callable[[StepReport], None]) -> RankReport:
+def _run(job: Job, report: Callable[[StepReport | Notice], None]) -> RankReport:
     transport = GlooTransport(job.groups)
     result = run_rank(job, transport, report)
     transport.barrier()
@@ -169,17 +169,20 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        steps: list[StepReport] = []
-        mine = _run(job, steps.append)
+        told: list[StepReport | Notice] = []
+        mine = _run(job, told.append)
         gathered: list[Any] = [None] * world
-        dist.all_gather_object(gathered, (mine, steps))
+        dist.all_gather_object(gathered, (mine, told))
     except RunError:
         raise
     except Exception as error:
         raise ExecutionError(describe(error, int(os.environ["RANK"]))[1]) from error
     finally:
         dist.destroy_process_group()
-    for reports in zip(*(steps for _, steps in gathered), strict=True):
+    for notice in (report for _, told in gathered for report in told if isinstance(report, Notice)):
+        collected.add(notice)
+    steps = [[report for report in told if isinstance(report, StepReport)] for _, told in gathered]
+    for reports in zip(*steps, strict=True):
         for report in reports:
             collected.add(report)
     return [report for report, _ in gathered]

@@ -21,6 +21,8 @@ from torch.multiprocessing.spawn import spawn
 
 from ..models.data import load
 from ..models.protocol import Dataset, LayeredModel, build_layer
+from .eager import EagerProgram
+from .engines import Engine
 from .layer_run import LayerRun, trace_layer
 
 FORMAT = "contraflow/model"
@@ -38,6 +40,7 @@ def profile_model(
     rounds: int = 5,
     data: Dataset | None = None,
     dtype: torch.dtype = torch.float32,
+    engine: Engine = "auto",
 ) -> dict[str, Any]:
     """Time every layer's forward and backward halves and count its bytes: a "contraflow/model" document.
 
@@ -53,21 +56,22 @@ def profile_model(
     Args:
         data: what to feed it; default: the model's own.
         on_progress: told about every layer in a line of text.
+        engine: what runs the layers, as for `execute`.
 
     Raises:
         ValueError: no data, or a micro-batch size below 1.
-        TraceError: a layer cannot be traced.
+        TraceError, ProgramMismatch: no engine, or not the one asked for, can run a layer.
     """
     x, target = example_batch(model, micro_batch_size, data, dtype)
     x, target = x.to(device), target.to(device)
 
-    def measured(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
+    def measured(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
         module = build_layer(model.layers[index], 0, index, dtype).to(device)
-        run = LayerRun(trace_layer(model, module, index, x, target), module, index, x, target)
-        return run.costs(partial(_now, x.device), rounds, WARMUPS), run.output
+        run = LayerRun(trace_layer(model, module, index, x, target, engine), module, index, x, target)
+        return run.costs(partial(_now, x.device), rounds, WARMUPS), run
 
     with _threads(threads):
-        layers = distinct_layers(model, x, target, measured, "measured", on_progress)
+        layers = profiled_layers(model, x, target, measured, "measured", on_progress, engine)
     return model_document(model, micro_batch_size, torch.device(device).type, layers)
 
 
@@ -86,6 +90,45 @@ def example_batch(
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
     x, target = data.batch(0, 0, 0, micro_batch_size)
     return x.to(dtype) if x.is_floating_point() else x, target
+
+
+EngineCosts = Callable[[Engine, int, Tensor, Tensor | None], tuple[dict[str, Any], LayerRun]]
+"""(engine, position, input, target of the last layer) -> (entry in model.json, what was run)."""
+
+
+def profiled_layers(
+    model: LayeredModel,
+    x: Tensor,
+    target: Tensor,
+    costs_of: EngineCosts,
+    how: str,
+    on_progress: Callable[[str], None] | None,
+    engine: Engine = "auto",
+) -> list[dict[str, Any]]:
+    """Every layer's entry in model.json, on its engine.
+
+    A stage with a layer that needs the eager engine runs on it as a whole. So where there is such a layer, all
+    layers' bytes are the larger of both engines', as any of them may share its stage.
+    """
+    eager: set[bool] = set()
+
+    def on(engine: Engine) -> LayerCosts:
+        def costs(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
+            found, run = costs_of(engine, index, x, target)
+            eager.add(isinstance(run.program, EagerProgram))
+            return found, run.output
+
+        return costs
+
+    layers = distinct_layers(model, x, target, on(engine), how, on_progress)
+    if len(eager) == 2:
+        others = distinct_layers(model, x, target, on("eager"), how, None)
+        layers = [_larger_bytes(layer, other) for layer, other in zip(layers, others, strict=True)]
+    return layers
+
+
+def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return layer | {key: max(value, other[key]) for key, value in layer.items() if key.endswith("_bytes")}
 
 
 LayerCosts = Callable[[int, Tensor, Tensor | None], tuple[dict[str, Any], Tensor]]

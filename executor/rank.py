@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
+from .engines import Engine
 from .interpreter import Interpreter
 from .memory import StorageTracker
 from .replica import Blueprint, StageReplica, reduce_groups
@@ -36,6 +37,7 @@ class Job:
     resume: bool
     self_check: bool
     return_state: bool
+    engine: Engine = "auto"
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -54,6 +56,14 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """What a rank wants the user to know about one of its stages, before training starts."""
+
+    stage: int
+    text: str
+
+
+@dataclass(frozen=True)
 class RankReport:
     """What a rank leaves at its end. `ops`: its last step."""
 
@@ -64,16 +74,19 @@ class RankReport:
     state: dict[str, Tensor] | None
 
 
-def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None]) -> RankReport:
-    """Runs all steps of one rank and reports each; raises what went wrong."""
+def run_rank(job: Job, transport: Transport, report: Callable[[StepReport | Notice], None]) -> RankReport:
+    """Runs all steps of one rank, reports each and what is notable before; raises what went wrong."""
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
-    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype)
+    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype, job.engine)
     rank, tracker = transport.rank, StorageTracker()
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = _build(job, blueprint, rank)
+        for replica in replicas.values():
+            if replica.notice is not None:
+                report(Notice(replica.stage, replica.notice))
         first = _resume(job, blueprint, replicas)
         interpreter = Interpreter(blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track)
         closing.callback(interpreter.close)

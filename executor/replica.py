@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..models import Dataset, LayeredModel, build_layer
 from ..planner.operations import holders
 from ..planner.plan import Kind, Plan
+from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
-from .program import StageProgram
 from .statistics import StatisticsExchange
+from .tracing import StageLayers
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
 
@@ -23,13 +24,19 @@ _SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
 
 @dataclass(frozen=True)
 class StageReplica:
-    """One rank's copy of a stage. `group` names the ranks it is reduced with (None: it is the only copy)."""
+    """One rank's copy of a stage.
+
+    Attributes:
+        group: names the ranks it is reduced with; None: it is the only copy.
+        notice: what the user should know about the engine it runs on.
+    """
 
     stage: int
-    program: StageProgram
+    program: AnyProgram
     weights: StageWeights
     statistics: StatisticsExchange | None
     group: str | None
+    notice: str | None = None
 
     @property
     def reduced(self) -> list[Tensor]:
@@ -54,6 +61,7 @@ class Blueprint:
     seed: int
     rate: float
     dtype: torch.dtype
+    engine: Engine = "auto"
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -82,29 +90,27 @@ class Blueprint:
         last = stage == len(self.plan.stages) - 1
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
             example, target = self._example(stage)
-            program = StageProgram.trace(
-                list(modules.values()),
-                list(ids),
-                example,
-                self.model.loss if last else None,
-                target if last else None,
-                needs_input_grad=stage > 0,
-                label=f"stage {stage}",
-            )
+            loss, differentiable = self.model.loss if last else None, stage > 0 and example.is_floating_point()
+            layers = StageLayers(tuple(modules.values()), tuple(ids), loss, differentiable, f"stage {stage}")
+            check_seed, limit = self.seed if self_check else None, self._stash_bytes(stage)
+            program, notice = build_program(layers, example, target if last else None, self.engine, check_seed, limit)
             if not program.can_remake and _remade(self.plan, rank, stage):
                 raise RunError(
                     f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "
                     "plan with --no-recompute"
                 )
-            if self_check:
-                program.self_check(list(modules.values()), example, target if last else None, self.seed)
         weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
         group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
         statistics = None
         if weights.buffers and (group is not None or not _in_order(self.plan, rank, stage)):
             total = self.plan.problem.workload.micro_batches
             statistics = StatisticsExchange(modules, weights.buffers, total, self.layer_names)
-        return StageReplica(stage, program, weights, statistics, group)
+        return StageReplica(stage, program, weights, statistics, group, notice)
+
+    def _stash_bytes(self, stage: int) -> int:
+        """What the plan counts for one stash of the stage."""
+        model = self.plan.problem.model
+        return sum(model.layers[model.index[name]].stash_bytes for name in self.plan.stages[stage])
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""

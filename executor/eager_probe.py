@@ -28,6 +28,7 @@ class Facts:
         groups, piece_bytes: as of a `StashLayout`.
         stash_bytes, weight_stash_bytes: hidden ones included.
         hidden_bytes: alive after F beside its output and the stash.
+        has_state: whether a second run on the same input gives something else because of the layers' Python state.
     """
 
     parameter_names: tuple[str, ...]
@@ -43,6 +44,7 @@ class Facts:
     saves_input: bool
     has_random: bool
     can_remake: bool
+    has_state: bool
     stash_bytes: int
     weight_stash_bytes: int
     hidden_bytes: int
@@ -66,7 +68,7 @@ def probe(layers: StageLayers, x: Tensor, target: Tensor | None) -> Facts:
     """
     try:
         with detect_fake_mode([x]) or nullcontext():
-            return _Probe(isolated(layers), x, target).facts()
+            return _Probe(layers, x, target).facts()
     except TraceError:
         raise
     except Exception as error:
@@ -76,7 +78,7 @@ def probe(layers: StageLayers, x: Tensor, target: Tensor | None) -> Facts:
 
 class _Probe:
     def __init__(self, layers: StageLayers, x: Tensor, target: Tensor | None) -> None:
-        self.layers = layers
+        self.layers, self.untouched = isolated(layers), isolated(layers)
         self.x, self.target = x, target
         own = named_parameters(layers.modules, layers.layer_ids)
         self.parameters = {name: tensor.detach() for name, tensor in own.items()}
@@ -98,6 +100,9 @@ class _Probe:
         reached, input_reached = leads_to(tape)
         gradient = torch.ones_like(output)
         weight_stash, gradients = self._halves(tape, tensors, gradient)
+        can_remake = self.is_fake or self._repeats(gradient, gradients)
+        self.layers = self.untouched
+        has_state = not can_remake and self._repeats(gradient, gradients)
         return Facts(
             parameter_names=tuple(self.parameters),
             buffer_names=tuple(self.buffers),
@@ -111,7 +116,8 @@ class _Probe:
             piece_bytes=sizes,
             saves_input=self.x.untyped_storage()._cdata in saved,
             has_random=self.has_random,
-            can_remake=self.is_fake or self._can_remake(gradient, gradients),
+            can_remake=can_remake,
+            has_state=has_state,
             stash_bytes=sum(sizes) + hidden,
             weight_stash_bytes=weight_stash + hidden,
             hidden_bytes=hidden,
@@ -149,7 +155,7 @@ class _Probe:
         run_weight(parts, entering, sums)
         return sum(sizes), sums | ({} if grad is None else {"input": grad})
 
-    def _can_remake(self, gradient: Tensor, expected: dict[str, Tensor]) -> bool:
+    def _repeats(self, gradient: Tensor, expected: dict[str, Tensor]) -> bool:
         """Whether the backward of an R gives what that of F gave."""
         _, tensors, tape = self._record(remake=True)
         tape.load(tensors, self.parameters)

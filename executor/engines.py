@@ -41,6 +41,7 @@ class AnyProgram(Protocol):
     saves_input: bool
     can_remake: bool
     has_random: bool
+    has_state: bool
 
     @property
     def stash_layout(self) -> StashLayout:
@@ -149,5 +150,8 @@ def warn(notice: str) -> None:
 
 
 def _reason(error: Exception, label: str) -> str:
-    """The error's line without the label it begins with."""
-    return str(error).removeprefix(label).lstrip(",: ")
+    """The error's line, about "it" instead of the label it begins with."""
+    text = str(error).removeprefix(label).lstrip(",: ")
+    if isinstance(error, ProgramMismatch):
+        return f"it differs from plain torch: {text}"
+    return f"it {text}" if text.startswith("cannot") else text

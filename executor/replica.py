@@ -99,6 +99,11 @@ class Blueprint:
                     f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "
                     "plan with --no-recompute"
                 )
+            if program.has_state and (len(holders(self.plan)[stage]) > 1 or not _in_order(self.plan, rank, stage)):
+                raise RunError(
+                    f"stage {stage}: its Python state changes what it computes, so one device must run its "
+                    "micro-batches in order"
+                )
         weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
         group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
         statistics = None

@@ -145,6 +145,7 @@ class Recording:
                 entered = _Enter.apply(x, token, arrived)  # type: ignore[no-untyped-call]
                 entry = get_gradient_edge(entered)
             output = layers.run(values, entered, target, enter)
+        self._aliases.clear()
         if x._version != version:
             raise ValueError(f"{layers.label}: its first layer changes its input in place")
         edges = {name: get_gradient_edge(leaves[name]) for name in self._parameters if name in self._trained}

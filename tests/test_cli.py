@@ -41,7 +41,7 @@ OPTIONS: dict[str, set[str]] = {
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
-        "--resume", "--json",
+        "--resume", "--json", "--engine",
     },
 }  # fmt: skip
 CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'

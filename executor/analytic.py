@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..models.protocol import Dataset, LayeredModel, LayerSpec
 from ..planner.errors import InputError
 from ..planner.presets import DeviceType
+from .engines import Engine
 from .layer_run import LayerRun, trace_layer
 from .precision import lower
-from .profile import distinct_layers, example_batch, model_document
+from .profile import example_batch, model_document, profiled_layers
 from .roofline import Roofline
 
 EFFICIENCY = 0.5
@@ -59,16 +60,16 @@ def analytic_profile(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, micro_batch_size, data, dtype))
 
-    def traced(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
+    def traced(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
         module = _imagined(model.layers[index], dtype, fake)
-        program = trace_layer(model, module, index, x, target, dtype)
+        program = trace_layer(model, module, index, x, target, dtype, engine, check=False)
         roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
         with fake, roofline:
             run = LayerRun(program, module, index, x, target)
             costs = run.costs(lambda: roofline.seconds, rounds=1, warmups=0)
-        return costs, run.output
+        return costs, run
 
-    layers = distinct_layers(model, x, target, traced, "traced", on_progress)
+    layers = profiled_layers(model, x, target, traced, "traced", on_progress)
     return model_document(model, micro_batch_size, device.name, layers, dtype)
 
 

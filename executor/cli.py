@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -51,6 +52,13 @@ Examples:
     "--dtype", type=click.Choice(DTYPES), help="Of the parameters. [default: float32; of a mixed plan bfloat16]"
 )
 @click.option(
+    "--engine",
+    type=click.Choice(("auto", "graph", "eager")),
+    default="auto",
+    show_default=True,
+    help="What runs the stages: graphs of them, or torch's autograd. auto: graphs where they are right.",
+)
+@click.option(
     "--transport",
     type=click.Choice(("processes", "threads")),
     default="processes",
@@ -91,7 +99,7 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
 
     chosen = None if dtype is None else getattr(torch, dtype)
     first_rank = os.environ.get("RANK", "0") == "0"
-    with _StepProgress(options["steps"], quiet=not first_rank) as progress:
+    with _StepProgress(options["steps"], quiet=not first_rank) as progress, _notices_as_lines(first_rank):
         result = _run(lambda: launch.execute(plan, dtype=chosen, on_step=progress, training=training, **options))
     if not first_rank:
         return
@@ -125,6 +133,27 @@ def _run(work: Any) -> RunResult:
 def _fail(reason: object) -> NoReturn:
     click.echo(f"contraflow: {reason}", err=True)
     stop(1)
+
+
+@contextmanager
+def _notices_as_lines(shown: bool = True) -> Iterator[None]:
+    """Notices about engines go to stderr, one line each; other warnings stay as they are."""
+    import warnings
+
+    from .engines import EngineNotice
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EngineNotice)
+        show = warnings.showwarning
+
+        def line(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if not issubclass(category, EngineNotice):
+                show(message, category, *rest, **named)
+            elif shown:
+                click.echo(f"contraflow: {message}", err=True)
+
+        warnings.showwarning = line
+        yield
 
 
 class _StepProgress:
@@ -370,6 +399,7 @@ def _profiled(
 
     from ..models import resolve
     from .errors import ExecutionError
+    from .selfcheck import ProgramMismatch
     from .tracing import TraceError
     from .validate import find_data
 
@@ -377,9 +407,9 @@ def _profiled(
     try:
         found = resolve(model)
         source = find_data(found, data)
-        with console.status(f"profiling {model}") as status:
+        with console.status(f"profiling {model}") as status, _notices_as_lines():
             return work(found, source, lambda text: status.update(f"profiling {model}: {text}"))
-    except TraceError as error:
+    except (TraceError, ProgramMismatch) as error:
         raise InputError(str(error)) from None
     except ExecutionError as error:
         _fail(error)

@@ -17,9 +17,10 @@ from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
 from ..planner.run_trace import RunTrace
 from ..planner.run_trace_file import save_trace
+from .engines import ENGINES, Engine, warn
 from .errors import RunError
 from .precision import run_dtype
-from .rank import Job, RankReport, StepReport, run_rank
+from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .replica import reduce_groups
 from .trace import trace_of
 from .training import Training
@@ -90,6 +91,7 @@ def execute(
     return_state: bool = False,
     timeout_s: float = TIMEOUT_S,
     training: Training | None = None,
+    engine: Engine = "auto",
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -106,6 +108,8 @@ def execute(
         self_check: compare every stage program with plain torch first.
         timeout_s: how long a rank may go without progress within a step before the run ends.
         training: optimizer options, schedule, clipping, loss scaling, evaluation; default: `Training()`.
+        engine: "graph" or "eager" for all stages, or "auto": the graph of a stage, or where there can be no right
+            one, torch's eager autograd, with an EngineNotice as a warning.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
@@ -115,7 +119,9 @@ def execute(
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
     if not 0 < timeout_s < math.inf:
         raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
-    job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training)
+    job = prepare(
+        plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine
+    )
     job = replace(job, timeout_s=timeout_s)
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
@@ -138,9 +144,12 @@ def prepare(
     self_check: bool = True,
     return_state: bool = False,
     training: Training | None = None,
+    engine: Engine = "auto",
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
     require_executable(plan)
+    if engine not in ENGINES:
+        raise RunError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     if steps < 1:
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:
@@ -157,7 +166,7 @@ def prepare(
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, TRACKED_STEPS,
-        folder, resume, self_check, return_state,
+        folder, resume, self_check, return_state, engine=engine,
     )  # fmt: skip
 
 
@@ -188,14 +197,20 @@ class Collector:
         self._ranks = ranks
         self._on_step = on_step
         self._pending: dict[int, list[StepReport]] = {}
+        self._noticed: set[int] = set()
         self.losses: list[float] = []
         self.times: list[float] = []
         self.norms: list[float] = []
         self.scales: list[float] = []
         self.evaluations: dict[int, float] = {}
 
-    def add(self, report: StepReport) -> None:
-        """One rank's report of one step."""
+    def add(self, report: StepReport | Notice) -> None:
+        """One rank's report of one step, or its notice, which the user gets as a warning once a stage."""
+        if isinstance(report, Notice):
+            if report.stage not in self._noticed:
+                self._noticed.add(report.stage)
+                warn(report.text)
+            return
         reports = self._pending.setdefault(report.step, [])
         reports.append(report)
         if len(reports) < self._ranks:
@@ -252,7 +267,7 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
     ranks = len(job.plan.orders)
     hub = Hub(ranks, {"all": range(ranks), **reduce_groups(job.plan)})
     board, watcher = Board(bytearray(Board.size(ranks))), Watcher(job.plan, job.timeout_s)
-    inbox: queue.Queue[StepReport | RankReport | BaseException] = queue.Queue()
+    inbox: queue.Queue[StepReport | Notice | RankReport | BaseException] = queue.Queue()
 
     def work(rank: int) -> None:
         try:
@@ -276,7 +291,7 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
                     continue
                 failed = next((f for f in failures if not isinstance(f, Aborted)), None)
                 raise failed or ExecutionError(hang.text) from None
-            if isinstance(message, StepReport):
+            if isinstance(message, (StepReport, Notice)):
                 collected.add(message)
             elif isinstance(message, RankReport):
                 finished[message.rank] = message

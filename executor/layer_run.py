@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from ..models.protocol import LayeredModel
 from .companions import Pace, alone
+from .engines import AnyProgram, Engine, build_program, warn
 from .memory import StorageTracker, unique_bytes
 from .precision import half_of, wide
-from .program import StageProgram, named_buffers, named_parameters
+from .program import named_buffers, named_parameters
+from .tracing import StageLayers
 
 Clock = Callable[[], float]
 """Seconds since some start."""
@@ -37,11 +39,27 @@ class _Bytes:
 
 
 def trace_layer(
-    model: LayeredModel, module: nn.Module, index: int, x: Tensor, target: Tensor | None, dtype: torch.dtype
-) -> StageProgram:
-    """The program of layer `index` in this dtype, with the model's loss if there is a target. Raises TraceError."""
-    loss, label = None if target is None else model.loss, f"layer {model.layers[index].name}"
-    return StageProgram.trace([module], [index], x, loss, target, label=label, half=half_of(dtype))
+    model: LayeredModel,
+    module: nn.Module,
+    index: int,
+    x: Tensor,
+    target: Tensor | None,
+    dtype: torch.dtype,
+    engine: Engine = "auto",
+    check: bool = True,
+) -> AnyProgram:
+    """The program of layer `index` in this dtype, with the model's loss if there is a target, on a stage's engine.
+
+    `check` compares it with plain torch, on real tensors. Raises TraceError or ProgramMismatch; an EngineNotice is a
+    warning.
+    """
+    loss = None if target is None else model.loss
+    needs_input_grad, label = x.is_floating_point() and index != 0, f"layer {model.layers[index].name}"
+    layers = StageLayers((module,), (index,), loss, needs_input_grad, label, half_of(dtype))
+    program, notice = build_program(layers, x, target, engine, 0 if check else None)
+    if notice is not None:
+        warn(notice)
+    return program
 
 
 class LayerRun:
@@ -51,7 +69,7 @@ class LayerRun:
         output: of the layer, or its loss.
     """
 
-    def __init__(self, program: StageProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None) -> None:
+    def __init__(self, program: AnyProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None) -> None:
         self.program = program
         self.parameters = {name: tensor.detach() for name, tensor in named_parameters([module], [index]).items()}
         self.buffers = named_buffers([module], [index])
@@ -141,10 +159,11 @@ class LayerRun:
         with StorageTracker(external) as tracker:
             output, stash = self._forward()
             forward_peak = tracker.peak_bytes
-            stashed = _bytes_beyond(buffers, stash.tensors)
-            own = _bytes_beyond([*buffers, *given], stash.tensors)
+            named = _bytes_beyond([*buffers, *given], stash.tensors)
+            borrowed = _bytes_beyond(buffers, stash.tensors) - named
             output_bytes = 0 if self.target is not None else output.untyped_storage().nbytes()
             del output
+            own = tracker.current_bytes  # with what custom functions keep outside the stash
             tracker.reset_peak()
             program.backward(stash, self.parameters, self.grad_output, self.sums)
             backward_peak = tracker.peak_bytes
@@ -159,12 +178,12 @@ class LayerRun:
             tracker.reset_peak()
             weight_stash = program.backward_input(stash, self.parameters, self.grad_output)[1]
             input_peak = tracker.peak_bytes
-            held, own_held = weight_stash.nbytes, _bytes_beyond(given, weight_stash.tensors)
+            held, own_held = weight_stash.nbytes, _bytes_beyond(given, weight_stash.tensors) + own - named
             tracker.reset_peak()
             program.backward_weight(weight_stash, self.sums)
             weight_peak = tracker.peak_bytes + held - own_held
         return _Bytes(
-            stashed, stashed - own, output_bytes, held,
+            own + borrowed, borrowed, output_bytes, held,
             forward_peak, forward_only_peak, remake_peak, backward_peak, input_peak, weight_peak,
         )  # fmt: skip
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides and type of a tensor in a stash: what a receiver must allocate."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass
@@ -17,10 +27,12 @@ class Stash:
         tensors: activations, and where the backward reads them the stage's input, target and buffers;
             never parameters. In the order of `StageProgram.stash_specs`.
         nbytes: bytes of their storages, each once, buffers excluded.
+        tape: what an eager program keeps in this process beside the tensors.
     """
 
     tensors: list[Tensor]
     nbytes: int
+    tape: object = None
 
 
 class View(NamedTuple):
@@ -39,6 +51,7 @@ class PackedStash:
 
     members: tuple[View | Tensor, ...]
     nbytes: int
+    tape: object = None
 
     def unpack(self, pieces: list[Tensor]) -> Stash:
         """The stash on these pieces, which are not copied."""
@@ -51,7 +64,7 @@ class PackedStash:
             )
             for member in self.members
         ]
-        return Stash(tensors, self.nbytes)
+        return Stash(tensors, self.nbytes, self.tape)
 
 
 @dataclass(frozen=True)
@@ -98,4 +111,26 @@ class StashLayout:
                 members[place] = View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
             pieces.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         stash.tensors.clear()
-        return pieces, PackedStash(tuple(members), stash.nbytes)
+        return pieces, PackedStash(tuple(members), stash.nbytes, stash.tape)
+
+
+def pieces(
+    tensors: Sequence[Tensor], staying: Collection[int], given: Sequence[Tensor]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """(for every storage, the places of its tensors; its bytes). Of the given ones, which may be part of something
+    larger, their own bytes; storages that stay belong to no piece."""
+    own = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in given}
+    groups: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    for place, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in staying:
+            groups.setdefault(key, []).append(place)
+            sizes[key] = min(storage.nbytes(), own.get(key, storage.nbytes()))
+    return tuple(map(tuple, groups.values())), tuple(sizes.values())
+
+
+def spec(tensor: Tensor) -> TensorSpec:
+    """What a receiver of the tensor must allocate."""
+    return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)

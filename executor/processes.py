@@ -19,7 +19,7 @@ import torch.multiprocessing as multiprocessing
 from .allocator import keep_freed_memory
 from .children import Children, Failure, die_with, ended_by_sigterm
 from .errors import ExecutionError, RunError
-from .rank import Job, RankReport, StepReport, run_rank
+from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .transport import BACKSTOP_S, GlooTransport
 from .watch import Board, Watcher, lost_another
 
@@ -72,7 +72,7 @@ def _child(rank: int, outbox: Connection, memory: Any, job: Job, folder: str, th
         os._exit(1)
 
 
-def _run(job: Job, report: Callable[[StepReport], None], board: Board) -> RankReport:
+def _run(job: Job, report: Callable[[StepReport | Notice], None], board: Board) -> RankReport:
     keep_freed_memory()
     transport = GlooTransport(job.groups)
     result = run_rank(job, transport, report, board)
@@ -97,10 +97,10 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
     with Watchdog(Watcher(job.plan, job.timeout_s), board, rank):
         dist.init_process_group("gloo", timeout=timedelta(seconds=BACKSTOP_S))
         try:
-            steps: list[StepReport] = []
-            mine = _run(job, steps.append, board)
+            told: list[StepReport | Notice] = []
+            mine = _run(job, told.append, board)
             gathered: list[Any] = [None] * world
-            dist.all_gather_object(gathered, (mine, steps))
+            dist.all_gather_object(gathered, (mine, told))
         except RunError:
             raise
         except Exception as error:
@@ -109,7 +109,10 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
             raise ExecutionError(failure.text) from error
         finally:
             dist.destroy_process_group()
-    for reports in zip(*(steps for _, steps in gathered), strict=True):
+    for notice in (report for _, told in gathered for report in told if isinstance(report, Notice)):
+        collected.add(notice)
+    steps = [[report for report in told if isinstance(report, StepReport)] for _, told in gathered]
+    for reports in zip(*steps, strict=True):
         for report in reports:
             collected.add(report)
     return [report for report, _ in gathered]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from ..models.data import load
 from ..models.protocol import Dataset, LayeredModel
 from .companions import Pace, alone, companions
+from .eager import EagerProgram
+from .engines import Engine
 from .layer_run import LayerRun, trace_layer
 from .precision import build_lowered
 from .ties import tied_bytes
@@ -37,6 +39,7 @@ def profile_model(
     data: Dataset | None = None,
     dtype: torch.dtype = torch.float32,
     load: int = 1,
+    engine: Engine = "auto",
 ) -> dict[str, Any]:
     """Time every layer's forward and backward halves and count its bytes: a "contraflow/model" document.
 
@@ -55,13 +58,14 @@ def profile_model(
         dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
         load: so many processes, this one included, run the same layer at the same time, as they will when they
             train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
+        engine: what runs the layers, as for `execute`.
 
     Raises:
         ValueError: no data, or a micro-batch size below 1.
-        TraceError: a layer cannot be traced.
+        TraceError, ProgramMismatch: no engine, or not the one asked for, can run a layer.
         RunError: a load above 1, and the model or its data cannot be sent to other processes.
     """
-    arguments = (model, micro_batch_size, device, threads, rounds, data, dtype)
+    arguments = (model, micro_batch_size, device, threads, rounds, data, dtype, engine)
     with companions(load - 1, partial(_profile, *arguments)) as pace:
         return _profile(*arguments, pace, on_progress)
 
@@ -74,6 +78,7 @@ def _profile(
     rounds: int,
     data: Dataset | None,
     dtype: torch.dtype,
+    engine: Engine,
     pace: Pace = alone,
     on_progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -81,13 +86,13 @@ def _profile(
     x, target = example_batch(model, micro_batch_size, data, dtype)
     x, target = x.to(device), target.to(device)
 
-    def measured(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
+    def measured(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
         module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
-        run = LayerRun(trace_layer(model, module, index, x, target, dtype), module, index, x, target)
-        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace), run.output
+        run = LayerRun(trace_layer(model, module, index, x, target, dtype, engine), module, index, x, target)
+        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace), run
 
     with _threads(threads):
-        layers = distinct_layers(model, x, target, measured, "measured", on_progress)
+        layers = profiled_layers(model, x, target, measured, "measured", on_progress, engine)
     return model_document(model, micro_batch_size, torch.device(device).type, layers, dtype)
 
 
@@ -106,6 +111,45 @@ def example_batch(
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
     x, target = data.batch(0, 0, 0, micro_batch_size)
     return x.to(dtype) if x.is_floating_point() else x, target
+
+
+EngineCosts = Callable[[Engine, int, Tensor, Tensor | None], tuple[dict[str, Any], LayerRun]]
+"""(engine, position, input, target of the last layer) -> (entry in model.json, what was run)."""
+
+
+def profiled_layers(
+    model: LayeredModel,
+    x: Tensor,
+    target: Tensor,
+    costs_of: EngineCosts,
+    how: str,
+    on_progress: Callable[[str], None] | None,
+    engine: Engine = "auto",
+) -> list[dict[str, Any]]:
+    """Every layer's entry in model.json, on its engine.
+
+    A stage with a layer that needs the eager engine runs on it as a whole. So where there is such a layer, all
+    layers' bytes are the larger of both engines', as any of them may share its stage.
+    """
+    eager: set[bool] = set()
+
+    def on(engine: Engine) -> LayerCosts:
+        def costs(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
+            found, run = costs_of(engine, index, x, target)
+            eager.add(isinstance(run.program, EagerProgram))
+            return found, run.output
+
+        return costs
+
+    layers = distinct_layers(model, x, target, on(engine), how, on_progress)
+    if len(eager) == 2:
+        others = distinct_layers(model, x, target, on("eager"), how, None)
+        layers = [_larger_bytes(layer, other) for layer, other in zip(layers, others, strict=True)]
+    return layers
+
+
+def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return layer | {key: max(value, other[key]) for key, value in layer.items() if key.endswith("_bytes")}
 
 
 LayerCosts = Callable[[int, Tensor, Tensor | None], tuple[dict[str, Any], Tensor]]

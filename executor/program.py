@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
 
 from ..models.protocol import Loss
-from .packing import Stash, StashLayout
+from .packing import Stash, StashLayout, TensorSpec, pieces, spec
 from .random_state import layer_seed, own_random_state, reseed
 from .selfcheck import ProgramMismatch, check_program
 from .split import GraphPart, Split, split, storages
@@ -34,15 +35,6 @@ __all__ = [
     "named_buffers",
     "named_parameters",
 ]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape, strides and type of a tensor in a stash: what a receiver must allocate."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass
@@ -76,6 +68,7 @@ class StageProgram:
         saves_input: whether the stash holds the stage's input.
         can_remake: whether `remake` can run: no buffer that F changes decides what the stash holds.
         has_random: whether a layer draws random numbers; `forward` then holds a process-wide lock.
+        has_state: whether what it computes depends on how often it ran before, buffers apart.
     """
 
     def __init__(self, layers: StageLayers, joint: JointGraph) -> None:
@@ -88,7 +81,7 @@ class StageProgram:
         self.buffer_names = tuple(joint.buffers)
         self.accumulator_names = parts.accumulated
         self.needs_input_grad = layers.needs_input_grad and joint.input_grad is not None
-        self.has_random = bool(parts.random_layers)
+        self.has_random, self.has_state = bool(parts.random_layers), False
         self.output_spec = _spec(joint.output, self.label)
         self._input_spec = _spec(joint.input, self.label)
         self._has_target = joint.target is not None
@@ -105,7 +98,7 @@ class StageProgram:
         label: str | None = None,
         half: torch.dtype | None = None,
     ) -> StageProgram:
-        """Trace a chain of layers, on fake tensors: nothing is computed.
+        """Trace a chain of layers, on fake tensors: nothing is computed, unless a layer is a fused recurrent one.
 
         Args:
             modules: the layers, on the device they shall run on, in training or evaluation mode.
@@ -124,7 +117,31 @@ class StageProgram:
             needs_input_grad = example_input.is_floating_point() and layer_ids[0] != 0
         label = label or f"stage of layers {', '.join(map(str, layer_ids))}"
         layers = StageLayers(tuple(modules), tuple(layer_ids), loss, needs_input_grad, label, half)
-        return StageProgram(layers, trace_joint(layers, example_input, example_target))
+        return StageProgram.of(layers, example_input, example_target)
+
+    @staticmethod
+    def of(layers: StageLayers, example_input: Tensor, example_target: Tensor | None) -> StageProgram:
+        """As `trace`, of layers that are described already."""
+        program = StageProgram(layers, trace_joint(layers, example_input, example_target))
+        if program._needs_grad_mode and detect_fake_mode([example_input]) is None:
+            program._measure(layers, example_input, example_target)
+        return program
+
+    def _measure(self, layers: StageLayers, x: Tensor, target: Tensor | None) -> None:
+        """Take bytes and shapes from a real run: fake kernels of fused recurrent layers know of no workspace."""
+        own = named_parameters(layers.modules, layers.layer_ids)
+        parameters = {name: tensor.detach() for name, tensor in own.items()}
+        kept = named_buffers(layers.modules, layers.layer_ids)
+        buffers = {name: tensor.detach().clone() for name, tensor in kept.items()}
+        staying = {tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *buffers.values())}
+        given = [x] if target is None else [x, target]
+        output, stash = self.forward(parameters, buffers, x, target)
+        groups, sizes = pieces(stash.tensors, staying, given)
+        self.stash_specs = tuple(map(spec, stash.tensors))
+        self.stash_layout = StashLayout(self.label, groups, sizes)
+        self.stash_bytes = sum(sizes)
+        weight_stash = self.backward_input(stash, parameters, torch.ones_like(output))[1]
+        self.weight_stash_bytes = sum(pieces(weight_stash.tensors, staying, given)[1])
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from ..models import Dataset, LayeredModel
 from ..planner.operations import holders
 from ..planner.plan import Plan
 from ..planner.run_trace import OpTrace
+from .engines import Engine
 from .evaluation import Evaluator
 from .interpreter import Interpreter
 from .memory import StorageTracker
@@ -44,6 +45,7 @@ class Job:
     self_check: bool
     return_state: bool
     timeout_s: float = TIMEOUT_S
+    engine: Engine = "auto"
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -70,6 +72,14 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """What a rank wants the user to know about one of its stages, before training starts."""
+
+    stage: int
+    text: str
+
+
+@dataclass(frozen=True)
 class RankReport:
     """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory)."""
 
@@ -84,18 +94,24 @@ class RankReport:
 
 
 def run_rank(
-    job: Job, transport: Transport, report: Callable[[StepReport], None], board: Board | None = None
+    job: Job, transport: Transport, report: Callable[[StepReport | Notice], None], board: Board | None = None
 ) -> RankReport:
-    """Runs all steps of one rank and reports each; raises what went wrong. On `board` it says what it is doing."""
+    """Runs all steps of one rank; reports each, and what is notable before. On `board` it says what it is doing.
+
+    Raises what went wrong.
+    """
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
-    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.training, job.dtype)
+    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine)
     rank, tracker = transport.rank, StorageTracker()
     observer = Observer(job.plan.orders[rank], board, rank, tracker)
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = build_replicas(job, blueprint, rank)
+        for replica in replicas.values():
+            if replica.notice is not None:
+                report(Notice(replica.stage, replica.notice))
         interpreter = Interpreter(
             blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..models import Dataset, LayeredModel
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
+from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
 from .packing import PackedStash
 from .precision import build_lowered, half_of, wide
-from .program import StageProgram
 from .statistics import StatisticsExchange
 from .ties import sharing, tie_group, tie_groups, ties_of
+from .tracing import StageLayers
 from .training import Training
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
@@ -37,10 +38,11 @@ class StageReplica:
         arrival: how a stash from another rank is put together here, where some arrive or leave for good.
         ties: numbers of the groups of tied parameters that it shares with other stages.
         evaluation: the forward in evaluation mode, if the run evaluates.
+        notice: what the user should know about the engine it runs on.
     """
 
     stage: int
-    program: StageProgram
+    program: AnyProgram
     weights: StageWeights
     statistics: StatisticsExchange | None
     group: str | None
@@ -49,7 +51,8 @@ class StageReplica:
     runs_forward: bool
     arrival: PackedStash | None
     ties: tuple[int, ...] = ()
-    evaluation: StageProgram | None = None
+    evaluation: AnyProgram | None = None
+    notice: str | None = None
 
     def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
         """The process group and the tensors of a REDUCE or TIE."""
@@ -107,6 +110,7 @@ class Blueprint:
     seed: int
     training: Training
     dtype: torch.dtype
+    engine: Engine = "auto"
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -139,23 +143,22 @@ class Blueprint:
         last = stage == len(self.plan.stages) - 1
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
             example, target = self._example(stage)
-            program = StageProgram.trace(
-                list(modules.values()),
-                list(ids),
-                example,
-                self.model.loss if last else None,
-                target if last else None,
-                needs_input_grad=stage > 0,
-                label=f"stage {stage}",
-                half=half_of(self.dtype),
+            loss, differentiable = self.model.loss if last else None, stage > 0 and example.is_floating_point()
+            layers = StageLayers(
+                tuple(modules.values()), tuple(ids), loss, differentiable, f"stage {stage}", half_of(self.dtype)
             )
+            check_seed, limit = self.seed if self_check else None, self._stash_bytes(stage)
+            program, notice = build_program(layers, example, target if last else None, self.engine, check_seed, limit)
             if not program.can_remake and _remade(self.plan, rank, stage):
                 raise RunError(
                     f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "
                     "plan with --no-recompute"
                 )
-            if self_check:
-                program.self_check(list(modules.values()), example, target if last else None, self.seed)
+            if program.has_state and not self._alone_in_order(rank, stage):
+                raise RunError(
+                    f"stage {stage}: its Python state changes what it computes, so one device must run its "
+                    "micro-batches in order"
+                )
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
         shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
@@ -168,12 +171,20 @@ class Blueprint:
         statistics = self._statistics(rank, stage, modules, weights)
         evaluation = None
         if self.training.evaluate_every and rank in forwards:
-            evaluation = self._evaluation(stage, modules, example, target, self_check)
+            evaluation = self._evaluation(layers, example, target if last else None, check_seed)
         return StageReplica(
             stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
             _statistics_group(self.plan, stage), owner, rank in forwards, arrival, ties_of(self.plan, stage),
-            evaluation,
+            evaluation, notice,
         )  # fmt: skip
+
+    def _alone_in_order(self, rank: int, stage: int) -> bool:
+        """Whether this rank runs all forwards of the stage, in the order of the micro-batches, and their backwards."""
+        return (
+            len(forward_devices(self.plan, stage)) == 1
+            and not _apart(self.plan, stage)
+            and _in_order(self.plan, rank, stage)
+        )
 
     def _statistics(
         self, rank: int, stage: int, modules: dict[int, nn.Module], weights: StageWeights
@@ -187,25 +198,18 @@ class Blueprint:
         return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
 
     def _evaluation(
-        self, stage: int, modules: dict[int, nn.Module], example: Tensor, target: Tensor, self_check: bool
-    ) -> StageProgram:
-        """The program in evaluation mode, without gradients; `modules` cannot be traced for training afterwards."""
-        last = stage == len(self.plan.stages) - 1
-        layers = [module.eval().requires_grad_(False) for module in modules.values()]
+        self, layers: StageLayers, example: Tensor, target: Tensor | None, check_seed: int | None
+    ) -> AnyProgram:
+        """The program in evaluation mode, without gradients; the layers cannot be traced for training afterwards."""
+        modules = tuple(module.eval().requires_grad_(False) for module in layers.modules)
+        held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
         with _SETUP_LOCK, _disable_current_modes():
-            program = StageProgram.trace(
-                layers,
-                list(modules),
-                example,
-                self.model.loss if last else None,
-                target if last else None,
-                needs_input_grad=False,
-                label=f"stage {stage}, evaluation",
-                half=half_of(self.dtype),
-            )
-            if self_check:
-                program.self_check(layers, example, target if last else None, self.seed)
-        return program
+            return build_program(held_out, example, target, self.engine, check_seed)[0]
+
+    def _stash_bytes(self, stage: int) -> int:
+        """What the plan counts for one stash of the stage."""
+        model = self.plan.problem.model
+        return sum(model.layers[model.index[name]].stash_bytes for name in self.plan.stages[stage])
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""
@@ -219,7 +223,7 @@ class Blueprint:
         return inputs, targets
 
 
-def _arrival(program: StageProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:
+def _arrival(program: AnyProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:
     """What one stash of the stage is beside its pieces, found by making one; its buffers are this rank's."""
     copies = {name: tensor.clone() for name, tensor in weights.buffers.items()}
     _, stash = program.forward(weights.parameters, copies, x, target)

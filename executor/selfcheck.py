@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,23 +12,33 @@ from .random_state import own_random_state, reseed
 from .tracing import StageLayers, named_buffers, named_parameters
 
 if TYPE_CHECKING:
-    from .program import StageProgram
+    from .engines import AnyProgram
 
 
 class ProgramMismatch(RuntimeError):
     """A stage program that does not compute what its layers compute in plain torch."""
 
 
-def check_program(program: StageProgram, layers: StageLayers, x: Tensor, target: Tensor | None, seed: int) -> None:
-    """Compare output, gradients and buffers of F, B, I, W and R with eager autograd.
+WAYS = ("", "split backward", "recomputed")
+"""F and B; F, I and W; F without a stash, R and B."""
+
+
+def check_program(
+    program: AnyProgram,
+    layers: StageLayers,
+    x: Tensor,
+    target: Tensor | None,
+    seed: int,
+    ways: Sequence[str] = WAYS,
+) -> None:
+    """Compare output, gradients and buffers of F, B, I, W and R, as far as they can run, with eager autograd.
 
     Raises:
         ProgramMismatch: names the stage, the first differing tensor and both numbers.
     """
     expected_output, grad_output, expected = _eager(layers, x, target, seed)
     parameters = {name: tensor.detach() for name, tensor in named_parameters(layers.modules, layers.layer_ids).items()}
-    ways = ["", "split backward", *(["recomputed"] if program.can_remake else [])]
-    for way in ways:
+    for way in (way for way in ways if way != "recomputed" or program.can_remake):
         own = named_buffers(layers.modules, layers.layer_ids)
         buffers = {name: tensor.detach().clone() for name, tensor in own.items()}
         sums = {name: torch.zeros_like(parameters[name]) for name in program.accumulator_names}
@@ -46,8 +56,8 @@ def check_program(program: StageProgram, layers: StageLayers, x: Tensor, target:
         got |= {} if grad is None else {"gradient of the input": grad}
         got |= {f"buffer {name}": tensor for name, tensor in buffers.items()}
         label = f"{program.label}, {way}" if way else program.label
-        _compare(label, {"output": expected_output}, {"output": output})
-        _compare(label, expected, got)
+        compare(label, {"output": expected_output}, {"output": output})
+        compare(label, expected, got)
 
 
 def _eager(
@@ -72,7 +82,7 @@ def _eager(
     return output.detach(), grad_output, expected
 
 
-def _compare(label: str, expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> None:
+def compare(label: str, expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> None:
     """Raise at the first tensor that differs by more than round-off.
 
     Kernels may add in another order (atomics on a GPU), so floats may differ by 10 eps^(3/4) of the tensor's

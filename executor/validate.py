@@ -8,13 +8,14 @@ from itertools import pairwise, zip_longest
 import torch
 from torch import Tensor, nn
 
-from ..models import Dataset, LayeredModel, UnknownModel, load, resolve
+from ..models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resolve
 from ..models.data import UnknownData
 from ..models.registry import names
 from ..planner.check import check
 from ..planner.plan import Kind, Plan
 from .errors import RunError
-from .precision import HALVES, lower, output_like
+from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
+from .random_state import own_random_state
 from .ties import match_ties
 from .weights import STATE_NAMES
 
@@ -119,14 +120,14 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
     first_of_stage = {stage[0] for stage in plan.stages}
     example = as_dtype(data.batch(0, 0, 0, plan.problem.model.micro_batch_size)[0], dtype).to("meta")
     shapes = []
-    for layer, spec in zip(planned, model.layers, strict=True):
+    for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
         with torch.device("meta"):
             module = spec.build()
         module = module.to("meta").train()
         _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))
-        example = _propagate(layer.name, lower(module, dtype), example, dtype)
+        example = _propagate(spec, index, lower(module, dtype), example, dtype)
     match_ties(plan, model, dtype)
     return tuple(shapes)
 
@@ -168,13 +169,29 @@ def _match_layer(
     raise RunError(f"layer {name!r}: the model has {max(right)} bytes of parameters, the plan {parameter_bytes}")
 
 
-def _propagate(name: str, module: nn.Module, example: Tensor, dtype: torch.dtype) -> Tensor:
+def _propagate(spec: LayerSpec, index: int, module: nn.Module, example: Tensor, dtype: torch.dtype) -> Tensor:
+    """The layer's output without memory; a layer that looks at numbers is built and run on some."""
     try:
         with torch.no_grad():
             output = output_like(module, example, dtype) if dtype in HALVES else module(example)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        output = _computed(spec, index, example, dtype)
+    if not isinstance(output, Tensor):
+        raise RunError(f"layer {spec.name!r} returns a {type(output).__name__}, not a tensor")
+    return output
+
+
+def _computed(spec: LayerSpec, index: int, example: Tensor, dtype: torch.dtype) -> object:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.zeros(example.shape, dtype=example.dtype)
+    if values.is_floating_point():
+        values = torch.randn(example.shape, dtype=example.dtype, generator=generator)
+    try:
+        with own_random_state(values.device), torch.no_grad(), autocasting(half_of(dtype), values.device):
+            output = build_lowered(spec, 0, index, dtype)[0](values)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RunError(f"layer {name!r} does not take its input of shape {tuple(example.shape)}: {reason}") from None
-    if not isinstance(output, Tensor):
-        raise RunError(f"layer {name!r} returns a {type(output).__name__}, not a tensor")
-    return output
+        raise RunError(
+            f"layer {spec.name!r} does not take its input of shape {tuple(values.shape)}: {reason}"
+        ) from None
+    return output.to("meta") if isinstance(output, Tensor) else output

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from . import bert, gpt, llama, mlp, resnet
+from . import bert, gpt, llama, lstm, mlp, resnet
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec, Tie
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
-    **bert.PRESETS, **gpt.PRESETS, **llama.PRESETS, **mlp.PRESETS, **resnet.PRESETS,
+    **bert.PRESETS, **gpt.PRESETS, **llama.PRESETS, **lstm.PRESETS, **mlp.PRESETS, **resnet.PRESETS,
 }  # fmt: skip
 
 

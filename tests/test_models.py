@@ -35,7 +35,7 @@ def test_gpt2_has_the_published_number_of_parameters(name: str, count: float) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-tiny", "gpt-tiny-dropout", "mlp-tiny", "mlp", "resnet-tiny", "bert-tiny", "llama-tiny"]
+    "name", ["gpt-tiny", "gpt-tiny-dropout", "mlp-tiny", "mlp", "resnet-tiny", "bert-tiny", "llama-tiny", "lstm-tiny"]
 )
 def test_every_model_computes_a_finite_loss_on_its_own_data(name: str) -> None:
     """A registry model is a chain Tensor -> Tensor whose loss is a scalar mean."""

@@ -94,16 +94,7 @@ class Blueprint:
             layers = StageLayers(tuple(modules.values()), tuple(ids), loss, differentiable, f"stage {stage}")
             check_seed, limit = self.seed if self_check else None, self._stash_bytes(stage)
             program, notice = build_program(layers, example, target if last else None, self.engine, check_seed, limit)
-            if not program.can_remake and _remade(self.plan, rank, stage):
-                raise RunError(
-                    f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "
-                    "plan with --no-recompute"
-                )
-            if program.has_state and (len(holders(self.plan)[stage]) > 1 or not _in_order(self.plan, rank, stage)):
-                raise RunError(
-                    f"stage {stage}: its Python state changes what it computes, so one device must run its "
-                    "micro-batches in order"
-                )
+        self._require_runnable(program, rank, stage)
         weights = StageWeights(modules, self.plan.problem.workload.optimizer, self.rate)
         group = f"stage{stage}" if len(holders(self.plan)[stage]) > 1 else None
         statistics = None
@@ -111,6 +102,24 @@ class Blueprint:
             total = self.plan.problem.workload.micro_batches
             statistics = StatisticsExchange(modules, weights.buffers, total, self.layer_names)
         return StageReplica(stage, program, weights, statistics, group, notice)
+
+    def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
+        """Raises RunError where the plan asks for what the stage cannot do."""
+        if not program.can_remake and _remade(self.plan, rank, stage):
+            raise RunError(
+                f"stage {stage}: its forward changes a buffer or a number that it reads, so it cannot be recomputed "
+                "(R): plan with --no-recompute"
+            )
+        if program.one_process and any(p.forward[stage] != p.backward[stage] for p in self.plan.pipelines):
+            raise RunError(
+                f"stage {stage}: on the eager engine its forward and backward run on one device: "
+                "plan with --no-separate-backward"
+            )
+        if program.has_state and (len(holders(self.plan)[stage]) > 1 or not _in_order(self.plan, rank, stage)):
+            raise RunError(
+                f"stage {stage}: its Python state changes what it computes, so one device must run its "
+                "micro-batches in order"
+            )
 
     def _stash_bytes(self, stage: int) -> int:
         """What the plan counts for one stash of the stage."""

@@ -91,7 +91,7 @@ class EagerProgram:
         self.accumulator_names = facts.reached
         self.needs_input_grad = facts.input_reached
         self.has_random, self.has_state, self.can_remake = facts.has_random, facts.has_state, facts.can_remake
-        self.saves_input = facts.saves_input
+        self.saves_input, self.one_process = facts.saves_input, True
         self.output_spec, self.stash_specs = facts.output_spec, facts.stash_specs
         self.stash_bytes, self.weight_stash_bytes = facts.stash_bytes, facts.weight_stash_bytes
         self.hidden_bytes = facts.hidden_bytes

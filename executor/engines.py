@@ -42,6 +42,7 @@ class AnyProgram(Protocol):
     can_remake: bool
     has_random: bool
     has_state: bool
+    one_process: bool
 
     @property
     def stash_layout(self) -> StashLayout:

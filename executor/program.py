@@ -68,6 +68,7 @@ class StageProgram:
         saves_input: whether the stash holds the stage's input.
         can_remake: whether `remake` can run: no buffer that F changes decides what the stash holds.
         has_random: whether a layer draws random numbers; `forward` then holds a process-wide lock.
+        one_process: whether B must run in the process of its F.
         has_state: whether what it computes depends on how often it ran before, buffers apart.
     """
 
@@ -82,6 +83,7 @@ class StageProgram:
         self.accumulator_names = parts.accumulated
         self.needs_input_grad = layers.needs_input_grad and joint.input_grad is not None
         self.has_random, self.has_state = bool(parts.random_layers), False
+        self.one_process = False
         self.output_spec = _spec(joint.output, self.label)
         self._input_spec = _spec(joint.input, self.label)
         self._has_target = joint.target is not None

@@ -149,16 +149,7 @@ class Blueprint:
             )
             check_seed, limit = self.seed if self_check else None, self._stash_bytes(stage)
             program, notice = build_program(layers, example, target if last else None, self.engine, check_seed, limit)
-            if not program.can_remake and _remade(self.plan, rank, stage):
-                raise RunError(
-                    f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "
-                    "plan with --no-recompute"
-                )
-            if program.has_state and not self._alone_in_order(rank, stage):
-                raise RunError(
-                    f"stage {stage}: its Python state changes what it computes, so one device must run its "
-                    "micro-batches in order"
-                )
+        self._require_runnable(program, rank, stage)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
         shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
@@ -205,6 +196,24 @@ class Blueprint:
         held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
         with _SETUP_LOCK, _disable_current_modes():
             return build_program(held_out, example, target, self.engine, check_seed)[0]
+
+    def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
+        """Raises RunError where the plan asks for what the stage cannot do."""
+        if not program.can_remake and _remade(self.plan, rank, stage):
+            raise RunError(
+                f"stage {stage}: its forward changes a buffer or a number that it reads, so it cannot be recomputed "
+                "(R): plan with --no-recompute"
+            )
+        if program.one_process and _apart(self.plan, stage):
+            raise RunError(
+                f"stage {stage}: on the eager engine its forward and backward run on one device: "
+                "plan with --no-separate-backward"
+            )
+        if program.has_state and not self._alone_in_order(rank, stage):
+            raise RunError(
+                f"stage {stage}: its Python state changes what it computes, so one device must run its "
+                "micro-batches in order"
+            )
 
     def _stash_bytes(self, stage: int) -> int:
         """What the plan counts for one stash of the stage."""

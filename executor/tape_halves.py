@@ -22,10 +22,10 @@ from torch.autograd.graph import GradientEdge, Node
 from .tape import Slot, Tape, accumulate
 
 _FUSED = ("Rnn", "CppFunction")
-"""In the names of nodes that compute all gradients in one kernel."""
+"""In the types of nodes that compute all gradients at once: recurrent kernels, scripted and C++ functions."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Branch:
     """A node whose W is still to come.
 
@@ -168,7 +168,7 @@ def _branch(
 
 def _computes_all(node: Node, leaves: Mapping[str, GradientEdge]) -> bool:
     """Whether the node computes its parameters' gradients with the input's, or in one more pass over it."""
-    if _is_python(node) or any(part in node.name() for part in _FUSED):
+    if _is_python(node) or any(part in type(node).__name__ for part in _FUSED):
         return True
     variables = [getattr(edge.node, "variable", None) for edge in leaves.values()]
     return all(isinstance(v, Tensor) and v.dim() <= 1 for v in variables)

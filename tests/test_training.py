@@ -137,7 +137,8 @@ def test_without_deferral_ranks_would_wait_for_each_other(monkeypatch: pytest.Mo
     """Agreeing at the first STEP of the list: its rank has not sent the gradient that the other waits for."""
 
     def in_place(order: tuple[Op, ...], waits: Waits) -> DeferredList:
-        return DeferredList(order, waits, next(k for k, op in enumerate(order) if op.kind is Kind.STEP))
+        first = next(k for k, op in enumerate(order) if op.kind is Kind.STEP)
+        return DeferredList(order, waits, first, tuple(range(len(order))))
 
     monkeypatch.setattr(interpreter, "deferred", in_place)
     monkeypatch.setattr(threads, "Hub", partial(threads.Hub, timeout_s=2))

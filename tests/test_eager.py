@@ -350,7 +350,7 @@ def test_an_unknown_engine_is_refused() -> None:
     """Before anything starts."""
     with pytest.raises(RunError, match="unknown engine 'steam'; known: auto, graph, eager"):
         execute(planned(BRANCHING), 1, BRANCHING.model, engine="steam")  # type: ignore[arg-type]
-    with pytest.raises(TraceError, match="stage 0 cannot be traced"):
+    with pytest.raises(TraceError, match=r"stage \d cannot be traced"):
         execute(planned(BRANCHING), 1, BRANCHING.model, transport="threads", engine="graph")
 
 

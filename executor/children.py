@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ExecutionError, RunError
-from .rank import RankReport, StepReport
+from .rank import Notice, RankReport, StepReport
 from .watch import NOWHERE, Board, Doing, Watcher
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Children:
         while len(finished) < len(self._processes):
             failures: list[Failure] = []
             for rank, message in self._receive(watcher):
-                if isinstance(message, StepReport):
+                if isinstance(message, (StepReport, Notice)):
                     collected.add(message)
                 elif isinstance(message, RankReport):
                     finished[rank] = message
@@ -129,7 +129,7 @@ class Children:
             except (EOFError, OSError):
                 self._processes[rank].join(_GRACE_S)
                 message = Failure(1, watcher.lost(rank, self._processes[rank].exitcode or 0, self._board.read(rank)))
-            if not isinstance(message, StepReport):
+            if not isinstance(message, (StepReport, Notice)):
                 inbox.close()  # that was its last word
             yield rank, message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -297,8 +298,8 @@ def test_a_run_ends_where_a_micro_batch_outgrows_its_plan(monkeypatch: pytest.Mo
     """The error names rank, stage, operation and micro-batch, too."""
     original = Blueprint.build
 
-    def tight(self: Blueprint, rank: int, stage: int, self_check: bool) -> StageReplica:
-        replica = original(self, rank, stage, self_check)
+    def tight(self: Blueprint, *rest: Any) -> StageReplica:
+        replica = original(self, *rest)
         assert isinstance(replica.program, EagerProgram)
         replica.program.stash_limit = 100
         return replica

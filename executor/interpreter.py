@@ -17,6 +17,7 @@ from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
 from .errors import Aborted, ExecutionError
+from .place import CPU, Place
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
@@ -33,6 +34,7 @@ class Interpreter:
         replicas: the stages this rank holds.
         waits: what the ops of its list wait for, beyond their inputs.
         track: told about every tensor that another thread of the rank allocates on its device.
+        place: where the rank computes.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Interpreter:
         waits: Waits,
         clock: Clock = time.perf_counter,
         track: Callable[[Tensor], None] = lambda _: None,
+        place: Place = CPU,
     ) -> None:
         self.blueprint = blueprint
         self.plan: Plan = blueprint.plan
@@ -51,13 +54,14 @@ class Interpreter:
         self._order = self.plan.orders[transport.rank]
         self._waits = waits
         self._clock = clock
+        self._place = place
         self._last = len(self.plan.stages) - 1
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
         self._scale = 1.0 / self.plan.problem.workload.micro_batches
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
         sizes = self._piece_bytes()
         self._widest = max(map(len, sizes.values()), default=0)
-        self._stashes = Stashes(transport, layouts, sizes, self._stash_tag, track, clock)
+        self._stashes = Stashes(transport, layouts, sizes, self._stash_tag, track, place)
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -96,7 +100,7 @@ class Interpreter:
                 replica.statistics.reset()
         self._stashes.reset()
         self.transport.barrier()
-        state = StepState(step, self._clock())
+        state = StepState(step, self._place.times(self._clock))
         for place, op in enumerate(self._order):
             try:
                 if op.kind in IN_LINE:
@@ -108,13 +112,15 @@ class Interpreter:
                 raise
             except Exception as error:
                 raise self._failure(step, op, error) from error
-        seconds = self._clock() - state.began_s
+        self._place.synchronize()
+        seconds = state.times.now()
         self._complete(state, tuple(state.leaving))
-        return StepRecord(seconds, state.losses, state.records)
+        state.times.resolve()
+        return StepRecord(seconds, self._place.read_losses(state.losses), state.records)
 
     def _run(self, state: StepState, place: int) -> None:
-        op, now = self._order[place], self._clock() - state.began_s
-        record = OpRecord(op, now, now)
+        op = self._order[place]
+        record = state.times.open(op)
         state.records.append(record)  # now as long as the list is up to `place`
         self._handlers[op.kind](state, op, record)
 
@@ -135,75 +141,76 @@ class Interpreter:
         seed = derive_seed(self.blueprint.seed, state.step, m)
         statistics = replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
-        self._begin(state, record)
+        state.times.begin(record)
         if remade:
             output = replica.program.forward_only(replica.weights.parameters, buffers, x, target, seed)
             state.inputs[stage, m] = x
         else:
             output, stash = replica.program.forward(replica.weights.parameters, buffers, x, target, seed)
             state.stashes[stage, m] = stash
-        self._end(state, record)
+        state.times.end(record)
         if statistics is not None:
             statistics.check_untouched()
         if stage == self._last:
-            state.losses[m] = output.item()
+            state.losses[m] = self._place.keep_loss(output)
         else:
             state.activations[stage, m] = output
 
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         if stage in (0, self._last):
             inputs, targets = self.blueprint.batch(state.step, m)
-        target = targets if stage == self._last else None
+        target = self._place.bring(targets) if stage == self._last else None
         if stage == 0:
-            return inputs, target
+            return self._place.bring(inputs), target
         return self._arrived(state, Kind.RECV_F, stage, m, state.activations, stage - 1), target
 
     def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
         replica = self.replicas[stage]
         x = state.inputs.pop((stage, m))
-        target = self.blueprint.batch(state.step, m)[1] if stage == self._last else None
+        target = self._place.bring(self.blueprint.batch(state.step, m)[1]) if stage == self._last else None
         seed = derive_seed(self.blueprint.seed, state.step, m)
-        self._begin(state, record)
+        state.times.begin(record)
         weights = replica.weights
         state.stashes[stage, m] = replica.program.remake(weights.parameters, weights.buffers, x, target, seed)
-        self._end(state, record)
+        state.times.end(record)
 
     def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
-        self._begin(state, record)
+        state.times.begin(record)
         result = replica.program.backward(stash, replica.weights.parameters, gradient, replica.weights.accumulators)
-        self._end(state, record)
+        state.times.end(record)
         self._hand_back(state, op, result)
 
     def _backward_input(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
-        self._begin(state, record)
+        state.times.begin(record)
         result, weight_stash = replica.program.backward_input(stash, replica.weights.parameters, gradient)
-        self._end(state, record)
+        state.times.end(record)
         state.weight_stashes[op.stage, op.micro_batch] = weight_stash
         self._hand_back(state, op, result)
 
     def _backward_weight(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
-        self._begin(state, record)
+        state.times.begin(record)
         weight_stash = state.weight_stashes.pop((op.stage, op.micro_batch))
         replica.program.backward_weight(weight_stash, replica.weights.accumulators)
-        self._end(state, record)
+        state.times.end(record)
 
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
-            return torch.tensor(self._scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
+            dtype = self.replicas[op.stage].program.output_spec.dtype
+            return torch.full((), self._scale, dtype=dtype, device=self._place.device)
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
     def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
         if op.stage > 0:
             if result is None:
-                result = self.blueprint.shapes[op.stage].empty().zero_()
+                result = self.blueprint.shapes[op.stage].empty(self._place.device).zero_()
             state.gradients[op.stage - 1, op.micro_batch] = result
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
@@ -211,17 +218,17 @@ class Interpreter:
         reduction = state.reductions.pop(op.stage, None)
         if reduction is not None:
             self._finish(state, reduction)
-        self._begin(state, record)
+        state.times.begin(record)
         replica.weights.step()
         if replica.statistics is not None:
             replica.statistics.apply()
-        self._end(state, record)
+        state.times.end(record)
 
     # ------------------------------------------------------------ messages
 
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
         shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
-        buffer = shape.empty()
+        buffer = shape.empty(self._place.device)
         handle = self.transport.post_receive(buffer, self._device(op), self._tag(op, op.peer, op.stage))
         state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
 
@@ -290,7 +297,7 @@ class Interpreter:
 
         def start() -> None:
             left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
-            self._stashes.fetch(state, op, record, [*listed, *left], torch.device("cpu"))
+            self._stashes.fetch(state, op, record, [*listed, *left])
 
         if gate < place:
             start()
@@ -303,7 +310,7 @@ class Interpreter:
 
     def _free(self, state: StepState, op: Op, record: OpRecord) -> None:
         self._finish(state, state.departed[op.stage, op.micro_batch])
-        self._end(state, record)
+        state.times.end(record)
 
     def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
         if self._home(op) != self.transport.rank:
@@ -324,14 +331,6 @@ class Interpreter:
         stages, micro_batches = len(self.plan.stages), self.plan.problem.workload.micro_batches
         return stages * stages * micro_batches + (op.stage * micro_batches + op.micro_batch) * self._widest + piece
 
-    # ------------------------------------------------------------ records
-
-    def _begin(self, state: StepState, record: OpRecord) -> None:
-        record.start_s = self._clock() - state.began_s
-
-    def _end(self, state: StepState, record: OpRecord) -> None:
-        record.end_s = self._clock() - state.began_s
-
     def _finish(self, state: StepState, transfer: Transfer | None) -> None:
         if transfer is not None:
-            transfer.finish(lambda: self._clock() - state.began_s)
+            transfer.finish(state.times.end)

@@ -14,6 +14,7 @@ import torch
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
 from .errors import RunError
+from .place import require_device
 from .rank import Job, RankReport, StepReport, run_rank
 from .replica import reduce_groups
 from .trace import RunTrace, save_trace
@@ -38,7 +39,8 @@ class RunResult:
         losses: mean over the micro-batches, one a step.
         step_s: median step time in seconds, the first step left out and the memory-tracked ones where there
             are others. step_times: all of them.
-        peak_bytes: measured per device, in the tracked steps.
+        peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
+            every rank's process, with its rounding and the libraries' workspaces; None on the CPU.
         forecast_step_s, forecast_peak_bytes: what the plan said.
         first_step: 0, or where the run resumed.
         state: final tensors by checkpoint key, if asked for.
@@ -54,6 +56,7 @@ class RunResult:
     first_step: int
     trace: RunTrace
     state: dict[str, Tensor] | None = field(default=None, repr=False)
+    allocated_bytes: tuple[int, ...] | None = None
 
 
 def execute(
@@ -72,6 +75,8 @@ def execute(
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
+    device: str = "cpu",
+    compiled: bool = False,
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -85,13 +90,17 @@ def execute(
         trace, checkpoint: where to write the last step's trace, and the state after the last step.
         resume: go on from the newest checkpoint there, made by any plan of the same model.
         self_check: compare every stage program with plain torch first.
+        device: "cpu", or "cuda": rank r of a machine on its device r, modulo how many it has (docs/cuda.md).
+        compiled: run the stage programs through torch's compiler where that is possible.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed.
     """
     if transport not in ("processes", "threads"):
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
-    job = prepare(plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state)
+    job = prepare(
+        plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, device, compiled
+    )
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
     result = collected.result(plan, run(job, collected, threads_per_process))
@@ -112,9 +121,12 @@ def prepare(
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
+    device: str = "cpu",
+    compiled: bool = False,
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
     require_executable(plan)
+    require_device(device)
     if steps < 1:
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:
@@ -129,7 +141,7 @@ def prepare(
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, rate, dtype, TRACKED_STEPS,
-        folder, resume, self_check, return_state,
+        folder, resume, self_check, return_state, device, compiled,
     )  # fmt: skip
 
 
@@ -185,6 +197,7 @@ class Collector:
         for report in reports:
             state |= report.state or {}
         times = self.times
+        allocated = [report.allocated_bytes for report in reports]
         return RunResult(
             tuple(self.losses),
             statistics.median(times[TRACKED_STEPS:] or times[1:] or times),
@@ -195,6 +208,7 @@ class Collector:
             reports[0].first_step,
             RunTrace.of(reports, times[-1], self.losses),
             state or None,
+            None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
         )
 
 

@@ -127,9 +127,9 @@ def _child(job: Job, rank: int, ranks: int, rendezvous: str, threads: int, inbox
         os._exit(1)
 
 
-def _run(job: Job, report: Callable[[StepReport], None]) -> RankReport:
+def _run(job: Job, report: Callable[[StepReport], None], local_rank: int | None = None) -> RankReport:
     transport = GlooTransport(job.groups)
-    result = run_rank(job, transport, report)
+    result = run_rank(job, transport, report, local_rank)
     transport.barrier()
     transport.close()
     return result
@@ -170,7 +170,7 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     try:
         steps: list[StepReport] = []
-        mine = _run(job, steps.append)
+        mine = _run(job, steps.append, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
         gathered: list[Any] = [None] * world
         dist.all_gather_object(gathered, (mine, steps))
     except RunError:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ..models import Dataset, LayeredModel
 from ..planner.plan import Plan
+from .carry import carried
 from .interpreter import Interpreter
 from .memory import StorageTracker
+from .place import Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
 from .step_state import OpRecord
 from .transport import Transport
@@ -36,6 +38,8 @@ class Job:
     resume: bool
     self_check: bool
     return_state: bool
+    device: str = "cpu"
+    compiled: bool = False
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -55,27 +59,47 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank leaves at its end. `ops`: its last step."""
+    """What a rank leaves at its end. `ops`: its last step.
+
+    `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
+    """
 
     rank: int
     first_step: int
     peak_bytes: int
     ops: list[OpRecord]
     state: dict[str, Tensor] | None
+    allocated_bytes: int | None = None
 
 
-def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None]) -> RankReport:
-    """Runs all steps of one rank and reports each; raises what went wrong."""
+def run_rank(
+    job: Job, wires: Transport, report: Callable[[StepReport], None], local_rank: int | None = None
+) -> RankReport:
+    """Runs all steps of one rank and reports each; raises what went wrong.
+
+    Args:
+        wires: between the hosts' memories.
+        local_rank: among the ranks of this machine (default: the machine has them all).
+    """
+    place = place_of(job.device, wires.rank if local_rank is None else local_rank)
+    with place.activate(), carried(job.plan, wires, place) as transport:
+        return _run(job, transport, place, report)
+
+
+def _run(job: Job, transport: Transport, place: Place, report: Callable[[StepReport], None]) -> RankReport:
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
-    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype)
-    rank, tracker = transport.rank, StorageTracker()
+    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype, place.device)
+    rank, tracker = transport.rank, StorageTracker(device=place.device)
+    place.start_measuring()
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = _build(job, blueprint, rank)
         first = _resume(job, blueprint, replicas)
-        interpreter = Interpreter(blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track)
+        interpreter = Interpreter(
+            blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, place=place
+        )
         closing.callback(interpreter.close)
         tracker.reset_peak()
         peak, ops = 0, []
@@ -86,14 +110,14 @@ def run_rank(job: Job, transport: Transport, report: Callable[[StepReport], None
             if step - first + 1 == job.tracked_steps:
                 peak = tracker.peak_bytes
                 tracking.close()
-        peak = peak or tracker.peak_bytes
+        peak, allocated = peak or tracker.peak_bytes, place.allocated_bytes()
     state = named_state(blueprint, replicas)
     if job.checkpoint is not None:
         from .checkpoint import save
 
         save(job.checkpoint, state, first + job.steps, job.plan, transport)
-    returned = {name: tensor.clone() for name, tensor in state.items()} if job.return_state else None
-    return RankReport(rank, first, peak, ops, returned)
+    returned = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if job.return_state else None
+    return RankReport(rank, first, peak, ops, returned, allocated)
 
 
 def _build(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:

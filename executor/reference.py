@@ -31,13 +31,14 @@ def train_reference(
     lr: float | None = None,
     dtype: torch.dtype = torch.float32,
     data: Dataset | str | None = None,
+    device: str = "cpu",
 ) -> ReferenceRun:
     """Trains on the micro-batches of every step in order, their gradients averaged; then one optimizer step.
 
     Parameters, data and random state are those that `execute` uses for the same seed.
     """
     source = find_data(model, data)
-    layers = [build_layer(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
+    layers = [build_layer(spec, seed, index, dtype).to(device) for index, spec in enumerate(model.layers)]
     parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     rate = DEFAULT_RATES[optimizer] if lr is None else lr
     stepper = make_optimizer(optimizer, parameters, rate, fused=False)
@@ -47,13 +48,13 @@ def train_reference(
         total = 0.0
         for m in range(micro_batches):
             inputs, targets = source.batch(seed, step, m, micro_batch_size)
-            x = as_dtype(inputs, dtype)
+            x = as_dtype(inputs, dtype).to(device)
             random = derive_seed(seed, step, m)
             for index, layer in enumerate(layers):
                 torch.manual_seed(layer_seed(random, index))
                 x = layer(x)
             torch.manual_seed(layer_seed(random, -1))
-            loss = model.loss(x, as_dtype(targets, dtype))
+            loss = model.loss(x, as_dtype(targets, dtype).to(device))
             (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         stepper.step()
@@ -64,6 +65,8 @@ def train_reference(
 def _state(model: LayeredModel, layers: list[nn.Module]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for spec, layer in zip(model.layers, layers, strict=True):
-        state |= {f"parameters/{spec.name}/{name}": p.detach().clone() for name, p in layer.named_parameters()}
-        state |= {f"buffers/{spec.name}/{name}": b.detach().clone() for name, b in layer.named_buffers()}
+        state |= {
+            f"parameters/{spec.name}/{name}": p.detach().to("cpu", copy=True) for name, p in layer.named_parameters()
+        }
+        state |= {f"buffers/{spec.name}/{name}": b.detach().to("cpu", copy=True) for name, b in layer.named_buffers()}
     return state

@@ -45,7 +45,7 @@ def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What every rank builds its stages from. `shapes`: every stage's input."""
+    """What every rank builds its stages from. `shapes`: every stage's input. `device`: where this rank computes."""
 
     plan: Plan
     model: LayeredModel
@@ -54,6 +54,7 @@ class Blueprint:
     seed: int
     rate: float
     dtype: torch.dtype
+    device: torch.device
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ class Blueprint:
         return range(first, first + len(self.plan.stages[stage]))
 
     def batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype."""
+        """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype."""
         size = self.plan.problem.model.micro_batch_size
         inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
         return as_dtype(inputs, self.dtype), as_dtype(targets, self.dtype)
@@ -78,7 +79,7 @@ class Blueprint:
         naming the stage.
         """
         ids = self.layer_ids(stage)
-        modules = {i: build_layer(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        modules = {i: build_layer(self.model.layers[i], self.seed, i, self.dtype).to(self.device) for i in ids}
         last = stage == len(self.plan.stages) - 1
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
             example, target = self._example(stage)
@@ -108,13 +109,13 @@ class Blueprint:
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""
-        inputs, targets = self.batch(0, 0)
+        inputs, targets = (tensor.to(self.device) for tensor in self.batch(0, 0))
         shape = self.shapes[stage]
         if stage > 0 and shape.dtype.is_floating_point:
             generator = torch.Generator().manual_seed(self.seed)
-            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator)
+            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator).to(self.device)
         elif stage > 0:
-            inputs = shape.empty().zero_()
+            inputs = shape.empty(self.device).zero_()
         return inputs, targets
 
 

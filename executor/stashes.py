@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..planner.plan import Kind, Op
-from .copies import CopyEngine, Lane, mark
+from .copies import moves_of
 from .packing import PackedStash, Stash, StashLayout
-from .step_state import FutureHandle, Key, OpRecord, StepState, Transfer
+from .place import Place
+from .step_state import Key, OpRecord, StepState, Transfer
 from .transport import Handle, Transport
 
-Clock = Callable[[], float]
 Tags = Callable[[Op, int], int]
 """(op, piece) -> a number for the message, the same at both ends."""
 
@@ -38,7 +38,7 @@ class Stashes:
     Args:
         layouts: of the stages the rank holds. piece_bytes: of all stages whose stashes are shipped.
         track: told about every tensor that another thread allocates on the device.
-        clock: as the interpreter's.
+        place: where the rank computes.
     """
 
     def __init__(
@@ -48,26 +48,23 @@ class Stashes:
         piece_bytes: Mapping[int, Sequence[int]],
         tags: Tags,
         track: Callable[[Tensor], None],
-        clock: Clock,
+        place: Place,
     ) -> None:
         self._transport = transport
         self._layouts = layouts
         self._piece_bytes = piece_bytes
         self._tags = tags
-        self._track = track
-        self._clock = clock
+        self._place = place
+        self._moves = moves_of(place, f"rank {transport.rank}", track, not transport.queues)
         self._away: dict[Key, _Away] = {}
-        self._out, self._in = CopyEngine(), CopyEngine()
-        self._lanes: dict[str | int, Lane] = {}
 
     def reset(self) -> None:
         """At the start of a step."""
         self._away.clear()
 
     def close(self) -> None:
-        """Ends the threads."""
-        for lane in self._lanes.values():
-            lane.close()
+        """Ends what is going on."""
+        self._moves.close()
 
     # ------------------------------------------------------------ host copies
 
@@ -76,37 +73,13 @@ class Stashes:
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
         away = self._away[key] = _Away(packed)
-        after = mark(pieces[0].device) if pieces else None
+        return self._moves.offload(pieces, away.pieces, state.times, record)
 
-        def copy() -> None:
-            record.start_s = self._clock() - state.began_s
-            pieces.reverse()
-            while pieces:
-                away.pieces.append(self._out.to_host(pieces[-1], after))
-                pieces.pop()
-            record.end_s = self._clock() - state.began_s
-
-        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None)
-
-    def fetch(
-        self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], device: torch.device
-    ) -> None:
-        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended, in the copy's thread."""
+    def fetch(self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer]) -> None:
+        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended."""
         key = (op.stage, op.micro_batch)
         away = self._away[key]
-
-        def copy() -> None:
-            for transfer in (*first, state.departed[key]):
-                transfer.finish(lambda: self._clock() - state.began_s)
-            record.start_s = self._clock() - state.began_s
-            for number, piece in enumerate(away.pieces):
-                target = torch.empty_like(piece, device=device)
-                self._track(target)
-                self._in.to_device(piece, target)
-                away.pieces[number] = target
-            record.end_s = self._clock() - state.began_s
-
-        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None)
+        away.back = self._moves.fetch(away.pieces, state.departed[key], first, state.times, record)
 
     # ------------------------------------------------------------ shipping
 
@@ -122,7 +95,8 @@ class Stashes:
 
     def receive(self, state: StepState, op: Op, record: OpRecord, home: int) -> None:
         """RECV_S: allocates the pieces and posts for them, on the visited device or at home again."""
-        pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
+        sizes = self._piece_bytes[op.stage]
+        pieces = [torch.empty(size, dtype=torch.uint8, device=self._place.device) for size in sizes]
         handles = [
             self._transport.post_receive(piece, op.peer, self._tags(op, number)) for number, piece in enumerate(pieces)
         ]
@@ -140,11 +114,11 @@ class Stashes:
         pieces, handles = arriving.tensors, list[Handle]()
 
         def forward() -> None:
-            arriving.finish(lambda: self._clock() - state.began_s)
+            arriving.finish(state.times.end)
             for number, piece in enumerate(pieces):
                 handles.append(self._transport.post_send(piece, op.peer, self._tags(op, number)))
 
-        posted = FutureHandle(self._lane(op.peer).put(forward))
+        posted = self._moves.later(op.peer, forward)
         return Transfer(pieces, [_Forwarded(posted, handles)], record)
 
     # ------------------------------------------------------------ both
@@ -156,21 +130,16 @@ class Stashes:
         if away is None:
             return state.stashes.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
-        away.back.finish(lambda: self._clock() - state.began_s)
+        away.back.finish(state.times.end)
         stash = away.packed.unpack(away.pieces)
         away.pieces.clear()
         return stash
-
-    def _lane(self, name: str | int) -> Lane:
-        if name not in self._lanes:
-            self._lanes[name] = Lane(f"rank {self._transport.rank} {name}")
-        return self._lanes[name]
 
 
 class _Forwarded:
     """Messages that another thread posts: complete when it has posted them and they have left."""
 
-    def __init__(self, posted: FutureHandle, handles: list[Handle]) -> None:
+    def __init__(self, posted: Handle, handles: list[Handle]) -> None:
         self._posted = posted
         self._handles = handles
 

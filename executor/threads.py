@@ -119,6 +119,8 @@ class _Collective:
 class ThreadTransport:
     """One thread's end of a `Hub` (see `Transport`)."""
 
+    queues = False
+
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank = rank
         self.world_size = hub.world_size

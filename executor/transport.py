@@ -32,6 +32,10 @@ class Transport(Protocol):
     rank: int
     world_size: int
 
+    @property
+    def queues(self) -> bool:
+        """Whether waiting is queued on the device and does not block the thread."""
+
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Handle:
         """Starts sending `tensor` to rank `peer`; never blocks."""
 
@@ -60,6 +64,8 @@ class GlooTransport:
         groups: ranks per group name; created here, in the same order on every rank. One group per use:
             collectives of different groups need no common order.
     """
+
+    queues = False
 
     def __init__(self, groups: Mapping[str, Sequence[int]], timeout_s: float = TIMEOUT_S) -> None:
         self.rank = dist.get_rank()

@@ -105,9 +105,9 @@ class TensorShape:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def empty(self) -> Tensor:
+    def empty(self, device: torch.device | str = "cpu") -> Tensor:
         """A new contiguous tensor."""
-        return torch.empty(self.shape, dtype=self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

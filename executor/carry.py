@@ -25,6 +25,7 @@ def carried(plan: Plan, wires: Transport, place: Place) -> Iterator[Transport]:
     transport = _for_cuda(plan, wires, place)
     try:
         yield transport
+        transport.barrier()  # what was sent has left
     finally:
         transport.close()
 

@@ -71,6 +71,14 @@ Examples:
     show_default=True,
     help="A gloo process per device, or all devices as threads of one process.",
 )
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="Where stages run. cuda: over NCCL where every rank has a GPU, else messages go through the host.",
+)
+@click.option("--compile", "compiled", is_flag=True, help="Run the stage programs through torch's compiler.")
 @click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the last step did, op by op.")
 @click.option(
     "--checkpoint",
@@ -158,12 +166,14 @@ class _StepProgress:
 
 
 def _summary(result: RunResult) -> dict[str, Any]:
+    allocated = {} if result.allocated_bytes is None else {"allocated_bytes": list(result.allocated_bytes)}
     return {
         "losses": list(result.losses),
         "step_s": result.step_s,
         "forecast_step_s": result.forecast_step_s,
         "peak_bytes": list(result.peak_bytes),
         "forecast_peak_bytes": list(result.forecast_peak_bytes),
+        **allocated,
     }
 
 

@@ -183,10 +183,11 @@ class QueuedMoves:
     ) -> tuple[list[Tensor], list[Transfer]]:
         """Memory for a fetch, and the transfers that still read some of it.
 
-        Memory of equal size that is leaving is taken over, so that only the fetch waits for it to have left. Where
-        that is not enough, the rank's own queue waits too.
+        Memory of equal size that is leaving is taken over, the last to leave first, so that only the fetch waits for
+        it to have left, and what leaves earlier is free earlier. Where that is not enough, the rank's own queue waits
+        too.
         """
-        leaving = [(transfer, piece) for transfer in first for piece in transfer.tensors if _is_alone(piece)]
+        leaving = [(transfer, piece) for transfer in reversed(first) for piece in transfer.tensors if _is_alone(piece)]
         targets: list[Tensor | None] = []
         lenders: list[Transfer] = []
         for piece in stored:

@@ -297,7 +297,7 @@ class Interpreter:
 
         def start() -> None:
             left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
-            self._stashes.fetch(state, op, record, [*listed, *left])
+            self._stashes.fetch(state, op, record, list(dict.fromkeys([*left, *listed])))
 
         if gate < place:
             start()

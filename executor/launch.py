@@ -127,6 +127,10 @@ def prepare(
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
     require_executable(plan)
     require_device(device)
+    if compiled:
+        from .compiled import require_compiler
+
+        require_compiler(device)
     if steps < 1:
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:

@@ -90,7 +90,7 @@ def _run(job: Job, transport: Transport, place: Place, report: Callable[[StepRep
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
-    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype, place.device)
+    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.rate, job.dtype, place.device, job.compiled)
     rank, tracker = transport.rank, StorageTracker(device=place.device)
     place.start_measuring()
     with ExitStack() as closing, ExitStack() as tracking:

@@ -55,6 +55,7 @@ class Blueprint:
     rate: float
     dtype: torch.dtype
     device: torch.device
+    compiled: bool = False
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -92,6 +93,10 @@ class Blueprint:
                 needs_input_grad=stage > 0,
                 label=f"stage {stage}",
             )
+            if self.compiled:
+                from .compiled import compile_program
+
+                compile_program(program)
             if not program.can_remake and _remade(self.plan, rank, stage):
                 raise RunError(
                     f"stage {stage}: its forward changes a buffer that it reads, so it cannot be recomputed (R): "

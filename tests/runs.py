@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -156,11 +156,13 @@ def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
 # ---------------------------------------------------------------- many cases in one set of processes
 
 
-def run_together(cases: Sequence[Case], folder: Path) -> list[RunResult]:
-    """Runs cases of equal device counts one after another in one set of gloo processes."""
+def run_together(
+    cases: Sequence[Case], folder: Path, rank: Callable[[int, int, Sequence[Job], str], None] | None = None
+) -> list[RunResult]:
+    """Runs cases of equal device counts one after another in one set of gloo processes, each of which calls `rank`."""
     ranks = cases[0].devices
     jobs = [prepare(planned(case), STEPS, dtype=case.dtype, self_check=False, return_state=True) for case in cases]
-    multiprocessing.spawn(_rank, (ranks, jobs, str(folder)), nprocs=ranks)
+    multiprocessing.spawn(rank or run_rank_of, (ranks, jobs, str(folder)), nprocs=ranks)
     parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
     results = []
     for index, case in enumerate(cases):
@@ -172,7 +174,8 @@ def run_together(cases: Sequence[Case], folder: Path) -> list[RunResult]:
     return results
 
 
-def _rank(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
+def run_rank_of(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
+    """One process of `run_together`."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)

@@ -40,8 +40,8 @@ OPTIONS: dict[str, set[str]] = {
         "--json",
     },
     "execute": {
-        "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
-        "--resume", "--json",
+        "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--device", "--compile",
+        "--trace", "--checkpoint", "--resume", "--json",
     },
 }  # fmt: skip
 CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'

@@ -22,6 +22,14 @@ from .split import GraphPart, Split, split, storages
 from .tracing import JointGraph, StageLayers, TraceError, named_buffers, named_parameters, trace_joint
 
 _Program = Callable[[list[Any]], tuple[Tensor, ...]]  # empties the list it is given
+_PARTS = {
+    "F": "_forward",
+    "F without a stash": "_forward_only",
+    "R": "_remake",
+    "B": "_backward",
+    "I": "_backward_input",
+    "W": "_backward_weight",
+}
 
 __all__ = [
     "ProgramMismatch",
@@ -259,12 +267,9 @@ class StageProgram:
 
     def replace_parts(self, make: Callable[[str, _Program], _Program]) -> None:
         """Runs `make(name, program)` instead of every program; before anything else uses this one."""
-        self._forward = make("F", self._forward)
-        self._forward_only = make("F without a stash", self._forward_only)
-        self._remake = None if self._remake is None else make("R", self._remake)
-        self._backward = make("B", self._backward)
-        self._backward_input = make("I", self._backward_input)
-        self._backward_weight = make("W", self._backward_weight)
+        for name, attribute in _PARTS.items():
+            part: _Program | None = getattr(self, attribute)
+            setattr(self, attribute, None if part is None else make(name, part))
 
     def _saved(self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor) -> list[Tensor]:
         if len(stash.tensors) != len(self._stashed):
@@ -308,13 +313,13 @@ class StageProgram:
         self._held_parameters = [i for i, node in enumerate(parts.held) if node in parameter_of]
         self._held_tensors = [i for i, node in enumerate(parts.held) if node not in parameter_of]
         self._needs_grad_mode = any("rnn" in str(node.target) for node in parts.forward.program.graph.nodes)
-        self._forward: _Program = _runnable(parts.forward)
-        self._forward_only: _Program = _runnable(parts.forward_only)
-        self._remake: _Program | None = None if parts.remake is None else _runnable(parts.remake)
+        self._forward = _runnable(parts.forward)
+        self._forward_only = _runnable(parts.forward_only)
+        self._remake = None if parts.remake is None else _runnable(parts.remake)
         self.can_remake = self._remake is not None
-        self._backward: _Program = _runnable(parts.backward)
-        self._backward_input: _Program = _runnable(parts.backward_input)
-        self._backward_weight: _Program = _runnable(parts.backward_weight)
+        self._backward = _runnable(parts.backward)
+        self._backward_input = _runnable(parts.backward_input)
+        self._backward_weight = _runnable(parts.backward_weight)
 
 
 def _runnable(part: GraphPart) -> _Program:

@@ -7,7 +7,6 @@ test_late_device.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,12 +33,11 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """No TF32 and no choice of algorithms by speed: see docs/cuda.md."""
     monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    yield
 
 
 def run(case: Case, transport: str) -> RunResult:

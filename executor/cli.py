@@ -65,6 +65,14 @@ Examples:
     show_default=True,
     help="A gloo process per device, or all devices as threads of one process.",
 )
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="Where stages run. cuda: over NCCL where every rank has a GPU, else messages go through the host.",
+)
+@click.option("--compile", "compiled", is_flag=True, help="Run the stage programs through torch's compiler.")
 @click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the steps did, op by op.")
 @click.option(
     "--checkpoint",
@@ -190,6 +198,8 @@ def _summary(result: RunResult) -> dict[str, Any]:
     more: dict[str, Any] = {"grad_norms": list(result.grad_norms)} if result.grad_norms else {}
     if result.evaluations:
         more["evaluations"] = {str(step): loss for step, loss in result.evaluations.items()}
+    if result.allocated_bytes is not None:
+        more["allocated_bytes"] = list(result.allocated_bytes)
     return {
         "losses": list(result.losses),
         **more,

@@ -106,6 +106,7 @@ def build_program(
     engine: Engine = "auto",
     check_seed: int | None = None,
     stash_limit: int = 0,
+    compiled: bool = False,
 ) -> tuple[AnyProgram, str | None]:
     """(the stage's program, a notice if "auto" came to the eager engine).
 
@@ -113,6 +114,7 @@ def build_program(
         x, target: an example of the micro-batch's shapes, to build and check with.
         check_seed: of the random layers in the self-check; None: no check.
         stash_limit: as of an `EagerProgram`.
+        compiled: whether graphs go through torch's compiler.
 
     Raises:
         TraceError, ProgramMismatch: the engine asked for, or both, cannot run the stage; the reasons.
@@ -125,7 +127,12 @@ def build_program(
         return program
 
     def graph() -> AnyProgram:
-        return StageProgram.of(isolated(layers), x, target)
+        program = StageProgram.of(isolated(layers), x, target)
+        if compiled:
+            from .compiled import compile_program
+
+            compile_program(program)
+        return program
 
     def eager() -> AnyProgram:
         return EagerProgram(layers, x, target, stash_limit)

@@ -12,6 +12,7 @@ from ..planner.plan import Kind, Op, Plan
 from ..planner.simulate import simulate
 from .errors import ExecutionError
 from .interpreter import Interpreter
+from .place import CPU, Place
 from .replica import Blueprint, StageReplica
 from .step_state import OpRecord, StepState
 from .training import Training
@@ -91,10 +92,12 @@ class Evaluator(Interpreter):
         blueprint: of the training; the plan and the seed are replaced.
     """
 
-    def __init__(self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica]) -> None:
+    def __init__(
+        self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica], place: Place = CPU
+    ) -> None:
         forward, listed = forward_plan(blueprint.plan)
         own = replace(blueprint, plan=forward, seed=evaluation_seed(blueprint.seed), training=Training())
-        super().__init__(own, transport, replicas, listed[transport.rank])
+        super().__init__(own, transport, replicas, listed[transport.rank], place=place)
         self._rounds = blueprint.training.evaluate_steps
 
     def run(self) -> dict[tuple[int, int], float]:
@@ -109,9 +112,9 @@ class Evaluator(Interpreter):
         self._begin(state, record)
         weights = replica.weights
         output = replica.evaluation.forward_only(weights.parameters, weights.buffers, x, target)
-        self._end(state, record)
+        state.times.end(record)
         if op.stage == self._last:
-            state.losses[m] = output.item()
+            state.losses[m] = self._place.keep_loss(output)
         else:
             state.activations[op.stage, m] = output
 

@@ -20,6 +20,7 @@ from .agreement import agree
 from .deferral import deferred
 from .errors import Aborted, ExecutionError
 from .observe import Observer
+from .place import CPU, Place
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
@@ -39,6 +40,7 @@ class Interpreter:
         waits: what the ops of its list wait for, beyond their inputs.
         track: told about every tensor that another thread of the rank allocates on its device.
         observer: told about every op and every wait.
+        place: where the rank computes.
     """
 
     def __init__(
@@ -50,12 +52,13 @@ class Interpreter:
         clock: Clock = time.perf_counter,
         track: Callable[[Tensor], None] = lambda _: None,
         observer: Observer | None = None,
+        place: Place = CPU,
     ) -> None:
         self.blueprint = blueprint
         self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
-        self.update = Update(self.plan, blueprint.training, transport, replicas)
+        self.update = Update(self.plan, blueprint.training, transport, replicas, place.device)
         self._order, self._waits = self.plan.orders[transport.rank], waits
         self._listed: Sequence[int] = range(len(self._order))
         self._agreement = -1
@@ -63,6 +66,7 @@ class Interpreter:
             self._order, self._waits, self._agreement, self._listed = deferred(self._order, waits)
         self._observer = Observer(self.plan.orders[transport.rank]) if observer is None else observer
         self._clock = clock
+        self._place = place
         self._last = len(self.plan.stages) - 1
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
         self._apart = {s for p in self.plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
@@ -70,7 +74,7 @@ class Interpreter:
         self._agreed = agree(transport, replicas)
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
         self._stashes = Stashes(
-            transport, layouts, self._agreed.piece_bytes, self._stash_tag, track, clock, self._finish
+            transport, layouts, self._agreed.piece_bytes, self._stash_tag, track, place, self._finish
         )
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
@@ -108,7 +112,7 @@ class Interpreter:
         self._observer.step(step)
         self.update.begin()
         self.transport.barrier()
-        state = StepState(step, self._clock())
+        state = StepState(step, self._place.times(self._clock))
         for place, op in enumerate(self._order):
             self._observer.begin(self._listed[place])
             try:
@@ -129,9 +133,12 @@ class Interpreter:
         self._complete(state, tuple(state.leaving))
         self._exchange_statistics()
         self._stashes.settle()
+        self._place.synchronize()
+        state.times.resolve()
         seconds = max((r.end_s for r in state.records), default=0.0)
         listed = sorted(range(len(self._order)), key=self._listed.__getitem__)
-        return StepRecord(seconds, state.losses, [state.records[place] for place in listed])
+        records = [state.records[place] for place in listed]
+        return StepRecord(seconds, self._place.read_losses(state.losses), records)
 
     def _agree(self, state: StepState) -> None:
         for reduction in state.reductions.values():
@@ -139,8 +146,8 @@ class Interpreter:
         self.update.agree()
 
     def _run(self, state: StepState, place: int) -> None:
-        op, now = self._order[place], self._clock() - state.began_s
-        record = OpRecord(op, now, now)
+        op = self._order[place]
+        record = state.times.open(op)
         state.records.append(record)  # now as long as the list is up to `place`
         self._handlers[op.kind](state, op, record)
 
@@ -168,20 +175,20 @@ class Interpreter:
         else:
             output, stash = replica.program.forward(replica.weights.parameters, buffers, x, target, seed)
             state.stashes[stage, m] = stash
-        self._end(state, record)
+        state.times.end(record)
         if statistics is not None:
             statistics.check_untouched()
         if stage == self._last:
-            state.losses[m] = output.item()
+            state.losses[m] = self._place.keep_loss(output)
         else:
             state.activations[stage, m] = output
 
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         if stage in (0, self._last):
             inputs, targets = self.blueprint.batch(state.step, m)
-        target = targets if stage == self._last else None
+        target = self._place.bring(targets) if stage == self._last else None
         if stage == 0:
-            return inputs, target
+            return self._place.bring(inputs), target
         return self._arrived(state, Kind.RECV_F, stage, m, state.activations, stage - 1), target
 
     def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
@@ -194,12 +201,12 @@ class Interpreter:
             self._finish(state, arriving)
             x = arriving.tensors.pop()
             del arriving
-        target = self.blueprint.batch(state.step, m)[1] if stage == self._last else None
+        target = self._place.bring(self.blueprint.batch(state.step, m)[1]) if stage == self._last else None
         seed = derive_seed(self.blueprint.seed, state.step, m)
         self._begin(state, record)
         weights = replica.weights
         state.stashes[stage, m] = replica.program.remake(weights.parameters, weights.buffers, x, target, seed)
-        self._end(state, record)
+        state.times.end(record)
 
     def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
@@ -207,7 +214,7 @@ class Interpreter:
         stash = self._stashes.take(state, op.stage, op.micro_batch)
         self._begin(state, record)
         result = replica.program.backward(stash, replica.weights.parameters, gradient, replica.weights.accumulators)
-        self._end(state, record)
+        state.times.end(record)
         self._hand_back(state, op, result)
 
     def _backward_input(self, state: StepState, op: Op, record: OpRecord) -> None:
@@ -216,7 +223,7 @@ class Interpreter:
         stash = self._stashes.take(state, op.stage, op.micro_batch)
         self._begin(state, record)
         result, weight_stash = replica.program.backward_input(stash, replica.weights.parameters, gradient)
-        self._end(state, record)
+        state.times.end(record)
         state.weight_stashes[op.stage, op.micro_batch] = weight_stash
         self._hand_back(state, op, result)
 
@@ -225,18 +232,19 @@ class Interpreter:
         self._begin(state, record)
         weight_stash = state.weight_stashes.pop((op.stage, op.micro_batch))
         replica.program.backward_weight(weight_stash, replica.weights.accumulators)
-        self._end(state, record)
+        state.times.end(record)
 
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
+            dtype = self.replicas[op.stage].program.output_spec.dtype
             scale = self._scale * self.update.scaler.scale
-            return torch.tensor(scale, dtype=self.replicas[op.stage].program.output_spec.dtype)
+            return torch.full((), scale, dtype=dtype, device=self._place.device)
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
     def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
         if op.stage > 0:
             if result is None:
-                result = self.blueprint.shapes[op.stage].empty().zero_()
+                result = self.blueprint.shapes[op.stage].empty(self._place.device).zero_()
             state.gradients[op.stage - 1, op.micro_batch] = result
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
@@ -247,7 +255,7 @@ class Interpreter:
         self.update.apply(replica, state.step)
         if replica.statistics is not None and op.stage not in self._apart:
             replica.statistics.apply()
-        self._end(state, record)
+        state.times.end(record)
 
     def _exchange_statistics(self) -> None:
         """At the end of a step: statistics of stages that some micro-batches run on two devices."""
@@ -263,7 +271,7 @@ class Interpreter:
 
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
         shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
-        buffer = shape.empty()
+        buffer = shape.empty(self._place.device)
         handle = self.transport.post_receive(buffer, self._device(op), self._tag(op, op.peer, op.stage))
         state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
 
@@ -335,15 +343,15 @@ class Interpreter:
         gate = self._waits.starts[place]
         home, back = self._devices(op)
         if home == back:
-            listed.append(state.departed[op.stage, op.micro_batch])
+            arrived = state.departed[op.stage, op.micro_batch]
         else:
             arrival = self.replicas[op.stage].arrival
             assert arrival is not None
-            listed.append(self._stashes.expect_host_copy(op, home, arrival))
+            arrived = self._stashes.expect_host_copy(op, home, arrival)
 
         def start() -> None:
             left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
-            self._stashes.fetch(state, op, record, [*listed, *left], torch.device("cpu"))
+            self._stashes.fetch(state, op, record, list(dict.fromkeys([*left, *listed])), arrived)
 
         if gate < place:
             start()
@@ -356,7 +364,7 @@ class Interpreter:
 
     def _free(self, state: StepState, op: Op, record: OpRecord) -> None:
         self._finish(state, state.departed[op.stage, op.micro_batch])
-        self._end(state, record)
+        state.times.end(record)
 
     def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
         home, _ = self._devices(op)
@@ -379,7 +387,7 @@ class Interpreter:
         if home == back:
             self._stashes.receive(state, op, record, home)
         elif policy == RECOMPUTE:
-            buffer = self.blueprint.shapes[op.stage].empty()
+            buffer = self.blueprint.shapes[op.stage].empty(self._place.device)
             handle = self.transport.post_receive(buffer, op.peer, self._stash_tag(op, 0))
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
         else:
@@ -413,13 +421,10 @@ class Interpreter:
 
     def _begin(self, state: StepState, record: OpRecord) -> None:
         self._observer.started()
-        record.start_s = self._clock() - state.began_s
-
-    def _end(self, state: StepState, record: OpRecord) -> None:
-        record.end_s = self._clock() - state.began_s
+        state.times.begin(record)
 
     def _finish(self, state: StepState, transfer: Transfer | None) -> None:
         if transfer is not None:
             self._observer.wait(transfer.op)
-            transfer.finish(lambda: self._clock() - state.began_s)
+            transfer.finish(state.times.end)
             self._observer.resume()

@@ -19,6 +19,7 @@ from ..planner.run_trace import RunTrace
 from ..planner.run_trace_file import save_trace
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
+from .place import require_device
 from .precision import run_dtype
 from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .replica import reduce_groups
@@ -49,7 +50,8 @@ class RunResult:
         losses: mean over the micro-batches, one a step.
         step_s: median step time in seconds, the first step left out and the memory-tracked ones where there
             are others. step_times: all of them.
-        peak_bytes: measured per device, in the tracked steps.
+        peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
+            every rank's process, with its rounding and the libraries' workspaces; None on the CPU.
         forecast_step_s, forecast_peak_bytes: what the plan said.
         first_step: 0, or where the run resumed.
         grad_norms: of the whole model before clipping, one a step where gradients are clipped or losses scaled
@@ -71,6 +73,7 @@ class RunResult:
     loss_scales: tuple[float, ...] = ()
     evaluations: dict[int, float] = field(default_factory=dict)
     state: dict[str, Tensor] | None = field(default=None, repr=False)
+    allocated_bytes: tuple[int, ...] | None = None
 
 
 def execute(
@@ -92,6 +95,8 @@ def execute(
     timeout_s: float = TIMEOUT_S,
     training: Training | None = None,
     engine: Engine = "auto",
+    device: str = "cpu",
+    compiled: bool = False,
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -110,6 +115,8 @@ def execute(
         training: optimizer options, schedule, clipping, loss scaling, evaluation; default: `Training()`.
         engine: "graph" or "eager" for all stages, or "auto": the graph of a stage, or where there can be no right
             one, torch's eager autograd, with an EngineNotice as a warning.
+        device: "cpu", or "cuda": rank r of a machine on its device r, modulo how many it has (docs/cuda.md).
+        compiled: run the stage programs through torch's compiler where that is possible.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
@@ -120,8 +127,9 @@ def execute(
     if not 0 < timeout_s < math.inf:
         raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
     job = prepare(
-        plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine
-    )
+        plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine,
+        device, compiled,
+    )  # fmt: skip
     job = replace(job, timeout_s=timeout_s)
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
@@ -145,11 +153,18 @@ def prepare(
     return_state: bool = False,
     training: Training | None = None,
     engine: Engine = "auto",
+    device: str = "cpu",
+    compiled: bool = False,
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
-    require_executable(plan)
+    require_executable(plan, device)
     if engine not in ENGINES:
         raise RunError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    require_device(device)
+    if compiled:
+        from .compiled import require_compiler
+
+        require_compiler(device)
     if steps < 1:
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:
@@ -166,7 +181,7 @@ def prepare(
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, TRACKED_STEPS,
-        folder, resume, self_check, return_state, engine=engine,
+        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled,
     )  # fmt: skip
 
 
@@ -237,6 +252,7 @@ class Collector:
         for report in reports:
             state |= report.state or {}
         times = self.times
+        allocated = [report.allocated_bytes for report in reports]
         return RunResult(
             tuple(self.losses),
             statistics.median(times[TRACKED_STEPS:] or times[1:] or times),
@@ -250,6 +266,7 @@ class Collector:
             tuple(self.scales),
             self.evaluations,
             state or None,
+            None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
         )
 
 

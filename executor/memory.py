@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -16,17 +17,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context manager that follows every storage that comes out of an operator on this thread.
 
     Storages that existed before are unknown to it until an operator returns them; pass those that must
-    never count (parameters, the caller's tensors) as `external`. Scratch memory that an operator allocates
-    and frees inside itself is not seen. Tensors may outlive the context, and other threads may `track` and release
-    them: both are counted.
+    never count (parameters, the caller's tensors) as `external`; with `device`, only storages there count. Scratch
+    memory that an operator allocates and frees inside itself is not seen. Tensors may outlive the context, and other
+    threads may `track` and release them: both are counted.
 
     Attributes:
         current_bytes: live bytes of the storages seen so far.
         peak_bytes: the most `current_bytes` has been since the start or the last `reset_peak`.
     """
 
-    def __init__(self, external: Iterable[Tensor] = ()) -> None:
+    def __init__(self, external: Iterable[Tensor] = (), device: torch.device | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
         self.current_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a release may come in the middle of anything, on this very thread
@@ -46,6 +48,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def track(self, tensor: Tensor) -> None:
         """Count a tensor's storage from now on, once, until it is freed."""
+        if self._device is not None and tensor.device != self._device:
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         with self._lock:

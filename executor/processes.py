@@ -72,10 +72,12 @@ def _child(rank: int, outbox: Connection, memory: Any, job: Job, folder: str, th
         os._exit(1)
 
 
-def _run(job: Job, report: Callable[[StepReport | Notice], None], board: Board) -> RankReport:
+def _run(
+    job: Job, report: Callable[[StepReport | Notice], None], board: Board, local_rank: int | None = None
+) -> RankReport:
     keep_freed_memory()
     transport = GlooTransport(job.groups)
-    result = run_rank(job, transport, report, board)
+    result = run_rank(job, transport, report, board, local_rank)
     transport.barrier()
     transport.close()
     return result
@@ -98,7 +100,7 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
         dist.init_process_group("gloo", timeout=timedelta(seconds=BACKSTOP_S))
         try:
             told: list[StepReport | Notice] = []
-            mine = _run(job, told.append, board)
+            mine = _run(job, told.append, board, int(os.environ.get("LOCAL_RANK", rank)))
             gathered: list[Any] = [None] * world
             dist.all_gather_object(gathered, (mine, told))
         except RunError:

@@ -23,6 +23,14 @@ from .split import GraphPart, Split, split, storages
 from .tracing import JointGraph, StageLayers, TraceError, named_buffers, named_parameters, trace_joint
 
 _Program = Callable[[list[Any]], tuple[Tensor, ...]]  # empties the list it is given
+_PARTS = {
+    "F": "_forward",
+    "F without a stash": "_forward_only",
+    "R": "_remake",
+    "B": "_backward",
+    "I": "_backward_input",
+    "W": "_backward_weight",
+}
 
 __all__ = [
     "ProgramMismatch",
@@ -273,6 +281,17 @@ class StageProgram:
         """
         layers = StageLayers(modules, self.layer_ids, self.loss, self.needs_input_grad, self.label, self.half)
         check_program(self, layers, x, target, seed)
+
+    @property
+    def needs_grad_mode(self) -> bool:
+        """Whether F runs operators that leave what their backward needs only where gradients are recorded."""
+        return self._needs_grad_mode
+
+    def replace_parts(self, make: Callable[[str, _Program], _Program]) -> None:
+        """Runs `make(name, program)` instead of every program; before anything else uses this one."""
+        for name, attribute in _PARTS.items():
+            part: _Program | None = getattr(self, attribute)
+            setattr(self, attribute, None if part is None else make(name, part))
 
     def _saved(self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor) -> list[Tensor]:
         if len(stash.tensors) != len(self._stashed):

@@ -13,11 +13,13 @@ from ..models import Dataset, LayeredModel
 from ..planner.operations import holders
 from ..planner.plan import Plan
 from ..planner.run_trace import OpTrace
+from .carry import carried
 from .engines import Engine
 from .evaluation import Evaluator
 from .interpreter import Interpreter
 from .memory import StorageTracker
 from .observe import Observer
+from .place import Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
 from .trace import StepSamples, environment
 from .training import LossScaler, Training
@@ -46,6 +48,8 @@ class Job:
     return_state: bool
     timeout_s: float = TIMEOUT_S
     engine: Engine = "auto"
+    device: str = "cpu"
+    compiled: bool = False
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -81,7 +85,10 @@ class Notice:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory)."""
+    """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory).
+
+    `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
+    """
 
     rank: int
     first_step: int
@@ -91,21 +98,40 @@ class RankReport:
     tracked_steps: tuple[int, ...]
     environment: dict[str, str | int]
     state: dict[str, Tensor] | None
+    allocated_bytes: int | None = None
 
 
 def run_rank(
-    job: Job, transport: Transport, report: Callable[[StepReport | Notice], None], board: Board | None = None
+    job: Job,
+    wires: Transport,
+    report: Callable[[StepReport | Notice], None],
+    board: Board | None = None,
+    local_rank: int | None = None,
 ) -> RankReport:
-    """Runs all steps of one rank; reports each, and what is notable before. On `board` it says what it is doing.
+    """Runs all steps of one rank; reports each, and what is notable before; raises what went wrong.
 
-    Raises what went wrong.
+    Args:
+        wires: between the hosts' memories.
+        board: where it says what it is doing.
+        local_rank: among the ranks of this machine (default: the machine has them all).
     """
+    place = place_of(job.device, wires.rank if local_rank is None else local_rank)
+    with place.activate(), carried(job.plan, wires, place) as transport:
+        return _run(job, transport, place, report, board)
+
+
+def _run(
+    job: Job, transport: Transport, place: Place, report: Callable[[StepReport | Notice], None], board: Board | None
+) -> RankReport:
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
-    blueprint = Blueprint(job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine)
-    rank, tracker = transport.rank, StorageTracker()
+    blueprint = Blueprint(
+        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled
+    )
+    rank, tracker = transport.rank, StorageTracker(device=place.device)
     observer = Observer(job.plan.orders[rank], board, rank, tracker)
+    place.start_measuring()
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
         replicas = build_replicas(job, blueprint, rank)
@@ -113,11 +139,11 @@ def run_rank(
             if replica.notice is not None:
                 report(Notice(replica.stage, replica.notice))
         interpreter = Interpreter(
-            blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer
+            blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer, place=place
         )
         closing.callback(interpreter.close)
         update = interpreter.update
-        evaluator = Evaluator(blueprint, transport, replicas) if job.training.evaluate_every else None
+        evaluator = Evaluator(blueprint, transport, replicas, place) if job.training.evaluate_every else None
         if evaluator is not None:
             closing.callback(evaluator.close)
         first = _resume(job, blueprint, replicas, update.scaler)
@@ -136,17 +162,18 @@ def run_rank(
                 observer.untrack()
                 tracking.close()
         observer.untrack()
+        allocated = place.allocated_bytes()
     observer.ending()
     state = named_state(blueprint, replicas, current=True)
     if job.checkpoint is not None:
         from .checkpoint import save
 
         save(job.checkpoint, state, first + job.steps, job.plan, transport, update.scaler.to_dict())
-    returned = {name: tensor.clone() for name, tensor in state.items()} if job.return_state else None
+    returned = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if job.return_state else None
     observer.done()
     return RankReport(
         rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
-        environment(job, transport), returned,
+        environment(job, transport), returned, allocated,
     )  # fmt: skip
 
 

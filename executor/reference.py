@@ -49,6 +49,7 @@ def train_reference(
     data: Dataset | str | None = None,
     precision: str = "fp32",
     training: Training | None = None,
+    device: str = "cpu",
 ) -> ReferenceRun:
     """Trains on the micro-batches of every step in order, their gradients averaged; then one optimizer step.
 
@@ -57,7 +58,8 @@ def train_reference(
     """
     chosen = training or Training()
     chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(optimizer, steps)
-    trainer = _Trainer(model, find_data(model, data), seed, run_dtype(precision, dtype), optimizer, chosen)
+    kind, place = run_dtype(precision, dtype), torch.device(device)
+    trainer = _Trainer(model, find_data(model, data), seed, kind, place, optimizer, chosen)
     losses, norms, scales, evaluations = [], [], [], {}
     for step in range(steps):
         scales.append(trainer.scale)
@@ -73,22 +75,33 @@ class _Trainer:
     """The model, its masters and its optimizer; loss scaling is torch's own."""
 
     def __init__(
-        self, model: LayeredModel, data: Dataset, seed: int, dtype: torch.dtype, optimizer: str, training: Training
+        self,
+        model: LayeredModel,
+        data: Dataset,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        optimizer: str,
+        training: Training,
     ) -> None:
         self.model, self.data, self.seed, self.dtype, self.training = model, data, seed, dtype, training
+        self.device = device
         built = [build_lowered(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
-        self.layers = [layer for layer, _ in built]
-        self.masters = [masters for _, masters in built]
+        self.layers = [layer.to(device) for layer, _ in built]
+        self.masters = [{name: tensor.to(device) for name, tensor in masters.items()} for _, masters in built]
         self.same = tie_modules(model, self.layers)
         self._tie_masters()
         parameters = (
-            masters.get(name, p) for layer, masters in built for name, p in layer.named_parameters() if p.requires_grad
+            masters.get(name, p)
+            for layer, masters in zip(self.layers, self.masters, strict=True)
+            for name, p in layer.named_parameters()
+            if p.requires_grad
         )
         self.stepped = list(dict.fromkeys(parameters))
         self.stepper = make_optimizer(optimizer, self.stepped, training, fused=False)
         dynamic = training.loss_scale == DYNAMIC
         self.scaler = torch.amp.GradScaler(
-            "cpu", init_scale=INITIAL_SCALE, growth_interval=training.scale_interval, enabled=dynamic
+            device.type, init_scale=INITIAL_SCALE, growth_interval=training.scale_interval, enabled=dynamic
         )
         self._constant = 1.0 if dynamic else float(training.loss_scale)
 
@@ -117,13 +130,14 @@ class _Trainer:
         return total / micro_batches
 
     def _loss(self, inputs: Tensor, targets: Tensor, random: int) -> Tensor:
-        x, half = as_dtype(inputs, self.dtype), half_of(self.dtype)
+        x, half = as_dtype(inputs, self.dtype).to(self.device), half_of(self.dtype)
         with autocasting(half, x.device):
             for index, layer in enumerate(self.layers):
                 torch.manual_seed(layer_seed(random, index))
                 x = layer(x)
             torch.manual_seed(layer_seed(random, -1))
-            return self.model.loss(x if half is None else x.float(), as_dtype(targets, wide(self.dtype)))
+            wanted = as_dtype(targets, wide(self.dtype)).to(self.device)
+            return self.model.loss(x if half is None else x.float(), wanted)
 
     def _sum_up(self) -> None:
         """Adds 16-bit gradients of one micro-batch to the masters' float32 ones."""
@@ -171,6 +185,10 @@ class _Trainer:
         state: dict[str, Tensor] = {}
         for spec, layer, masters in zip(self.model.layers, self.layers, self.masters, strict=True):
             parameters = {name: masters.get(name, p) for name, p in layer.named_parameters()}
-            state |= {f"parameters/{spec.name}/{name}": p.detach().clone() for name, p in parameters.items()}
-            state |= {f"buffers/{spec.name}/{name}": b.detach().clone() for name, b in layer.named_buffers()}
+            state |= {
+                f"parameters/{spec.name}/{name}": p.detach().to("cpu", copy=True) for name, p in parameters.items()
+            }
+            state |= {
+                f"buffers/{spec.name}/{name}": b.detach().to("cpu", copy=True) for name, b in layer.named_buffers()
+            }
         return {name: tensor for name, tensor in state.items() if name.partition("/")[2] not in self.same}

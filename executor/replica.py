@@ -16,6 +16,7 @@ from ..planner.plan import Kind, Op, Plan
 from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
 from .packing import PackedStash
+from .place import CPU
 from .precision import build_lowered, half_of, wide
 from .statistics import StatisticsExchange
 from .ties import sharing, tie_group, tie_groups, ties_of
@@ -101,7 +102,7 @@ def _apart(plan: Plan, stage: int) -> bool:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What every rank builds its stages from. `shapes`: every stage's input."""
+    """What every rank builds its stages from. `shapes`: every stage's input. `device`: where this rank computes."""
 
     plan: Plan
     model: LayeredModel
@@ -111,6 +112,8 @@ class Blueprint:
     training: Training
     dtype: torch.dtype
     engine: Engine = "auto"
+    device: torch.device = CPU.device
+    compiled: bool = False
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -123,7 +126,7 @@ class Blueprint:
         return range(first, first + len(self.plan.stages[stage]))
 
     def batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a micro-batch, floating-point ones in the run's dtype and that of its losses."""
+        """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
         size = self.plan.problem.model.micro_batch_size
         inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
         return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
@@ -138,17 +141,19 @@ class Blueprint:
         """
         ids = self.layer_ids(stage)
         built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
-        modules = {i: module for i, (module, _) in built.items()}
-        masters = {f"{i}.{name}": tensor for i, (_, kept) in built.items() for name, tensor in kept.items()}
+        modules = {i: module.to(self.device) for i, (module, _) in built.items()}
+        kept = {f"{i}.{name}": tensor for i, (_, own) in built.items() for name, tensor in own.items()}
+        masters = {name: tensor.to(self.device) for name, tensor in kept.items()}
         last = stage == len(self.plan.stages) - 1
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
-            example, target = self._example(stage)
+            example, wanted = self._example(stage)
             loss, differentiable = self.model.loss if last else None, stage > 0 and example.is_floating_point()
             layers = StageLayers(
                 tuple(modules.values()), tuple(ids), loss, differentiable, f"stage {stage}", half_of(self.dtype)
             )
             check_seed, limit = self.seed if self_check else None, self._stash_bytes(stage)
-            program, notice = build_program(layers, example, target if last else None, self.engine, check_seed, limit)
+            target = wanted if last else None
+            program, notice = build_program(layers, example, target, self.engine, check_seed, limit, self.compiled)
         self._require_runnable(program, rank, stage)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
@@ -158,11 +163,11 @@ class Blueprint:
         arrival = None
         if _apart(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
-                arrival = _arrival(program, weights, example, target if last else None)
+                arrival = _arrival(program, weights, example, target)
         statistics = self._statistics(rank, stage, modules, weights)
         evaluation = None
         if self.training.evaluate_every and rank in forwards:
-            evaluation = self._evaluation(layers, example, target if last else None, check_seed)
+            evaluation = self._evaluation(layers, example, target, check_seed)
         return StageReplica(
             stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
             _statistics_group(self.plan, stage), owner, rank in forwards, arrival, ties_of(self.plan, stage),
@@ -222,13 +227,13 @@ class Blueprint:
 
     def _example(self, stage: int) -> tuple[Tensor, Tensor]:
         """An input of the stage (noise unless it is the first) and targets, to trace and check with."""
-        inputs, targets = self.batch(0, 0)
+        inputs, targets = (tensor.to(self.device) for tensor in self.batch(0, 0))
         shape = self.shapes[stage]
         if stage > 0 and shape.dtype.is_floating_point:
             generator = torch.Generator().manual_seed(self.seed)
-            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator)
+            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator).to(self.device)
         elif stage > 0:
-            inputs = shape.empty().zero_()
+            inputs = shape.empty(self.device).zero_()
         return inputs, targets
 
 

@@ -7,6 +7,7 @@ message or copy each, so that a move needs no memory beside the stash itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..planner.plan import Kind, Op
-from .copies import CopyEngine, Lane, mark
+from .copies import Lanes, moves_of
 from .packing import PackedStash, Stash, StashLayout
-from .step_state import FutureHandle, Key, OpRecord, StepState, Transfer
+from .place import Place
+from .step_state import Key, OpRecord, StepState, Transfer
 from .transport import Handle, Transport
 
-Clock = Callable[[], float]
 Tags = Callable[[Op, int], int]
 """(op, piece) -> a number for the message, the same at both ends."""
 
@@ -39,7 +40,7 @@ class Stashes:
     Args:
         layouts: of the stages the rank holds. piece_bytes: of all stages whose stashes are shipped.
         track: told about every tensor that another thread allocates on the device.
-        clock: as the interpreter's.
+        place: where the rank computes.
         finish: how the rank waits for a transfer.
     """
 
@@ -50,7 +51,7 @@ class Stashes:
         piece_bytes: Mapping[int, Sequence[int]],
         tags: Tags,
         track: Callable[[Tensor], None],
-        clock: Clock,
+        place: Place,
         finish: Callable[[StepState, Transfer], None],
     ) -> None:
         self._finish = finish
@@ -58,11 +59,11 @@ class Stashes:
         self._layouts = layouts
         self._piece_bytes = piece_bytes
         self._tags = tags
-        self._track = track
-        self._clock = clock
+        self._place = place
+        self._moves = moves_of(place, f"rank {transport.rank}", track, not transport.queues)
         self._away: dict[Key, _Away] = {}
-        self._out, self._in = CopyEngine(), CopyEngine()
-        self._lanes: dict[str | int, Lane] = {}
+        self._host_copies = Lanes(place, f"rank {transport.rank} host copies")
+        self._handing_over: list[Future[None]] = []
         self._handed_over: list[Transfer] = []
 
     def reset(self) -> None:
@@ -71,14 +72,17 @@ class Stashes:
 
     def settle(self) -> None:
         """At the end of a step: host copies that other ranks take have been taken."""
+        for done in self._handing_over:
+            done.result()
         for transfer in self._handed_over:
-            transfer.finish(lambda: 0.0)
+            transfer.finish(lambda _: None)
+        self._handing_over.clear()
         self._handed_over.clear()
 
     def close(self) -> None:
-        """Ends the threads."""
-        for lane in self._lanes.values():
-            lane.close()
+        """Ends what is going on."""
+        self._moves.close()
+        self._host_copies.close()
 
     # ------------------------------------------------------------ host copies
 
@@ -90,55 +94,41 @@ class Stashes:
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
         away = _Away(packed)
+        record.moved_bytes = sum(piece.nbytes for piece in pieces)
+        leaving = self._moves.offload(pieces, away.pieces, state.times, record)
+        leaving.op = op
         if reader is None:
             self._away[key] = away
-        after = mark(pieces[0].device) if pieces else None
-        record.moved_bytes = sum(piece.nbytes for piece in pieces)
+            return leaving
 
-        def copy() -> None:
-            record.start_s = self._clock() - state.began_s
-            pieces.reverse()
-            while pieces:
-                away.pieces.append(self._out.to_host(pieces[-1], after))
-                pieces.pop()
-            record.end_s = self._clock() - state.began_s
-            if reader is not None:
-                handles = [self._transport.post_send(p, reader, self._tags(op, k)) for k, p in enumerate(away.pieces)]
-                self._handed_over.append(Transfer(away.pieces, handles, None))
+        def hand_over() -> None:
+            leaving.block()
+            host = self._transport.host
+            handles = [host.post_send(piece, reader, self._tags(op, k)) for k, piece in enumerate(away.pieces)]
+            self._handed_over.append(Transfer(away.pieces, handles, None))
 
-        return Transfer([], [FutureHandle(self._lane("out").put(copy))], None, op=op)
+        self._handing_over.append(self._host_copies[str(reader)].put(hand_over))
+        return leaving
 
     def expect_host_copy(self, op: Op, source: int, arrival: PackedStash) -> Transfer:
         """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
         with _disable_current_modes():  # the host's memory, not the device's
             pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
-        handles = [self._transport.post_receive(p, source, self._tags(op, k)) for k, p in enumerate(pieces)]
+        host = self._transport.host
+        handles = [host.post_receive(piece, source, self._tags(op, k)) for k, piece in enumerate(pieces)]
         self._away[op.stage, op.micro_batch] = _Away(arrival, pieces)
         return Transfer([], handles, None, op=op)
 
-    def fetch(
-        self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], device: torch.device
-    ) -> None:
-        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended, in the copy's thread.
+    def fetch(self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], arrived: Transfer) -> None:
+        """FETCH: starts copying a stash back; allocates once the transfers `first` have ended.
 
-        Its own OFFLOAD, or the message that brought it to this host, is one of them.
+        `arrived`: its own OFFLOAD, or the message that brought it to this host.
         """
         key = (op.stage, op.micro_batch)
         away = self._away[key]
-
-        def copy() -> None:
-            for transfer in first:
-                transfer.finish(lambda: self._clock() - state.began_s)
-            record.start_s = self._clock() - state.began_s
-            for number, piece in enumerate(away.pieces):
-                target = torch.empty_like(piece, device=device)
-                self._track(target)
-                self._in.to_device(piece, target)
-                away.pieces[number] = target
-                record.moved_bytes += target.nbytes
-            record.end_s = self._clock() - state.began_s
-
-        away.back = Transfer([], [FutureHandle(self._lane("in").put(copy))], None, op=op)
+        record.moved_bytes = sum(piece.nbytes for piece in away.pieces) or sum(self._piece_bytes.get(op.stage, ()))
+        away.back = self._moves.fetch(away.pieces, arrived, first, state.times, record)
+        away.back.op = op
 
     # ------------------------------------------------------------ shipping
 
@@ -168,7 +158,9 @@ class Stashes:
         self._away[op.stage, op.micro_batch] = _Away(arrival, pieces, arriving)
 
     def _arriving(self, op: Op, record: OpRecord) -> tuple[list[Tensor], Transfer]:
-        pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
+        pieces = [
+            torch.empty(size, dtype=torch.uint8, device=self._place.device) for size in self._piece_bytes[op.stage]
+        ]
         handles = [self._transport.post_receive(p, op.peer, self._tags(op, k)) for k, p in enumerate(pieces)]
         return pieces, Transfer(pieces, handles, record, receives=True)
 
@@ -178,11 +170,11 @@ class Stashes:
         pieces, handles = arriving.tensors, list[Handle]()
 
         def forward() -> None:
-            arriving.finish(lambda: self._clock() - state.began_s)
+            arriving.finish(state.times.end)
             for number, piece in enumerate(pieces):
                 handles.append(self._transport.post_send(piece, op.peer, self._tags(op, number)))
 
-        posted = FutureHandle(self._lane(op.peer).put(forward))
+        posted = self._moves.later(op.peer, forward)
         return Transfer(pieces, [_Forwarded(posted, handles)], record)
 
     # ------------------------------------------------------------ both
@@ -199,16 +191,11 @@ class Stashes:
         away.pieces.clear()
         return stash
 
-    def _lane(self, name: str | int) -> Lane:
-        if name not in self._lanes:
-            self._lanes[name] = Lane(f"rank {self._transport.rank} {name}")
-        return self._lanes[name]
-
 
 class _Forwarded:
     """Messages that another thread posts: complete when it has posted them and they have left."""
 
-    def __init__(self, posted: FutureHandle, handles: list[Handle]) -> None:
+    def __init__(self, posted: Handle, handles: list[Handle]) -> None:
         self._posted = posted
         self._handles = handles
 

@@ -55,8 +55,8 @@ class StatisticsExchange:
                 size = buffers[name + statistic].numel()
                 self._running.append(_Running(name + statistic, width, size, module.momentum))
                 width += size
-        dtype = buffers[self._running[0].name].dtype if self._running else torch.float32
-        self.rows = torch.zeros(micro_batches, width, dtype=dtype)
+        like = buffers[self._running[0].name] if self._running else torch.empty(0)
+        self.rows = torch.zeros(micro_batches, width, dtype=like.dtype, device=like.device)
         self._scratch = {name: buffers[name].clone() for name in self._counters}
         self._versions: dict[str, int] | None = None
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from ..planner.plan import Kind, Op
 from .packing import Stash
 from .program import WeightStash
 from .transport import Handle
+
+if TYPE_CHECKING:
+    from .place import Times
 
 Key = tuple[int, int]
 """(stage, micro-batch)."""
@@ -90,8 +94,24 @@ class Transfer:
         """Whether it is known to be complete, without blocking."""
         return self._finished or all(handle.done() for handle in self.handles)
 
-    def finish(self, now: Callable[[], float]) -> None:
-        """Waits for its end, once; `now` tells the time for the record, in seconds since the step's start."""
+    def order(self) -> None:
+        """What this thread queues from now on comes after it (on the CPU: waits for its end). Frees nothing."""
+        with self._lock:
+            for handle in self.handles:
+                handle.wait()
+
+    def block(self) -> None:
+        """Blocks this thread until its end. Frees nothing."""
+        for handle in list(self.handles):
+            getattr(handle, "block", handle.wait)()
+
+    def give_up(self, tensor: Tensor) -> None:
+        """Leaves a tensor to somebody who uses it only after this transfer's end."""
+        with self._lock:
+            self.tensors = [other for other in self.tensors if other is not tensor]
+
+    def finish(self, end: Callable[[OpRecord], None]) -> None:
+        """Waits for its end, once, and lets go of what was sent; `end` writes the time into the record."""
         with self._lock:
             if self._finished:
                 return
@@ -101,7 +121,7 @@ class Transfer:
             if not self._receives:
                 self.tensors.clear()
             if self._record is not None:
-                self._record.end_s = now()
+                end(self._record)
             self._finished = True
 
 
@@ -110,6 +130,7 @@ class StepState:
     """What lives within one step, by (stage, micro-batch).
 
     Attributes:
+        times: the step's clock.
         received: messages that arrive, by (kind, stage, micro-batch); stashes that visit this device too.
         inputs: of forwards whose stash is recomputed. stashes: on this device, ready for the backward.
         waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
@@ -118,7 +139,7 @@ class StepState:
     """
 
     step: int
-    began_s: float
+    times: Times
     received: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     activations: dict[Key, Tensor] = field(default_factory=dict)
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -129,5 +150,5 @@ class StepState:
     departed: dict[Key, Transfer] = field(default_factory=dict)
     waiting: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     reductions: dict[tuple[Kind, int], Transfer] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, Tensor | float] = field(default_factory=dict)
     records: list[OpRecord] = field(default_factory=list)

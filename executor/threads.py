@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import Aborted
-from .transport import BACKSTOP_S, Handle
+from .transport import BACKSTOP_S, Handle, Transport
 
 _Key = tuple[int, int, int]
 
@@ -119,11 +119,17 @@ class _Collective:
 class ThreadTransport:
     """One thread's end of a `Hub` (see `Transport`)."""
 
+    queues = False
+
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank = rank
         self.world_size = hub.world_size
         self._hub = hub
         self._turns: dict[str, int] = defaultdict(int)
+
+    @property
+    def host(self) -> Transport:
+        return self
 
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Handle:
         return self._hub.post((self.rank, peer, tag), tensor, sending=True)

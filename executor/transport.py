@@ -33,6 +33,14 @@ class Transport(Protocol):
     rank: int
     world_size: int
 
+    @property
+    def queues(self) -> bool:
+        """Whether waiting is queued on the device and does not block the thread."""
+
+    @property
+    def host(self) -> Transport:
+        """What carries tensors in the hosts' memories; any thread may post on it."""
+
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Handle:
         """Starts sending `tensor` to rank `peer`; never blocks."""
 
@@ -62,6 +70,8 @@ class GlooTransport:
             collectives of different groups need no common order.
     """
 
+    queues = False
+
     def __init__(self, groups: Mapping[str, Sequence[int]], timeout_s: float = BACKSTOP_S) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -69,6 +79,10 @@ class GlooTransport:
             name: dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend="gloo")
             for name, ranks in groups.items()
         }
+
+    @property
+    def host(self) -> Transport:
+        return self
 
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Handle:
         return _GlooHandle(dist.isend(tensor, peer, tag=tag))

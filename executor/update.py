@@ -35,11 +35,12 @@ class Update:
         training: Training,
         transport: Transport,
         replicas: Mapping[int, StageReplica],
+        device: torch.device,
     ) -> None:
         self.training = training
         self.scaler = LossScaler.of(training)
         self.grad_norm: float | None = None
-        self._transport = transport
+        self._transport, self._device = transport, device
         owners = holders(plan)
         mine = transport.rank
         self._counted = [replica.weights.gradients for stage, replica in replicas.items() if owners[stage][0] == mine]
@@ -62,7 +63,7 @@ class Update:
         squares; where any gradient is not finite, neither is the sum.
         """
         squares = sum(_norm(gradients) ** 2 for gradients in self._counted)
-        total = torch.tensor(squares, dtype=torch.float64)
+        total = torch.tensor(squares, dtype=torch.float64, device=self._device)
         self._transport.all_reduce(total, GROUP).wait()
         self.grad_norm = math.sqrt(total.item()) / self.scaler.scale
         self._skip = self.training.loss_scale == DYNAMIC and not math.isfinite(self.grad_norm)

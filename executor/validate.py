@@ -12,6 +12,7 @@ from ..models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resol
 from ..models.data import UnknownData
 from ..models.registry import names
 from ..planner.check import check
+from ..planner.operations import OFFLOAD
 from ..planner.plan import Kind, Plan
 from .errors import RunError
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
@@ -20,8 +21,10 @@ from .ties import match_ties
 from .weights import STATE_NAMES
 
 
-def require_executable(plan: Plan) -> None:
+def require_executable(plan: Plan, device: str = "cpu") -> None:
     """Raises RunError naming the first thing in the plan that the checker or the executor refuses."""
+    if device != "cpu":
+        _require_no_shared_host_copies(plan, device)
     _require_separable(plan)
     if plan.weights != "flush":
         raise RunError(f"weight policy {plan.weights!r} is not executed yet, only flush")
@@ -32,6 +35,16 @@ def require_executable(plan: Plan) -> None:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         raise RunError(f"the plan fails its check: {violations[0]}{more}")
+
+
+def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
+    for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
+        for stage, policy in enumerate(row):
+            if policy == OFFLOAD and pipeline.forward[stage] != pipeline.backward[stage]:
+                raise RunError(
+                    f"pipeline {index}, stage {stage}: a stash that goes from one device to another through the host "
+                    f"is not executed on {device} yet: plan with --no-offload"
+                )
 
 
 def _require_separable(plan: Plan) -> None:
@@ -97,9 +110,9 @@ class TensorShape:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def empty(self) -> Tensor:
+    def empty(self, device: torch.device | str = "cpu") -> Tensor:
         """A new contiguous tensor."""
-        return torch.empty(self.shape, dtype=self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -116,7 +116,7 @@ class StageWeights:
             for key, tensor in state.items():
                 self.states[key][name] = tensor
             if "exp_avg" in state:
-                state["step"] = self._counters[name] = torch.zeros((), dtype=torch.float32)
+                state["step"] = self._counters[name] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             if state:
                 self.optimizer.state[parameter] = state
 
@@ -169,7 +169,8 @@ def _flat_gradients(trainable: Mapping[str, Tensor]) -> tuple[list[Tensor], dict
     views: dict[str, Tensor] = {}
     for dtype in dict.fromkeys(p.dtype for p in trainable.values()):
         names = [name for name, p in trainable.items() if p.dtype == dtype]
-        flat = torch.zeros(sum(trainable[name].numel() for name in names), dtype=dtype)
+        device = trainable[names[0]].device
+        flat = torch.zeros(sum(trainable[name].numel() for name in names), dtype=dtype, device=device)
         pieces = torch.split(flat, [trainable[name].numel() for name in names])
         views |= {name: piece.view(trainable[name].shape) for name, piece in zip(names, pieces, strict=True)}
         flats.append(flat)

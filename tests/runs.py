@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -172,9 +172,15 @@ def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
 # ---------------------------------------------------------------- many cases in one set of processes
 
 
-def run_together(cases: Sequence[Case], folder: Path, training: Training | None = None) -> list[RunResult]:
-    """Runs cases of equal device counts one after another in one set of gloo processes."""
-    return run_plans_together([planned(case) for case in cases], folder, [case.dtype for case in cases], training)
+def run_together(
+    cases: Sequence[Case],
+    folder: Path,
+    training: Training | None = None,
+    rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
+) -> list[RunResult]:
+    """Runs cases of equal device counts one after another in one set of gloo processes, each of which calls `rank`."""
+    plans, dtypes = [planned(case) for case in cases], [case.dtype for case in cases]
+    return run_plans_together(plans, folder, dtypes, training, rank)
 
 
 def run_plans_together(
@@ -182,6 +188,7 @@ def run_plans_together(
     folder: Path,
     dtypes: Sequence[torch.dtype] | None = None,
     training: Training | None = None,
+    rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
 ) -> list[RunResult]:
     """The same for plans; dtypes: float32 unless given."""
     ranks = len(plans[0].orders)
@@ -190,7 +197,7 @@ def run_plans_together(
         prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True, training=training)
         for plan, dtype in zip(plans, kinds, strict=True)
     ]
-    multiprocessing.spawn(_rank, (ranks, jobs, str(folder)), nprocs=ranks)
+    multiprocessing.spawn(rank or run_rank_of, (ranks, jobs, str(folder)), nprocs=ranks)
     parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
     results = []
     for index, plan in enumerate(plans):
@@ -202,7 +209,8 @@ def run_plans_together(
     return results
 
 
-def _rank(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
+def run_rank_of(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
+    """One process of `run_together`."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)

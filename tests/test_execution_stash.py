@@ -13,7 +13,7 @@ import torch
 from runs import STEPS, Case, assert_equals_reference, dealt_out, planned, run_together, truth, worst_excess
 from torch import Tensor, nn
 
-from contraflow.executor.copies import CopyEngine
+from contraflow.executor.copies import ThreadMoves
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.launch import RunResult, execute
 from contraflow.executor.waits import waits
@@ -132,13 +132,13 @@ def test_slow_copies_delay_the_step_but_break_no_promise(plan: partial[Plan], mo
     """Copies a hundred times slower than forecast: still exact, still within the planned memory."""
     made = plan()
     assert check(made) == []
-    copy = CopyEngine._copy
+    copy = ThreadMoves._copy
 
-    def slow(self: CopyEngine, source: Tensor, target: Tensor, *rest: object) -> None:
+    def slow(self: ThreadMoves, source: Tensor, target: Tensor) -> None:
         time.sleep(1e-3)
-        copy(self, source, target, *rest)  # type: ignore[arg-type]
+        copy(self, source, target)
 
-    monkeypatch.setattr(CopyEngine, "_copy", slow)
+    monkeypatch.setattr(ThreadMoves, "_copy", slow)
     result = _run(made)
     assert result.losses == pytest.approx(truth("gpt-tiny", 4, "momentum", torch.float32).losses, abs=1e-5)
     _assert_within_plan(result)
@@ -147,10 +147,10 @@ def test_slow_copies_delay_the_step_but_break_no_promise(plan: partial[Plan], mo
 def test_a_failing_copy_is_one_line_that_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes out where the copy is waited for."""
 
-    def fail(self: CopyEngine, *rest: object) -> None:
+    def fail(self: ThreadMoves, *rest: object) -> None:
         raise RuntimeError("the host has no memory left")
 
-    monkeypatch.setattr(CopyEngine, "_copy", fail)
+    monkeypatch.setattr(ThreadMoves, "_copy", fail)
     with pytest.raises(ExecutionError, match=r"^rank \d, stage \d, op .*the host has no memory left$"):
         execute(planned(GPT._replace(stash="offload")), 1, transport="threads", self_check=False)
 

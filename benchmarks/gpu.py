@@ -1,0 +1,223 @@
+"""What the executor does on a GPU: equality with one process, overlap of offloads, and training under a memory cap.
+
+    python benchmarks/gpu.py                          all of it, on the first GPU
+    python benchmarks/gpu.py --only capped            one part
+    python benchmarks/gpu.py --device cpu --quick     its logic on tiny models, without a GPU
+
+Prints a Markdown table a part. Exit code 1 when a run differs from plain torch, when a capped run does not fit, or when
+the plan that should not fit does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from contraflow.executor.errors import ExecutionError
+from contraflow.executor.launch import RunResult, execute
+from contraflow.executor.profile import profile_model
+from contraflow.executor.reference import train_reference
+from contraflow.models import resolve
+from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
+from contraflow.planner.cluster import DeviceType, Link, NodeGroup
+from contraflow.planner.lower import assemble
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Kind, Op, Pipeline, Problem
+
+GIB = 2**30
+HOST_LINK = Link(1e9, 20e-6)
+"""Assumed where there is none to measure."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large."""
+
+    device: str
+    quick: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """The device's memory."""
+        return torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else 64 * GIB
+
+    def profiled(self, model: str, samples: int) -> ModelGraph:
+        """The model, measured here."""
+        return ModelGraph.from_dict(profile_model(resolve(model), samples, self.device, rounds=1 if self.quick else 5))
+
+    def cluster(self, devices: int, host_link: Link = HOST_LINK) -> Cluster:
+        """Devices like this one."""
+        kind = DeviceType("this", self.total_bytes)
+        return Cluster((NodeGroup(1, devices, kind, Link(1e10, 20e-6), host_link=host_link),))
+
+
+Row = tuple[str, ...]
+
+
+# ------------------------------------------------------------------ equality
+
+
+def equality(setting: Setting) -> Iterator[Row]:
+    """Several ranks on one device, as processes and as threads, against plain torch on the same device."""
+    yield "model", "schedule", "ranks", "transport", "largest difference of a tensor", "equal"
+    models = ("gpt-tiny",) if setting.quick else ("gpt-tiny", "resnet-tiny", "gpt-mini")
+    for model in models:
+        graph = setting.profiled(model, 2)
+        expected = train_reference(resolve(model), 4, 2, "momentum", 3, device=setting.device)
+        for schedule in ("1f1b",) if setting.quick else ("gpipe", "1f1b", "chimera", "search"):
+            workload, space = Workload(4, "momentum"), SearchSpace(schedule=schedule, separate_backward=False)
+            found = plan(graph, setting.cluster(2), workload, space, time_limit=10).plan
+            assert found is not None, f"no plan for {model}, {schedule}"
+            for transport in ("threads", "processes"):
+                result = execute(found, 3, transport=transport, device=setting.device, return_state=True)
+                assert result.state is not None
+                worst = max(
+                    float((result.state[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-6))
+                    for name, tensor in expected.state.items()
+                )
+                good = worst <= 1e-5
+                yield model, schedule, "2", transport, f"{worst:.1e}", "yes" if good else "NO"
+
+
+# ------------------------------------------------------------------ overlap
+
+
+def host_link(setting: Setting) -> Link:
+    """The slower direction between pinned memory and the device, measured."""
+    if setting.device != "cuda":
+        return HOST_LINK
+    there = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    here = torch.empty_like(there, device="cpu", pin_memory=True)
+    rates = []
+    for target, source in ((here, there), (there, here)):
+        for _ in range(3):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            rates.append(there.nbytes / (time.perf_counter() - began))
+    return Link(min(max(rates[:3]), max(rates[3:])), 20e-6)
+
+
+def one_device(graph: ModelGraph, cluster: Cluster, micro_batches: int, policy: str, optimizer: str) -> Plan:
+    """All forwards, then all backwards, on one device, with one policy for every stash of the only stage."""
+    names = tuple(layer.name for layer in graph.layers)
+    every = tuple(range(micro_batches))
+    problem = Problem(graph, cluster, Workload(micro_batches, optimizer))
+    candidate = Candidate(problem, (names,), (Pipeline((0,), (0,), every),), ((policy,),))
+    again = [Kind.R] if policy == "recompute" else []
+    backwards = [Op(kind, 0, m) for m in every for kind in (*again, Kind.B)]
+    return assemble(candidate, [[*(Op(Kind.F, 0, m) for m in every), *backwards]])
+
+
+def overlap(setting: Setting) -> Iterator[Row]:
+    """One device: what moving every stash to the host and back costs, beside keeping and recomputing them."""
+    yield "stashes", "step", "of keep", "forecast", "copied a step", "copies alone", "peak", "peak forecast"
+    model, samples, count = ("gpt-tiny", 2, 4) if setting.quick else ("gpt-small", 32, 16)
+    graph, link = setting.profiled(model, samples), host_link(setting)
+    kept_s = 0.0
+    for policy in ("keep", "recompute", "offload"):
+        made = one_device(graph, setting.cluster(1, link), count, policy, "sgd")
+        result = execute(made, 4 if setting.quick else 10, transport="threads", device=setting.device)
+        kept_s = kept_s or result.step_s
+        copied = 2 * count * sum(layer.stash_bytes for layer in graph.layers) if policy == "offload" else 0
+        peak = (result.allocated_bytes or result.peak_bytes)[0]
+        yield (
+            policy, f"{1e3 * result.step_s:.1f} ms", f"{result.step_s / kept_s:.2f}",
+            f"{1e3 * result.forecast_step_s:.1f} ms", gib(copied), f"{1e3 * link.occupation_s(copied):.1f} ms",
+            gib(peak), gib(result.forecast_peak_bytes[0]),
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------ a model that does not fit
+
+
+def capped(setting: Setting) -> Iterator[Row]:
+    """A GPT-2 of 1.39e9 parameters trained below the memory that it takes when every stash is kept."""
+    yield "plan", "cap", "peak forecast", "peak", "step", "forecast", "losses", "runs"
+    model, samples, count, optimizer = ("gpt-tiny", 2, 8, "adam") if setting.quick else ("gpt2-64", 2, 8, "adam")
+    graph, cluster = setting.profiled(model, samples), setting.cluster(1, host_link(setting))
+    keep = one_device(graph, cluster, count, "keep", optimizer)
+    assert keep.forecast is not None
+    static = sum(layer.parameter_bytes for layer in graph.layers) * 4  # parameters, gradients, two of Adam's
+    cap = static + (keep.forecast.peak_bytes[0] - static) // 2
+    workload = Workload(count, optimizer, memory_limit_bytes=int(0.93 * cap))  # the rest: rounding, workspaces
+    fitting = plan(
+        graph, cluster, workload, SearchSpace(separate_backward=False), time_limit=20 if setting.quick else 120
+    )
+    assert fitting.plan is not None, f"no plan within {gib(cap)}: {fitting.violations}"
+    if setting.device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(cap / setting.total_bytes)
+    yield capped_row("all stashes kept", keep, cap, setting, fits=False)
+    yield capped_row("searched", fitting.plan, cap, setting, fits=True)
+
+
+def capped_row(name: str, made: Plan, cap: int, setting: Setting, fits: bool) -> Row:
+    """One run below the cap, or its failure. Without a GPU nothing enforces the cap: then the peak decides."""
+    assert made.forecast is not None
+    forecast = made.forecast
+    head = (name, gib(cap), gib(forecast.peak_bytes[0]))
+    try:
+        result: RunResult = execute(made, 4, transport="threads", device=setting.device, self_check=setting.quick)
+    except (ExecutionError, torch.OutOfMemoryError) as error:
+        if "out of memory" not in str(error):
+            raise
+        gc.collect()
+        torch.cuda.empty_cache()
+        return *head, "-", "-", f"{forecast.step_s:.3f} s", "-", "out of memory" + (" (WRONG)" if fits else "")
+    peak = (result.allocated_bytes or result.peak_bytes)[0]
+    losses = " ".join(f"{loss:.3f}" for loss in result.losses)
+    verdict = "yes" if peak <= cap else "over the cap"
+    wrong = " (WRONG)" if (peak <= cap) is not fits else ""
+    return *head, gib(peak), f"{result.step_s:.3f} s", f"{forecast.step_s:.3f} s", losses, verdict + wrong
+
+
+# ------------------------------------------------------------------
+
+
+def gib(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 100 else f"{count / 2**20:.2f} MiB"
+
+
+PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {"equality": equality, "overlap": overlap, "capped": capped}
+
+
+def deterministic() -> None:
+    """What makes two runs on a GPU comparable to round-off."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
+def main() -> int:
+    """Prints the tables; 1 when a row says that something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny models")
+    parser.add_argument("--only", choices=sorted(PARTS))
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device here: --device cpu --quick tests the script's logic")
+    deterministic()
+    setting, wrong = Setting(arguments.device, arguments.quick), False
+    for name, part in PARTS.items():
+        if arguments.only in (None, name):
+            print(f"\n{name}: {str(part.__doc__).splitlines()[0]}\n")
+            for number, row in enumerate(part(setting)):
+                print("| " + " | ".join(row) + " |", flush=True)
+                if number == 0:
+                    print("|" + " --- |" * len(row))
+                wrong |= row[-1] == "NO" or row[-1].endswith("(WRONG)")
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

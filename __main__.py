@@ -27,7 +27,7 @@ class _Entry(NamedTuple):
 
 
 _COMMANDS = {
-    "profile": _Entry(".executor.cli", "Measure a model's layers on this machine: model.json."),
+    "profile": _Entry(".executor.cli_profile", "Measure a model's layers on this machine: model.json."),
     "plan": _Entry(".planner.cli", "Search for the fastest plan that fits: plan.json."),
     "check": _Entry(".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."),
     "show": _Entry(".planner.cli", "Draw a plan as text or SVG."),
@@ -114,7 +114,7 @@ def _fail(message: str, code: int) -> None:
 
 def profile_by_name(name: str) -> ModelGraph:
     """Measures a registry model or "package.module:function" here, as `contraflow profile` does by default."""
-    from .executor.cli import measure
+    from .executor.cli_profile import measure
     from .planner.model_graph import ModelGraph
 
     return ModelGraph.from_dict(measure(name, micro_batch_size=1))

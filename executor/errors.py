@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..planner.errors import InputError
+from ..planner.plan import Op
 
 
 class RunError(InputError):
@@ -15,3 +16,10 @@ class ExecutionError(RuntimeError):
 
 class Aborted(RuntimeError):
     """Another rank failed first: this one stops quietly."""
+
+
+def failed_op(rank: int, step: int, op: Op, error: Exception) -> ExecutionError:
+    """What went wrong in an operation, in one line."""
+    of = f", micro-batch {op.micro_batch}" if op.micro_batch >= 0 else ""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ExecutionError(f"rank {rank}, stage {op.stage}, op {op}{of}, step {step}: {type(error).__name__}: {reason}")

@@ -118,7 +118,7 @@ class Evaluator(Interpreter):
         else:
             state.activations[op.stage, m] = output
 
-    def _exchange_statistics(self) -> None:
+    def _exchange_statistics(self, state: StepState) -> None:
         """Nothing has been counted."""
 
     def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:

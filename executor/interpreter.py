@@ -16,9 +16,10 @@ from torch import Tensor
 from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
 from ..planner.plan import IN_LINE, Kind, Op, Plan
+from .addresses import Addresses
 from .agreement import agree
 from .deferral import deferred
-from .errors import Aborted, ExecutionError
+from .errors import Aborted, ExecutionError, failed_op
 from .observe import Observer
 from .place import CPU, Place
 from .replica import Blueprint, StageReplica
@@ -71,11 +72,10 @@ class Interpreter:
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
         self._apart = {s for p in self.plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
         self._scale = 1.0 / self.plan.problem.workload.micro_batches
-        self._agreed = agree(transport, replicas)
+        agreed = agree(transport, replicas)
+        self._to = Addresses(self.plan, agreed)
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
-        self._stashes = Stashes(
-            transport, layouts, self._agreed.piece_bytes, self._stash_tag, track, place, self._finish
-        )
+        self._stashes = Stashes(transport, layouts, agreed.piece_bytes, self._to.stash_tag, track, place, self._finish)
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -131,7 +131,7 @@ class Interpreter:
         if self._agreement == len(self._order):  # it steps nothing, but the others wait for its word
             self._agree(state)
         self._complete(state, tuple(state.leaving))
-        self._exchange_statistics()
+        self._exchange_statistics(state)
         self._stashes.settle()
         self._place.synchronize()
         state.times.resolve()
@@ -152,11 +152,7 @@ class Interpreter:
         self._handlers[op.kind](state, op, record)
 
     def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
-        of = f", micro-batch {op.micro_batch}" if op.micro_batch >= 0 else ""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return ExecutionError(
-            f"rank {self.transport.rank}, stage {op.stage}, op {op}{of}, step {step}: {type(error).__name__}: {reason}"
-        )
+        return failed_op(self.transport.rank, step, op, error)
 
     # ------------------------------------------------------------ compute
 
@@ -257,14 +253,14 @@ class Interpreter:
             replica.statistics.apply()
         state.times.end(record)
 
-    def _exchange_statistics(self) -> None:
+    def _exchange_statistics(self, state: StepState) -> None:
         """At the end of a step: statistics of stages that some micro-batches run on two devices."""
         for stage in sorted(self.replicas.keys() & self._apart):
             replica = self.replicas[stage]
             if replica.statistics is not None:
                 if replica.statistics_group is not None:
-                    for rows in replica.rows:
-                        self.transport.all_reduce(rows, replica.statistics_group).wait()
+                    handles = [self.transport.all_reduce(rows, replica.statistics_group) for rows in replica.rows]
+                    self._finish(state, Transfer([], handles, None))
                 replica.statistics.apply()
 
     # ------------------------------------------------------------ messages
@@ -272,7 +268,7 @@ class Interpreter:
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
         shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
         buffer = shape.empty(self._place.device)
-        handle = self.transport.post_receive(buffer, self._device(op), self._tag(op, op.peer, op.stage))
+        handle = self.transport.post_receive(buffer, self._to.device(op), self._to.tag(op, op.peer, op.stage))
         state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
 
     def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
@@ -281,19 +277,8 @@ class Interpreter:
         else:
             tensor = state.gradients.pop((op.peer, op.micro_batch))
         tensor = tensor.contiguous()
-        handle = self.transport.post_send(tensor, self._device(op), self._tag(op, op.stage, op.peer))
+        handle = self.transport.post_send(tensor, self._to.device(op), self._to.tag(op, op.stage, op.peer))
         self._leave(state, Transfer([tensor], [handle], record))
-
-    def _device(self, op: Op) -> int:
-        """The device at the other end of a message."""
-        pipeline = self.plan.pipelines[self._pipeline_of[op.micro_batch]]
-        forward = op.kind in (Kind.SEND_F, Kind.RECV_F)
-        return pipeline.forward[op.peer] if forward else pipeline.backward[op.peer]
-
-    def _tag(self, op: Op, source: int, target: int) -> int:
-        """A number for the message within the step; the same at both ends."""
-        stages = len(self.plan.stages)
-        return (source * stages + target) * self.plan.problem.workload.micro_batches + op.micro_batch
 
     def _arrived(
         self,
@@ -331,7 +316,7 @@ class Interpreter:
     # ------------------------------------------------------------ stashes that move
 
     def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
-        home, back = self._devices(op)
+        home, back = self._to.devices(op)
         transfer = self._stashes.offload(state, op, record, None if home == back else back)
         state.departed[op.stage, op.micro_batch] = transfer
         self._leave(state, transfer)
@@ -341,7 +326,7 @@ class Interpreter:
         place = len(state.records) - 1
         listed = [state.leaving[k] for k in state.leaving if self._order[k].kind in (Kind.OFFLOAD, Kind.SEND_S)]
         gate = self._waits.starts[place]
-        home, back = self._devices(op)
+        home, back = self._to.devices(op)
         if home == back:
             arrived = state.departed[op.stage, op.micro_batch]
         else:
@@ -367,14 +352,14 @@ class Interpreter:
         state.times.end(record)
 
     def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
-        home, _ = self._devices(op)
+        home, _ = self._to.devices(op)
         key = (op.stage, op.micro_batch)
         if home != self.transport.rank:
             self._leave(state, self._stashes.send_back(state, op, record))
             return
         if key in state.inputs:
             kept = [state.inputs.pop(key).contiguous()]
-            handle = self.transport.post_send(kept[0], op.peer, self._stash_tag(op, 0))
+            handle = self.transport.post_send(kept[0], op.peer, self._to.stash_tag(op, 0))
             transfer = Transfer(kept, [handle], record)
         else:
             transfer = self._stashes.send(state, op, record)
@@ -382,23 +367,18 @@ class Interpreter:
         self._leave(state, transfer)
 
     def _receive_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
-        home, back = self._devices(op)
+        home, back = self._to.devices(op)
         policy = self.plan.stash[self._pipeline_of[op.micro_batch]][op.stage]
         if home == back:
             self._stashes.receive(state, op, record, home)
         elif policy == RECOMPUTE:
             buffer = self.blueprint.shapes[op.stage].empty(self._place.device)
-            handle = self.transport.post_receive(buffer, op.peer, self._stash_tag(op, 0))
+            handle = self.transport.post_receive(buffer, op.peer, self._to.stash_tag(op, 0))
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
         else:
             arrival = self.replicas[op.stage].arrival
             assert arrival is not None
             self._stashes.receive_for_good(op, record, arrival)
-
-    def _devices(self, op: Op) -> tuple[int, int]:
-        """Forward and backward device of a micro-batch's stage."""
-        pipeline = self.plan.pipelines[self._pipeline_of[op.micro_batch]]
-        return pipeline.forward[op.stage], pipeline.backward[op.stage]
 
     def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
         """From the parameters into the parameters, in place: SEND_P or RECV_P."""
@@ -407,15 +387,9 @@ class Interpreter:
         parameters = self.replicas[op.stage].weights.parameters
         tensors = [tensor for name, tensor in parameters.items() if name not in skipped]
         post = self.transport.post_send if sends else self.transport.post_receive
-        first = self._stash_tag(Op(Kind.SEND_S, len(self.plan.stages), 0), 0) + op.stage * self._agreed.most_parameters
+        first = self._to.parameter_tag(op.stage)
         handles = [post(tensor, op.peer, first + number) for number, tensor in enumerate(tensors)]
         self._leave(state, Transfer(tensors, handles, record))
-
-    def _stash_tag(self, op: Op, piece: int) -> int:
-        stages, micro_batches = len(self.plan.stages), self.plan.problem.workload.micro_batches
-        return (
-            stages * stages * micro_batches + (op.stage * micro_batches + op.micro_batch) * self._agreed.widest + piece
-        )
 
     # ------------------------------------------------------------ records
 

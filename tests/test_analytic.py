@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from contraflow.__main__ import cli
 from contraflow.executor.analytic import PRECISIONS, analytic_profile
-from contraflow.executor.cli import PRECISIONS as OFFERED
+from contraflow.executor.cli_profile import PRECISIONS as OFFERED
 from contraflow.executor.profile import profile_model
 from contraflow.executor.roofline import Roofline
 from contraflow.models import cross_entropy, resolve

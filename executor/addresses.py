@@ -1,0 +1,43 @@
+"""Where the messages of a plan go, and the numbers by which both ends know them within a step."""
+
+from __future__ import annotations
+
+from ..planner.plan import Kind, Op, Plan
+from .agreement import Agreement
+
+
+class Addresses:
+    """Of one plan. Numbers of activations and gradients come first, then those of stashes, then of parameters."""
+
+    def __init__(self, plan: Plan, agreed: Agreement) -> None:
+        self._stages, self._micro_batches = len(plan.stages), plan.problem.workload.micro_batches
+        self._routes = {m: p for p in plan.pipelines for m in p.micro_batches}
+        self._pieces, self._parameters = agreed.widest, agreed.most_parameters
+
+    def device(self, op: Op) -> int:
+        """The device at the other end of an activation or a gradient."""
+        route = self._routes[op.micro_batch]
+        forward = op.kind in (Kind.SEND_F, Kind.RECV_F)
+        return route.forward[op.peer] if forward else route.backward[op.peer]
+
+    def devices(self, op: Op) -> tuple[int, int]:
+        """Forward and backward device of a micro-batch's stage."""
+        route = self._routes[op.micro_batch]
+        return route.forward[op.stage], route.backward[op.stage]
+
+    def tag(self, op: Op, source: int, target: int) -> int:
+        """Of an activation or a gradient between two stages."""
+        return (source * self._stages + target) * self._micro_batches + op.micro_batch
+
+    def stash_tag(self, op: Op, piece: int) -> int:
+        """Of one piece of a stash."""
+        return self._first_stash + (op.stage * self._micro_batches + op.micro_batch) * self._pieces + piece
+
+    def parameter_tag(self, stage: int) -> int:
+        """Of the first parameter of a stage; the others follow."""
+        first = self._first_stash + self._stages * self._micro_batches * self._pieces
+        return first + stage * self._parameters
+
+    @property
+    def _first_stash(self) -> int:
+        return self._stages * self._stages * self._micro_batches

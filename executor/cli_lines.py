@@ -1,0 +1,38 @@
+"""What the executor's commands say on stderr: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from ..planner.cli_common import stop
+
+
+def fail(reason: object) -> NoReturn:
+    """Ends the command with a line and exit code 1."""
+    click.echo(f"contraflow: {reason}", err=True)
+    stop(1)
+
+
+@contextmanager
+def notices_as_lines(shown: bool = True) -> Iterator[None]:
+    """Notices about engines go to stderr, one line each; other warnings stay as they are."""
+    import warnings
+
+    from .engines import EngineNotice
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EngineNotice)
+        show = warnings.showwarning
+
+        def line(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if not issubclass(category, EngineNotice):
+                show(message, category, *rest, **named)
+            elif shown:
+                click.echo(f"contraflow: {message}", err=True)
+
+        warnings.showwarning = line
+        yield

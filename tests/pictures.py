@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -118,6 +119,7 @@ def _remade_in_turn(order: list[Op]) -> list[Op]:
 ONE_ROUTE = (((0, 1), (0, 1)),)
 
 
+@functools.cache
 def pictured() -> dict[str, Plan]:
     """Plans that between them have everything a picture can show."""
     three = build("zb-h1", 3, 4)

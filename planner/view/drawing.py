@@ -44,7 +44,7 @@ class Rect:
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points with round corners; with `arrow`, its end has a head."""
+    """A line through points with corners of a radius; with `arrow`, its end has a head."""
 
     points: tuple[Point, ...]
     stroke: str
@@ -52,6 +52,7 @@ class Line:
     dashed: bool = False
     arrow: bool = False
     note: str = ""
+    radius: float = 8.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def _noted(tag: str, note: str) -> str:
 
 def _svg_line(line: Line) -> str:
     path = "".join(
-        f"{letter}{' '.join(f'{x:.1f} {y:.1f}' for x, y in points)}" for letter, points in _segments(_shaft(line))
+        f"{letter}{' '.join(f'{x:.1f} {y:.1f}' for x, y in points)}"
+        for letter, points in _segments(_shaft(line), line.radius)
     )
     dash = f' stroke-dasharray="{_DASH[0]:g} {_DASH[1]:g}"' if line.dashed else ""
     drawn = (
@@ -150,7 +152,7 @@ def _svg_line(line: Line) -> str:
     return drawn
 
 
-def _segments(points: Sequence[Point], radius: float = 8.0) -> Iterator[tuple[str, list[Point]]]:
+def _segments(points: Sequence[Point], radius: float) -> Iterator[tuple[str, list[Point]]]:
     """M, L and Q (a corner and where it ends): the line with its corners rounded."""
     yield "M", [points[0]]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
@@ -223,7 +225,7 @@ def _paint(axes: Axes, shape: Shape, order: int) -> None:
         )  # fmt: skip
     elif isinstance(shape, Line):
         codes: dict[str, list[Any]] = {"M": [Path.MOVETO], "L": [Path.LINETO], "Q": [Path.CURVE3, Path.CURVE3]}
-        parts = list(_segments(_shaft(shape)))
+        parts = list(_segments(_shaft(shape), shape.radius))
         path = Path([p for _, points in parts for p in points], [code for letter, _ in parts for code in codes[letter]])
         dash: Any = (0, _DASH) if shape.dashed else "-"
         axes.add_patch(

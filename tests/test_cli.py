@@ -33,7 +33,7 @@ PROBLEM_OPTIONS = {
 }  # fmt: skip
 OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--explain", "--output", "-o"},
-    "compare": PROBLEM_OPTIONS,
+    "compare": PROBLEM_OPTIONS | {"--as", "--output", "-o", "--frontier"},
     "check": {"--json"},
     "show": {"--as", "--what", "--run", "--only-run", "--output", "-o", "--json"},
     "profile": {

@@ -79,10 +79,10 @@ def frontier(
         return FrontierPoint(limit or 0, found.status, found.bound_s, found.plan)
 
     lean: list[int] = []  # bytes a device of the leanest plans that were seen
-    pool = [_under(p, workload) for p in known]
+    pool = [p for p in (_under(p, Problem(model, cluster, workload)) for p in known) if fits(p)]
     free = solve(workload.memory_limit_bytes, _fastest(pool))
     pool += [p for p in (free.plan,) if p is not None]
-    best = _fastest([p for p in pool if fits(p)])
+    best = _fastest(pool)
     if best is None:
         return (replace(free, limit_bytes=max(_limits(cluster, workload))),)
     top = _peak(best)
@@ -127,44 +127,39 @@ def _fastest(plans: Sequence[Plan]) -> Plan | None:
     return min(plans, key=cost, default=None)
 
 
-def _under(plan: Plan, workload: Workload) -> Plan:
-    """The plan with this workload's limit, its forecast simulated afresh."""
-    problem = Problem(plan.problem.model, plan.problem.cluster, workload)
+def _under(plan: Plan, problem: Problem) -> Plan:
+    """The plan as one of this problem, its forecast simulated afresh."""
     moved = replace(plan, problem=problem)
     return moved.with_forecast(simulate(moved).forecast())
 
 
 def _settled(points: Sequence[FrontierPoint], pool: Sequence[Plan], workload: Workload) -> tuple[FrontierPoint, ...]:
-    """Every limit with the fastest plan that fits it, and the best bound of it or of a higher limit."""
+    """Every limit with the fastest plan that fits it, and the best bound of it or of a higher limit.
+
+    A bound comes with the space that it is proven for.
+    """
     found: list[FrontierPoint] = []
-    above: FrontierPoint | None = None
+    proven, space = 0.0, ""
     for point in reversed(points):
+        if point.bound_s > proven:
+            proven, space = point.bound_s, "" if point.plan is None else point.plan.provenance.space
         asked = replace(workload, memory_limit_bytes=point.limit_bytes)
         best = _fastest([p for p in pool if _peak(p) <= point.limit_bytes])
-        bound = point.bound_s
-        if above is not None and _space(above) == _space(point):
-            bound = max(bound, above.bound_s)
-        point = replace(point, bound_s=bound)
-        if best is not None:
-            point = _answer(point, _under(best, asked))
-        found.append(point)
-        above = point
+        if best is None:
+            found.append(replace(point, bound_s=proven))
+        else:
+            moved = _under(best, replace(best.problem, workload=asked))
+            found.append(_answer(point.limit_bytes, moved, proven, space))
     return tuple(reversed(found))
 
 
-def _space(point: FrontierPoint) -> str | None:
-    """What the point's bound speaks for."""
-    return None if point.plan is None else point.plan.provenance.space
-
-
-def _answer(point: FrontierPoint, plan: Plan) -> FrontierPoint:
-    """The point with this plan, its forecast telling bound, gap and status."""
+def _answer(limit: int, plan: Plan, proven: float, space: str) -> FrontierPoint:
+    """The point of a plan, its forecast telling bound, gap and status."""
     assert plan.forecast is not None
     step_s = plan.forecast.step_s
-    bound = min(point.bound_s, step_s)
+    bound = min(proven, step_s)
     gap = step_s / bound - 1 if bound > 0 else None
     status = "optimal" if gap is not None and gap <= PROVEN else "feasible"
-    space = _space(point)
-    made = plan.provenance if space is None else replace(plan.provenance, space=space)
+    made = replace(plan.provenance, space=space or plan.provenance.space)
     forecast = replace(plan.forecast, bound_s=bound, gap=gap, status=status)
-    return FrontierPoint(point.limit_bytes, status, bound, replace(plan, forecast=forecast, provenance=made))
+    return FrontierPoint(limit, status, bound, replace(plan, forecast=forecast, provenance=made))

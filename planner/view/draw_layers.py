@@ -102,10 +102,10 @@ class _Layout:
 
     def drawing(self) -> Drawing:
         rows = max(self.row.values()) + 1
-        page = Drawing(self.graph.graph["title"], max(self.right + _MARGIN, 480.0))
+        page = Drawing(self.graph.graph["title"], max(self.right + _MARGIN, 640.0))
         bottom = self.rows_top + rows * _ROW - (_ROW - _HIGH) + 14
         page.height = bottom + _MARGIN
-        page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 9)), 17, bold=True))
+        page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 10)), 17, bold=True))
         for stage, lines in self.graph.graph["groups"].items():
             x = self.left[stage]
             page.add(Rect(x, self.frame_top, self.wide[stage], bottom - self.frame_top, "#f8f9fb", "#c9cfd7", 8))

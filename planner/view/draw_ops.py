@@ -29,7 +29,7 @@ def draw(graph: Graph) -> Drawing:
         y += band[device][1] + _BETWEEN
     page = Drawing(graph.graph["title"], _LEFT + (max(column.values(), default=0) + 1) * _PITCH + _MARGIN, y + 8)
     page.width = max(page.width, 640.0)
-    page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 9)), 17, bold=True))
+    page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 10)), 17, bold=True))
     _legend(page)
     for device in graph.graph["groups"]:
         start, tall = band[device]

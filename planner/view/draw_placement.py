@@ -108,7 +108,7 @@ def _frames(page: Drawing, graph: Graph, left: list[float], top: float, height: 
     for group, lines in graph.graph["groups"].items():
         mine = [x for number, x in enumerate(left) if graph.nodes["device", number]["group"] == group]
         page.add(Rect(mine[0] - 12, top, mine[-1] - mine[0] + _WIDTH + 24, height, PAPER, "#c9cfd7", 8))
-        names += label(mine[0] + 6 + text_width(lines[0], 11.5) / 2, top + 17, lines[0], DIM, 11.5)
+        names += label(mine[0] - 6 + text_width(lines[0], 10.5) / 2, top + 16, lines[0], DIM)
     return names
 
 
@@ -171,7 +171,7 @@ def _head(page: Drawing, graph: Graph) -> None:
     """The title, and what the lines mean: only those that are drawn."""
     wide = max(page.width, 640.0)
     page.width = wide
-    page.add(Text(_MARGIN, 34, shorten(page.title, int((wide - 2 * _MARGIN) / 9)), 17, bold=True))
+    page.add(Text(_MARGIN, 34, shorten(page.title, int((wide - 2 * _MARGIN) / 10)), 17, bold=True))
     x, y = _MARGIN, 60.0
     drawn = {(e["flow"], e["hue"]): e for _, _, e in graph.edges(data=True)}
     two_ways = {role.hue for d in graph if d[0] == "device" for role in graph.nodes[d]["roles"]} == {0, 1}

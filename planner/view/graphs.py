@@ -113,11 +113,13 @@ def _stage_lines(plan: Plan, costs: StageCosts, stage: int) -> tuple[str, ...]:
 
 
 def _homes(plan: Plan, stage: int) -> Iterator[str]:
-    """On which devices a stage runs, one line for each pair of them."""
-    for forward, backward in sorted({(p.forward[stage], p.backward[stage]) for p in plan.pipelines}):
-        if forward == backward:
-            yield f"on device {forward}"
-        else:
+    """On which devices a stage runs; a line for each pair of them."""
+    pairs = sorted({(p.forward[stage], p.backward[stage]) for p in plan.pipelines})
+    both = [forward for forward, backward in pairs if forward == backward]
+    if both:
+        yield f"on device{'s' * (len(both) != 1)} {', '.join(map(str, both))}"
+    for forward, backward in pairs:
+        if forward != backward:
             yield f"F on device {forward}, B on {backward}"
 
 

@@ -76,7 +76,8 @@ def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: Run | None =
         other["measured_step_s"] = run.step_s
     elif only_run:
         raise InputError("there is no run to draw alone")
-    events = [event for pid, process in enumerate(processes, 1) for event in _events(pid, process)]
+    arrows = _arrows(processes)
+    events = [event for pid, process in enumerate(processes, 1) for event in _events(pid, process, arrows)]
     return json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}, separators=(",", ":"))
 
 
@@ -154,7 +155,7 @@ def require_run_of(plan: Plan, run: Run) -> None:
 
 def _add_message(found: list[_Process], ran: Sequence[dict[Op, RunOp]], message: Message, flows: Iterator[int]) -> None:
     sent, received = ran[message.source].get(message.send), ran[message.target].get(message.receive)
-    flow = next(flows) if sent and received else 0
+    flow = next(flows)
     if sent:
         found[message.source].add(_SENDS, sent.op, sent.start_s, sent.end_s, message.target, flow, bytes=message.bytes)
     if received:
@@ -167,11 +168,9 @@ def _add_copies(
     found: list[_Process], copied: list[tuple[int, Op, float, float]], costs: StageCosts, flows: Iterator[int]
 ) -> None:
     """Copies to and from the host, each stash's two joined by an arrow."""
-    fetched = {(op.stage, op.micro_batch) for _, op, _, _ in copied if op.kind == Kind.FETCH}
     flow = {(op.stage, op.micro_batch): next(flows) for _, op, _, _ in copied if op.kind == Kind.OFFLOAD}
     for device, op, start_s, end_s in copied:
-        stash = (op.stage, op.micro_batch)
-        number = flow.get(stash, 0) if stash in fetched else 0
+        number = flow.get((op.stage, op.micro_batch), 0)
         size = int(costs.stash_bytes[op.stage])
         sign = 1 if op.kind == Kind.OFFLOAD else -1
         found[device].add(_LANES[op.kind], op, start_s, end_s, flow=sign * number, bytes=size)
@@ -200,7 +199,23 @@ def _us(nanoseconds: int) -> float:
     return nanoseconds / 1000
 
 
-def _events(pid: int, process: _Process) -> Iterator[dict[str, Any]]:
+def _arrows(processes: list[_Process]) -> dict[int, tuple[int, int]]:
+    """Where every arrow starts and ends: at the start of its first slice, and then as soon as its second has begun.
+
+    A measured RECV is posted before its message is sent; an arrow that would go back in time is left out.
+    """
+    ends: dict[int, list[_Slice | None]] = {}
+    for process in processes:
+        for item in (item for slices in process.threads.values() for item in slices if item.flow):
+            ends.setdefault(abs(item.flow), [None, None])[item.flow < 0] = item
+    found: dict[int, tuple[int, int]] = {}
+    for flow, (first, second) in ends.items():
+        if first is not None and second is not None and first.start <= second.end:
+            found[flow] = first.start, max(first.start, second.start)
+    return found
+
+
+def _events(pid: int, process: _Process, arrows: dict[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
     """A process's names, its threads in order, its counters."""
     yield _meta(pid, 0, "process_name", name=process.name)
     yield _meta(pid, 0, "process_sort_index", sort_index=pid)
@@ -213,7 +228,7 @@ def _events(pid: int, process: _Process) -> Iterator[dict[str, Any]]:
             yield _meta(pid, tid, "thread_name", name=name)
             yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
             for item in lane:
-                yield from _slice(pid, tid, item)
+                yield from _slice(pid, tid, item, arrows.get(abs(item.flow)))
     for name, points in process.counters.items():
         for at, total in points:
             yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": _us(at), "args": {"bytes": total}}
@@ -235,15 +250,16 @@ def _lanes(slices: list[_Slice]) -> list[list[_Slice]]:
     return lanes
 
 
-def _slice(pid: int, tid: int, item: _Slice) -> Iterator[dict[str, Any]]:
-    """A complete event, then the arrow that starts or ends in it."""
+def _slice(pid: int, tid: int, item: _Slice, arrow: tuple[int, int] | None) -> Iterator[dict[str, Any]]:
+    """A complete event, then the beginning or the end of an arrow in it."""
     op = item.op
-    where: dict[str, Any] = {"pid": pid, "tid": tid, "ts": _us(item.start)}
+    where = {"pid": pid, "tid": tid}
     args = {"stage": op.stage} | ({"micro_batch": op.micro_batch} if op.micro_batch >= 0 else {}) | item.args
     category = _CATEGORY.get(op.kind, "message")
-    yield {"ph": "X", "name": str(op), "cat": category, **where, "dur": _us(item.end - item.start), "args": args}
-    arrow = {"name": category, "cat": category, "id": abs(item.flow), **where}
-    if item.flow > 0:
-        yield {"ph": "s", **arrow}
-    elif item.flow < 0:
-        yield {"ph": "f", "bp": "e", **arrow}
+    times = {"ts": _us(item.start), "dur": _us(item.end - item.start)}
+    yield {"ph": "X", "name": str(op), "cat": category, **where, **times, "args": args}
+    if arrow is not None:
+        starts = item.flow > 0
+        end = {"ph": "s"} if starts else {"ph": "f", "bp": "e"}
+        at = _us(arrow[0] if starts else arrow[1])
+        yield {**end, "name": category, "cat": category, "id": abs(item.flow), **where, "ts": at}

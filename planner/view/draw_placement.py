@@ -137,7 +137,7 @@ def _chip(page: Drawing, role: Role, x: float, y: float) -> None:
     for k, kind in enumerate(halves):
         fill, ink = op_fill(kind, role.hue)
         text = f"{kind.name}{role.stage}"
-        size = min(11.0, (each - 3) / text_width(text, 1.0))
+        size = min(11.0, (each - 3) / (1.15 * text_width(text, 1.0)))
         page.add(Rect(x + k * each, y, each - 0.5, 18, fill, note=note))
         page.add(Text(x + (k + 0.5) * each, y + 13, text, size, "middle", ink))
 

@@ -37,7 +37,7 @@ def draw(graph: Graph) -> Drawing:
         page.add(Text(_MARGIN + 8, top[device] + 20, f"device {device}", 11.5, fill=DIM))
     corner = {n: (_LEFT + column[n] * _PITCH, top[d["device"]] + line[n] * _ROW + 5) for n, d in graph.nodes(data=True)}
     for a, b, edge in graph.edges(data=True):
-        if not _implied(graph, b, edge):
+        if not _implied(graph, column, (a, b), edge):
             _edge(page, corner[a], corner[b], edge, arcs.get((a, b)))
     for node, data in graph.nodes(data=True):
         _box(page, corner[node], data)
@@ -75,9 +75,12 @@ def _device(graph: Graph, edge: tuple[int, int]) -> int:
     return int(graph.nodes[edge[0]]["device"])
 
 
-def _implied(graph: Graph, later: int, edge: dict[str, Any]) -> bool:
-    """Whether a need is left out: the closing ops need every backward of their stage, which all come before them."""
-    return edge["why"] == "data" and graph.nodes[later]["op"].kind in (Kind.STEP, Kind.REDUCE)
+def _implied(graph: Graph, column: dict[int, int], edge: tuple[int, int], data: dict[str, Any]) -> bool:
+    """Whether a need is left out: the closing ops need every backward of their stage, which come before them anyway."""
+    earlier, later = (graph.nodes[node]["op"].kind for node in edge)
+    if data["why"] != "data" or later not in (Kind.STEP, Kind.REDUCE) or earlier == Kind.REDUCE:
+        return False
+    return later == Kind.STEP or column[edge[1]] > column[edge[0]] + 1
 
 
 def _arcs(graph: Graph, column: dict[int, int], line: dict[int, int]) -> dict[tuple[int, int], int]:
@@ -85,7 +88,7 @@ def _arcs(graph: Graph, column: dict[int, int], line: dict[int, int]) -> dict[tu
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for a, b, edge in graph.edges(data=True):
         same = graph.nodes[a]["device"] == graph.nodes[b]["device"] and line[a] == line[b] == 0
-        if same and edge["why"] == "data" and column[b] > column[a] + 1 and not _implied(graph, b, edge):
+        if same and edge["why"] == "data" and column[b] > column[a] + 1 and not _implied(graph, column, (a, b), edge):
             found[graph.nodes[a]["device"]].append((a, b))
     chosen: dict[tuple[int, int], int] = {}
     for edges in found.values():

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .cli_common import load_problem, print_json, problem_options
+from .cli_compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
 from .cli_progress import SearchProgress
 from .cluster import Cluster
 from .errors import InputError
 from .units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from .plan import Plan
     from .search.driver import Result
+    from .search.frontier import FrontierPoint
+    from .view.compare_page import Entry
 
 _T = TypeVar("_T")
 _EXAMPLE = """\b
 Examples:
   contraflow compare model.json --cluster cluster.toml --micro-batches 8 --time-limit 20
   contraflow compare --measured run.json plan.json
+  contraflow compare model.json --cluster cluster.toml --micro-batches 8 \\
+      --frontier 8 --as html -o compare.html
 """
 
 
@@ -41,6 +47,7 @@ class Row:
 @click.command(epilog=_EXAMPLE)
 @problem_options
 @click.option("--measured", metavar="RUN", help="Compare a run (execute --trace) with its forecast; MODEL is its plan.")
+@picture_options
 @click.pass_context
 def compare(
     ctx: click.Context, /, model: str, cluster_file: str | None, as_json: bool, measured: str | None, **options: Any
@@ -49,7 +56,7 @@ def compare(
 
     The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed, dimmed and
     marked "over", with what it would take and need. What the flags forbid the schedules do not do either.
-    --time-limit is the search's.
+    --time-limit is the search's; with --frontier, that of the search at each limit.
 
     With --measured, MODEL is a plan.json: its forecast and a run of it, op by op, and what explains the difference.
     """
@@ -65,6 +72,7 @@ def compare(
 def _compare_schedules(
     ctx: click.Context, model: str, cluster_file: str, as_json: bool, options: dict[str, Any]
 ) -> None:
+    check_picture(options["form"], options["output"], options["frontier"])
     from .cli import effort_options, search_space, workload_options
     from .schedules import SCHEDULES
 
@@ -76,6 +84,7 @@ def _compare_schedules(
     limits = [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
     unlimited = replace(workload, memory_limit_bytes=None)
     rows: list[Row] = []
+    plans: dict[str, Plan] = {}
     with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
         found = search(graph, cluster, workload, space=space, on_progress=progress, **effort)
         for name in SCHEDULES:
@@ -85,13 +94,27 @@ def _compare_schedules(
                 if result.plan is None:  # what it would need
                     result = search(graph, _roomy(cluster), unlimited, space=named, **effort)
                 rows.append(_row(name, result, found.bound_s, limits))
+                plans |= {} if result.plan is None else {name: result.plan}
             except InputError as error:
                 rows.append(Row(name, "does not apply", note=str(error)))
     rows.append(_row("search", found, found.bound_s, limits))
+    plans |= {} if found.plan is None else {"search": found.plan}
+    points: tuple[FrontierPoint, ...] = ()
+    if options["frontier"] is not None:
+        known = [plans[row.schedule] for row in rows if row.memory_ok]
+        points = solve_frontier(graph, cluster, workload, space, options["frontier"], known, effort)
+    if options["form"] != "text" and not (as_json and options["output"] is None):
+        title = f"{graph.name}, {len(cluster)} devices, {workload.micro_batches} micro-batches"
+        write_picture(options["form"], options["output"], title, _entries(rows, plans), points)
     if as_json:
-        print_json({"bound_s": found.bound_s, "rows": [asdict(row) for row in rows]})
-    else:
+        more = {"frontier": points_to_dicts(points)} if points else {}
+        print_json({"bound_s": found.bound_s, "rows": [asdict(row) for row in rows]} | more)
+    elif options["form"] == "text":
         _print_table(rows)
+        if points:
+            from .view.frontier import table
+
+            click.echo(table(points))
 
 
 for _option in compare.params:  # a run brings its own cluster and micro-batches
@@ -119,6 +142,19 @@ def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:
     fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
     gap = step_s / bound_s - 1 if fits and bound_s > 0 else None
     return Row(name, result.status if fits else "infeasible", step_s, made.forecast.bubble, peaks, fits, gap)
+
+
+def _entries(rows: list[Row], plans: dict[str, Plan]) -> list[Entry]:
+    """The rows with their plans, for the page."""
+    from .view.compare_page import Entry
+
+    return [
+        Entry(
+            row.schedule, row.status, row.step_s, row.bubble, max(row.peak_bytes) if row.peak_bytes else None,
+            row.memory_ok, row.gap, row.note, plans.get(row.schedule),
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def _print_table(rows: list[Row]) -> None:

@@ -8,21 +8,26 @@ from pathlib import Path
 import click
 
 from .cli_common import OutputFile, print_json, stop
+from .cli_pictures import PICTURES, check_picture, graph_picture
 from .errors import InputError
-from .files import write_text
+from .files import write_bytes
 from .plan import Forecast, Plan
 from .plan_file import load_plan
+from .run_file import Run, load_run
 
 _CHECK_EXAMPLE = """\b
 Example:
   contraflow check plan.json
 """
 _SHOW_EXAMPLE = """\b
-Example:
+Examples:
   contraflow show plan.json
   contraflow show plan.json --as svg -o plan.svg
+  contraflow show plan.json --what placement --as svg -o placement.svg
+  contraflow show plan.json --what layers --as dot | dot -Tpdf > layers.pdf
+  contraflow show plan.json --as perfetto --run run.json -o trace.json
 """
-_PLANNED_FORMATS = ("html", "dot", "perfetto")
+_PLANNED_FORMATS = ("html",)
 
 
 @click.command(epilog=_CHECK_EXAMPLE)
@@ -50,39 +55,54 @@ def check(plan_file: str, as_json: bool) -> None:
 @click.command(epilog=_SHOW_EXAMPLE)
 @click.argument("plan_file", metavar="PLAN")
 @click.option(
-    "--as", "form", type=click.Choice(["text", "svg", *_PLANNED_FORMATS]), default="text", show_default=True,
-    help="What to draw.",
+    "--as", "form", type=click.Choice(["text", "svg", "png", "dot", "perfetto", *_PLANNED_FORMATS]), default="text",
+    show_default=True, help="How to draw it.",
 )  # fmt: skip
+@click.option(
+    "--what", type=click.Choice(PICTURES), default=PICTURES[0], show_default=True,
+    help="The timeline; the layers in their stages; the devices and what goes between them; every operation.",
+)  # fmt: skip
+@click.option("--run", "run_file", metavar="FILE", help="A run of the plan (execute --trace), drawn with its forecast.")
+@click.option("--only-run", is_flag=True, help="With --run: leave the forecast out.")
 @click.option("-o", "--output", type=OutputFile(), help="Write there. [default: stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as one JSON object instead.")
-def show(plan_file: str, form: str, output: Path | None, as_json: bool) -> None:
-    """Draw PLAN: its timeline and the memory of every device.
+def show(
+    plan_file: str, form: str, what: str, run_file: str | None, only_run: bool, output: Path | None, as_json: bool
+) -> None:
+    """Draw PLAN: its timeline and the memory of every device, or what --what names.
 
-    Times and bytes are simulated afresh from the plan's operations, not read from its forecast.
+    Times and bytes are simulated afresh from the plan's operations, not read from its forecast. A perfetto trace opens
+    in ui.perfetto.dev. PNG needs matplotlib.
     """
     if form in _PLANNED_FORMATS:
         raise click.UsageError(f"--as {form} does not exist yet; use text or svg")
+    check_picture(form, what, run_file is not None, only_run, output is not None)
     loaded = load_plan(plan_file)
-    text = draw(loaded, form)
+    run = None if run_file is None else load_run(run_file)
+    drawn = draw(loaded, form, what, run, only_run)
     if output is not None:
-        write_text(output, text)
+        write_bytes(output, drawn.encode() if isinstance(drawn, str) else drawn)
     if as_json:
         forecast = fresh_forecast(loaded)
         print_json(forecast_to_dict(loaded, forecast) | {"file": None if output is None else str(output)})
     elif output is None:
-        click.echo(text, nl=False)
+        click.echo(drawn, nl=False)
     else:
         click.echo(f"wrote {output}", err=True)
 
 
-def draw(plan: Plan, form: str) -> str:
-    """The picture of a plan as text; raises InputError when its operations cannot be simulated."""
+def draw(plan: Plan, form: str, what: str = PICTURES[0], run: Run | None = None, only_run: bool = False) -> str | bytes:
+    """The picture of a plan, a png as bytes; raises InputError when its operations cannot be simulated."""
     from .simulate import simulate
-    from .view import svg, text
+    from .view import perfetto, svg, text
 
-    forecast = fresh_forecast(plan)
+    forecast, timeline = fresh_forecast(plan), simulate(plan)
+    if what != PICTURES[0]:
+        return graph_picture(plan, timeline, form, what)
+    if form == "perfetto":
+        return perfetto.render(plan, timeline, forecast, run, only_run)
     renderers: dict[str, Callable[..., str]] = {"text": text.render, "svg": svg.render}
-    return renderers[form](plan, simulate(plan), forecast)
+    return renderers[form](plan, timeline, forecast)
 
 
 def fresh_forecast(plan: Plan) -> Forecast:

@@ -121,9 +121,12 @@ class Timeline:
         )
 
     def memory(self, device: int) -> tuple[list[float], list[int]]:
-        """Times (seconds) and bytes of one device after every change."""
+        """Times (seconds, never going back) and bytes of one device after every change."""
         found = self.device_memory[device]
-        return found.times_s.tolist(), found.bytes.tolist()
+        # what leaves over several links between two ops stands in list order, which need not be that of time
+        order = np.argsort(found.times_s, kind="stable")
+        change = np.diff(found.bytes, prepend=0)
+        return found.times_s[order].tolist(), np.cumsum(change[order]).tolist()
 
     def forecast(self) -> Forecast:
         """The step and every device's busy time, bubble and peak; bound and status are for the caller to add."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -32,10 +33,10 @@ PROBLEM_OPTIONS = {
 }  # fmt: skip
 OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--explain", "--output", "-o"},
-    "compare": PROBLEM_OPTIONS | {"--measured"},
+    "compare": PROBLEM_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
     "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
     "check": {"--json"},
-    "show": {"--as", "--output", "-o", "--json"},
+    "show": {"--as", "--what", "--run", "--only-run", "--output", "-o", "--json"},
     "profile": {
         "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--load", "--cluster",
         "--output", "-o", "--json",
@@ -203,7 +204,7 @@ def test_a_model_that_is_not_text_is_refused(folder: Path) -> None:
     assert "model.json" in refused(*problem(folder))
 
 
-@pytest.mark.parametrize("form", ["html", "dot", "perfetto"])
+@pytest.mark.parametrize("form", ["html"])
 def test_pictures_that_do_not_exist_yet_say_so(folder: Path, form: str) -> None:
     """They are reserved, not unknown."""
     assert "does not exist yet" in refused("show", folder / "good.json", "--as", form)
@@ -261,6 +262,46 @@ def test_show_draws_text_and_svg(folder: Path) -> None:
     written = run("show", folder / "good.json", "--as", "svg", "-o", folder / "plan.svg")
     assert (written.exit_code, written.stdout) == (0, "")
     assert (folder / "plan.svg").read_text() == drawn.stdout
+
+
+def test_show_draws_graphs_and_traces(folder: Path) -> None:
+    """Every picture in every form it has, each from its own parser's point of view."""
+    good = folder / "good.json"
+    for what in ("layers", "placement", "ops"):
+        assert ElementTree.fromstring(run("show", good, "--what", what, "--as", "svg").stdout).tag.endswith("svg")
+        assert run("show", good, "--what", what, "--as", "dot").stdout.startswith("digraph plan {")
+    trace = json.loads(run("show", good, "--as", "perfetto").stdout)
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "C", "s", "f"}
+    (folder / "run.json").write_text(json.dumps(a_run()))
+    both = json.loads(run("show", good, "--as", "perfetto", "--run", folder / "run.json").stdout)
+    alone = json.loads(run("show", good, "--as", "perfetto", "--run", folder / "run.json", "--only-run").stdout)
+    assert len(both["traceEvents"]) == len(trace["traceEvents"]) + len(alone["traceEvents"])
+
+
+def a_run() -> dict[str, Any]:
+    """What two devices did of good.json: one forward each."""
+    ops = [{"op": "0F0", "start_s": 0.0, "end_s": 1.5}], [{"op": "1F0", "start_s": 1.5, "end_s": 2.5}]
+    devices = [{"busy_s": 1.0, "bubble": 0.6, "peak_bytes": 8, "ops": mine} for mine in ops]
+    return {"format": "contraflow/run", "version": 1, "step_s": 2.5, "losses": [1.0], "devices": devices}
+
+
+def test_pictures_that_do_not_exist_are_refused_before_anything_is_read(folder: Path) -> None:
+    """Each line says what there is instead."""
+    assert "--what layers, placement, ops" in refused("show", "none.json", "--as", "dot")
+    assert "--as svg, png, dot" in refused("show", "none.json", "--what", "ops")
+    assert "needs -o" in refused("show", "none.json", "--what", "ops", "--as", "png")
+    assert "--run is drawn" in refused("show", "none.json", "--run", "run.json")
+    assert "--only-run needs --run" in refused("show", "none.json", "--as", "perfetto", "--only-run")
+    assert "none.json" in refused("show", folder / "good.json", "--as", "perfetto", "--run", "none.json")
+
+
+def test_a_png_without_matplotlib_is_refused_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with the remedy."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    asked = ("show", "none.json", "--what", "layers", "--as", "png", "-o", folder / "layers.png")
+    assert "contraflow[plot]" in refused(*asked)
 
 
 def test_show_prints_the_forecast_for_machines(folder: Path) -> None:

@@ -296,7 +296,7 @@ def test_copies_are_drawn() -> None:
     assert plan.forecast is not None
     timeline = simulate(plan)
     drawn = [line for line in text.render(plan, timeline, plan.forecast).splitlines() if "|" in line]
-    assert [line.split("|")[0].strip() for line in drawn] == ["d0", "d0>", "d0<"]
+    assert [line.split("|")[0].strip() for line in drawn] == ["d0", "d0>", "d0<", "m0", "h0"]
     cells = (WIDTH - len("d0> ||")) // 5  # five times 2 s
     assert drawn[1].split("|")[1].strip() == "0".ljust(cells, ">")
     root = ElementTree.fromstring(svg.render(plan, timeline, plan.forecast))

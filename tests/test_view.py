@@ -6,7 +6,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from pictures import MIB, both_ways, one_way
+from pictures import MIB, both_ways, one_way, pictured
+from rich.cells import cell_len
 
 from contraflow.planner.plan import Forecast, Kind, Pipeline, Plan
 from contraflow.planner.simulate import simulate
@@ -142,3 +143,35 @@ def test_a_plan_that_takes_no_time_is_drawn() -> None:
     plan = one_way(2, 2, forward_s=0.0)
     assert as_svg(plan).tag == f"{SVG}svg"
     assert "what made the peak" in as_text(plan)
+
+
+def test_memory_stands_under_the_timeline() -> None:
+    """1F1B with P=3, N=3, B=2F: 3, 2 and 1 stashes besides parameters and gradients, in tenths of the largest peak."""
+    drawn = [line.split("|") for line in as_text(one_way(3, 3)).splitlines() if "|" in line]
+    rows = {label.strip(): cells for label, cells, _ in drawn}
+    assert {len(cells) for cells in rows.values()} == {75}
+    assert rows["m0"] == "6" * 5 + "8" * 5 + "*" * 35 + "8" * 15 + "6" * 15
+    assert rows["m2"] == "4" * 10 + "6" * 45 + "4" * 20
+
+
+def test_copies_and_hosts_have_rows_in_the_terminal() -> None:
+    """An offloading plan: copies under their devices, the host's memory under theirs."""
+    drawn = as_text(pictured()["apart, offload"])
+    labels = [line.split("|")[0].strip() for line in drawn.splitlines() if "|" in line]
+    assert labels == ["d0", "d0>", "d1", "d1>", "d1<", "d2", "d2<", "m0", "m1", "m2", "h0"]
+    assert "memory of every host" in drawn
+
+
+@pytest.mark.parametrize("name", ["漢字" * 80, "a\x1b[2Jb\nc", "é" * 200])
+def test_names_stay_on_their_lines_and_take_no_control_of_the_terminal(name: str) -> None:
+    """Wide letters count twice, control characters are replaced."""
+    drawn = as_text(one_way(2, 4, name=name))
+    assert max(map(cell_len, drawn.splitlines())) <= 80
+    assert "\x1b" not in drawn
+
+
+def test_many_devices_are_drawn_in_the_terminal() -> None:
+    """Labels of three characters; a row each."""
+    drawn = as_text(one_way(20, 2))
+    assert max(map(len, drawn.splitlines())) <= 80
+    assert sum(line.startswith(("d", " d")) and "|" in line for line in drawn.splitlines()) == 20

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..plan import COPIES, Forecast, Kind, Op, Plan
 from ..units import format_bytes, format_seconds
+from .names import plain, wrap
 
 if TYPE_CHECKING:
     from ..simulate import Timeline
 
 WIDTH = 80
+_EVEN = 1e-6  # columns; times that close to the edge of one are on it
 _FILL = {
     Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
     Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&",
@@ -27,7 +30,8 @@ _MEANING = {
 def render(plan: Plan, timeline: Timeline, forecast: Forecast, width: int = WIDTH) -> str:
     """Heading, timeline (a line of apology for plans too large for one) and table of a plan."""
     drawn = timeline_text(plan, timeline, width)
-    return "\n".join([heading(plan, forecast, width), "", drawn, "", device_table(plan, forecast, width), ""])
+    parts = [heading(plan, forecast, width), drawn, memory_text(timeline, width), device_table(plan, forecast, width)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def count_pipelines(plan: Plan) -> str:
@@ -40,11 +44,11 @@ def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
     """What the plan is and what it promises, wrapped to `width`."""
     source = plan.provenance.source or "plan"
     shape = (
-        f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
+        f"{plain(plan.problem.model.name)}: {plain(source)}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
         f"{plan.problem.workload.micro_batches} micro-batches{_apart(plan)}"
     )
-    return "\n".join([*textwrap.wrap(shape, width), *textwrap.wrap(promise(forecast), width)])
+    return "\n".join([*wrap(shape, width), *wrap(promise(forecast), width)])
 
 
 def _apart(plan: Plan) -> str:
@@ -79,8 +83,7 @@ def timeline_text(plan: Plan, timeline: Timeline, width: int = WIDTH) -> str:
     Copies to and from the host have rows of their own under their device's, marked > and <.
     """
     labels, rows = _rows(timeline)
-    room = width - max(map(len, labels)) - 3
-    columns_per_s = _scale([bar for row in rows for bar in row], room)
+    columns_per_s = _columns_per_s(timeline, width)
     if columns_per_s is None:
         return "(too many operations for a terminal timeline: contraflow show --as svg)"
     used = round(max((end for row in rows for _, _, end in row), default=0.0) * columns_per_s)
@@ -91,6 +94,49 @@ def timeline_text(plan: Plan, timeline: Timeline, width: int = WIDTH) -> str:
     kinds = sorted({op.kind for row in rows for op, start, end in row if end > start})
     legend = ", ".join(f"{kind.name if kind < Kind.REDUCE else _FILL[kind]} {_MEANING[kind]}" for kind in kinds)
     return "\n".join([*lines, *textwrap.wrap(f"({legend}; blank: idle)", width)])
+
+
+def _columns_per_s(timeline: Timeline, width: int) -> float | None:
+    """The scale of the picture; None for a plan that is too large for one."""
+    labels, rows = _rows(timeline)
+    return _scale([bar for row in rows for bar in row], width - max(map(len, labels)) - 3)
+
+
+def memory_text(timeline: Timeline, width: int = WIDTH) -> str:
+    """Memory under the same time axis, a row a device and a row a host that holds stashes: most bytes of each column.
+
+    In tenths of the largest peak of any device (of any host), rounded up: * is the tenth. Empty where the timeline is
+    not drawn either, and where no memory is used.
+    """
+    columns_per_s = _columns_per_s(timeline, width)
+    if columns_per_s is None:
+        return ""
+    devices = [(f"m{d}", *timeline.memory(d)) for d in range(len(timeline.device_memory))]
+    hosts = [
+        (f"h{n}", x.times_s.tolist(), x.bytes.tolist()) for n, x in enumerate(timeline.host_memory) if x.peak_bytes
+    ]
+    size, lines = max(map(len, _rows(timeline)[0])), []
+    for what, group in (("device", devices), ("host", hosts)):
+        most = max((max(totals) for _, _, totals in group), default=0)
+        if most:
+            lines.append(f"memory of every {what}, in tenths of {format_bytes(most)} (*: the last)")
+            used = round(timeline.step_s * columns_per_s)
+            lines += [
+                f"{name:>{size}} |{_level_row(times, totals, most, columns_per_s, used)}|"
+                for name, times, totals in group
+            ]
+    return "\n".join(lines)
+
+
+def _level_row(times: Sequence[float], totals: Sequence[int], most: int, columns_per_s: float, used: int) -> str:
+    """A digit a column: the most bytes in it."""
+    levels = [0] * max(used, 1)
+    for at, until, total in zip(times, [*times[1:], math.inf], totals, strict=True):
+        first = min(int(at * columns_per_s + _EVEN), len(levels) - 1)
+        last = len(levels) if until == math.inf else math.ceil(until * columns_per_s - _EVEN)
+        for column in range(first, max(first + 1, min(last, len(levels)))):
+            levels[column] = max(levels[column], -(-total * 10 // most))
+    return "".join("*" if level >= 10 else str(level) if level else " " for level in levels)
 
 
 def _rows(timeline: Timeline) -> tuple[list[str], list[list[tuple[Op, float, float]]]]:

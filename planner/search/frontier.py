@@ -1,0 +1,165 @@
+"""Step time against memory: the best plan for every limit from too little to what no limit would take.
+
+A plan that fits a limit fits every higher one, so the step never grows with the limit: each search starts from the
+fastest plan known to fit, and what it finds is offered to all limits. A bound holds for every lower limit too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..cluster import Cluster
+from ..errors import WorkloadError
+from ..model_graph import ModelGraph
+from ..plan import Forecast, Plan, Problem
+from ..simulate import simulate
+from ..workload import SearchSpace, Workload
+from .driver import plan as search
+from .fit import fits
+from .session import PROVEN, OnProgress
+
+FEWEST = 3
+"""Limits: one that is too low, the lowest that is not, and one that does not bind."""
+_DESCENTS = 3
+"""So often a plan that needs less memory than any before is taken for the leanest, and less is asked for."""
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The answer at one limit.
+
+    Attributes:
+        limit_bytes: of every device.
+        status, bound_s: as of a search: proven for the space it was asked about, at this limit.
+        plan: the fastest that is known to fit, with the workload of this limit; None without one.
+    """
+
+    limit_bytes: int
+    status: str
+    bound_s: float
+    plan: Plan | None = None
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """The plan's forecast."""
+        return None if self.plan is None else self.plan.forecast
+
+
+def frontier(
+    model: ModelGraph,
+    cluster: Cluster,
+    workload: Workload,
+    space: SearchSpace = SearchSpace(),  # noqa: B008 - immutable
+    count: int = 8,
+    known: Iterable[Plan] = (),
+    time_limit: float = 60,
+    seed: int = 0,
+    workers: int = 2,
+    deterministic_limit: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[FrontierPoint, ...]:
+    """The best plans for `count` memory limits in ascending order, steps never growing, each of them checked to fit.
+
+    The first limit is a sixteenth below what the leanest plan found needs, the second is what it needs, the last is
+    the peak of the fastest plan under the workload's own limit; the others lie evenly between. Every search gets
+    `time_limit` seconds, and there are up to three more than limits, to find the lowest. `known`: plans of this model
+    and cluster, such as those of named schedules, which the frontier is never worse than. The rest are `plan`'s.
+
+    Raises InputError for bad input.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
+        raise WorkloadError(f"a frontier has at least {FEWEST} limits, got {count!r}")
+
+    def solve(limit: int | None, hint: Plan | None) -> FrontierPoint:
+        asked = replace(workload, memory_limit_bytes=limit)
+        found = search(model, cluster, asked, space, time_limit, seed, workers, deterministic_limit, hint, on_progress)
+        lacking = [x.limit_bytes + x.over_bytes for x in found.violations]
+        lean.extend([max(lacking)] if lacking else [])
+        return FrontierPoint(limit or 0, found.status, found.bound_s, found.plan)
+
+    lean: list[int] = []  # bytes a device of the leanest plans that were seen
+    pool = [p for p in (_under(p, Problem(model, cluster, workload)) for p in known) if fits(p)]
+    free = solve(workload.memory_limit_bytes, _fastest(pool))
+    pool += [p for p in (free.plan,) if p is not None]
+    best = _fastest(pool)
+    if best is None:
+        return (replace(free, limit_bytes=max(_limits(cluster, workload))),)
+    top = _peak(best)
+    points = [solve(1, None)]
+    floor = min([*lean, *map(_peak, pool)])
+    for _ in range(_DESCENTS):
+        points = [solve(max(1, floor - 1 - floor // 16), None)]
+        if points[0].plan is None:
+            break
+        pool.append(points[0].plan)
+        floor = _peak(points[0].plan)
+    for limit in _between(floor, top, count - 1):
+        hint = _fastest([p for p in pool if _peak(p) <= limit])
+        point = replace(free, limit_bytes=limit) if limit == top else solve(limit, hint)
+        pool += [point.plan] if point.plan is not None else []
+        points.append(point)
+    return _settled(points, pool, workload)
+
+
+def _between(floor: int, top: int, count: int) -> list[int]:
+    """`count` limits from `floor` to `top`, as even as whole bytes allow, without repeats."""
+    return sorted({floor + round(k * (top - floor) / max(1, count - 1)) for k in range(count)})
+
+
+def _limits(cluster: Cluster, workload: Workload) -> list[int]:
+    return [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
+
+
+def _peak(plan: Plan) -> int:
+    """The most that a device holds."""
+    assert plan.forecast is not None
+    return max(plan.forecast.peak_bytes)
+
+
+def _fastest(plans: Sequence[Plan]) -> Plan | None:
+    """The fastest of them, of equals the leanest."""
+
+    def cost(plan: Plan) -> tuple[float, int]:
+        assert plan.forecast is not None
+        return plan.forecast.step_s, _peak(plan)
+
+    return min(plans, key=cost, default=None)
+
+
+def _under(plan: Plan, problem: Problem) -> Plan:
+    """The plan as one of this problem, its forecast simulated afresh."""
+    moved = replace(plan, problem=problem)
+    return moved.with_forecast(simulate(moved).forecast())
+
+
+def _settled(points: Sequence[FrontierPoint], pool: Sequence[Plan], workload: Workload) -> tuple[FrontierPoint, ...]:
+    """Every limit with the fastest plan that fits it, and the best bound of it or of a higher limit.
+
+    A bound comes with the space that it is proven for.
+    """
+    found: list[FrontierPoint] = []
+    proven, space = 0.0, ""
+    for point in reversed(points):
+        if point.bound_s > proven:
+            proven, space = point.bound_s, "" if point.plan is None else point.plan.provenance.space
+        asked = replace(workload, memory_limit_bytes=point.limit_bytes)
+        best = _fastest([p for p in pool if _peak(p) <= point.limit_bytes])
+        if best is None:
+            found.append(replace(point, bound_s=proven))
+        else:
+            moved = _under(best, replace(best.problem, workload=asked))
+            found.append(_answer(point.limit_bytes, moved, proven, space))
+    return tuple(reversed(found))
+
+
+def _answer(limit: int, plan: Plan, proven: float, space: str) -> FrontierPoint:
+    """The point of a plan, its forecast telling bound, gap and status."""
+    assert plan.forecast is not None
+    step_s = plan.forecast.step_s
+    bound = min(proven, step_s)
+    gap = step_s / bound - 1 if bound > 0 else None
+    status = "optimal" if gap is not None and gap <= PROVEN else "feasible"
+    made = replace(plan.provenance, space=space or plan.provenance.space)
+    forecast = replace(plan.forecast, bound_s=bound, gap=gap, status=status)
+    return FrontierPoint(limit, status, bound, replace(plan, forecast=forecast, provenance=made))

@@ -1,0 +1,55 @@
+"""Names from files, made fit for a picture: what a model or a layer is called is text and nothing else."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_UNSEEN = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
+_TURNS = frozenset(range(0x202A, 0x202F)) | frozenset(range(0x2066, 0x206A))  # change the direction of the text around
+
+
+def plain(text: str) -> str:
+    """The text on one line: whitespace becomes a blank, what no font, terminal or XML file takes a replacement mark."""
+    return "".join(map(_plain, text))
+
+
+def _plain(letter: str) -> str:
+    if letter.isspace():
+        return " "
+    unseen = unicodedata.category(letter) in _UNSEEN or ord(letter) in _TURNS
+    return "\N{REPLACEMENT CHARACTER}" if unseen else letter
+
+
+def shorten(text: str, columns: int) -> str:
+    """The text cut to so many terminal columns, with an ellipsis where something is missing."""
+    if columns_of(text) <= columns:
+        return text
+    used, kept = 1, ""
+    for letter in text:
+        used += columns_of(letter)
+        if used > columns:
+            break
+        kept += letter
+    return kept + "…"
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """The text in lines of at most so many terminal columns, broken at blanks, and inside words that are too long."""
+    lines: list[str] = [""]
+    for word in text.split():
+        if lines[-1] and columns_of(f"{lines[-1]} {word}") <= columns:
+            lines[-1] += f" {word}"
+            continue
+        lines += [""] if lines[-1] else []
+        for letter in word:
+            if columns_of(lines[-1] + letter) > columns and lines[-1]:
+                lines.append("")
+            lines[-1] += letter
+    return lines if lines[-1] else lines[:-1]
+
+
+def columns_of(text: str) -> int:
+    """Terminal columns that a text takes: two for a wide letter, none for what combines with the one before."""
+    from rich.cells import cell_len
+
+    return cell_len(text)

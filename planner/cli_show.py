@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from .cli_common import OutputFile, print_json, stop
-from .errors import InputError
 from .files import write_text
 from .plan import Forecast, Plan
 from .plan_file import load_plan
+from .view import html
+from .view.fresh import fresh_forecast
 
 _CHECK_EXAMPLE = """\b
 Example:
@@ -21,8 +22,9 @@ _SHOW_EXAMPLE = """\b
 Example:
   contraflow show plan.json
   contraflow show plan.json --as svg -o plan.svg
+  contraflow show plan.json --as html --run run.json -o plan.html
 """
-_PLANNED_FORMATS = ("html", "dot", "perfetto")
+_PLANNED_FORMATS = ("dot", "perfetto")
 
 
 @click.command(epilog=_CHECK_EXAMPLE)
@@ -50,20 +52,25 @@ def check(plan_file: str, as_json: bool) -> None:
 @click.command(epilog=_SHOW_EXAMPLE)
 @click.argument("plan_file", metavar="PLAN")
 @click.option(
-    "--as", "form", type=click.Choice(["text", "svg", *_PLANNED_FORMATS]), default="text", show_default=True,
+    "--as", "form", type=click.Choice(["text", "svg", "html", *_PLANNED_FORMATS]), default="text", show_default=True,
     help="What to draw.",
 )  # fmt: skip
+@click.option(
+    "--run", "run_file", metavar="FILE", help="Show what a run measured as well: the file of execute --trace."
+)
 @click.option("-o", "--output", type=OutputFile(), help="Write there. [default: stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as one JSON object instead.")
-def show(plan_file: str, form: str, output: Path | None, as_json: bool) -> None:
+def show(plan_file: str, form: str, run_file: str | None, output: Path | None, as_json: bool) -> None:
     """Draw PLAN: its timeline and the memory of every device.
 
     Times and bytes are simulated afresh from the plan's operations, not read from its forecast.
     """
     if form in _PLANNED_FORMATS:
-        raise click.UsageError(f"--as {form} does not exist yet; use text or svg")
+        raise click.UsageError(f"--as {form} does not exist yet; use text, svg or html")
+    if run_file is not None and form != "html":
+        raise click.UsageError(f"--run: {form} shows no run; use --as html")
     loaded = load_plan(plan_file)
-    text = draw(loaded, form)
+    text = draw(loaded, form) if form != "html" else html(loaded, run_file)
     if output is not None:
         write_text(output, text)
     if as_json:
@@ -83,18 +90,6 @@ def draw(plan: Plan, form: str) -> str:
     forecast = fresh_forecast(plan)
     renderers: dict[str, Callable[..., str]] = {"text": text.render, "svg": svg.render}
     return renderers[form](plan, simulate(plan), forecast)
-
-
-def fresh_forecast(plan: Plan) -> Forecast:
-    """The forecast of the plan's operations, with the stored bound. Raises InputError naming a violation."""
-    from .check import check as violations_of
-    from .simulate import evaluate
-
-    fatal = [v for v in violations_of(plan) if v.code not in ("memory", "forecast")]
-    if fatal:
-        first = fatal[0]
-        raise InputError(f"the plan cannot be drawn, {first.where}: {first.message} (see contraflow check)")
-    return evaluate(plan)
 
 
 def forecast_to_dict(plan: Plan, forecast: Forecast) -> dict[str, object]:

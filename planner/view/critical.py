@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 BUSY = 0.99
 """A device that computes for so much of the step is what bounds it."""
 HALF = 0.5
+_TOGETHER = {
+    "link": "links between devices", "copy": "copies to and from the host", "reduce": "gradient reductions",
+    "latency": "latency of the links",
+}  # fmt: skip
 _SORTS = {"compute": "computing", "link": "links", "copy": "copies", "reduce": "reductions", "latency": "latency"}
 
 
@@ -137,8 +141,8 @@ class Binding:
         """For people: what binds, and where memory is full.
 
         A device that computes for 99 % of the step binds by its load; a resource that has half of the critical path
-        binds by what it does there. Otherwise no resource binds alone, and it is a chain across devices, whose parts
-        are said.
+        binds by what it does there; so do all links, copies, reductions or latencies together. Otherwise nothing binds
+        alone: the path is a chain across devices, and its parts are said.
         """
         return "; ".join(filter(None, [self._time(), self._memory()]))
 
@@ -150,6 +154,9 @@ class Binding:
         resource, seconds = self.path_s[0]
         if seconds >= HALF * self.step_s:
             return f"{_named(*resource)}, {percent(seconds / self.step_s)} of the critical path"
+        sort, share = max(self.shares.items(), key=lambda item: item[1])
+        if sort != "compute" and share >= HALF:
+            return f"{_TOGETHER[sort]}, {percent(share)} of the critical path"
         crossed = sum(sort == "compute" for (sort, _), _ in self.path_s)
         parts = ", ".join(f"{_SORTS[sort]} {percent(share)}" for sort, share in self.shares.items())
         return f"a chain across {crossed} devices ({parts})"

@@ -12,6 +12,14 @@ function useTheme(name) {
     "memory", "memory-edge", "accent", "veil"]) css[key] = style.getPropertyValue("--" + key).trim();
   patterns.clear();
   paints.clear();
+  for (const number of new Set(numbers)) mixes.set(paint(number).rgb, number * 3);
+}
+
+/** Whether a part of a canvas may be seen. While the picture moves only what is in sight is drawn, the rest after. */
+function inSight(canvas) {
+  if (!hurry) return () => true;
+  const { top } = canvas.getBoundingClientRect();
+  return (y, height) => top + y + height > -50 && top + y < window.innerHeight + 50;
 }
 
 /** A canvas's context in CSS pixels, cleared. */
@@ -51,6 +59,9 @@ function paintOf(item) {
 }
 
 const numbers = Int32Array.from({ length: items.count }, (_, item) => paintOf(item));
+
+/** Red, green and blue by paint: what is too narrow for a bar is mixed from these. */
+const mixes = new Float32Array(plan.kinds.length * 2 * colours.shades * 3);
 
 function paint(number) {
   let found = paints.get(number);

@@ -86,7 +86,7 @@ function listenToPointer() {
       tip(null);
       const shift = (drag.x - event.clientX) * ((drag.to - drag.from) / layout.plot);
       show(drag.from + shift, drag.to + shift);
-      refresh();
+      refreshFast();
       return;
     }
     view.hover = under(event);
@@ -113,7 +113,7 @@ function turn(event) {
     show(view.from + across / scale(), view.to + across / scale());
   } else return; // the page scrolls
   event.preventDefault();
-  refresh();
+  refreshFast();
 }
 
 // ------------------------------------------------------------------ keys

@@ -1,11 +1,21 @@
 // Starts the page, and draws at most once a frame.
 
 const stale = new Set();
+const SETTLED = 150; // milliseconds without change
+let hurry = false, settling = 0;
 
 function refresh(what) {
   const parts = what ? [what] : ["axis", "timeline", "marks", "memory"];
   if (!stale.size) requestAnimationFrame(draw);
   parts.forEach((part) => stale.add(part));
+}
+
+/** A refresh while the picture moves: what is out of sight is drawn once it stands still. */
+function refreshFast() {
+  hurry = true;
+  clearTimeout(settling);
+  settling = setTimeout(() => { hurry = false; refresh(); }, SETTLED);
+  refresh();
 }
 
 function draw() {

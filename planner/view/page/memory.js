@@ -11,8 +11,10 @@ const memoryScale = (() => {
 function drawMemory() {
   const count = plan.devices.length, high = count <= 8 ? 46 : count <= 16 ? 34 : 26, pitch = high + 6;
   const g = clean(element("memory"), layout.width, count * pitch + 4);
+  const sight = inSight(element("memory"));
   for (let device = 0; device < count; device++) {
     const y = 2 + device * pitch;
+    if (!sight(y, pitch)) continue;
     g.fillStyle = css.raised;
     g.fillRect(LEFT, y, layout.plot, high);
     drawCurve(g, device, y, high);
@@ -26,32 +28,38 @@ function drawMemory() {
 
 /** The curve as steps; within a pixel the most that was held. */
 function drawCurve(g, device, y, high) {
-  const { t, stays, most } = memory[device], factor = high / memoryScale, bottom = y + high;
-  const line = new Path2D();
-  let k = Math.max(0, upperBound(t, view.from) - 1);
-  let level = bottom - stays[k] * factor;
-  line.moveTo(LEFT, level);
-  const last = upperBound(t, view.to);
-  for (k++; k < last; ) {
-    const x = xOf(t[k]);
-    let top = 0;
-    for (; k < last && xOf(t[k]) < x + 0.7; k++) top = Math.max(top, most[k]);
-    const peak = bottom - top * factor;
-    line.lineTo(x, level);
-    level = bottom - stays[k - 1] * factor;
-    if (peak < level) line.lineTo(x, peak);
-    line.lineTo(x, level);
-  }
+  const factor = high / memoryScale, bottom = y + high;
   const right = Math.min(LEFT + layout.plot, xOf(plan.forecast.step_s));
-  line.lineTo(right, level);
-  const area = new Path2D(line);
-  area.lineTo(right, bottom);
-  area.lineTo(LEFT, bottom);
+  g.beginPath();
+  trace(g, memory[device], bottom, factor, right);
+  g.lineTo(right, bottom);
+  g.lineTo(LEFT, bottom);
   g.fillStyle = css.memory;
-  g.fill(area);
+  g.fill();
+  g.beginPath();
+  trace(g, memory[device], bottom, factor, right);
   g.strokeStyle = css["memory-edge"];
   g.lineWidth = 1;
-  g.stroke(line);
+  g.stroke();
+}
+
+function trace(g, { t, stays, most }, bottom, factor, right) {
+  let k = Math.max(0, upperBound(t, view.from) - 1);
+  let level = bottom - stays[k] * factor;
+  g.moveTo(LEFT, level);
+  const last = upperBound(t, view.to), times = scale(), pixel = 1 / times;
+  for (k++; k < last; ) {
+    const from = t[k], x = LEFT + (from - view.from) * times;
+    let top = 0;
+    for (; k < last && t[k] < from + pixel; k++) if (most[k] > top) top = most[k];
+    const peak = bottom - top * factor, next = bottom - stays[k - 1] * factor;
+    if (peak === level && next === level) continue;
+    g.lineTo(x, level);
+    if (peak < next) g.lineTo(x, peak);
+    g.lineTo(x, next);
+    level = next;
+  }
+  g.lineTo(right, level);
 }
 
 /** The limit, and a run's peak. */

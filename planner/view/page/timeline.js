@@ -2,15 +2,16 @@
 
 const WIDE = 3; // pixels: what is narrower is merged into one strip a row, each pixel the mix of what runs in it
 
-const strip = { width: 0, sums: null, image: null, canvas: document.createElement("canvas") };
+const strip = { width: 0, ratio: 1, sums: null, image: null, canvas: document.createElement("canvas") };
 
 function drawTimeline() {
   const g = clean(element("timeline"), layout.width, layout.height);
+  const sight = inSight(element("timeline"));
   const bars = new Map(), texts = new Map(), marks = [];
   for (const row of layout.rows) {
     g.fillStyle = css.idle;
     g.fillRect(LEFT, row.y, layout.plot, row.height);
-    collect(g, row, bars, texts, marks);
+    if (sight(row.y, row.height)) collect(g, row, bars, texts, marks);
   }
   fillBars(g, bars);
   g.fillStyle = "rgba(255, 255, 255, 0.9)";
@@ -28,16 +29,16 @@ function drawTimeline() {
 
 /** Sorts a row's visible items into bars by paint, numbers by ink, and the strip, which it draws. */
 function collect(g, row, bars, texts, marks) {
-  const { start, end } = times[row.source];
+  const { end } = times[row.source], list = row.items, from = view.from, to = view.to;
   const factor = scale(), right = LEFT + layout.plot;
   let merged = false;
-  for (let k = upperBound(row.reach, view.from); k < row.items.length && row.begins[k] < view.to; k++) {
-    const item = row.items[k];
-    const x0 = LEFT + (start[item] - view.from) * factor, x1 = LEFT + (end[item] - view.from) * factor;
+  for (let k = upperBound(row.reach, from); k < list.length && row.begins[k] < to; k++) {
+    const item = list[k];
+    const x0 = LEFT + (row.begins[k] - from) * factor, x1 = LEFT + (end[item] - from) * factor;
     if (x1 - x0 < WIDE) {
       if (!merged) clearStrip();
       merged = true;
-      addToStrip(x0, x1, paint(numbers[item]).rgb);
+      addToStrip(x0, x1, numbers[item] * 3);
       continue;
     }
     const x = Math.max(x0, LEFT - 4), width = Math.min(x1, right + 4) - x;
@@ -90,7 +91,8 @@ function fillBars(g, bars) {
 // ------------------------------------------------------------------ the strip
 
 function clearStrip() {
-  const width = Math.ceil(layout.plot * (window.devicePixelRatio || 1));
+  strip.ratio = window.devicePixelRatio || 1;
+  const width = Math.ceil(layout.plot * strip.ratio);
   if (strip.width !== width) {
     strip.width = strip.canvas.width = width;
     strip.canvas.height = 1;
@@ -99,16 +101,16 @@ function clearStrip() {
   } else strip.sums.fill(0);
 }
 
-/** Adds what one item covers of each pixel. */
-function addToStrip(x0, x1, [red, green, blue]) {
-  const ratio = window.devicePixelRatio || 1, sums = strip.sums;
+/** Adds what one item covers of each pixel; `colour` is its place in `mixes`. */
+function addToStrip(x0, x1, colour) {
+  const { sums, ratio } = strip;
   const a = Math.max(0, (x0 - LEFT) * ratio), b = Math.min(strip.width, (x1 - LEFT) * ratio);
   for (let pixel = Math.floor(a); pixel < b; pixel++) {
-    const share = Math.min(b, pixel + 1) - Math.max(a, pixel);
+    const share = (b < pixel + 1 ? b : pixel + 1) - (a > pixel ? a : pixel);
     const k = pixel * 4;
-    sums[k] += share * red;
-    sums[k + 1] += share * green;
-    sums[k + 2] += share * blue;
+    sums[k] += share * mixes[colour];
+    sums[k + 1] += share * mixes[colour + 1];
+    sums[k + 2] += share * mixes[colour + 2];
     sums[k + 3] += share;
   }
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BUSY = 0.99
 """A device that computes for so much of the step is what bounds it."""
 HALF = 0.5
+TOLD = 1e-3  # smaller shares are not said
 _TOGETHER = {
     "link": "links between devices", "copy": "copies to and from the host", "reduce": "gradient reductions",
     "latency": "latency of the links",
@@ -158,7 +159,7 @@ class Binding:
         if sort != "compute" and share >= HALF:
             return f"{_TOGETHER[sort]}, {percent(share)} of the critical path"
         crossed = sum(sort == "compute" for (sort, _), _ in self.path_s)
-        parts = ", ".join(f"{_SORTS[sort]} {percent(share)}" for sort, share in self.shares.items())
+        parts = ", ".join(f"{_SORTS[sort]} {percent(share)}" for sort, share in self.shares.items() if share >= TOLD)
         return f"a chain across {crossed} devices ({parts})"
 
     def _memory(self) -> str:

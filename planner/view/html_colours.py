@@ -9,9 +9,9 @@ from .palette import HUES, hsl, paint
 
 SHADES = 8
 _PARTS = {
-    "parameters": ("#4b5a6b", "#8494a7"),
-    "gradients": ("#8494a7", "#5d6c80"),
-    "optimizer": ("#b6c1cd", "#3f4b5b"),
+    "parameters": ("#4b5a6b", "#a3b3c7"),
+    "gradients": ("#8494a7", "#75869e"),
+    "optimizer": ("#b6c1cd", "#505f75"),
     "buffers": ("#8a6d3b", "#c2a36b"),
     "stashes": ("#6fb79f", "#3f9d80"),
     "shipped stashes": ("#2c7a61", "#8fd6bf"),

@@ -14,13 +14,13 @@ import numpy as np
 
 from ..errors import PlanError
 from ..op_columns import Floats, Ints
-from ..plan import COPIES, Forecast, Kind, Plan
+from ..plan import COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
 from .svg import direction
 from .text import count_pipelines, device_limit
 
 if TYPE_CHECKING:
-    from ..run_file import Run
+    from ..run_file import Run, RunDevice
     from ..simulate import Timeline
 
 
@@ -214,8 +214,19 @@ def _measured(plan: Plan, items: _Items, run: Run) -> dict[str, Any]:
     return {
         "step_s": run.step_s,
         "devices": [{"busy_s": d.busy_s, "bubble": d.bubble, "peak_bytes": d.peak_bytes} for d in run.devices],
+        "memory": [_held(device) for device in run.devices],
         "start_s": _rounded(start),
         "end_s": _rounded(end),
+    }
+
+
+def _held(device: RunDevice) -> dict[str, list[Any]]:
+    """The most that a run held on a device during each op in line, where it says so."""
+    timed = [t for t in device.ops if t.op.kind in IN_LINE and t.peak_bytes is not None]
+    return {
+        "start_s": _rounded([t.start_s for t in timed]),
+        "end_s": _rounded([t.end_s for t in timed]),
+        "peak_bytes": [t.peak_bytes for t in timed],
     }
 
 

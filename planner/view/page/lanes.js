@@ -26,7 +26,7 @@ function lanesOf(source) {
     if (!device.has(name)) device.set(name, []);
     device.get(name).push(item);
   }
-  const order = (name) => (name === "" ? 0 : name === "reduce" ? 1 : name.endsWith("host") ? 2 : 3);
+  const order = (name) => (name === "" ? 0 : name === "reduce" ? 1 : name === THIN.OFFLOAD ? 2 : name === THIN.FETCH ? 3 : 4);
   return found.map((device) =>
     [...device].sort(([a], [b]) => order(a) - order(b) || a.localeCompare(b, "en", { numeric: true }))
       .map(([name, list]) => lane(name, list, start, end)));
@@ -48,7 +48,7 @@ function arrange(width) {
   layout.right = width < NARROW ? 8 : RIGHT;
   layout.plot = Math.max(50, width - LEFT - layout.right);
   layout.lane = count <= 8 ? (both ? 26 : 34) : count <= 16 ? 24 : 18;
-  const thin = count <= 8 ? 9 : count <= 16 ? 6 : 4;
+  const thin = count <= 8 ? 10 : count <= 16 ? 6 : 4;
   layout.rows = [];
   layout.rowOf = Object.fromEntries(Object.keys(lanes).map((s) => [s, new Int32Array(items.count).fill(-1)]));
   let y = 4;

@@ -7,7 +7,7 @@ function drawMarks() {
   g.rect(LEFT, 0, layout.plot, layout.height);
   g.clip();
   if (view.chosen) drawChosen(g);
-  else if (view.path) for (const source of sources()) drawPath(g, source);
+  else if (view.path) drawPath(g, sources()[0]);
   if (view.hover) ring(g, view.hover, css.text, 1.5);
   if (view.cursor) ring(g, view.cursor, css.accent, 2.5);
   g.restore();
@@ -23,7 +23,7 @@ function ring(g, { item, source }, colour, width, dash = []) {
   g.setLineDash([]);
 }
 
-/** A line under every op of the forecast's critical path, from op to op. */
+/** A line under every op of the forecast's critical path, from op to op; on a run's rows where only those are there. */
 function drawPath(g, source) {
   const line = new Path2D();
   let open = false;

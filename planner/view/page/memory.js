@@ -1,5 +1,7 @@
 // Memory of every device over the visible time, its limit, and beside it what made the peak.
 
+const STATIC = new Set(["parameters", "gradients", "optimizer", "buffers"]); // as much at every time
+
 const memoryScale = (() => {
   const peaks = plan.devices.map((device) => device.peak_bytes);
   if (plan.run) peaks.push(...plan.run.devices.map((device) => device.peak_bytes));
@@ -19,6 +21,7 @@ function drawMemory() {
     g.fillRect(LEFT, y, layout.plot, high);
     drawCurve(g, device, y, high);
     drawLevels(g, device, y, high);
+    if (plan.run && view.mode !== "forecast") drawMeasured(g, plan.run.memory[device], y, high);
     write(g, "device " + device, LEFT - 8, y + (high >= 40 ? 17 : high / 2 + 4), { align: "right" });
     if (high >= 40)
       write(g, bytes(plan.devices[device].peak_bytes), LEFT - 8, y + 33, { align: "right", fill: css.dim, size: 11 });
@@ -28,6 +31,7 @@ function drawMemory() {
 
 /** The curve as steps; within a pixel the most that was held. */
 function drawCurve(g, device, y, high) {
+  if (!memory[device].t.length) return;
   const factor = high / memoryScale, bottom = y + high;
   const right = Math.min(LEFT + layout.plot, xOf(plan.forecast.step_s));
   g.beginPath();
@@ -36,6 +40,13 @@ function drawCurve(g, device, y, high) {
   g.lineTo(LEFT, bottom);
   g.fillStyle = css.memory;
   g.fill();
+  let base = bottom;
+  for (const [name, size] of plan.devices[device].peak_parts) {
+    if (!STATIC.has(name)) continue;
+    g.fillStyle = theme.parts[name];
+    g.fillRect(LEFT, base - size * factor, right - LEFT, size * factor);
+    base -= size * factor;
+  }
   g.beginPath();
   trace(g, memory[device], bottom, factor, right);
   g.strokeStyle = css["memory-edge"];
@@ -78,8 +89,27 @@ function drawLevels(g, device, y, high) {
     g.lineTo(LEFT + layout.plot, level);
     g.stroke();
     g.setLineDash([]);
-    if (high >= 34) write(g, name, LEFT + layout.plot - 4, level + 11, { size: 11, align: "right", fill: colour });
+    if (high < 34) continue;
+    const x = name === "limit" ? LEFT + layout.plot - 4 : LEFT + 4;
+    write(g, name, x, level + 11, { size: 11, align: name === "limit" ? "right" : "left", fill: colour });
   }
+}
+
+/** What a run held while each of its ops ran. */
+function drawMeasured(g, held, y, high) {
+  g.beginPath();
+  held.start_s.forEach((start, k) => {
+    const x0 = Math.max(LEFT, xOf(start)), x1 = Math.min(LEFT + layout.plot, xOf(held.end_s[k]));
+    if (x1 <= x0) return;
+    const level = y + high - (held.peak_bytes[k] / memoryScale) * high;
+    g.moveTo(x0, level);
+    g.lineTo(x1, level);
+  });
+  g.strokeStyle = css.text;
+  g.lineWidth = 1.5;
+  g.setLineDash([1, 2]);
+  g.stroke();
+  g.setLineDash([]);
 }
 
 /** The peak as a bar of its parts: as wide as the scale's height is high. */

@@ -22,16 +22,16 @@ function fillHead() {
   if (forecast.bound_s) figures.push(["proven bound", seconds(forecast.bound_s)]);
   if (forecast.gap !== null) figures.push(["gap", percent(forecast.gap)]);
   figures.push(["bubble", percent(forecast.bubble)]);
-  figures.push(["fullest device, " + fullest, bytes(peak_bytes) + " of " + bytes(limit_bytes), peak_bytes > limit_bytes]);
+  figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + bytes(limit_bytes), peak_bytes > limit_bytes]);
   figures.push(["what binds", forecast.binding]);
   for (const [name, value, over] of figures) {
     const pair = make("div");
     pair.append(make("dt", name), make("dd", value, over ? { class: "over" } : {}));
     element("figures").append(pair);
   }
-  element("help").textContent = "Drag to pan; Ctrl or Alt with the wheel zooms; click an op to see what it waits for " +
-    "and what waits for it. With the timeline in focus: arrows walk the ops, Enter chooses one, D goes to what decided " +
-    "its start, + and - zoom, 0 shows the whole step, C the critical path, Escape lets go.";
+  if (plan.run) element("what").textContent += "; the curve is the forecast's, the dotted lines are measured";
+  element("help").textContent = "Drag pans, Ctrl or Alt and the wheel zoom, a click shows what an op waits for. Keys on the " +
+    "timeline: arrows walk, Enter chooses, D what decided its start, + - 0 zoom, C critical path, Esc lets go.";
 }
 
 function fillModes() {
@@ -82,7 +82,7 @@ function entry(name, styles) {
   return node;
 }
 
-const AT_MOST = 8; // buttons in a list
+const AT_MOST = 6; // buttons in a group
 
 /** Says what is under the cursor, and lists what the chosen op waits for and what waits for it. */
 function fillInspector() {
@@ -93,17 +93,29 @@ function fillInspector() {
   const box = element("related");
   box.replaceChildren();
   if (!view.chosen) return;
-  for (const [title, table, name] of [["waits for", before, "before"], ["then come", after, "after"]]) {
-    const list = related(view.chosen.item, table);
-    box.append(make("span", title + (list.length ? "" : " nothing"), { class: "dim" }));
-    for (const other of list.slice(0, AT_MOST)) box.append(jump(other, name));
-    if (list.length > AT_MOST) box.append(make("span", "and " + (list.length - AT_MOST) + " more", { class: "dim" }));
-  }
+  const { item } = view.chosen;
+  const [waited, follow] = [related(item, before), related(item, after)];
+  fillGroup(box, "start decided by", waited.filter((other) => other.decides), "before");
+  fillGroup(box, "also waited for", waited.filter((other) => !other.decides), "before");
+  fillGroup(box, "then start", follow.filter((other) => other.decides), "after");
+  fillGroup(box, "later start", follow.filter((other) => !other.decides), "after");
+  if (!box.children.length) box.append(make("span", "it waits for nothing, and nothing waits for it", { class: "dim" }));
 }
 
-function jump({ item, decides }, name) {
-  const note = decides ? (name === "before" ? ": decides its start" : ": starts then") : "";
-  const button = make("button", shortName(item) + note, { type: "button", class: name + (decides ? " decides" : "") });
+function fillGroup(box, title, list, name) {
+  const onTheWay = new Set(list.filter(({ item, via }) => via !== item).map(({ via }) => via));
+  const shown = list.filter(({ item }) => !onTheWay.has(item));
+  if (!shown.length) return;
+  box.append(make("span", title, { class: "dim" }));
+  for (const other of shown.slice(0, AT_MOST)) box.append(jump(other, name));
+  if (shown.length > AT_MOST) box.append(make("span", "and " + (shown.length - AT_MOST) + " more", { class: "dim" }));
+}
+
+const WAYS = { OFFLOAD: " (by the host)", FETCH: " (by the host)", REDUCE: " (by reduction)", FREE: " (for its memory)" };
+
+function jump({ item, via }, name) {
+  const way = via === item ? "" : kindOf(via).startsWith("SEND") ? " (by message)" : WAYS[kindOf(via)] || "";
+  const button = make("button", shortName(item) + way, { type: "button", class: name });
   button.addEventListener("click", () => {
     const source = view.chosen.source;
     choose({ item, source });

@@ -53,8 +53,8 @@ function collect(g, row, bars, texts, marks) {
 function label(item, x0, x1, row, texts, marks) {
   const width = x1 - x0, micro = items.micro[item];
   const text = micro >= 0 ? String(micro) : kindOf(item) === "STEP" ? "step" : "";
-  const size = Math.min(13, Math.round(row.height * 0.55));
-  if (text && width > text.length * size * 0.6 + 3) {
+  const size = Math.min(13, Math.round(row.height * 0.55), Math.floor((width - 2) / (text.length * 0.6)));
+  if (text && size >= 8) {
     const { ink } = paint(numbers[item]);
     if (!texts.has(ink)) texts.set(ink, []);
     texts.get(ink).push([text, (x0 + x1) / 2, row.y + row.height / 2 + size * 0.36, size]);
@@ -136,7 +136,7 @@ function drawLabels(g) {
   for (const row of layout.rows) {
     const middle = row.y + row.height / 2;
     if (row.name) {
-      if (row.height >= 9) write(g, row.name, LEFT - 8, middle + 3.5, { size: 10, align: "right", fill: css.dim });
+      if (row.height >= 9) write(g, row.name, LEFT - 8, middle + 3.5, { size: 9.5, align: "right", fill: css.dim });
       continue;
     }
     const suffix = view.mode === "both" ? (row.source === "measured" ? " run" : "") : "";
@@ -167,7 +167,7 @@ function drawAxis() {
   const g = clean(element("axis"), layout.width, 24);
   const step = tickStep(80), decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const [unit, size, less] = extent() >= 1 ? ["s", 1, 0] : extent() >= 1e-3 ? ["ms", 1e3, 3] : ["us", 1e6, 6];
-  write(g, "time, " + unit, LEFT - 8, 14, { align: "right", fill: css.dim });
+  write(g, "time, " + unit, LEFT - 26, 14, { align: "right", fill: css.dim });
   g.strokeStyle = css.axis;
   g.lineWidth = 1;
   g.beginPath();
@@ -177,7 +177,7 @@ function drawAxis() {
     const x = xOf(k * step);
     g.moveTo(x, 18.5);
     g.lineTo(x, 23.5);
-    write(g, (k * step * size).toFixed(Math.max(0, decimals - less)), x, 14, { align: "center", fill: css.dim });
+    write(g, k === 0 ? "0" : (k * step * size).toFixed(Math.max(0, decimals - less)), x, 14, { align: "center", fill: css.dim });
   }
   g.stroke();
 }

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("CONTRAFLOW_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (Debian: apt-get install chromium)"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (Debian: apt-get install chromium)")
 SIZE = {"width": 1400, "height": 900}
 
 

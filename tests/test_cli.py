@@ -34,7 +34,7 @@ OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | {"--schedule", "--asynchronous", "--explain", "--output", "-o"},
     "compare": PROBLEM_OPTIONS,
     "check": {"--json"},
-    "show": {"--as", "--output", "-o", "--json"},
+    "show": {"--as", "--run", "--output", "-o", "--json"},
     "profile": {
         "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--output", "-o",
         "--json",
@@ -198,7 +198,7 @@ def test_a_model_that_is_not_text_is_refused(folder: Path) -> None:
     assert "model.json" in refused(*problem(folder))
 
 
-@pytest.mark.parametrize("form", ["html", "dot", "perfetto"])
+@pytest.mark.parametrize("form", ["dot", "perfetto"])
 def test_pictures_that_do_not_exist_yet_say_so(folder: Path, form: str) -> None:
     """They are reserved, not unknown."""
     assert "does not exist yet" in refused("show", folder / "good.json", "--as", form)
@@ -256,6 +256,17 @@ def test_show_draws_text_and_svg(folder: Path) -> None:
     written = run("show", folder / "good.json", "--as", "svg", "-o", folder / "plan.svg")
     assert (written.exit_code, written.stdout) == (0, "")
     assert (folder / "plan.svg").read_text() == drawn.stdout
+
+
+def test_show_writes_a_page(folder: Path) -> None:
+    """One HTML file; what a run measured is in it, and only there."""
+    written = run("show", folder / "good.json", "--as", "html", "-o", folder / "plan.html")
+    assert (written.exit_code, written.stdout) == (0, "")
+    page = (folder / "plan.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert "--run: svg shows no run" in refused("show", folder / "good.json", "--as", "svg", "--run", "run.json")
+    assert "none.json" in refused("show", folder / "good.json", "--as", "html", "--run", "none.json")
 
 
 def test_show_prints_the_forecast_for_machines(folder: Path) -> None:

@@ -264,6 +264,16 @@ def test_a_runs_times_are_beside_the_forecasts(tmp_path: Path) -> None:
     assert [device["peak_bytes"] for device in run["devices"]] == [100, 101, 102, 103]
 
 
+def test_a_runs_memory_is_there_where_it_was_measured(tmp_path: Path) -> None:
+    """The most that each op in line held; messages and ops without a figure are left out."""
+    content = run_of(both_ways())
+    for op in content["devices"][0]["ops"]:
+        op["peak_bytes"] = 7
+    memory = data_of(html(both_ways(), write(tmp_path / "run.json", content)))["run"]["memory"]
+    assert memory[0]["peak_bytes"] == [7] * sum(op["kind"] in "FBSTEP" for op in content["devices"][0]["ops"])
+    assert memory[1]["peak_bytes"] == []
+
+
 def test_without_a_run_there_is_none() -> None:
     assert data_of(html(both_ways()))["run"] is None
 

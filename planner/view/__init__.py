@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..plan import Plan
+    from ..run_file import Run
 
 
-def html(plan: Plan, run: str | Path | None = None) -> str:
+def html(plan: Plan, run: Run | str | Path | None = None) -> str:
     """The plan as one HTML page that needs nothing else: timeline, memory, dependencies, critical path.
 
-    `run`: a file that `execute --trace` wrote; the page then shows forecast, measured or both. Raises InputError when
-    the plan cannot be simulated, or when the file is no run of this plan.
+    `run`: what `execute --trace` wrote, or its file; the page then shows forecast, measured or both. Raises InputError
+    when the plan cannot be simulated, or when the file is no run of this plan.
     """
     from ..run_file import load_run
     from ..simulate import simulate
     from .fresh import fresh_forecast
     from .html_page import render
 
-    measured = None if run is None else load_run(run)
+    measured = load_run(run) if isinstance(run, str | Path) else run
     return render(plan, simulate(plan), fresh_forecast(plan), measured)
 
 

@@ -114,7 +114,8 @@ function fillGroup(box, title, list, name) {
 const WAYS = { OFFLOAD: " (by the host)", FETCH: " (by the host)", REDUCE: " (by reduction)", FREE: " (for its memory)" };
 
 function jump({ item, via }, name) {
-  const way = via === item ? "" : kindOf(via).startsWith("SEND") ? " (by message)" : WAYS[kindOf(via)] || "";
+  const apart = items.device[item] !== items.device[view.chosen.item]; // then it goes without saying
+  const way = via === item || apart ? "" : WAYS[kindOf(via)] || " (by message)";
   const button = make("button", shortName(item) + way, { type: "button", class: name });
   button.addEventListener("click", () => {
     const source = view.chosen.source;

@@ -50,7 +50,7 @@ function fillLegend() {
   const seen = new Map();
   for (let item = 0; item < items.count; item++) {
     const kind = kindOf(item), number = numbers[item];
-    if (!drawn(item)) continue;
+    if (!drawn(item) && !(plan.run && times.measured.end[item] > times.measured.start[item])) continue;
     const hue = Math.floor(number / colours.shades) & 1;
     const name = kind.startsWith("SEND") ? "message" : MEANING[kind];
     if (!seen.has(name)) seen.set(name, { kind: items.kind[item], hues: new Map() });

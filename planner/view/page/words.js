@@ -54,6 +54,7 @@ function describe(item, source) {
   if (items.bytes[item] > 0) lines.push(bytes(items.bytes[item]) + (items.latency[item] > 0
     ? ", arrives " + seconds(items.latency[item]) + " later" : ""));
   if (plan.run) lines[1] = (source === "measured" ? "measured " : "forecast ") + lines[1];
+  if (source === "measured" && !inLine[item]) lines.push("from its posting until it was known to be complete");
   lines.push("layers " + layers);
   if (source === "forecast") lines.push("the device holds " + bytes(heldAt(items.device[item], end)) + " at its end");
   return lines;

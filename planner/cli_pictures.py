@@ -17,11 +17,11 @@ _GRAPH_FORMS = ("svg", "png", "dot")
 def check_picture(form: str, what: str, with_run: bool, only_run: bool, to_file: bool) -> None:
     """Raises UsageError for a picture that does not exist in this form, before anything is read."""
     if what == PICTURES[0] and form in ("png", "dot"):
-        raise click.UsageError(f"--as {form} draws --what {', '.join(PICTURES[1:])}; the timeline is text or svg")
+        raise click.UsageError(f"--as {form} draws --what {', '.join(PICTURES[1:])}; the timeline is text, svg or html")
     if what != PICTURES[0] and form not in _GRAPH_FORMS:
         raise click.UsageError(f"--what {what} is drawn --as {', '.join(_GRAPH_FORMS)}, not {form}")
-    if with_run and form != "perfetto":
-        raise click.UsageError("--run is drawn --as perfetto")
+    if with_run and form not in ("perfetto", "html"):
+        raise click.UsageError("--run is drawn --as html and --as perfetto")
     if only_run and not with_run:
         raise click.UsageError("--only-run needs --run")
     if form == "png":

@@ -9,11 +9,11 @@ import click
 
 from .cli_common import OutputFile, print_json, stop
 from .cli_pictures import PICTURES, check_picture, graph_picture
-from .errors import InputError
 from .files import write_bytes
 from .plan import Forecast, Plan
 from .plan_file import load_plan
 from .run_file import Run, load_run
+from .view.fresh import fresh_forecast
 
 _CHECK_EXAMPLE = """\b
 Example:
@@ -23,11 +23,11 @@ _SHOW_EXAMPLE = """\b
 Examples:
   contraflow show plan.json
   contraflow show plan.json --as svg -o plan.svg
+  contraflow show plan.json --as html --run run.json -o plan.html
   contraflow show plan.json --what placement --as svg -o placement.svg
   contraflow show plan.json --what layers --as dot | dot -Tpdf > layers.pdf
   contraflow show plan.json --as perfetto --run run.json -o trace.json
 """
-_PLANNED_FORMATS = ("html",)
 
 
 @click.command(epilog=_CHECK_EXAMPLE)
@@ -55,7 +55,7 @@ def check(plan_file: str, as_json: bool) -> None:
 @click.command(epilog=_SHOW_EXAMPLE)
 @click.argument("plan_file", metavar="PLAN")
 @click.option(
-    "--as", "form", type=click.Choice(["text", "svg", "png", "dot", "perfetto", *_PLANNED_FORMATS]), default="text",
+    "--as", "form", type=click.Choice(["text", "svg", "html", "png", "dot", "perfetto"]), default="text",
     show_default=True, help="How to draw it.",
 )  # fmt: skip
 @click.option(
@@ -74,8 +74,6 @@ def show(
     Times and bytes are simulated afresh from the plan's operations, not read from its forecast. A perfetto trace opens
     in ui.perfetto.dev. PNG needs matplotlib.
     """
-    if form in _PLANNED_FORMATS:
-        raise click.UsageError(f"--as {form} does not exist yet; use text or svg")
     check_picture(form, what, run_file is not None, only_run, output is not None)
     loaded = load_plan(plan_file)
     run = None if run_file is None else load_run(run_file)
@@ -99,22 +97,14 @@ def draw(plan: Plan, form: str, what: str = PICTURES[0], run: Run | None = None,
     forecast, timeline = fresh_forecast(plan), simulate(plan)
     if what != PICTURES[0]:
         return graph_picture(plan, timeline, form, what)
+    if form == "html":
+        from .view.html_page import render as page
+
+        return page(plan, timeline, forecast, run)
     if form == "perfetto":
         return perfetto.render(plan, timeline, forecast, run, only_run)
     renderers: dict[str, Callable[..., str]] = {"text": text.render, "svg": svg.render}
     return renderers[form](plan, timeline, forecast)
-
-
-def fresh_forecast(plan: Plan) -> Forecast:
-    """The forecast of the plan's operations, with the stored bound. Raises InputError naming a violation."""
-    from .check import check as violations_of
-    from .simulate import evaluate
-
-    fatal = [v for v in violations_of(plan) if v.code not in ("memory", "forecast")]
-    if fatal:
-        first = fatal[0]
-        raise InputError(f"the plan cannot be drawn, {first.where}: {first.message} (see contraflow check)")
-    return evaluate(plan)
 
 
 def forecast_to_dict(plan: Plan, forecast: Forecast) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,21 @@ from .operations import StageCosts, Structured, holders
 from .plan import COLLECTIVES, RECEIVES, Kind, Op
 from .reductions import reduce_seconds, ring, step_seconds
 from .remember import PerObject
+
+
+class Precedences(NamedTuple):
+    """`after` starts no earlier than `lag` seconds after `before` has ended; one entry a precedence."""
+
+    before: Ints
+    after: Ints
+    lag: Floats
+
+
+class Occupied(NamedTuple):
+    """Shared resources: job j uses resource[first[j]:first[j + 1]], in order of service."""
+
+    first: Ints
+    resource: Ints
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,8 @@ class Jobs:
     message_latency_s: Floats
     reduce_job: dict[tuple[Kind, int], int]
     complete: bool
+    precedences: Precedences
+    occupied: Occupied
 
     @property
     def message_job(self) -> Ints:
@@ -97,10 +115,10 @@ class _Edges:
         keep = (before >= 0) & (after >= 0)
         self.parts.append((before[keep], after[keep], None if lag is None else lag[keep]))
 
-    def columns(self) -> tuple[Ints, Ints, Floats]:
+    def columns(self) -> Precedences:
         before, after, lags = zip(*self.parts, strict=True)
         lag = [np.zeros(len(a)) if b is None else b for a, b in zip(after, lags, strict=True)]
-        return np.concatenate(before), np.concatenate(after), np.concatenate(lag)
+        return Precedences(np.concatenate(before), np.concatenate(after), np.concatenate(lag))
 
 
 @dataclass(frozen=True)
@@ -141,9 +159,11 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
     resources = _resources(machine, ops, found, copies, reductions)
     idle = ops.where(*sorted(RECEIVES | COLLECTIVES))
-    start, rank, served = run_jobs(duration, *edges.columns(), *resources, idle)
+    waits = edges.columns()
+    start, rank, served = run_jobs(duration, *waits, *resources, idle)
     reduce_job = {r.collective: count + k for k, r in enumerate(reductions)}
-    return Jobs(ops, found, duration, start, rank, latency, reduce_job, served == len(duration) - len(idle))
+    complete = served == len(duration) - len(idle)
+    return Jobs(ops, found, duration, start, rank, latency, reduce_job, complete, waits, Occupied(*resources[:2]))
 
 
 def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Machine) -> Floats:

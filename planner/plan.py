@@ -172,3 +172,9 @@ class Plan:
     def with_forecast(self, forecast: Forecast) -> Plan:
         """The same plan with another forecast."""
         return replace(self, forecast=forecast)
+
+    def _repr_html_(self) -> str:
+        """The plan's page in a frame: how notebooks show it."""
+        from .view import notebook
+
+        return notebook(self)

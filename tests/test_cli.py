@@ -204,12 +204,6 @@ def test_a_model_that_is_not_text_is_refused(folder: Path) -> None:
     assert "model.json" in refused(*problem(folder))
 
 
-@pytest.mark.parametrize("form", ["html"])
-def test_pictures_that_do_not_exist_yet_say_so(folder: Path, form: str) -> None:
-    """They are reserved, not unknown."""
-    assert "does not exist yet" in refused("show", folder / "good.json", "--as", form)
-
-
 def test_times_of_one_preset_are_no_times_of_another() -> None:
     """A model measured on a cpu is not planned for A100s, unless a [devices] entry says how they compare."""
     model = ModelGraph((Layer("a"),), device="cpu")
@@ -302,6 +296,17 @@ def test_a_png_without_matplotlib_is_refused_before_anything_is_read(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     asked = ("show", "none.json", "--what", "layers", "--as", "png", "-o", folder / "layers.png")
     assert "contraflow[plot]" in refused(*asked)
+
+
+def test_show_writes_a_page(folder: Path) -> None:
+    """One HTML file; what a run measured is in it, and only there."""
+    written = run("show", folder / "good.json", "--as", "html", "-o", folder / "plan.html")
+    assert (written.exit_code, written.stdout) == (0, "")
+    page = (folder / "plan.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert "--run is drawn" in refused("show", folder / "good.json", "--as", "svg", "--run", "run.json")
+    assert "none.json" in refused("show", folder / "good.json", "--as", "html", "--run", "none.json")
 
 
 def test_show_prints_the_forecast_for_machines(folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..plan import Kind, Plan
+from ..plan import COLLECTIVES, Kind, Plan
 from ..simulate import Timeline, simulate
 from ..units import format_bytes, format_seconds
 from .drawing import Drawing, to_svg
@@ -128,7 +128,9 @@ def _lanes(plan: Plan, timeline: Timeline, scale: float) -> Iterator[str]:
 
 def _bars(timeline: Timeline, number: int, hues: dict[int, int]) -> Iterator[tuple[float, float, str]]:
     """Start, end and colour of what a device computes; of very many ops, those at evenly spaced instants."""
-    ops = [item for item in timeline.devices[number].ops if item.end_s > item.start_s and item.op.kind != Kind.REDUCE]
+    ops = [
+        item for item in timeline.devices[number].ops if item.end_s > item.start_s and item.op.kind not in COLLECTIVES
+    ]
     shown = [(x.start_s, x.end_s, op_fill(x.op.kind, hues.get(x.op.micro_batch, 0))[0]) for x in ops]
     if len(shown) <= _COLUMNS:
         yield from shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from ..plan import COPIES, IN_LINE, Kind
+from ..plan import COLLECTIVES, COPIES, IN_LINE, Kind
 from .drawing import DIM, Drawing, Line, Point, Rect, Text, text_width
 from .lanes import lanes
 from .names import shorten
@@ -78,7 +78,7 @@ def _device(graph: Graph, edge: tuple[int, int]) -> int:
 def _implied(graph: Graph, column: dict[int, int], edge: tuple[int, int], data: dict[str, Any]) -> bool:
     """Whether a need is left out: the closing ops need every backward of their stage, which come before them anyway."""
     earlier, later = (graph.nodes[node]["op"].kind for node in edge)
-    if data["why"] != "data" or later not in (Kind.STEP, Kind.REDUCE) or earlier == Kind.REDUCE:
+    if data["why"] != "data" or later not in (Kind.STEP, *COLLECTIVES) or earlier in COLLECTIVES:
         return False
     return later == Kind.STEP or column[edge[1]] > column[edge[0]] + 1
 
@@ -114,7 +114,7 @@ def _box(page: Drawing, corner: Point, data: dict[str, Any]) -> None:
     (x, y), text = corner, str(data["op"])
     size = min(11.0, (_WIDE - 6) / (1.2 * text_width(text, 1.0)))
     kind = data["op"].kind
-    edge = "#8b95a3" if kind not in IN_LINE and kind not in COPIES and kind != Kind.REDUCE else "none"
+    edge = "#8b95a3" if kind not in IN_LINE and kind not in COPIES and kind not in COLLECTIVES else "none"
     page.add(Rect(x, y, _WIDE, _HIGH, data["fill"], edge, 4, data["note"]))
     page.add(Text(x + _WIDE / 2, y + 14.5, text, size, "middle", data["ink"]))
 

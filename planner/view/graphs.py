@@ -238,7 +238,7 @@ def op_fill(kind: Kind, hue: int) -> tuple[str, str]:
     """Fill and ink of an op in a graph: the timeline's colours, without its hatches."""
     if kind in (Kind.W, Kind.R):
         return ("#f6ddc2", "#d5e5f2")[hue == 0], BOX_INK
-    if kind in (Kind.F, Kind.B, Kind.I, Kind.REDUCE, Kind.OFFLOAD, Kind.FETCH, Kind.STEP):
+    if kind in (Kind.F, Kind.B, Kind.I, Kind.REDUCE, Kind.TIE, Kind.OFFLOAD, Kind.FETCH, Kind.STEP):
         style = paint(kind, hue, 0.3)
         return style.fill, style.ink
     return "#ffffff", BOX_INK

@@ -8,7 +8,7 @@ from ..check_columns import Homes, Listed
 from ..check_order import Order
 from ..errors import InputError
 from ..operations import StageCosts
-from ..plan import COPIES, IN_LINE, Kind, Plan
+from ..plan import COLLECTIVES, COPIES, IN_LINE, Plan
 from ..units import format_seconds
 from .graphs import EDGE, HUES, op_fill, title_of
 from .svg import direction
@@ -45,7 +45,7 @@ def operation_graph(plan: Plan, timeline: Timeline) -> Graph:
     place = 0
     for device, order in enumerate(plan.orders):
         for op in order:
-            mine = jobs.reduce_job.get(op.stage, place) if op.kind == Kind.REDUCE else job[place]
+            mine = jobs.reduce_job.get(op.collective, place) if op.kind in COLLECTIVES else job[place]
             start, end = float(jobs.start[mine]), float(jobs.end[mine])
             fill, ink = op_fill(op.kind, hues.get(op.micro_batch, 0))
             graph.add_node(

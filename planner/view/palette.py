@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..plan import COPIES, Kind
 
-_HUES = (0.575, 0.065)  # blue, orange
+HUES = (0.575, 0.065)  # blue, orange
 
 
 class Paint(NamedTuple):
@@ -25,17 +25,17 @@ class Paint(NamedTuple):
 
 def paint(kind: Kind, hue: int, shade: float) -> Paint:
     """Colours of an op of `kind` in direction `hue` (0 or 1); `shade` 0..1 grows with the micro-batch."""
-    h = _HUES[hue]
+    h = HUES[hue]
     if kind == Kind.F:
-        return Paint(_hsl(h, 0.72, 0.86 - 0.13 * shade), "#10202f")
+        return Paint(hsl(h, 0.72, 0.86 - 0.13 * shade), "#10202f")
     if kind == Kind.B:
-        return Paint(_hsl(h, (0.80, 0.88)[hue], 0.44 - 0.10 * shade), "#ffffff")
+        return Paint(hsl(h, (0.80, 0.88)[hue], 0.44 - 0.10 * shade), "#ffffff")
     if kind == Kind.I:
-        return Paint(_hsl(h, 0.70, 0.62 - 0.10 * shade), "#10202f")
+        return Paint(hsl(h, 0.70, 0.62 - 0.10 * shade), "#10202f")
     if kind == Kind.W:
-        return Paint(f"url(#weights{hue})", "#10202f", _hsl(h, 0.60, 0.42))
+        return Paint(f"url(#weights{hue})", "#10202f", hsl(h, 0.60, 0.42))
     if kind == Kind.R:
-        return Paint(f"url(#again{hue})", "#10202f", _hsl(h, 0.35, 0.55))
+        return Paint(f"url(#again{hue})", "#10202f", hsl(h, 0.35, 0.55))
     if kind == Kind.REDUCE:
         return Paint("#8a5fa8", "#ffffff")
     if kind == Kind.TIE:
@@ -47,17 +47,17 @@ def paint(kind: Kind, hue: int, shade: float) -> Paint:
 
 def hatches() -> str:
     """Pattern definitions the paints refer to."""
-    return "".join(_hatch(f"weights{k}", h, 45) + _hatch(f"again{k}", h, 135) for k, h in enumerate(_HUES))
+    return "".join(_hatch(f"weights{k}", h, 45) + _hatch(f"again{k}", h, 135) for k, h in enumerate(HUES))
 
 
 def _hatch(name: str, hue: float, angle: int) -> str:
     return (
         f'<pattern id="{name}" width="5" height="5" patternUnits="userSpaceOnUse" '
-        f'patternTransform="rotate({angle})"><rect width="5" height="5" fill="{_hsl(hue, 0.55, 0.93)}"/>'
-        f'<rect width="1.6" height="5" fill="{_hsl(hue, 0.55, 0.74)}"/></pattern>'
+        f'patternTransform="rotate({angle})"><rect width="5" height="5" fill="{hsl(hue, 0.55, 0.93)}"/>'
+        f'<rect width="1.6" height="5" fill="{hsl(hue, 0.55, 0.74)}"/></pattern>'
     )
 
 
-def _hsl(hue: float, saturation: float, lightness: float) -> str:
+def hsl(hue: float, saturation: float, lightness: float) -> str:
     red, green, blue = colorsys.hls_to_rgb(hue, lightness, saturation)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"

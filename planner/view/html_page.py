@@ -1,0 +1,83 @@
+"""A plan as one HTML file that opens from disk: its data as JSON, a style and a script, and nothing from elsewhere.
+
+Names in a plan are data: they enter the page as JSON in which no `<` survives, and the script writes them as text.
+A content security policy allows this script and this style, by their hashes, and no request at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from functools import cache
+from importlib import resources
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from ..plan import Forecast, Plan
+from ..units import format_seconds
+from .html_colours import page_colours
+from .html_data import page_data
+from .text import percent
+
+if TYPE_CHECKING:
+    from ..run_file import Run
+    from ..simulate import Timeline
+
+SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
+"""The page's scripts in the order in which they are loaded."""
+_ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
+
+
+def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: Run | None = None) -> str:
+    """The whole page. Raises PlanError when the run is not of this plan."""
+    content = page_data(plan, timeline, forecast, run)
+    style, script = _source("page.css"), _script()
+    title = f"{plan.problem.model.name}: {plan.provenance.source or 'plan'}".encode(errors="replace").decode()
+    return Template(_source("page.html")).substitute(
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
+        title=html.escape(title),
+        label=html.escape(_label(plan, forecast)),
+        style=style,
+        script=script,
+        data=as_json(content),
+        colours=as_json(page_colours()),
+    )
+
+
+def frame(page: str, height: int = 720) -> str:
+    """The page in an iframe of its own, for notebooks: its style and script stay inside, and reach nothing."""
+    return (
+        f'<iframe title="Contraflow plan" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0" '
+        f'srcdoc="{html.escape(page)}"></iframe>'
+    )
+
+
+def as_json(content: Any) -> str:
+    """JSON in ASCII that is safe inside a script element: no markup, and no other line ends than scripts know."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+def _label(plan: Plan, forecast: Forecast) -> str:
+    """The picture in a sentence."""
+    return (
+        f"Timeline of {len(plan.orders)} devices over a step of {format_seconds(forecast.step_s)}, "
+        f"idle for {percent(forecast.bubble)}"
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    parts = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
+
+
+def _hash(source: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

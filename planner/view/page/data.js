@@ -1,0 +1,96 @@
+// The page's data as typed arrays.
+
+const element = (id) => document.getElementById(id);
+const read = (id) => JSON.parse(element(id).textContent);
+
+const plan = read("plan");
+const colours = read("colours");
+
+/** A coded column: {table, index}. */
+function decode({ table, index }) {
+  const out = new Float64Array(index.length);
+  for (let k = 0; k < out.length; k++) out[k] = table[index[k]];
+  return out;
+}
+
+const items = {
+  count: plan.items.kind.length,
+  kind: Uint8Array.from(plan.items.kind),
+  stage: Int32Array.from(plan.items.stage),
+  micro: Int32Array.from(plan.items.micro_batch),
+  device: Int32Array.from(plan.items.device),
+  target: Int32Array.from(plan.items.target),
+  latency: decode(plan.items.latency_s),
+  bytes: decode(plan.items.bytes),
+};
+const kindOf = (item) => plan.kinds[items.kind[item]];
+const IN_LINE = new Set(["F", "B", "I", "W", "R", "STEP", "FREE"]);
+const inLine = Uint8Array.from(items.kind, (kind) => (IN_LINE.has(plan.kinds[kind]) ? 1 : 0));
+
+/** Start and end of every item by source; NaN where a run does not have it. */
+const times = { forecast: forecastTimes(), measured: plan.run && measuredTimes() };
+
+function forecastTimes() {
+  const start = decode(plan.items.start_s), duration = decode(plan.items.duration_s);
+  return { start, end: start.map((t, k) => t + duration[k]), step: plan.forecast.step_s };
+}
+
+function measuredTimes() {
+  const column = (values) => Float64Array.from(values, (t) => (t === null ? NaN : t));
+  return { start: column(plan.run.start_s), end: column(plan.run.end_s), step: plan.run.step_s };
+}
+
+/** Precedences both ways: those of item i are at first[i]..first[i + 1]. */
+const before = precedences();
+const after = reversed(before);
+
+function precedences() {
+  const { count, back, lag_s } = plan.waits;
+  const first = new Int32Array(items.count + 1), other = new Int32Array(back.length);
+  for (let item = 0; item < items.count; item++) {
+    first[item + 1] = first[item] + count[item];
+    for (let k = first[item]; k < first[item + 1]; k++) other[k] = item - back[k];
+  }
+  return { first, other, lag: decode(lag_s) };
+}
+
+function reversed({ first, other, lag }) {
+  const start = new Int32Array(items.count + 1), back = new Int32Array(other.length), lags = new Float64Array(lag.length);
+  for (const item of other) start[item + 1]++;
+  for (let item = 0; item < items.count; item++) start[item + 1] += start[item];
+  const cursor = start.slice();
+  for (let item = 0; item < items.count; item++)
+    for (let k = first[item]; k < first[item + 1]; k++) {
+      const place = cursor[other[k]]++;
+      back[place] = item;
+      lags[place] = lag[k];
+    }
+  return { first: start, other: back, lag: lags };
+}
+
+const CLOSE = 1e-9 * plan.forecast.step_s;
+
+/** Whether `earlier`, with this lag, is what decided when `later` started. */
+const decides = (earlier, later, lag) =>
+  times.forecast.end[earlier] + lag >= times.forecast.start[later] - CLOSE;
+
+/** Memory of every device: at times t it changes, holds at most `most`, and then `stays`. */
+const memory = plan.memory.map((curve) => ({
+  t: decode(curve.times_s), stays: decode(curve.stays), most: decode(curve.most),
+}));
+
+function heldAt(device, t) {
+  const curve = memory[device];
+  return curve.stays[Math.max(0, upperBound(curve.t, t + CLOSE) - 1)];
+}
+
+/** Place of the first value of an ascending array that is more than x. */
+function upperBound(values, x) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] > x) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}

@@ -1,0 +1,184 @@
+// Pointer, wheel, keys and buttons.
+
+function useMode(mode) {
+  view.mode = mode;
+  for (const name of ["forecast", "measured", "both"])
+    element("mode-" + name).setAttribute("aria-pressed", String(name === mode));
+  const follow = (at) => at && (sources().includes(at.source) ? at : { item: at.item, source: sources()[0] });
+  view.cursor = follow(view.cursor);
+  view.chosen = follow(view.chosen);
+  view.hover = null;
+  show(0, extent());
+  relayout();
+  fillInspector();
+}
+
+function toggle(key) {
+  view[key] = !view[key];
+  element(key).setAttribute("aria-pressed", String(view[key]));
+  relayout();
+}
+
+function choose(at) {
+  view.chosen = at;
+  if (at) view.cursor = at;
+  fillInspector();
+  refresh("marks");
+}
+
+function moveTo(at) {
+  if (!at) return; // nothing is drawn
+  view.cursor = at;
+  view.chosen = null;
+  reveal(at.item, at.source);
+  fillInspector();
+  refresh("marks");
+}
+
+/** Pans, and scrolls the page, until the item is in sight. */
+function reveal(item, source) {
+  const { start, end } = times[source], span = view.to - view.from;
+  if (start[item] < view.from || end[item] > view.to) {
+    const middle = (start[item] + end[item]) / 2, wide = Math.max(span, (end[item] - start[item]) * 1.5);
+    show(middle - wide / 2, middle + wide / 2);
+    refresh();
+  }
+  const box = boxOf(item, source);
+  if (!box) return;
+  const top = element("timeline").getBoundingClientRect().top + box.y;
+  if (top < 40) window.scrollBy(0, top - 60);
+  else if (top + box.height > window.innerHeight - 10) window.scrollBy(0, top + box.height - window.innerHeight + 30);
+}
+
+// ------------------------------------------------------------------ pointer
+
+function under(event) {
+  const rect = element("timeline").getBoundingClientRect();
+  const x = event.clientX - rect.left, number = rowAt(event.clientY - rect.top);
+  if (number < 0 || x < LEFT || x > LEFT + layout.plot) return null;
+  const row = layout.rows[number], item = itemAt(row, tOf(x), 2 / scale());
+  return item < 0 ? null : { item, source: row.source };
+}
+
+function tip(at, event) {
+  const box = element("tip");
+  box.hidden = !at;
+  if (!at) return;
+  box.textContent = shortName(at.item) + "\n" + describe(at.item, at.source).slice(1).join("\n");
+  const rect = element("drawing").getBoundingClientRect();
+  const x = event.clientX - rect.left, y = event.clientY - rect.top;
+  box.style.left = Math.max(0, Math.min(x + 14, rect.width - box.offsetWidth - 4)) + "px";
+  box.style.top = y + 18 + "px";
+}
+
+function listenToPointer() {
+  const canvas = element("timeline");
+  let drag = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    drag = { x: event.clientX, from: view.from, to: view.to, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (drag && (drag.moved || Math.abs(event.clientX - drag.x) > 3)) {
+      drag.moved = true;
+      canvas.classList.add("dragged");
+      tip(null);
+      const shift = (drag.x - event.clientX) * ((drag.to - drag.from) / layout.plot);
+      show(drag.from + shift, drag.to + shift);
+      refreshFast();
+      return;
+    }
+    view.hover = under(event);
+    tip(view.hover, event);
+    refresh("marks");
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    if (drag && !drag.moved) choose(under(event));
+    drag = null;
+    canvas.classList.remove("dragged");
+  });
+  canvas.addEventListener("pointercancel", () => { drag = null; canvas.classList.remove("dragged"); });
+  canvas.addEventListener("pointerleave", () => { view.hover = null; tip(null); refresh("marks"); });
+  element("stack").addEventListener("wheel", turn, { passive: false });
+  element("memory").addEventListener("wheel", turn, { passive: false });
+}
+
+function turn(event) {
+  const across = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+  if (event.ctrlKey || event.metaKey || event.altKey) {
+    const x = event.clientX - element("timeline").getBoundingClientRect().left;
+    zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.002)), tOf(Math.max(LEFT, x)));
+  } else if (Math.abs(across) > (event.shiftKey ? 0 : Math.abs(event.deltaY))) {
+    show(view.from + across / scale(), view.to + across / scale());
+  } else return; // the page scrolls
+  event.preventDefault();
+  refreshFast();
+}
+
+// ------------------------------------------------------------------ keys
+
+/** The op beside the cursor: along its row, or on the next row at the same time. */
+function beside(along, across) {
+  const at = view.cursor;
+  if (!at || !boxOf(at.item, at.source)) {
+    const row = layout.rows.find((r) => r.items.length);
+    const place = row && Math.min(row.items.length - 1, upperBound(row.reach, view.from));
+    return row && { item: row.items[place], source: row.source };
+  }
+  const { row, number } = boxOf(at.item, at.source);
+  if (along) {
+    const place = row.items.indexOf(at.item) + along;
+    const last = row.items.length - 1;
+    return { item: row.items[Math.max(0, Math.min(last, place))], source: row.source };
+  }
+  let next = number + across;
+  while (layout.rows[next] && !layout.rows[next].items.length) next += across;
+  if (!layout.rows[next]) return at;
+  const middle = (times[at.source].start[at.item] + times[at.source].end[at.item]) / 2;
+  return { item: itemAt(layout.rows[next], middle, Infinity), source: layout.rows[next].source };
+}
+
+function decider(at) {
+  const found = at && related(at.item, before).find((other) => other.decides && boxOf(other.item, at.source));
+  return found ? { item: found.item, source: at.source } : at;
+}
+
+const KEYS = {
+  ArrowLeft: () => moveTo(beside(-1, 0)),
+  ArrowRight: () => moveTo(beside(1, 0)),
+  ArrowUp: () => moveTo(beside(0, -1)),
+  ArrowDown: () => moveTo(beside(0, 1)),
+  Home: () => moveTo(beside(-Infinity, 0)),
+  End: () => moveTo(beside(Infinity, 0)),
+  d: () => view.cursor && moveTo(decider(view.cursor)),
+  Enter: () => view.cursor && choose(view.cursor),
+  " ": () => view.cursor && choose(view.cursor),
+  "+": () => zoomAtCursor(1.5),
+  "=": () => zoomAtCursor(1.5),
+  "-": () => zoomAtCursor(1 / 1.5),
+  0: () => { show(0, extent()); refresh(); },
+  c: () => toggle("path"),
+  Escape: () => { if (view.chosen) choose(null); else { view.cursor = null; fillInspector(); refresh("marks"); } },
+};
+
+function zoomAtCursor(factor) {
+  const at = view.cursor, t = at && times[at.source].start[at.item];
+  zoom(factor, at && t >= view.from && t <= view.to ? t : undefined);
+  refresh();
+}
+
+function listenToKeys() {
+  element("timeline").addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = KEYS[event.key] || KEYS[event.key.toLowerCase()];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  element("in").addEventListener("click", () => zoomAtCursor(1.5));
+  element("out").addEventListener("click", () => zoomAtCursor(1 / 1.5));
+  element("fit").addEventListener("click", KEYS[0]);
+  element("path").addEventListener("click", () => toggle("path"));
+  element("thin").addEventListener("click", () => toggle("thin"));
+}

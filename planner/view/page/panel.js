@@ -1,0 +1,147 @@
+// Everything beside the canvases: figures, legend, the chosen op, the table. Texts are written as text, never as markup.
+
+function make(tag, text, attributes = {}) {
+  const node = document.createElement(tag);
+  if (text !== undefined && text !== null) node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function fillHead() {
+  const { forecast } = plan;
+  element("title").textContent = plan.model + ": " + plan.source;
+  element("shape").textContent = [plural(plan.stages.length, "stage"), plural(plan.devices.length, "device"),
+    plan.pipelines, plural(plan.micro_batches, "micro-batch").replace("batchs", "batches")].join(", ");
+  const fullest = plan.devices.map((d, k) => [d.peak_bytes / Math.max(1, d.limit_bytes), k]).sort((a, b) => b[0] - a[0])[0][1];
+  const { peak_bytes, limit_bytes } = plan.devices[fullest];
+  const figures = [["step", seconds(forecast.step_s)]];
+  if (plan.run) {
+    const more = forecast.step_s > 0 ? plan.run.step_s / forecast.step_s - 1 : 0;
+    figures.push(["measured", seconds(plan.run.step_s) + " (" + (more > 0 ? "+" : "") + percent(more) + ")"]);
+  }
+  if (forecast.bound_s) figures.push(["proven bound", seconds(forecast.bound_s)]);
+  if (forecast.gap !== null) figures.push(["gap", percent(forecast.gap)]);
+  figures.push(["bubble", percent(forecast.bubble)]);
+  figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + bytes(limit_bytes), peak_bytes > limit_bytes]);
+  figures.push(["what binds", forecast.binding]);
+  for (const [name, value, over] of figures) {
+    const pair = make("div");
+    pair.append(make("dt", name), make("dd", value, over ? { class: "over" } : {}));
+    element("figures").append(pair);
+  }
+  if (plan.run) element("what").textContent += "; the curve is the forecast's, the dotted lines are measured";
+  element("help").textContent = "Drag pans, Ctrl or Alt and the wheel zoom, a click shows what an op waits for. Keys on the " +
+    "timeline: arrows walk, Enter chooses, D what decided its start, + - 0 zoom, C critical path, Esc lets go.";
+}
+
+function fillModes() {
+  if (!plan.run) return;
+  for (const mode of ["forecast", "measured", "both"]) {
+    const button = make("button", mode, { type: "button", id: "mode-" + mode, "aria-pressed": String(mode === view.mode) });
+    button.addEventListener("click", () => useMode(mode));
+    element("modes").append(button);
+  }
+}
+
+/** One swatch for every kind and direction that is drawn. */
+function fillLegend() {
+  const list = element("legend");
+  list.replaceChildren();
+  const seen = new Map();
+  for (let item = 0; item < items.count; item++) {
+    const kind = kindOf(item), number = numbers[item];
+    if (!drawn(item) && !(plan.run && times.measured.end[item] > times.measured.start[item])) continue;
+    const hue = Math.floor(number / colours.shades) & 1;
+    const name = kind.startsWith("SEND") ? "message" : MEANING[kind];
+    if (!seen.has(name)) seen.set(name, { kind: items.kind[item], hues: new Map() });
+    if (!seen.get(name).hues.has(hue)) seen.get(name).hues.set(hue, (items.kind[item] * 2 + hue) * colours.shades + 2);
+  }
+  for (const [name, { hues }] of [...seen].sort(([, a], [, b]) => a.kind - b.kind))
+    list.append(entry(name, [...hues].sort(([a], [b]) => a - b).map(([, number]) => paint(number))));
+  list.append(entry("idle", [{ fill: css.idle }]));
+  const parts = new Set(plan.devices.flatMap((device) => device.peak_parts.map(([name]) => name)));
+  element("parts").replaceChildren(...[...parts].map((name) => entry(name, [{ fill: theme.parts[name] || css.axis }])));
+  const notes = [];
+  if (new Set(plan.routes.map((route) => route.hue)).size > 1) notes.push("blue runs down the devices, orange up");
+  if (plan.routes.some((route) => route.again.some(Boolean))) notes.push("underlined: a later stage of the same device");
+  for (const note of notes) list.append(make("li", note));
+}
+
+function entry(name, styles) {
+  const node = make("li");
+  for (const style of styles) {
+    const swatch = make("canvas", null, { "aria-hidden": "true" });
+    swatch.width = swatch.height = 26;
+    const g = swatch.getContext("2d");
+    g.scale(2, 2);
+    g.fillStyle = styleOf(g, style);
+    g.fillRect(0, 0, 13, 13);
+    node.append(swatch);
+  }
+  node.append(make("span", name));
+  return node;
+}
+
+const AT_MOST = 6; // buttons in a group
+
+/** Says what is under the cursor, and lists what the chosen op waits for and what waits for it. */
+function fillInspector() {
+  const at = view.chosen || view.cursor;
+  element("said").textContent = at ? describe(at.item, at.source).join("; ")
+    : "";
+  element("help").classList.toggle("away", Boolean(at));
+  const box = element("related");
+  box.replaceChildren();
+  if (!view.chosen) return;
+  const { item } = view.chosen;
+  const [waited, follow] = [related(item, before), related(item, after)];
+  fillGroup(box, "start decided by", waited.filter((other) => other.decides), "before");
+  fillGroup(box, "also waited for", waited.filter((other) => !other.decides), "before");
+  fillGroup(box, "then start", follow.filter((other) => other.decides), "after");
+  fillGroup(box, "later start", follow.filter((other) => !other.decides), "after");
+  if (!box.children.length) box.append(make("span", "it waits for nothing, and nothing waits for it", { class: "dim" }));
+}
+
+function fillGroup(box, title, list, name) {
+  const onTheWay = new Set(list.filter(({ item, via }) => via !== item).map(({ via }) => via));
+  const shown = list.filter(({ item }) => !onTheWay.has(item));
+  if (!shown.length) return;
+  box.append(make("span", title, { class: "dim" }));
+  for (const other of shown.slice(0, AT_MOST)) box.append(jump(other, name));
+  if (shown.length > AT_MOST) box.append(make("span", "and " + (shown.length - AT_MOST) + " more", { class: "dim" }));
+}
+
+const WAYS = { OFFLOAD: " (by the host)", FETCH: " (by the host)", REDUCE: " (by reduction)", TIE: " (by reduction)", FREE: " (for its memory)" };
+
+function jump({ item, via }, name) {
+  const apart = items.device[item] !== items.device[view.chosen.item]; // then it goes without saying
+  const way = via === item || apart ? "" : WAYS[kindOf(via)] || " (by message)";
+  const button = make("button", shortName(item) + way, { type: "button", class: name });
+  button.addEventListener("click", () => {
+    const source = view.chosen.source;
+    choose({ item, source });
+    reveal(item, source);
+    element("timeline").focus({ preventScroll: true });
+  });
+  return button;
+}
+
+function fillTable() {
+  const table = element("table"), head = make("tr"), body = make("tbody");
+  const columns = ["device", "busy", "idle", "peak", "limit"];
+  if (plan.run) columns.push("measured busy", "measured peak");
+  for (const name of [...columns, "what made the peak"]) head.append(make("th", name, { scope: "col" }));
+  plan.devices.forEach((device, number) => {
+    const row = make("tr");
+    const cells = [device.kind ? number + " (" + device.kind + ")" : number, seconds(device.busy_s), percent(device.bubble),
+      bytes(device.peak_bytes), bytes(device.limit_bytes)];
+    if (plan.run) cells.push(seconds(plan.run.devices[number].busy_s), bytes(plan.run.devices[number].peak_bytes));
+    const made = [...device.peak_parts].sort((a, b) => b[1] - a[1]).map(([name, size]) => name + " " + bytes(size));
+    [...cells, made.join(", ")].forEach((text, k) => row.append(k ? make("td", text) : make("th", text, { scope: "row" })));
+    if (device.peak_bytes > device.limit_bytes) row.children[3].className = "over";
+    body.append(row);
+  });
+  const top = make("thead");
+  top.append(head);
+  table.replaceChildren(make("caption", "Devices"), top, body);
+}

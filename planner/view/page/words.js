@@ -1,0 +1,61 @@
+// Quantities and operations in words.
+
+const MEANING = {
+  F: "forward", B: "backward", I: "backward for inputs", W: "backward for weights", R: "recompute",
+  SEND_F: "activations", SEND_B: "gradients", SEND_S: "stash", SEND_P: "parameters", REDUCE: "gradient reduction", TIE: "sum of tied gradients",
+  STEP: "optimizer step", OFFLOAD: "stash to the host", FETCH: "stash from the host", FREE: "wait for free memory",
+};
+
+const digits = (x, count = 4) => String(Number(x.toPrecision(count)));
+
+function seconds(t, count = 4) {
+  const size = Math.abs(t);
+  if (size >= 1) return digits(t, count) + " s";
+  if (size >= 1e-3) return digits(t * 1e3, count) + " ms";
+  return size === 0 ? "0 s" : digits(t * 1e6, count) + " us";
+}
+
+function bytes(count) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (Math.abs(count) < 1024) return digits(count) + " " + unit;
+    count /= 1024;
+  }
+  return digits(count) + " TiB";
+}
+
+function percent(share) {
+  const size = Math.abs(share);
+  if (size < 5e-7) return "0 %";
+  return (size >= 5e-4 ? (100 * share).toFixed(1) : digits(100 * share, 2)) + " %";
+}
+
+const plural = (count, word) => count + " " + word + (count === 1 ? "" : "s");
+
+/** What an item does: "B 5, stage 3" with where it does it. */
+function shortName(item) {
+  const micro = items.micro[item] >= 0 ? " " + items.micro[item] : "";
+  return kindOf(item) + micro + ", stage " + items.stage[item] + ", device " + whereOf(item);
+}
+
+function whereOf(item) {
+  return items.device[item] + (items.target[item] >= 0 ? " to " + items.target[item] : "");
+}
+
+/** The lines of a tooltip, and of what a screen reader says. */
+function describe(item, source) {
+  const names = plan.stages[items.stage[item]];
+  const layers = names.length > 3 ? names[0] + " to " + names[names.length - 1] : names.join(", ");
+  const what = [MEANING[kindOf(item)], "stage " + items.stage[item]];
+  if (items.micro[item] >= 0) what.push("micro-batch " + items.micro[item]);
+  what.push("device " + whereOf(item));
+  const start = times[source].start[item], end = times[source].end[item];
+  if (Number.isNaN(start)) return [what.join(", "), "the run did not time it"];
+  const lines = [what.join(", "), seconds(start, 6) + " to " + seconds(end, 6) + " (" + seconds(end - start) + ")"];
+  if (items.bytes[item] > 0) lines.push(bytes(items.bytes[item]) + (items.latency[item] > 0
+    ? ", arrives " + seconds(items.latency[item]) + " later" : ""));
+  if (plan.run) lines[1] = (source === "measured" ? "measured " : "forecast ") + lines[1];
+  if (source === "measured" && !inLine[item]) lines.push("from its posting until it was known to be complete");
+  lines.push("layers " + layers);
+  if (source === "forecast") lines.push("the device holds " + bytes(heldAt(items.device[item], end)) + " at its end");
+  return lines;
+}

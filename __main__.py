@@ -30,7 +30,7 @@ _COMMANDS = {
     "profile": _Entry(".executor.cli_profile", "Measure a model's layers on this machine: model.json."),
     "plan": _Entry(".planner.cli", "Search for the fastest plan that fits: plan.json."),
     "check": _Entry(".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."),
-    "show": _Entry(".planner.cli", "Draw a plan as text or SVG."),
+    "show": _Entry(".planner.cli", "Draw a plan: timeline, layers, placement, operations, trace."),
     "compare": _Entry(".planner.cli", "Table of every named schedule and the search; or a forecast and its run."),
     "execute": _Entry(".executor.cli", "Train the model with a plan, one process a device."),
     "calibrate": _Entry(".planner.cli", "Fold the times of runs into a model's layer costs."),

@@ -18,7 +18,7 @@ contraflow profile gpt-small --micro-batch-size 2 --load 2 --cluster cluster.tom
 contraflow plan model.json --cluster cluster.toml --micro-batches 8 --optimizer adam --time-limit 20 -o plan.json
 contraflow check plan.json
 contraflow show plan.json
-contraflow show plan.json --as svg -o plan.svg
 contraflow execute plan.json --steps 40 --lr 0.001 --trace run.json
+contraflow show plan.json --as html --run run.json -o plan.html
 
-printf '\nIn %s: model.json, cluster.toml, plan.json, plan.svg, run.json\n' "$out"
+printf '\nIn %s: model.json, cluster.toml, plan.json, run.json, plan.html\n' "$out"

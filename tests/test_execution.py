@@ -11,9 +11,12 @@ from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, pla
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.interpreter import Interpreter
 from contraflow.executor.launch import execute
+from contraflow.planner.schedules import SCHEDULES as EVERY_SCHEDULE
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "gems", "chimera", "search")
 MODELS = ("mlp-tiny", "gpt-tiny", "resnet-tiny")
+OTHERS = tuple(name for name in EVERY_SCHEDULE if name not in SCHEDULES)
+LANGUAGE = ("bert-tiny", "lstm-tiny", "gpt-tiny-tied")
 
 IN_THREADS = [
     *(Case(schedule, model, 2, 4) for schedule in SCHEDULES for model in MODELS),
@@ -27,6 +30,7 @@ IN_THREADS = [
     Case("1f1b", "mlp-tiny", 2, 4, "sgd"),
     Case("chimera", "gpt-tiny-dropout", 2, 4),
     Case("gpipe", "mlp-tiny", 1, 4),
+    *(Case(schedule, "mlp-deep", 4, 8) for schedule in OTHERS),
 ]
 
 
@@ -48,6 +52,7 @@ TOGETHER = {
         Case("chimera", "resnet-tiny", 2, 4),
         Case("1f1b", "resnet-tiny", 2, 4, "adam"),
         Case("gems", "mlp-tiny", 2, 4, "adamw"),
+        *(Case(schedule, LANGUAGE[k % 3], 2, 4) for k, schedule in enumerate(OTHERS)),
     ],
     4: [
         Case("1f1b", "mlp-tiny", 4, 4, "adam"),

@@ -53,6 +53,8 @@ NODES_OF_THEIR_OWN = Routes(((0, 1),), ((2, 3),))
 MIXED = Routes(((0, 1), (0, 1)), ((1, 1), (0, 0)))
 """Two pipelines; every stage has two owners, and some micro-batches stay where they are."""
 BOTH_WAYS = Routes(((0, 1), (1, 0)), ((1, 1), (0, 0)))
+ONE_STAGE_REPLICATED = Routes(((0, 1), (0, 2), (0, 2)), ((0, 1), (0, 2), (0, 2)))
+"""Stage 1 has replicas with unequal shares of the micro-batches, stage 0 has none."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -139,6 +141,8 @@ IN_THREADS: dict[str, partial[Plan]] = {
     "tied, both ends apart": partial(made, "gpt-tiny-tied", SWAPPED, ["keep", "recompute"]),
     "tied, own nodes": partial(made, "gpt-tiny-tied", NODES_OF_THEIR_OWN, ["offload", "keep"]),
     "tied, replicas": partial(made, "gpt-tiny-tied", MIXED, ["keep", "keep"]),
+    "one stage replicated": partial(made, "gpt-tiny", ONE_STAGE_REPLICATED, ["keep", "keep"], 5),
+    "one stage replicated, batch norm": partial(made, "resnet-tiny", ONE_STAGE_REPLICATED, ["recompute", "keep"], 5),
     "batch norm, kept": partial(made, "resnet-tiny", SWAPPED, ["keep", "keep"]),
     "batch norm, replicas": partial(made, "resnet-tiny", BOTH_WAYS, ["keep", "recompute"]),
     "batch norm, own nodes": partial(made, "resnet-tiny", NODES_OF_THEIR_OWN, ["offload", "recompute"]),

@@ -12,7 +12,8 @@ from .cli_pictures import PICTURES, check_picture, graph_picture
 from .files import write_bytes
 from .plan import Forecast, Plan
 from .plan_file import load_plan
-from .run_file import Run, load_run
+from .run_trace import RunTrace
+from .run_trace_file import load_trace
 from .view.fresh import fresh_forecast
 
 _CHECK_EXAMPLE = """\b
@@ -76,7 +77,7 @@ def show(
     """
     check_picture(form, what, run_file is not None, only_run, output is not None)
     loaded = load_plan(plan_file)
-    run = None if run_file is None else load_run(run_file)
+    run = None if run_file is None else load_trace(run_file)
     drawn = draw(loaded, form, what, run, only_run)
     if output is not None:
         write_bytes(output, drawn.encode() if isinstance(drawn, str) else drawn)
@@ -89,7 +90,9 @@ def show(
         click.echo(f"wrote {output}", err=True)
 
 
-def draw(plan: Plan, form: str, what: str = PICTURES[0], run: Run | None = None, only_run: bool = False) -> str | bytes:
+def draw(
+    plan: Plan, form: str, what: str = PICTURES[0], run: RunTrace | None = None, only_run: bool = False
+) -> str | bytes:
     """The picture of a plan, a png as bytes; raises InputError when its operations cannot be simulated."""
     from .simulate import simulate
     from .view import perfetto, svg, text

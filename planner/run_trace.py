@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from .errors import InputError
 from .model_graph import ModelGraph
@@ -88,10 +89,22 @@ class RunTrace:
     devices: tuple[DeviceTrace, ...]
 
     def require_plan(self, plan: Plan) -> None:
-        """Raises RunTraceError unless the run is of this plan (its forecast and its costs may differ)."""
+        """Raises RunTraceError unless the run is of this plan (its forecast and its costs may differ).
+
+        Afterwards the run has the plan's devices, and every device the plan's ops in the plan's order.
+        """
         wanted = plan_fingerprint(plan)
         if self.plan != wanted:
             raise RunTraceError(f"the run is of another plan: fingerprint {self.plan}, not {wanted}")
+        if len(self.devices) != len(plan.orders):
+            raise RunTraceError(f"the run has {len(self.devices)} devices, the plan {len(plan.orders)}")
+        for number, (device, order) in enumerate(zip(self.devices, plan.orders, strict=True)):
+            for place, (ran, listed) in enumerate(zip_longest((x.op for x in device.ops), order)):
+                if ran != listed:
+                    raise RunTraceError(
+                        f"the run is of another plan: op {place} of device {number} is {ran or 'missing'}, "
+                        f"not {listed or 'in the plan'}"
+                    )
 
     def require_model(self, model: ModelGraph) -> None:
         """Raises RunTraceError unless the run is of this model (its costs may differ)."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .errors import PlanError
 from .files import write_text
 from .formats.reading import items, mapping, number, parse_json, positive, read_text, required, whole
 from .plan import Pipeline
@@ -85,6 +86,8 @@ def trace_from_dict(content: object, where: str = "run") -> RunTrace:
     devices = tuple(
         _device(entry, f"{where}: devices[{k}]", len(stages)) for k, entry in _listed(top, "devices", where)
     )
+    if not devices:
+        raise RunTraceError(f"{where}: devices must not be empty")
     return RunTrace(
         _text(top, "plan", where),
         _text(top, "model", where),
@@ -169,7 +172,10 @@ def _device(entry: object, where: str, stages: int) -> DeviceTrace:
 def _op(entry: object, where: str, stages: int) -> OpTrace:
     content = mapping(entry, where)
     _only(content, ("op", *_TIMES, *_MORE_TIMES, *_BYTES), where)
-    op = op_from_text(required(content, "op", where))
+    try:
+        op = op_from_text(required(content, "op", where))
+    except PlanError as error:
+        raise RunTraceError(f"{where}: {error}") from None
     if op.stage >= stages:
         raise RunTraceError(f"{where}: op {op} is of stage {op.stage}, but there are {stages} stages")
     start, end, duration = (number(required(content, key, where), key, where) for key in _TIMES)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from instances import named
-from test_html import NASTY, chimera, nasty_plan, run_of
+from test_html import NASTY, chimera, nasty_plan
+from traces import simulated_run
 
 from contraflow.planner.cluster import Link
 from contraflow.planner.model_graph import Layer, ModelGraph
@@ -96,8 +97,7 @@ class Shown:
 def shown(browser: Browser, tmp_path: Path) -> Iterator[Shown]:
     """Chimera on four devices with a run that took twice as long."""
     plan = chimera()
-    (tmp_path / "run.json").write_text(json.dumps(run_of(plan)))
-    (tmp_path / "plan.html").write_text(html(plan, tmp_path / "run.json"))
+    (tmp_path / "plan.html").write_text(html(plan, simulated_run(plan, slower=2.0)))
     found = Shown(browser, tmp_path / "plan.html")
     yield found
     assert found.complaints == []
@@ -187,6 +187,7 @@ def test_forecast_measured_and_both(shown: Shown) -> None:
     assert "measured " in shown.says()
     assert shown.pixels("axis") != axis
     shown.page.locator("#mode-both").click()
+    shown.settle()
     both = shown.page.locator("#timeline").bounding_box()
     assert height is not None
     assert both is not None

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from pictures import MIB, chain, one_way, two_device_plan
+from traces import simulated_run
 
 from contraflow import __version__
 from contraflow.__main__ import cli
@@ -23,6 +24,7 @@ from contraflow.planner.cluster import Cluster
 from contraflow.planner.errors import InputError
 from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.plan_file import load_plan, save_plan
+from contraflow.planner.run_trace_file import save_trace
 from contraflow.planner.schedules import SCHEDULES
 from contraflow.planner.search.driver import Progress
 
@@ -266,17 +268,12 @@ def test_show_draws_graphs_and_traces(folder: Path) -> None:
         assert run("show", good, "--what", what, "--as", "dot").stdout.startswith("digraph plan {")
     trace = json.loads(run("show", good, "--as", "perfetto").stdout)
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "C", "s", "f"}
-    (folder / "run.json").write_text(json.dumps(a_run()))
+    save_trace(simulated_run(load_plan(good)), folder / "run.json")
     both = json.loads(run("show", good, "--as", "perfetto", "--run", folder / "run.json").stdout)
     alone = json.loads(run("show", good, "--as", "perfetto", "--run", folder / "run.json", "--only-run").stdout)
     assert len(both["traceEvents"]) == len(trace["traceEvents"]) + len(alone["traceEvents"])
-
-
-def a_run() -> dict[str, Any]:
-    """What two devices did of good.json: one forward each."""
-    ops = [{"op": "0F0", "start_s": 0.0, "end_s": 1.5}], [{"op": "1F0", "start_s": 1.5, "end_s": 2.5}]
-    devices = [{"busy_s": 1.0, "bubble": 0.6, "peak_bytes": 8, "ops": mine} for mine in ops]
-    return {"format": "contraflow/run", "version": 1, "step_s": 2.5, "losses": [1.0], "devices": devices}
+    save_trace(simulated_run(one_way(2, 5)), folder / "run.json")
+    assert "run is of another plan" in refused("show", good, "--as", "perfetto", "--run", folder / "run.json")
 
 
 def test_pictures_that_do_not_exist_are_refused_before_anything_is_read(folder: Path) -> None:
@@ -305,6 +302,9 @@ def test_show_writes_a_page(folder: Path) -> None:
     page = (folder / "plan.html").read_text()
     assert page.startswith("<!doctype html>")
     assert page.endswith("</html>\n")
+    assert '"run":null' in page
+    save_trace(simulated_run(load_plan(folder / "good.json")), folder / "run.json")
+    assert '"run":{"step_s":' in run("show", folder / "good.json", "--as", "html", "--run", folder / "run.json").stdout
     assert "--run is drawn" in refused("show", folder / "good.json", "--as", "svg", "--run", "run.json")
     assert "none.json" in refused("show", folder / "good.json", "--as", "html", "--run", "none.json")
 

@@ -16,11 +16,13 @@ from instances import named, uniform
 from pictures import MIB, both_ways, one_way
 from random_plans import plans_of, random_candidate, tied
 from test_separate import build as separate
+from traces import simulated_run, with_ops
 
 from contraflow.planner import InputError
 from contraflow.planner.cluster import Link
 from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.plan import RECEIVES, Kind, Op, Plan
+from contraflow.planner.plan import IN_LINE, RECEIVES, Kind, Op, Plan
+from contraflow.planner.run_trace_file import save_trace
 from contraflow.planner.simulate import Timeline, simulate
 from contraflow.planner.view import html
 from contraflow.planner.view.critical import Binding, CriticalPath
@@ -232,46 +234,27 @@ def test_notebooks_get_the_page_in_a_frame() -> None:
 # ---------------------------------------------------------------- runs
 
 
-def run_of(plan: Plan, slower: float = 2.0) -> dict[str, Any]:
-    """A run file in which everything took longer than forecast; no times for FREE and RECV."""
-    timeline = simulate(plan)
-    ops: list[list[dict[str, Any]]] = [[] for _ in plan.orders]
-    for (d, op), (start, end) in intervals(timeline).items():
-        peer = {"peer": op.peer} if op.peer >= 0 else {}
-        named_op = {"kind": op.kind.name, "stage": op.stage, "micro_batch": op.micro_batch} | peer
-        ops[d].append(named_op | {"start_s": start * slower, "end_s": end * slower, "spread_s": 0.1})
-    devices = [
-        {"busy_s": slower * busy, "bubble": 0.1, "peak_bytes": 100 + d, "memory": [], "ops": ops[d]}
-        for d, busy in enumerate(timeline.busy_s)
-    ]
-    step_s = timeline.step_s * slower
-    return {"format": "contraflow/run", "version": 1, "step_s": step_s, "losses": [2.0], "devices": devices}
-
-
-def write(path: Path, content: object) -> Path:
-    path.write_text(json.dumps(content))
-    return path
-
-
 def test_a_runs_times_are_beside_the_forecasts(tmp_path: Path) -> None:
-    """Start and end of every op twice the forecast's, the peaks as measured; unknown keys are left alone."""
+    """Start and end of every op, twice the forecast's, and the peaks as measured; from the run or from its file."""
     plan = chimera()
-    data = data_of(html(plan, write(tmp_path / "run.json", run_of(plan))))
-    run, starts = data["run"], columns_of(data["items"]["start_s"])
-    timed = [k for k, start in enumerate(run["start_s"]) if start is not None]
-    assert len(timed) == len(intervals(simulate(plan)))
-    assert all(run["start_s"][k] == pytest.approx(2 * starts[k]) for k in timed)
-    assert run["step_s"] == pytest.approx(2 * data["forecast"]["step_s"])
-    assert [device["peak_bytes"] for device in run["devices"]] == [100, 101, 102, 103]
+    run = simulated_run(plan, slower=2.0)
+    run = replace(run, devices=tuple(replace(x, peak_bytes=100 + d) for d, x in enumerate(run.devices)))
+    data = data_of(html(plan, run))
+    starts, durations = columns_of(data["items"]["start_s"]), columns_of(data["items"]["duration_s"])
+    assert data["run"]["start_s"] == pytest.approx([2 * start for start in starts])
+    assert data["run"]["end_s"] == pytest.approx([2 * (a + b) for a, b in zip(starts, durations, strict=True)])
+    assert data["run"]["step_s"] == pytest.approx(2 * data["forecast"]["step_s"])
+    assert [device["peak_bytes"] for device in data["run"]["devices"]] == [100, 101, 102, 103]
+    save_trace(run, tmp_path / "run.json")
+    assert data_of(html(plan, tmp_path / "run.json")) == data
 
 
-def test_a_runs_memory_is_there_where_it_was_measured(tmp_path: Path) -> None:
+def test_a_runs_memory_is_there_where_it_was_measured() -> None:
     """The most that each op in line held; messages and ops without a figure are left out."""
-    content = run_of(both_ways())
-    for op in content["devices"][0]["ops"]:
-        op["peak_bytes"] = 7
-    memory = data_of(html(both_ways(), write(tmp_path / "run.json", content)))["run"]["memory"]
-    assert memory[0]["peak_bytes"] == [7] * sum(op["kind"] in "FBSTEP" for op in content["devices"][0]["ops"])
+    plan = both_ways()
+    run = with_ops(simulated_run(plan), lambda item: replace(item, peak_bytes=7), device=0)
+    memory = data_of(html(plan, run))["run"]["memory"]
+    assert memory[0]["peak_bytes"] == [7] * sum(op.kind in IN_LINE for op in plan.orders[0])
     assert memory[1]["peak_bytes"] == []
 
 
@@ -279,10 +262,6 @@ def test_without_a_run_there_is_none() -> None:
     assert data_of(html(both_ways()))["run"] is None
 
 
-def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
-    """The message names what differs."""
-    path = write(tmp_path / "run.json", run_of(one_way(2, 4)))
-    with pytest.raises(InputError, match="the run has 2 devices, the plan 4"):
-        html(chimera(), path)
-    with pytest.raises(InputError, match="the run's device 0 has 0F2, the plan's has not"):
-        html(one_way(2, 2), path)
+def test_a_run_of_another_plan_is_refused() -> None:
+    with pytest.raises(InputError, match="the run is of another plan"):
+        html(one_way(2, 2), simulated_run(one_way(2, 4)))

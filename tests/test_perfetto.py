@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from pictures import ONE_ROUTE, pictured, routed
+from traces import simulated_run, with_ops
 
 from contraflow.planner.errors import InputError
 from contraflow.planner.plan import COMPUTE, Kind, Op, Plan
-from contraflow.planner.run_file import Run, RunDevice, RunOp
+from contraflow.planner.run_trace import OpTrace, RunTrace
 from contraflow.planner.simulate import simulate
 from contraflow.planner.view import perfetto
 
@@ -28,7 +29,7 @@ KEYS = {
 PLANS = list(pictured())
 
 
-def events_of(plan: Plan, run: Run | None = None, only_run: bool = False) -> list[Event]:
+def events_of(plan: Plan, run: RunTrace | None = None, only_run: bool = False) -> list[Event]:
     """The events of a plan's trace, which keep every rule of the format."""
     assert plan.forecast is not None
     text = perfetto.render(plan, simulate(plan), plan.forecast, run, only_run)
@@ -176,20 +177,16 @@ def test_every_message_and_every_offload_has_an_arrow(name: str) -> None:
             assert threads[event["pid"], event["tid"]].startswith(starts.get(kind, "compute")), event
 
 
-def a_run(plan: Plan, stretched: float = 1.5) -> Run:
+def a_run(plan: Plan, slower: float = 1.5) -> RunTrace:
     """A run of the plan in which everything took longer; messages from their posts to their ends, all overlapping."""
-    timeline = simulate(plan)
-    times = {(d, item.op): item[1:] for d, x in enumerate(timeline.devices) for item in x.ops}
-    step = timeline.step_s * stretched
-    devices = []
-    for d, order in enumerate(plan.orders):
-        ops = []
-        for op in order:
-            start, end = times.get((d, op), (0.1, timeline.step_s - 0.1))
-            memory = (5, 7) if op.kind in COMPUTE else (None, None)
-            ops.append(RunOp(op, start * stretched, end * stretched, *memory))
-        devices.append(RunDevice(1.0, 0.5, 7, tuple(ops)))
-    return Run(step, (1.0,), tuple(devices))
+    run = simulated_run(plan, slower=slower)
+
+    def measured(item: OpTrace) -> OpTrace:
+        if item.op.kind in COMPUTE:
+            return replace(item, live_bytes=5, peak_bytes=7)
+        return replace(item, start_s=0.1, end_s=run.step_s - 0.1)
+
+    return with_ops(run, measured)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -208,31 +205,28 @@ def test_a_run_lies_beside_its_forecast(name: str) -> None:
     assert {e["args"]["bytes"] for e in alone if e["ph"] == "C"} == {7}
 
 
-def test_a_run_without_memory_or_with_ops_missing_is_drawn() -> None:
-    """What is not there is left out: no counters, no arrow without both ends."""
+def test_a_run_whose_memory_is_not_known_has_no_counter() -> None:
+    """0 bytes are no measurement."""
     plan = routed(ONE_ROUTE, micro_batches=1)
-    run = a_run(plan)
-    first = run.devices[0]
-    kept = tuple(RunOp(*item[:3]) for item in map(_fields, first.ops) if not item[0].kind.name.startswith("SEND"))
-    events = events_of(plan, replace(run, devices=(replace(first, ops=kept), run.devices[1])), only_run=True)
-    assert {e["pid"] for e in events if e["ph"] == "C"} == {2}
-    assert sum(e["ph"] == "s" for e in events) == 1
+    run = with_ops(a_run(plan), lambda item: replace(item, peak_bytes=0), device=0)
+    assert {e["pid"] for e in events_of(plan, run, only_run=True) if e["ph"] == "C"} == {2}
 
 
-def _fields(item: RunOp) -> tuple[Op, float, float]:
-    return item.op, item.start_s, item.end_s
+def test_an_arrow_that_would_go_back_in_time_is_left_out() -> None:
+    """Clocks of two devices differ: a RECV is over before its SEND starts."""
+    plan = routed(ONE_ROUTE, micro_batches=1)
+    early = with_ops(
+        a_run(plan), lambda x: replace(x, start_s=0.0, end_s=0.01) if x.op.kind is Kind.RECV_F else x, device=1
+    )
+    assert sum(e["ph"] == "s" for e in events_of(plan, early, only_run=True)) == 1
 
 
 def test_a_run_of_another_plan_is_refused() -> None:
-    """By the number of devices, or by the op that the plan does not have; and there must be one."""
-    two, three = routed(ONE_ROUTE), routed([((0, 1), (2, 1))])
-    with pytest.raises(InputError, match="run has 3 devices, the plan has 2"):
-        events_of(two, a_run(three))
-    more = routed(ONE_ROUTE, micro_batches=5)
-    with pytest.raises(InputError, match=r"device 0 ran 0F4"):
-        events_of(two, a_run(more))
+    """And without a run there is none to draw."""
+    with pytest.raises(InputError, match="the run is of another plan"):
+        events_of(routed(ONE_ROUTE), a_run(routed(ONE_ROUTE, micro_batches=5)))
     with pytest.raises(InputError, match="no run"):
-        events_of(two, only_run=True)
+        events_of(routed(ONE_ROUTE), only_run=True)
 
 
 def test_names_are_json_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from contraflow.executor.trace import KEPT_STEPS, StepSamples
 from contraflow.planner.errors import InputError
 from contraflow.planner.plan import IN_LINE, Kind, Op
 from contraflow.planner.run_trace import RunTrace, plan_fingerprint
-from contraflow.planner.run_trace_file import load_trace, trace_from_dict, trace_to_dict
+from contraflow.planner.run_trace_file import load_trace, save_trace, trace_from_dict, trace_to_dict
+from contraflow.planner.simulate import evaluate, simulate
+from contraflow.planner.view import html, perfetto
 
 OFFLOADED = Case("gpipe", "gpt-tiny", 2, 2, stash="offload")
 
@@ -77,6 +80,17 @@ def test_a_trace_says_of_what_it_is(run: tuple[RunResult, Path]) -> None:
     assert load_trace(run[1]) == trace
 
 
+def test_a_real_run_is_drawn_from_its_file(run: tuple[RunResult, Path]) -> None:
+    """Beside the forecast, on the page and as a Perfetto trace; its memory as the run followed it."""
+    plan, trace = planned(OFFLOADED), run[0].trace
+    assert f'"run":{{"step_s":{json.dumps(trace.step_s)},' in html(plan, run[1])
+    content = json.loads(perfetto.render(plan, simulate(plan), evaluate(plan), load_trace(run[1]), only_run=True))
+    events = content["traceEvents"]
+    assert sum(e["ph"] == "X" for e in events) == sum(map(len, plan.orders))
+    line = [x.peak_bytes for device in trace.devices for x in device.ops if x.op.kind in IN_LINE]
+    assert sorted(e["args"]["bytes"] for e in events if e["ph"] == "C") == sorted(line)
+
+
 def test_the_fingerprint_is_of_what_devices_do() -> None:
     """Other costs, machines or forecasts are the same plan; another order is not."""
     plan = faulty.planned()
@@ -85,7 +99,23 @@ def test_the_fingerprint_is_of_what_devices_do() -> None:
     swapped = (plan.orders[0][1::-1] + plan.orders[0][2:], *plan.orders[1:])
     other = replace(plan, orders=swapped)
     with pytest.raises(InputError, match=r"of another plan: fingerprint \w+, not \w+"):
-        simulated_run(plan, faulty.GRAPH).require_plan(other)
+        simulated_run(plan).require_plan(other)
+
+
+def test_a_trace_that_does_not_have_its_plans_ops_is_refused() -> None:
+    """Right fingerprint or not: views find every op of the plan in it."""
+    plan = faulty.planned()
+    run = simulated_run(plan)
+    first = run.devices[0]
+    with pytest.raises(InputError, match="the run has 1 devices, the plan 2"):
+        replace(run, devices=(first,)).require_plan(plan)
+    with pytest.raises(InputError, match=f"op 0 of device 1 is 0F0, not {run.devices[1].ops[0].op}"):
+        replace(run, devices=(first, first)).require_plan(plan)
+    last = len(first.ops) - 1
+    with pytest.raises(InputError, match=f"op {last} of device 0 is missing, not {first.ops[last].op}"):
+        replace(run, devices=(replace(first, ops=first.ops[:-1]), run.devices[1])).require_plan(plan)
+    with pytest.raises(InputError, match=f"op {last + 1} of device 0 is 0F0, not in the plan"):
+        replace(run, devices=(replace(first, ops=(*first.ops, first.ops[0])), run.devices[1])).require_plan(plan)
 
 
 # ---------------------------------------------------------------- many steps to one
@@ -160,8 +190,16 @@ BAD = {
     "ops.1.: unknown key 'kind'": change("devices.1.ops.1.kind", "F"),
     "step_s is missing": change("step_s", DELETED),
     "step_s must be above 0": change("step_s", 0),
+    "step_s must be finite": change("step_s", float("inf")),
+    "devices must not be empty": change("devices", []),
+    "losses must be a list": change("losses", 3),
+    "devices.0.: busy_s must be finite and not negative": change("devices.0.busy_s", -1),
+    "devices.0.: bubble must be finite": change("devices.0.bubble", float("nan")),
+    "devices.0.: peak_bytes must be a whole number": change("devices.0.peak_bytes", 1.5),
+    "ops.0.: end_s must be a number": change("devices.0.ops.0.end_s", True),
+    "ops.1.: live_bytes must be a number": change("devices.0.ops.1.live_bytes", "8"),
     "speed must be finite": change("devices.0.speed", float("inf")),
-    "not an operation: '0X0'": change("devices.0.ops.0.op", "0X0"),
+    r"devices.0.: ops.0.: not an operation: '0X0'": change("devices.0.ops.0.op", "0X0"),
     "op 7F0 is of stage 7, but there are 2 stages": change("devices.0.ops.0.op", "7F0"),
     "before it starts at": change("devices.0.ops.0.start_s", 1e9),
     "duration_s must be finite and not negative": change("devices.0.ops.0.duration_s", -1),
@@ -176,12 +214,22 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_what_is_no_trace_is_refused_in_one_line(message: str) -> None:
     """Naming the key."""
-    content = json.loads(json.dumps(trace_to_dict(simulated_run(faulty.planned(), faulty.GRAPH))))
+    content = json.loads(json.dumps(trace_to_dict(simulated_run(faulty.planned()))))
     assert isinstance(trace_from_dict(content), RunTrace)
     BAD[message](content)
     with pytest.raises(InputError, match=message) as caught:
         trace_from_dict(content)
     assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_is_no_number_is_read_back(tmp_path: Path) -> None:
+    """Training can arrive at NaN; everything else is as it was written."""
+    run = simulated_run(faulty.planned())
+    save_trace(replace(run, losses=(2.5, float("nan"))), tmp_path / "run.json")
+    found = load_trace(tmp_path / "run.json")
+    assert found.losses[0] == 2.5
+    assert math.isnan(found.losses[1])
+    assert replace(found, losses=run.losses) == run
 
 
 def test_files_that_are_not_there_or_no_json_are_refused(tmp_path: Path) -> None:

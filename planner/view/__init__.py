@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..plan import Plan
-    from ..run_file import Run
+    from ..run_trace import RunTrace
 
 
-def html(plan: Plan, run: Run | str | Path | None = None) -> str:
+def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
     """The plan as one HTML page that needs nothing else: timeline, memory, dependencies, critical path.
 
     `run`: what `execute --trace` wrote, or its file; the page then shows forecast, measured or both. Raises InputError
     when the plan cannot be simulated, or when the file is no run of this plan.
     """
-    from ..run_file import load_run
+    from ..run_trace_file import load_trace
     from ..simulate import simulate
     from .fresh import fresh_forecast
     from .html_page import render
 
-    measured = load_run(run) if isinstance(run, str | Path) else run
+    measured = load_trace(run) if isinstance(run, str | Path) else run
     return render(plan, simulate(plan), fresh_forecast(plan), measured)
 
 

@@ -7,12 +7,11 @@ stand in the order of the devices' lists. Columns have one entry an item. A *cod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import PlanError
 from ..memory import jobs_of_ops
 from ..op_columns import Floats, Ints
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
@@ -21,12 +20,12 @@ from .svg import direction
 from .text import count_pipelines, device_limit
 
 if TYPE_CHECKING:
-    from ..run_file import Run, RunDevice
+    from ..run_trace import DeviceTrace, RunTrace
     from ..simulate import Timeline
 
 
-def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: Run | None = None) -> dict[str, Any]:
-    """Everything the page shows. Raises PlanError when the run is not of this plan."""
+def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> dict[str, Any]:
+    """Everything the page shows. Raises RunTraceError when the run is not of this plan."""
     items = _Items(timeline)
     path = CriticalPath.of(timeline)
     binding = Binding.of(plan, timeline, path)
@@ -146,13 +145,6 @@ class _Items:
             np.concatenate([part[2] for part in parts]),
         )
 
-    def numbers(self) -> dict[tuple[int, ...], int]:
-        """Item of (device, kind, stage, micro-batch, peer)."""
-        ops = self.jobs.ops
-        columns = (ops.device, ops.kind, ops.stage, ops.micro_batch, ops.peer)
-        keys = zip(*(column[self.op].tolist() for column in columns), strict=True)
-        return {key: number for number, key in enumerate(keys)}
-
 
 def _routes(plan: Plan) -> list[dict[str, Any]]:
     """Every pipeline: its hue (0 runs down the devices, 1 up), and which of its stages come to a device again."""
@@ -197,43 +189,27 @@ def _curve(timeline: Timeline, device: int) -> dict[str, Any]:
     return {"times_s": coded(times[first]), "stays": coded(stays), "most": coded(most)}
 
 
-def _measured(plan: Plan, items: _Items, run: Run) -> dict[str, Any]:
-    """A run of the plan: times of every item, null where the run has none. Raises PlanError naming what differs."""
-    if len(run.devices) != len(plan.orders):
-        raise PlanError(f"the run has {len(run.devices)} devices, the plan {len(plan.orders)}: not a run of this plan")
-    listed = [set(order) for order in plan.orders]
-    known = items.numbers()
-    start: list[float | None] = [None] * len(known)
-    end = start.copy()
-    for number, device in enumerate(run.devices):
-        for timed in device.ops:
-            if timed.op not in listed[number]:
-                raise PlanError(f"the run's device {number} has {timed.op}, the plan's has not: not a run of this plan")
-            item = known.get((number, *map(int, timed.op)))
-            if item is not None:
-                start[item], end[item] = timed.start_s, timed.end_s
+def _measured(plan: Plan, items: _Items, run: RunTrace) -> dict[str, Any]:
+    """A run of the plan: times of every item, to the nanosecond. Raises RunTraceError when it is of another plan."""
+    run.require_plan(plan)
+    ran = [timed for device in run.devices for timed in device.ops]
     return {
         "step_s": run.step_s,
         "devices": [{"busy_s": d.busy_s, "bubble": d.bubble, "peak_bytes": d.peak_bytes} for d in run.devices],
         "memory": [_held(device) for device in run.devices],
-        "start_s": _rounded(start),
-        "end_s": _rounded(end),
+        "start_s": [round(ran[k].start_s, 9) for k in items.op],
+        "end_s": [round(ran[k].end_s, 9) for k in items.op],
     }
 
 
-def _held(device: RunDevice) -> dict[str, list[Any]]:
-    """The most that a run held on a device during each op in line, where it says so."""
-    timed = [t for t in device.ops if t.op.kind in IN_LINE and t.peak_bytes is not None]
+def _held(device: DeviceTrace) -> dict[str, list[Any]]:
+    """The most that a run held on a device during each op in line, where it is known."""
+    timed = [t for t in device.ops if t.op.kind in IN_LINE and t.peak_bytes > 0]
     return {
-        "start_s": _rounded([t.start_s for t in timed]),
-        "end_s": _rounded([t.end_s for t in timed]),
+        "start_s": [round(t.start_s, 9) for t in timed],
+        "end_s": [round(t.end_s, 9) for t in timed],
         "peak_bytes": [t.peak_bytes for t in timed],
     }
-
-
-def _rounded(times: Sequence[float | None]) -> list[float | None]:
-    """To the nanosecond: clocks are no better."""
-    return [None if time is None else round(time, 9) for time in times]
 
 
 def columns_of(data: Mapping[str, Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from .html_data import page_data
 from .text import percent
 
 if TYPE_CHECKING:
-    from ..run_file import Run
+    from ..run_trace import RunTrace
     from ..simulate import Timeline
 
 SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
@@ -30,8 +30,8 @@ SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "pa
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
 
-def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: Run | None = None) -> str:
-    """The whole page. Raises PlanError when the run is not of this plan."""
+def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> str:
+    """The whole page. Raises RunTraceError when the run is not of this plan."""
     content = page_data(plan, timeline, forecast, run)
     style, script = _source("page.css"), _script()
     title = f"{plan.problem.model.name}: {plan.provenance.source or 'plan'}".encode(errors="replace").decode()

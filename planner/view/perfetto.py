@@ -8,15 +8,15 @@ nanoseconds, from the start of the step, so that a forecast and a run of it lie 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..operations import Message, StageCosts, messages
+from ..operations import StageCosts, messages
 from ..plan import Forecast, Kind, Op, Plan
-from ..run_file import Run, RunDevice, RunOp
+from ..run_trace import DeviceTrace, RunTrace
 from ..simulate import Timeline
 from ..units import format_bytes
 from .names import plain
@@ -60,7 +60,9 @@ class _Process:
         self.threads.setdefault((engine, other), []).append(made)
 
 
-def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: Run | None = None, only_run: bool = False) -> str:
+def render(
+    plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None, only_run: bool = False
+) -> str:
     """The trace as JSON text: the forecast, and after it the run where there is one.
 
     `only_run` leaves the forecast out. Raises InputError when the run is not one of this plan.
@@ -115,9 +117,9 @@ def _forecast(timeline: Timeline, forecast: Forecast, flows: Iterator[int]) -> l
     ]  # fmt: skip
 
 
-def _measured(plan: Plan, costs: StageCosts, run: Run, flows: Iterator[int]) -> list[_Process]:
+def _measured(plan: Plan, costs: StageCosts, run: RunTrace, flows: Iterator[int]) -> list[_Process]:
     """Every device of a run. A message takes from when it is posted to when it is known to be complete."""
-    require_run_of(plan, run)
+    run.require_plan(plan)
     found = [
         _Process(f"measured device {d}", f"bubble {percent(x.bubble)}, peak {format_bytes(x.peak_bytes)}")
         for d, x in enumerate(run.devices)
@@ -131,7 +133,11 @@ def _measured(plan: Plan, costs: StageCosts, run: Run, flows: Iterator[int]) -> 
         if curve:
             process.counters["memory"] = curve
     for message in messages(plan, costs):
-        _add_message(found, ran, message, flows)
+        sent, received, flow = ran[message.source][message.send], ran[message.target][message.receive], next(flows)
+        found[message.source].add(_SENDS, sent.op, sent.start_s, sent.end_s, message.target, flow, bytes=message.bytes)
+        found[message.target].add(
+            _RECEIVES, received.op, received.start_s, received.end_s, message.source, -flow, bytes=message.bytes
+        )
     copied = [
         (d, item.op, item.start_s, item.end_s)
         for d, device in enumerate(run.devices)
@@ -140,28 +146,6 @@ def _measured(plan: Plan, costs: StageCosts, run: Run, flows: Iterator[int]) -> 
     ]
     _add_copies(found, copied, costs, flows)
     return found
-
-
-def require_run_of(plan: Plan, run: Run) -> None:
-    """Raises InputError when a run has devices or ops that the plan does not have."""
-    if len(run.devices) != len(plan.orders):
-        raise InputError(f"the run has {len(run.devices)} devices, the plan has {len(plan.orders)}")
-    for number, (device, order) in enumerate(zip(run.devices, plan.orders, strict=True)):
-        known = set(order)
-        strange = next((item.op for item in device.ops if item.op not in known), None)
-        if strange is not None:
-            raise InputError(f"the run is of another plan: device {number} ran {strange}, which the plan does not list")
-
-
-def _add_message(found: list[_Process], ran: Sequence[dict[Op, RunOp]], message: Message, flows: Iterator[int]) -> None:
-    sent, received = ran[message.source].get(message.send), ran[message.target].get(message.receive)
-    flow = next(flows)
-    if sent:
-        found[message.source].add(_SENDS, sent.op, sent.start_s, sent.end_s, message.target, flow, bytes=message.bytes)
-    if received:
-        found[message.target].add(
-            _RECEIVES, received.op, received.start_s, received.end_s, message.source, -flow, bytes=message.bytes
-        )
 
 
 def _add_copies(
@@ -181,10 +165,10 @@ def _curve(times_s: list[float], totals: list[int]) -> list[tuple[int, int]]:
     return [(_ns(at), total) for at, total in zip(times_s, totals, strict=True)]
 
 
-def _run_memory(device: RunDevice) -> list[tuple[int, int]]:
-    """Most bytes during every in-line op from its start on, where the run followed its memory."""
+def _run_memory(device: DeviceTrace) -> list[tuple[int, int]]:
+    """Most bytes during every in-line op from its start on, where it is known."""
     inline = [x for x in device.ops if x.op.kind in _CATEGORY and x.op.kind not in _LANES]
-    points = [(_ns(x.start_s), x.peak_bytes) for x in inline if x.peak_bytes is not None]
+    points = [(_ns(x.start_s), x.peak_bytes) for x in inline if x.peak_bytes > 0]
     return sorted(points, key=lambda point: point[0])
 
 

@@ -27,7 +27,7 @@ const kindOf = (item) => plan.kinds[items.kind[item]];
 const IN_LINE = new Set(["F", "B", "I", "W", "R", "STEP", "FREE"]);
 const inLine = Uint8Array.from(items.kind, (kind) => (IN_LINE.has(plan.kinds[kind]) ? 1 : 0));
 
-/** Start and end of every item by source; NaN where a run does not have it. */
+/** Start and end of every item by source. */
 const times = { forecast: forecastTimes(), measured: plan.run && measuredTimes() };
 
 function forecastTimes() {
@@ -36,8 +36,8 @@ function forecastTimes() {
 }
 
 function measuredTimes() {
-  const column = (values) => Float64Array.from(values, (t) => (t === null ? NaN : t));
-  return { start: column(plan.run.start_s), end: column(plan.run.end_s), step: plan.run.step_s };
+  const { start_s, end_s, step_s } = plan.run;
+  return { start: Float64Array.from(start_s), end: Float64Array.from(end_s), step: step_s };
 }
 
 /** Precedences both ways: those of item i are at first[i]..first[i + 1]. */

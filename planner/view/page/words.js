@@ -49,7 +49,6 @@ function describe(item, source) {
   if (items.micro[item] >= 0) what.push("micro-batch " + items.micro[item]);
   what.push("device " + whereOf(item));
   const start = times[source].start[item], end = times[source].end[item];
-  if (Number.isNaN(start)) return [what.join(", "), "the run did not time it"];
   const lines = [what.join(", "), seconds(start, 6) + " to " + seconds(end, 6) + " (" + seconds(end - start) + ")"];
   if (items.bytes[item] > 0) lines.push(bytes(items.bytes[item]) + (items.latency[item] > 0
     ? ", arrives " + seconds(items.latency[item]) + " later" : ""));

@@ -126,7 +126,7 @@ class Stashes:
         """
         key = (op.stage, op.micro_batch)
         away = self._away[key]
-        record.moved_bytes = sum(piece.nbytes for piece in away.pieces) or sum(self._piece_bytes.get(op.stage, ()))
+        record.moved_bytes = sum(self._piece_bytes[op.stage])
         away.back = self._moves.fetch(away.pieces, arrived, first, state.times, record)
         away.back.op = op
 

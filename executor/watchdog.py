@@ -103,7 +103,10 @@ class Watchdog:
     def _listen(self, store: Any, slots: list[Slot]) -> None:
         """What the others last said; a rank that says nothing new does not get younger."""
         for rank in range(self._ranks):
-            if rank == self._rank or not store.check([_key(rank)]):
+            if rank == self._rank:
+                continue
+            if not store.check([_key(rank)]):  # it has not said a word yet, though this rank waits for it
+                self._heard.setdefault(rank, (b"", time.monotonic_ns()))
                 continue
             said, now = store.get(_key(rank)), time.monotonic_ns()
             if self._heard.get(rank, (b"", 0))[0] != said:

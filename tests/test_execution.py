@@ -52,7 +52,6 @@ TOGETHER = {
         Case("chimera", "resnet-tiny", 2, 4),
         Case("1f1b", "resnet-tiny", 2, 4, "adam"),
         Case("gems", "mlp-tiny", 2, 4, "adamw"),
-        *(Case(schedule, LANGUAGE[k % 3], 2, 4) for k, schedule in enumerate(OTHERS)),
     ],
     4: [
         Case("1f1b", "mlp-tiny", 4, 4, "adam"),
@@ -63,6 +62,14 @@ TOGETHER = {
         Case("interleaved", "mlp-deep", 4, 4, "adamw"),
     ],
 }
+
+
+@pytest.mark.slow
+def test_every_other_schedule_on_processes_equals_single_process(tmp_path: Path) -> None:
+    """Over BERT, LSTM and a GPT with tied parameters."""
+    cases = [Case(schedule, LANGUAGE[k % 3], 2, 4) for k, schedule in enumerate(OTHERS)]
+    for case, result in zip(cases, run_together(cases, tmp_path), strict=True):
+        assert_equals_reference(case, result)
 
 
 @pytest.mark.parametrize("devices", TOGETHER)

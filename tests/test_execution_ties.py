@@ -17,6 +17,7 @@ from contraflow.executor.profile import profile_model
 from contraflow.executor.reference import train_reference
 from contraflow.executor.replica import Blueprint, reduce_groups
 from contraflow.executor.threads import ThreadTransport
+from contraflow.executor.training import Training
 from contraflow.executor.validate import find_data, match_model
 from contraflow.models import LayeredModel, LayerSpec, Tie, resolve
 from contraflow.models.loss import cross_entropy
@@ -107,9 +108,9 @@ def test_the_summed_gradient(schedule: str, monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[Tensor] = []
     step = StageWeights.step
 
-    def watched(self: StageWeights) -> None:
+    def watched(self: StageWeights, rate: float) -> None:
         seen.extend(flat.clone() for flat in self.tied_gradients.values())
-        step(self)
+        step(self, rate)
 
     monkeypatch.setattr(StageWeights, "step", watched)
     found = planned(Case(schedule, MODEL, 2, 4))
@@ -150,7 +151,8 @@ def test_a_rank_keeps_one_tensor(schedule: str) -> None:
     dtype = torch.float64
     model = resolve(MODEL)
     data = find_data(model, None)
-    blueprint = Blueprint(found, model, data, match_model(found, model, data, dtype), 0, 1e-3, dtype)
+    training = Training().of_run("adam", 1)
+    blueprint = Blueprint(found, model, data, match_model(found, model, data, dtype), 0, training, dtype)
     last = len(found.stages) - 1
     first = blueprint.build(0, 0, False)
     head = blueprint.build(0, last, False, [first])

@@ -59,6 +59,7 @@ def _late_rank(number: int, ranks: int, jobs: Sequence[Job], folder: str) -> Non
     run_rank_of(number, ranks, jobs, folder)
 
 
+@pytest.mark.slow
 def test_messages_staged_over_gloo_equal_single_process(tmp_path: Path) -> None:
     """Two processes that share a device, as far as they know."""
     cases = [Case("1f1b", "gpt-tiny", 2, 4), Case("gems", "mlp-tiny", 2, 4), OFFLOADED]

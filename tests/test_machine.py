@@ -52,6 +52,7 @@ def test_a_model_that_cannot_be_sent_is_bad_input() -> None:
         profile_model(local, 2, load=2)
 
 
+@pytest.mark.slow
 def test_this_computer_is_a_cluster_of_processes(tmp_path: Path) -> None:
     """What is written is what was measured, to four digits; units are right at least: 1 MB/s to 10 TB/s, below 1 s."""
     measured = measure_machine(2, rounds=2)

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...errors import PlanError
 from ...lower import assemble
+from ...operations import OFFLOAD
 from ...plan import Plan
 from ..considered import describe
 from ..fit import excess
@@ -79,13 +80,21 @@ class Race:
     def _next_round(self, most: int, share: float) -> None:
         """The best arms, and variations of them, get a share of the effort that is left."""
         self._rank()
-        del self.arms[most:]
+        self._drop(most)
         if not self.arms or self._over() or self.spent >= self.effort:
             return
         if self.offers:
             self.arms = [arm if self._over() else recut(arm) for arm in self.arms]
         self._mutate()
         self._all(Arm.improve, share * (self.effort - self.spent))
+
+    def _drop(self, most: int) -> None:
+        """Only the best arms stay; one of them has no copies to the host, which windows could not improve later."""
+        stay, leave = self.arms[:most], self.arms[most:]
+        spare = next((arm for arm in leave if not _copies(arm)), None)
+        if spare is not None and all(map(_copies, stay)):
+            stay[-1] = spare
+        self.arms = stay
 
     def _calibrate(self) -> None:
         """Without a deterministic limit, the effort that the time left allows, measured on one order."""
@@ -248,3 +257,8 @@ def simulated(arm: Arm) -> Plan | None:
         return assemble(arm.candidate, arm.ops_by_device(), "search")
     except PlanError:
         return None
+
+
+def _copies(arm: Arm) -> bool:
+    """Whether the arm copies some stash to the host."""
+    return any(OFFLOAD in row for row in arm.candidate.stash)

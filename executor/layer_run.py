@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ from .tracing import StageLayers
 
 Clock = Callable[[], float]
 """Seconds since some start."""
+Recall = Callable[[Tensor], None]
+CACHE_BYTES = 128 << 20
+"""More than the caches hold: between two ops of a layer the others of the stage run, on other micro-batches."""
+
+
+def nothing(arrived: Tensor) -> None:
+    """Leaves the cache as it is."""
+
+
+def cold(device: torch.device) -> Recall:
+    """Empties the device's caches and then reads what has just arrived."""
+    scratch = torch.zeros(CACHE_BYTES, dtype=torch.uint8, device=device)
+
+    def recall(arrived: Tensor) -> None:
+        scratch.add_(1)
+        arrived.sum()
+
+    return recall
 
 
 @dataclass
@@ -79,13 +98,16 @@ class LayerRun:
         self.output = self._forward()[0]
         self.grad_output = torch.ones_like(self.output)
 
-    def costs(self, clock: Clock, rounds: int, warmups: int, pace: Pace = alone) -> dict[str, Any]:
-        """A layer's entry in model.json, without its name. `pace` is called before every repetition.
+    def costs(
+        self, clock: Clock, rounds: int, warmups: int, pace: Pace = alone, recall: Recall = nothing
+    ) -> dict[str, Any]:
+        """A layer's entry in model.json, without its name.
 
-        Seconds are medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided
-        as the halves took alone.
+        `pace` is called before every repetition, `recall` before every op with what has just arrived. Seconds are
+        medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided as the
+        halves took alone.
         """
-        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace)
+        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace, recall)
         sizes = self._bytes()
         halves_s = input_s + weight_s
         share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
@@ -126,29 +148,28 @@ class LayerRun:
     def _forward(self) -> tuple[Tensor, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
 
-    def _seconds(self, clock: Clock, rounds: int, warmups: int, pace: Pace) -> tuple[float, float, float, float]:
-        """Median seconds of F, B, I, W."""
+    def _seconds(
+        self, clock: Clock, rounds: int, warmups: int, pace: Pace, recall: Recall
+    ) -> tuple[float, float, float, float]:
+        """Median seconds of F, B, I, W. An op finds what just arrived in the cache, and nothing else."""
         program, laps = self.program, []
+
+        def timed(work: Callable[[], Any], arrived: Tensor) -> tuple[float, Any]:
+            recall(arrived)
+            start = clock()
+            result = work()
+            return clock() - start, result
+
         for _ in range(warmups + rounds):
             pace()
-            start = clock()
+            forward_s, (_, stash) = timed(self._forward, self.x)
+            whole = partial(program.backward, stash, self.parameters, self.grad_output, self.sums)
+            backward_s, _ = timed(whole, self.grad_output)
             _, stash = self._forward()
-            after_forward = clock()
-            program.backward(stash, self.parameters, self.grad_output, self.sums)
-            after_backward = clock()
-            _, stash = self._forward()
-            before_input = clock()
-            _, weight_stash = program.backward_input(stash, self.parameters, self.grad_output)
-            after_input = clock()
-            program.backward_weight(weight_stash, self.sums)
-            laps.append(
-                (
-                    after_forward - start,
-                    after_backward - after_forward,
-                    after_input - before_input,
-                    clock() - after_input,
-                )
-            )
+            half = partial(program.backward_input, stash, self.parameters, self.grad_output)
+            input_s, (_, weight_stash) = timed(half, self.grad_output)
+            weight_s, _ = timed(partial(program.backward_weight, weight_stash, self.sums), self.grad_output)
+            laps.append((forward_s, backward_s, input_s, weight_s))
         forward_s, backward_s, input_s, weight_s = map(statistics.median, zip(*laps[warmups:], strict=True))
         return forward_s, backward_s, input_s, weight_s
 

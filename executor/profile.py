@@ -18,7 +18,7 @@ from ..models.protocol import Dataset, LayeredModel
 from .companions import Pace, alone, companions
 from .eager import EagerProgram
 from .engines import Engine
-from .layer_run import LayerRun, trace_layer
+from .layer_run import LayerRun, cold, trace_layer
 from .precision import build_lowered
 from .ties import tied_bytes
 
@@ -85,11 +85,12 @@ def _profile(
     """`profile_model` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, micro_batch_size, data, dtype)
     x, target = x.to(device), target.to(device)
+    recall = cold(x.device)
 
     def measured(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
         module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
         run = LayerRun(trace_layer(model, module, index, x, target, dtype, engine), module, index, x, target)
-        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace), run
+        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace, recall), run
 
     with _threads(threads):
         layers = profiled_layers(model, x, target, measured, "measured", on_progress, engine)

@@ -137,8 +137,9 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
                 width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
         _bound_widths(session, whole, every)
     for _ in range(PROBED if session.space.schedule == "search" else 0):
-        hopeful = [width for width in every if not width.ended and _open(session, width)]
-        if session.over or len(hopeful) < 2:
+        still = [width for width in every if _open(session, width)]
+        hopeful = [width for width in still if not width.ended]
+        if session.over or not hopeful or len(still) < 2:
             break
         _further(session, min(hopeful, key=lambda width: width.guess_s), phases, PROBE)
         _bound_widths(session, whole, every)

@@ -1,0 +1,9 @@
+"""What the tests start can be interrupted, also where a shell started pytest in the background, with SIGINT ignored."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)

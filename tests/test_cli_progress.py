@@ -29,7 +29,7 @@ cli()
     [
         ("exact search", 12, ["--time-limit", "60"]),
         ("order search", 128, ["--time-limit", "60"]),
-        ("windows", 12, ["--time-limit", "6", "--no-offload"]),
+        ("windows", 12, ["--time-limit", "24", "--no-offload"]),
     ],
 )
 def test_a_real_ctrl_c_keeps_the_best_plan_of_every_phase(

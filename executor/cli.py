@@ -154,6 +154,7 @@ class _StepProgress:
         assert self._progress is not None
         if kind is not None:
             self._progress.update(self._task, visible=False)  # an error is one line
+            self._progress.console.quiet = not self._progress.console.is_terminal  # nor an empty line before it
         self._progress.stop()
 
     def __call__(self, step: int, loss: float, seconds: float) -> None:

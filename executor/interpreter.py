@@ -245,7 +245,7 @@ class Interpreter:
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
-        for collective in replica.awaited:
+        for collective in replica.awaited(op):
             self._finish(state, state.reductions.get(collective))
         self._begin(state, record)
         self.update.apply(replica, state.step)

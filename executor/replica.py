@@ -61,10 +61,10 @@ class StageReplica:
             return tie_group(op.peer), [self.weights.tied_gradients[op.peer]]
         return self.group, self.reduced
 
-    @property
-    def awaited(self) -> list[tuple[Kind, int]]:
-        """The sums that its STEP waits for, by `Op.collective`."""
-        return [(Kind.REDUCE, self.stage), *((Kind.TIE, number) for number in self.ties)]
+    def awaited(self, step: Op) -> list[tuple[Kind, int, int]]:
+        """The sums that a STEP of it waits for, by `Op.collective`."""
+        kinds = [(Kind.REDUCE, self.stage), *((Kind.TIE, number) for number in self.ties)]
+        return [(kind, number, step.micro_batch) for kind, number in kinds]
 
     @property
     def reduced(self) -> list[Tensor]:

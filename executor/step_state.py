@@ -149,6 +149,6 @@ class StepState:
     leaving: dict[int, Transfer] = field(default_factory=dict)
     departed: dict[Key, Transfer] = field(default_factory=dict)
     waiting: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
-    reductions: dict[tuple[Kind, int], Transfer] = field(default_factory=dict)
+    reductions: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     losses: dict[int, Tensor | float] = field(default_factory=dict)
     records: list[OpRecord] = field(default_factory=list)

@@ -51,7 +51,7 @@ class Jobs:
     start: Floats
     rank: Ints  # order of service: every job comes after all that it waits for
     message_latency_s: Floats
-    reduce_job: dict[tuple[Kind, int], int]
+    reduce_job: dict[tuple[Kind, int, int], int]
     complete: bool
     precedences: Precedences
     occupied: Occupied
@@ -123,7 +123,7 @@ class _Edges:
 
 @dataclass(frozen=True)
 class _Reduction:
-    collective: tuple[Kind, int]
+    collective: tuple[Kind, int, int]
     seconds: float
     pairs: list[tuple[int, int]]
 
@@ -299,7 +299,7 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) ->
     found: list[_Reduction] = []
 
     def add(
-        collective: tuple[Kind, int], mine: Ints, devices: tuple[int, ...], members: Sequence[int], count: int
+        collective: tuple[Kind, int, int], mine: Ints, devices: tuple[int, ...], members: Sequence[int], count: int
     ) -> None:
         seconds, latency = reduce_seconds(plan.problem.cluster, devices, count)
         job = len(ops) + len(found)
@@ -311,12 +311,12 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) ->
     size = plan.problem.workload.gradient_bytes
     for stage in np.unique(ops.stage[reduce]).tolist():
         count = size(int(costs.own_bytes[stage]))
-        add((Kind.REDUCE, stage), reduce[ops.stage[reduce] == stage], owners[stage], [stage], count)
+        add((Kind.REDUCE, stage, -1), reduce[ops.stage[reduce] == stage], owners[stage], [stage], count)
     for group in costs.ties:
         mine = tie[ops.peer[tie] == group.number]
         if len(mine):
             devices = tuple(group.copies(owners))
-            add((Kind.TIE, group.number), mine, devices, group.stages, size(group.bytes))
+            add((Kind.TIE, group.number, -1), mine, devices, group.stages, size(group.bytes))
     return found
 
 

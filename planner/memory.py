@@ -159,7 +159,8 @@ def jobs_of_ops(jobs: Jobs) -> Ints:
     found[jobs.messages.receive] = jobs.messages.send
     for kind, number in ((Kind.REDUCE, jobs.ops.stage), (Kind.TIE, jobs.ops.peer)):
         reduce = jobs.ops.where(kind)
-        found[reduce] = [jobs.reduce_job[kind, k] for k in number[reduce].tolist()]
+        which = zip(number[reduce].tolist(), jobs.ops.micro_batch[reduce].tolist(), strict=True)
+        found[reduce] = [jobs.reduce_job[kind, k, m] for k, m in which]
     return found
 
 

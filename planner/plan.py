@@ -33,9 +33,10 @@ class Kind(IntEnum):
     SEND_P = 16
     RECV_P = 17
     TIE = 18
+    PREDICT = 19
 
 
-COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP, Kind.PREDICT})
 IN_LINE = COMPUTE | {Kind.FREE}
 """Ops that a device runs one after the other in list order; the others are posted at their place."""
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.SEND_S, Kind.SEND_P})
@@ -44,13 +45,15 @@ COPIES = frozenset({Kind.OFFLOAD, Kind.FETCH})
 COLLECTIVES = frozenset({Kind.REDUCE, Kind.TIE})
 """Sums of gradients over several devices: posted, and one event for all of them."""
 
+_MARKS = {Kind.TIE: "=", Kind.PREDICT: "+"}
+
 
 class Op(NamedTuple):
     """One operation of a device.
 
     `stage` is the stage that computes, or for a message the stage on this device's side that sends or receives
     it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE, TIE, STEP and
-    parameters.
+    parameters; in a plan that updates weights more than once, it is the last micro-batch of the update.
 
     Activations: SEND_F(stage=producer, peer=consumer) meets RECV_F(stage=consumer, peer=producer).
     Gradients: SEND_B(stage=consumer, peer=producer) meets RECV_B(stage=producer, peer=consumer).
@@ -58,8 +61,10 @@ class Op(NamedTuple):
     SEND_P and RECV_P likewise, from a device that stepped a stage to one that only runs its forward.
     OFFLOAD copies a stash to the host and FETCH brings it back, both on the device's copy engines. FREE makes the
     ops after it wait until the stash's OFFLOAD (or outgoing SEND_S) has ended, so that its memory can be used.
-    REDUCE sums a stage's gradients over its replicas. TIE sums the gradient of tied parameters over all devices that
-    hold a copy: `stage` is the lowest member stage that this device trains, `peer` the group's number in the model.
+    PREDICT writes the weights that the stage will have `peer` updates later, for the next F (or backward) of its
+    micro-batch. REDUCE sums a stage's gradients over its replicas. TIE sums the gradient of tied parameters over all
+    devices that hold a copy: `stage` is the lowest member stage that this device trains, `peer` the group's number in
+    the model.
     """
 
     kind: Kind
@@ -72,13 +77,13 @@ class Op(NamedTuple):
         if self.micro_batch >= 0:
             text += str(self.micro_batch)
         if self.peer >= 0:
-            text += f"{'>' if self.kind in SENDS else '=' if self.kind == Kind.TIE else '<'}{self.peer}"
+            text += f"{_MARKS.get(self.kind, '>' if self.kind in SENDS else '<')}{self.peer}"
         return text
 
     @property
-    def collective(self) -> tuple[Kind, int]:
+    def collective(self) -> tuple[Kind, int, int]:
         """Of a REDUCE or TIE: what tells it from the others, the same on all devices that take part."""
-        return self.kind, self.peer if self.kind == Kind.TIE else self.stage
+        return self.kind, self.peer if self.kind == Kind.TIE else self.stage, self.micro_batch
 
 
 @dataclass(frozen=True)
@@ -115,13 +120,24 @@ class DeviceForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted step: seconds, proven bound, gap = step_s / bound_s - 1, and every device."""
+    """Predicted step: seconds, proven bound, gap = step_s / bound_s - 1, and every device.
+
+    Where weights are updated without a flush, `step_s` is the whole run of the plan's micro-batches, from an empty
+    pipeline to an empty pipeline, and `period_s` the seconds a micro-batch takes once the pipeline is full; bound and
+    gap then speak of the period.
+    """
 
     step_s: float
     devices: tuple[DeviceForecast, ...]
     bound_s: float = 0.0
     gap: float | None = None
     status: str = "feasible"
+    period_s: float | None = None
+
+    @property
+    def objective_s(self) -> float:
+        """What the search minimises: the period where there is one, else the step."""
+        return self.step_s if self.period_s is None else self.period_s
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -157,7 +173,7 @@ class Plan:
         stash: per pipeline, per stage: "keep", "recompute", "offload", or "ship>D": to device D and back. What is
             kept goes from the forward to the backward device where they differ. A choice for single micro-batches
             is one more pipeline on the same devices.
-        weights: weight policy; "flush" is synchronous.
+        weights: weight policy, see `weight_policy`; "flush" is synchronous.
     """
 
     problem: Problem

@@ -20,11 +20,13 @@ from .workload import Workload
 FORMAT = "contraflow/plan"
 VERSION = 1
 _T = TypeVar("_T")
-_OP = re.compile(r"(\d+)(" + "|".join(sorted((k.name for k in Kind), key=len, reverse=True)) + r")(\d*)(?:[<>=](\d+))?")
+_OP = re.compile(
+    r"(\d+)(" + "|".join(sorted((k.name for k in Kind), key=len, reverse=True)) + r")(\d*)(?:[<>=+](\d+))?"
+)
 
 
 def op_from_text(text: object) -> Op:
-    """The op of its text form, as str(op) gives it: "2F0", "1SEND_F0>2", "0TIE=1", "0STEP"; raises PlanError."""
+    """The op of its text form, as str(op) gives it: "2F0", "1SEND_F0>2", "0PREDICT4+3", "0STEP"; raises PlanError."""
     match = _OP.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise PlanError(f"not an operation: {text!r}")
@@ -64,6 +66,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 def _forecast_to_dict(forecast: Forecast) -> dict[str, Any]:
     content = asdict(forecast)
+    if forecast.period_s is None:
+        del content["period_s"]
     for device in content["devices"]:
         device["peak_parts"] = dict(device["peak_parts"])
     return content
@@ -156,6 +160,7 @@ def _forecast_from(content: Any) -> Forecast:
         _number(content.get("bound_s", 0.0)),
         None if gap is None else _number(gap),
         _text(content.get("status", "feasible")),
+        None if content.get("period_s") is None else _number(content["period_s"]),
     )
 
 

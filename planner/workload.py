@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .errors import WorkloadError
+from .weight_policy import FLUSH, WEIGHT_POLICIES
 
 # State bytes per byte of parameters. Mixed precision keeps 16-bit parameters, and an fp32 master copy (2 bytes per
 # parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1). Gradients of many
 # micro-batches are summed in fp32, as Megatron-LM does: 18 bytes a parameter with Adam, not ZeRO's 16.
-OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 PRECISIONS = ("fp32", "mixed")
 
 
@@ -20,10 +21,15 @@ class Workload:
     """One training step: its micro-batches, its optimizer and the memory it may use.
 
     Attributes:
-        micro_batches: micro-batches a step, over all pipelines.
-        optimizer: "sgd", "momentum", "adam" or "adamw".
+        micro_batches: micro-batches a step, over all pipelines. Asynchronous: micro-batches of the planned run, from an
+            empty pipeline to an empty pipeline.
+        optimizer: "sgd", "momentum", "nesterov", "rmsprop", "adam" or "adamw".
         precision: "fp32" or "mixed" (16-bit parameters, fp32 gradient sums, master copy and state).
         memory_limit_bytes: a limit for every device; a device with less memory keeps its own.
+        update_every: asynchronous: micro-batches an update, over all pipelines; divides `micro_batches`. None: what
+            the weight policy needs at least.
+        staleness_limit: asynchronous: most updates between the weights of a forward and the update that its gradient
+            goes into, on any stage.
 
     Raises WorkloadError.
     """
@@ -32,6 +38,8 @@ class Workload:
     optimizer: str = "sgd"
     precision: str = "fp32"
     memory_limit_bytes: int | None = None
+    update_every: int | None = None
+    staleness_limit: int | None = None
 
     def __post_init__(self) -> None:
         n = self.micro_batches
@@ -44,6 +52,11 @@ class Workload:
         limit = self.memory_limit_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise WorkloadError(f"memory limit must be a whole number of bytes, got {limit!r}")
+        m, staleness = self.update_every, self.staleness_limit
+        if m is not None and (isinstance(m, bool) or not isinstance(m, int) or m < 1 or n % m):
+            raise WorkloadError(f"micro-batches an update must be a whole number that divides {n}, got {m!r}")
+        if staleness is not None and (isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0):
+            raise WorkloadError(f"staleness limit must be a whole number of updates, got {staleness!r}")
 
     def gradient_bytes(self, parameter_bytes: int) -> int:
         """Bytes of the gradient accumulators of parameters of `parameter_bytes`."""
@@ -69,7 +82,8 @@ class Workload:
 
     def to_dict(self) -> dict[str, Any]:
         """As stored in plan.json."""
-        return asdict(self)
+        optional = ("update_every", "staleness_limit")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
 
     @classmethod
     def from_dict(cls, content: object) -> Workload:
@@ -90,6 +104,7 @@ class SearchSpace:
     """What may be decided. Every technique is allowed unless switched off.
 
     Attributes:
+        asynchronous: weight policies to choose from (see `weight_policy`); none: synchronous training.
         schedule: "search", or the name of a schedule to plan with on its best partition.
         pipelines: at most this many pipelines; None: no limit. A named schedule brings its own number.
     """
@@ -100,8 +115,13 @@ class SearchSpace:
     recompute: bool = True
     split_backward: bool = True
     separate_backward: bool = True
+    asynchronous: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         k = self.pipelines
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
             raise WorkloadError(f"pipelines must be a whole number of at least 1, got {k!r}")
+        for name in self.asynchronous:
+            if name not in WEIGHT_POLICIES or name == FLUSH:
+                known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)
+                raise WorkloadError(f"unknown asynchronous method {name!r}; known: {known}")

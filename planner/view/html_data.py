@@ -107,7 +107,7 @@ class _Items:
         copies = ops.where(*sorted(COPIES))
         size[copies] = costs.stash_bytes[ops.stage[copies]]
         tied = {tie.number: tie.bytes for tie in costs.ties}
-        for (kind, number), job in self.jobs.reduce_job.items():
+        for (kind, number, _), job in self.jobs.reduce_job.items():
             size[job] = tied[number] if kind == Kind.TIE else costs.own_bytes[number]
         return np.asarray(size[self.job], dtype=np.int64)
 

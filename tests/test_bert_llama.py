@@ -168,9 +168,9 @@ def test_small_ones_learn(name: str) -> None:
     [
         Case("1f1b", "bert-tiny", 2, 4, "adam"),
         Case("chimera", "bert-tiny", 2, 4, stash="recompute", halves=True),
-        Case("1f1b", "llama-tiny", 2, 4, "adam"),
+        pytest.param(Case("1f1b", "llama-tiny", 2, 4, "adam"), marks=pytest.mark.slow),
         Case("chimera", "llama-tiny", 2, 4, stash="recompute", halves=True),
-        Case("search", "llama-tiny", 2, 4),
+        pytest.param(Case("search", "llama-tiny", 2, 4), marks=pytest.mark.slow),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )

@@ -66,6 +66,7 @@ def test_separate_devices_pay_where_memory_is_tight(limit: int, together: float,
     assert any(a != b for p in found.pipelines for a, b in zip(p.forward, p.backward, strict=True))
 
 
+@pytest.mark.slow
 def test_shipping_away_and_back_competes() -> None:
     """At three stashes a device (36 with separate devices) it reaches 33: the last device has room for others'."""
     found = solve_apart(candidate(4, 8, 3), EFFORT, 34, policies=frozenset({"keep", "ship"}))

@@ -148,7 +148,10 @@ def test_a_joined_rank_that_is_stopped_is_named_by_another(tmp_path: Path) -> No
     assert re.fullmatch(says, lines(stderr)[-1]), stderr
 
 
-ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 1, "interrupted")]
+ENDINGS = [
+    pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.slow),
+    (signal.SIGINT, 1, "interrupted"),
+]
 
 
 @pytest.mark.parametrize(("number", "code", "says"), ENDINGS)

@@ -34,9 +34,8 @@ def find(data_set: str, relative: str, installed: Path | None, install: str) -> 
     for place in places:
         if (found := place / relative).exists():
             return found
-    name = Path(relative).name
     where = " or ".join(map(str, places))
-    raise MissingData(f"data set {data_set!r} needs {name} in {where} ({VARIABLE}); install it: {install}")
+    raise MissingData(f"data set {data_set!r} needs {relative} in {where} ({VARIABLE}); install it: {install}")
 
 
 def package_folder(package: str) -> Path | None:

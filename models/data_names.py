@@ -37,7 +37,8 @@ def packaged(name: str) -> Dataset | None:
         return _random(name)
     made = _FINITE[kind](name, sizes, _per_step(name, option))
     if made is None:
-        raise UnknownData(f"data set {name!r}: {sizes!r} is no size of {kind}; there are {', '.join(NAMES)}")
+        form = next(known for known in NAMES if known.partition("[")[0] == kind)
+        raise UnknownData(f"data set {name!r}: {sizes!r} is no size of {form}")
     return made
 
 
@@ -59,7 +60,7 @@ def _fashion(name: str, sizes: str, per_step: int | None, images: bool) -> Finit
         train, held_out = int(found[1]), int(found[2] or held_out)
     for count, most, what in ((train, FASHION_SAMPLES[0], "to train on"), (held_out, FASHION_SAMPLES[1], "held out")):
         if not 1 <= count <= most:
-            raise UnknownData(f"data set {name!r}: {count} samples {what} of {most}")
+            raise UnknownData(f"data set {name!r}: {count} samples {what}, there are 1 to {most}")
     return image_data(name, fashion((train, held_out), images), per_step)
 
 

@@ -32,7 +32,6 @@ def reviews(name: str, length: int, per_step: int | None) -> FiniteData:
     return FiniteData(name, partial(_read, find("reviews", _ARCHIVE, None, install), length), per_step=per_step)
 
 
-@cache
 def _read(path: Path, length: int, held_out: bool) -> Samples:
     return _parts(path, length)[held_out]
 

@@ -18,7 +18,7 @@ VOCABULARY = 2048
 DEFAULT_LENGTH = 24
 HELD_OUT = 1_000
 FOLDER = Path("/usr/share/sword")
-_TEXTS = {"engKJV2006eb": "sword-text-kjv", "spaRV1909eb": "sword-text-sparv"}
+TEXTS = {"engKJV2006eb": "sword-text-kjv", "spaRV1909eb": "sword-text-sparv"}
 _NOT_OF_THE_VERSE = re.compile(r"<(note|title)\b.*?</\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
 
@@ -32,17 +32,17 @@ def verses(name: str, length: int, per_step: int | None) -> FiniteData:
     Raises:
         MissingData: a Debian package of one of the texts, or PyPI's pysword, is not there.
     """
-    paths = tuple(_text_folder(module, package) for module, package in _TEXTS.items())
+    paths = tuple(text_folder(module) for module in TEXTS)
     if package_folder("pysword") is None:
         raise MissingData("data set 'verses' is read with pysword; install it: pip install pysword")
     return FiniteData(name, partial(_read, paths, length), per_step=per_step)
 
 
-def _text_folder(module: str, package: str) -> Path:
-    return find("verses", f"modules/texts/ztext/{module}", FOLDER, f"apt-get install {package}")
+def text_folder(module: str) -> Path:
+    """Where a text lies. Raises MissingData."""
+    return find("verses", f"modules/texts/ztext/{module}", FOLDER, f"apt-get install {TEXTS[module]}")
 
 
-@cache
 def _read(paths: tuple[Path, ...], length: int, held_out: bool) -> Samples:
     return _parts(paths, length)[held_out]
 

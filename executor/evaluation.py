@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
-from ..models import derive_seed
+from ..models import derive_seed, held_out
 from ..planner.operations import KEEP
 from ..planner.plan import Kind, Op, Plan
 from ..planner.simulate import simulate
@@ -96,7 +96,8 @@ class Evaluator(Interpreter):
         self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica], place: Place = CPU
     ) -> None:
         forward, listed = forward_plan(blueprint.plan)
-        own = replace(blueprint, plan=forward, seed=evaluation_seed(blueprint.seed), training=Training())
+        data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
+        own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training())
         super().__init__(own, transport, replicas, listed[transport.rank], place=place)
         self._rounds = blueprint.training.evaluate_steps
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from ..models import Dataset, LayeredModel, derive_seed
+from ..models import Dataset, LayeredModel, derive_seed, held_out
 from .evaluation import evaluation_seed
 from .precision import autocasting, build_lowered, half_of, run_dtype, wide
 from .program import layer_seed
@@ -172,10 +172,10 @@ class _Trainer:
         """The mean held-out loss, in evaluation mode."""
         for layer in self.layers:
             layer.eval()
-        held_out = evaluation_seed(self.seed)
+        data, seed = held_out(self.data), evaluation_seed(self.seed)
         batches = [(k, m) for k in range(self.training.evaluate_steps) for m in range(micro_batches)]
         with torch.no_grad():
-            losses = [self._loss(*self.data.batch(held_out, k, m, size), 0).item() for k, m in batches]
+            losses = [self._loss(*data.batch(seed, k, m, size), 0).item() for k, m in batches]
         for layer in self.layers:
             layer.train()
         return sum(losses) / len(losses)

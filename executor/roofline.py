@@ -21,8 +21,9 @@ class Roofline(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context manager: every operator takes the longer of its arithmetic and its memory traffic.
 
     FLOPs are those of torch.utils.flop_counter's formulas: matrix products, convolutions and attention (a causal
-    one counts in full); other operators have none. Bytes are every input read once and every output written once;
-    views take nothing. So nothing is fused that torch does not fuse, and launching a kernel is free.
+    one counts in full); and the products of a fused LSTM. Other operators have none. Bytes are every input read once
+    and every output written once; views take nothing. So nothing is fused that torch does not fuse, and launching a
+    kernel is free.
 
     Attributes:
         seconds, flops, bytes: the sums so far.
@@ -74,9 +75,21 @@ def _all_heads(query: Any, shared: Any) -> Any:
     return (shared[0], query[1], *shared[2:])
 
 
+def _lstm_flops(x: Any, of_input: Any, of_state: Any, *others: Any) -> int:
+    """One direction's products of (time, batch, inputs) with (4 width, inputs) and (4 width, width)."""
+    return int(2 * x[0] * x[1] * of_input[0] * (of_input[1] + of_state[1]))
+
+
+def _lstm_backward_flops(x: Any, of_input: Any, of_state: Any, *others: Any) -> int:
+    """Gradients of what is multiplied and of the weights."""
+    return 2 * _lstm_flops(x, of_input, of_state)
+
+
 _OWN_FORMULAS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    _aten.mkldnn_rnn_layer: _lstm_flops,
+    _aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
 }
 
 

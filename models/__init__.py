@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .data import load
 from .loss import cross_entropy
-from .protocol import Dataset, LayeredModel, LayerSpec, Loss, Tie, build_layer, derive_seed
+from .protocol import Dataset, LayeredModel, LayerSpec, Loss, Tie, build_layer, derive_seed, held_out
 from .registry import UnknownModel, names, resolve
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "build_layer",
     "cross_entropy",
     "derive_seed",
+    "held_out",
     "load",
     "names",
     "resolve",

@@ -1,4 +1,4 @@
-"""Small real data sets that need no download: the standard library's sources, and scikit-learn's digits."""
+"""Data sets by name. Small real ones that are always here: the standard library's sources, scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .data_files import MissingData as MissingData
+from .data_files import UnknownData as UnknownData
+from .data_names import NAMES as PACKAGED_NAMES
+from .data_names import packaged
 from .protocol import Dataset, derive_seed
 
 CORPUS_BYTES = 8 << 20
@@ -25,10 +29,6 @@ NOT_MASKED = -100
 """The target of a token that is not to be guessed."""
 
 
-class UnknownData(ValueError):
-    """A data set name that is not there; the message lists those that are."""
-
-
 def load(name: str) -> Dataset:
     """The data set of that name.
 
@@ -38,8 +38,19 @@ def load(name: str) -> Dataset:
     "digits": inputs (size, 64) float32 of zero mean and unit variance over the set, targets (size,) int64.
     "digits-images": the same as (size, 1, 8, 8).
 
+    From packages (see `data_images`, `data_reviews`, `data_verses` for shapes, and docs/models.md for what to install),
+    with a part held out:
+    "fashion-mnist", "fashion-mnist:TRAIN/HELD_OUT" for the first so many of either part, "mnist-5k",
+    "reviews", "reviews:LENGTH", "verses", "verses:LENGTH"; "fashion-mnist-images" and "mnist-5k-images" as
+    (size, 1, 28, 28). With ",micro-batches=N" behind it, steps of N micro-batches pass through the samples in epochs,
+    see `FiniteData`; without, they are drawn with replacement.
+
+    At random, for profiling: "random-images:3x224/1000", "random-tokens:LENGTHxVOCABULARY/ANSWEREDxANSWERS", see
+    `data_random`.
+
     Raises:
         UnknownData: no such data set, or a LENGTH that is not a positive integer (masked: of at least 8).
+        MissingData: an UnknownData; the files of the data set are not here, and how to install them.
     """
     kind, _, length = name.partition(":")
     count = int(length) if length.isdecimal() else 0 if length else DEFAULT_SEQUENCE
@@ -49,7 +60,10 @@ def load(name: str) -> Dataset:
         return MaskedBytes(count)
     if name in ("digits", "digits-images"):
         return Digits(images=name == "digits-images")
-    raise UnknownData(f"no data set named {name!r}; there are {', '.join(NAMES)}, stdlib:LENGTH, stdlib-masked:LENGTH")
+    if (found := packaged(name)) is not None:
+        return found
+    known = (*NAMES, "stdlib:LENGTH", "stdlib-masked:LENGTH", *PACKAGED_NAMES)
+    raise UnknownData(f"no data set named {name!r}; there are {', '.join(known)}")
 
 
 @dataclass(frozen=True)

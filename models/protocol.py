@@ -29,6 +29,12 @@ class Dataset(Protocol):
         """Inputs and targets of one micro-batch of `size` samples, batch dimension first, on the CPU."""
 
 
+def held_out(data: Dataset) -> Dataset:
+    """What to measure a model on that was trained on `data`: its attribute `held_out`, or itself where it has none."""
+    kept: Dataset = getattr(data, "held_out", data)
+    return kept
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """One layer, Tensor -> Tensor: the smallest piece the planner may cut between.

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from . import bert, gpt, llama, lstm, mlp, resnet
+from . import bert, gnmt, gpt, inception, llama, lstm, mlp, resnet, vgg
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec, Tie
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
-    **bert.PRESETS, **gpt.PRESETS, **llama.PRESETS, **lstm.PRESETS, **mlp.PRESETS, **resnet.PRESETS,
+    **bert.PRESETS, **gnmt.PRESETS, **gpt.PRESETS, **inception.PRESETS, **llama.PRESETS, **lstm.PRESETS,
+    **mlp.PRESETS, **resnet.PRESETS, **vgg.PRESETS,
 }  # fmt: skip
 
 

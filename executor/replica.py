@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..models import Dataset, LayeredModel
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
+from ..planner.weight_policy import WEIGHT_POLICIES
 from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
 from .packing import PackedStash
@@ -159,7 +160,8 @@ class Blueprint:
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
         shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
         optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
-        weights = StageWeights(modules, optimizer, self.training, masters, shared, trained=owner)
+        remember = WEIGHT_POLICIES[self.plan.weights].reads_gradient(optimizer)
+        weights = StageWeights(modules, optimizer, self.training, masters, shared, owner, remember and owner)
         arrival = None
         if _apart(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():

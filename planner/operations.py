@@ -16,6 +16,7 @@ from .model_graph import ModelGraph
 from .plan import Kind, Op, Pipeline, Problem
 from .remember import PerObject
 from .ties import Shared, StageTie, returned_bytes
+from .workload import STEP_COUNTERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -360,7 +361,7 @@ def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
 
 def training_bytes(workload: Workload, parameters: int, tensors: int) -> dict[str, int]:
     """Bytes by category that a device holds to train `parameters` bytes of parameters in so many tensors."""
-    counters = 4 * tensors if workload.optimizer.startswith("adam") else 0
+    counters = 4 * tensors if workload.optimizer in STEP_COUNTERS else 0
     return {
         "parameters": parameters,
         "gradients": workload.gradient_bytes(parameters),

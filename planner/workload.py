@@ -13,6 +13,8 @@ from .weight_policy import FLUSH, WEIGHT_POLICIES
 # parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1). Gradients of many
 # micro-batches are summed in fp32, as Megatron-LM does: 18 bytes a parameter with Adam, not ZeRO's 16.
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
+STEP_COUNTERS = frozenset({"adam", "adamw", "rmsprop"})
+"""Optimizers that count steps: 4 bytes for every tensor of parameters."""
 PRECISIONS = ("fp32", "mixed")
 
 

@@ -45,11 +45,6 @@ class WeightPolicy:
         """Updates that the backward's weights are predicted ahead."""
         return stage // 2 if self.half_depth else 0
 
-    def reads_gradient(self, optimizer: str) -> bool:
-        """Whether predicting needs the last update's gradient, which the optimizer's state does not keep."""
-        kept = {"momentum", "adam", "adamw"} - ({"momentum"} if self.momentum_first else set())
-        return self.predicts and optimizer not in kept
-
     def least_update(self, stages: int) -> int:
         """The fewest micro-batches an update that the policy allows on so many stages."""
         return stages if self.takes == BATCH else 1

@@ -20,14 +20,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .training import Training
-from .weights import StageWeights
 
 _PIECE = 1 << 16  # elements of a master that are predicted at once, before they are rounded to 16 bit
+
+
+class Known(Protocol):
+    """What a prediction needs of a stage, by parameter name; `weights.StageWeights` has it of the newest version."""
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]: ...
+    @property
+    def trained(self) -> Mapping[str, Tensor]: ...
+    @property
+    def states(self) -> Mapping[str, Mapping[str, Tensor]]: ...
+    @property
+    def last_gradients(self) -> Mapping[str, Tensor]: ...
+    @property
+    def taken(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Predictor:
     training: Training
     momentum_first: bool = False
 
-    def predict(self, weights: StageWeights, rate: float, ahead: int) -> dict[str, Tensor]:
+    def predict(self, weights: Known, rate: float, ahead: int) -> dict[str, Tensor]:
         """New tensors for the trained parameters of a stage by name: its weights `ahead` updates of `rate` later."""
         found: dict[str, Tensor] = {}
         distance = rate * ahead

@@ -21,13 +21,13 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from contraflow.executor.allocator import keep_freed_memory
+from contraflow.executor.course import Course
 from contraflow.executor.interpreter import Interpreter
 from contraflow.executor.rank import Job, build_replicas
 from contraflow.executor.replica import Blueprint
 from contraflow.executor.step_state import OpRecord
 from contraflow.executor.transport import GlooTransport
 from contraflow.executor.validate import find_data, find_model, match_model
-from contraflow.executor.waits import waits
 
 
 @dataclass
@@ -86,14 +86,15 @@ class Ours:
         shapes = match_model(plan, model, data, job.dtype)
         blueprint = Blueprint(plan, model, data, shapes, job.seed, job.training, job.dtype)
         replicas = build_replicas(job, blueprint, rank)
-        self._interpreter = Interpreter(blueprint, transport, replicas, waits(plan)[rank])
+        self._interpreter = Interpreter(blueprint, transport, replicas)
+        self._course = Course.of(plan, rank)
 
     def prepare(self, step: int) -> None:
         """Nothing: our step draws its data itself."""
 
     def step(self, step: int) -> Outcome:
         """One optimizer step."""
-        record = self._interpreter.run_step(step)
+        (record,) = self._interpreter.run(self._course, step)
         return Outcome(losses=record.losses, ops=record.ops)
 
     def close(self) -> None:

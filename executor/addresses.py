@@ -5,12 +5,15 @@ from __future__ import annotations
 from ..planner.plan import Kind, Op, Plan
 from .agreement import Agreement
 
+_MOST = 4096
+"""So many micro-batches have numbers of their own: messages of one number are matched in list order."""
+
 
 class Addresses:
     """Of one plan. Numbers of activations and gradients come first, then those of stashes, then of parameters."""
 
     def __init__(self, plan: Plan, agreed: Agreement) -> None:
-        self._stages, self._micro_batches = len(plan.stages), plan.problem.workload.micro_batches
+        self._stages, self._micro_batches = len(plan.stages), min(plan.problem.workload.micro_batches, _MOST)
         self._routes = {m: p for p in plan.pipelines for m in p.micro_batches}
         self._pieces, self._parameters = agreed.widest, agreed.most_parameters
 
@@ -27,11 +30,12 @@ class Addresses:
 
     def tag(self, op: Op, source: int, target: int) -> int:
         """Of an activation or a gradient between two stages."""
-        return (source * self._stages + target) * self._micro_batches + op.micro_batch
+        return (source * self._stages + target) * self._micro_batches + op.micro_batch % self._micro_batches
 
     def stash_tag(self, op: Op, piece: int) -> int:
         """Of one piece of a stash."""
-        return self._first_stash + (op.stage * self._micro_batches + op.micro_batch) * self._pieces + piece
+        number = op.stage * self._micro_batches + op.micro_batch % self._micro_batches
+        return self._first_stash + number * self._pieces + piece
 
     def parameter_tag(self, stage: int) -> int:
         """Of the first parameter of a stage; the others follow."""

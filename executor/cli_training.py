@@ -64,7 +64,7 @@ _OPTIONS = (
         type=click.FloatRange(0, 1, max_open=True),
         default=_DEFAULT.momentum,
         show_default=True,
-        help="Of the optimizer momentum.",
+        help="Of momentum and nesterov.",
     ),
     click.option(
         "--betas",
@@ -74,7 +74,14 @@ _OPTIONS = (
         metavar="B1 B2",
         help="Of adam and adamw.",
     ),
-    click.option("--eps", type=Number(), default=_DEFAULT.eps, show_default=True, help="Of adam and adamw."),
+    click.option(
+        "--smoothing",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=_DEFAULT.smoothing,
+        show_default=True,
+        help="Of rmsprop: the share of the old average of squares.",
+    ),
+    click.option("--eps", type=Number(), default=_DEFAULT.eps, show_default=True, help="Of adam, adamw, rmsprop."),
     click.option("--clip-norm", type=Number(), metavar="NORM", help="Scale the whole model's gradient down to it."),
     click.option(
         "--loss-scale",
@@ -117,6 +124,7 @@ def training_of(options: dict[str, Any]) -> Training:
         weight_decay=take("weight_decay"),
         momentum=take("momentum"),
         betas=take("betas"),
+        smoothing=take("smoothing"),
         eps=take("eps"),
         clip_norm=take("clip_norm"),
         loss_scale=take("loss_scale"),

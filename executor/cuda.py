@@ -79,6 +79,9 @@ class CudaTimes(Times):
             setattr(record, name, 1e-3 * self._origin.elapsed_time(event))
         self._events.clear()
 
+    def forget(self) -> None:
+        self._events.clear()
+
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))

@@ -18,8 +18,9 @@ class Aborted(RuntimeError):
     """Another rank failed first: this one stops quietly."""
 
 
-def failed_op(rank: int, step: int, op: Op, error: Exception) -> ExecutionError:
-    """What went wrong in an operation, in one line."""
+def failed_op(rank: int, step: int, op: Op, error: Exception, updates: bool = False) -> ExecutionError:
+    """What went wrong in an operation, in one line. `updates`: the plan is asynchronous."""
     of = f", micro-batch {op.micro_batch}" if op.micro_batch >= 0 else ""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ExecutionError(f"rank {rank}, stage {op.stage}, op {op}{of}, step {step}: {type(error).__name__}: {reason}")
+    when = f"{'update' if updates else 'step'} {step}"
+    return ExecutionError(f"rank {rank}, stage {op.stage}, op {op}{of}, {when}: {type(error).__name__}: {reason}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 
 from ..models import derive_seed, held_out
 from ..planner.operations import KEEP
 from ..planner.plan import Kind, Op, Plan
 from ..planner.simulate import simulate
+from ..planner.versions import update_size
+from ..planner.weight_policy import FLUSH
+from .course import Course, asynchronous, lengthened
 from .errors import ExecutionError
 from .interpreter import Interpreter
 from .place import CPU, Place
@@ -42,7 +44,7 @@ def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
     problem = replace(plan.problem, model=replace(model, layers=layers))
     orders = tuple(tuple(op for op in order if op.kind in _FORWARD) for order in plan.orders)
     keep = tuple((KEEP,) * len(row) for row in plan.stash)
-    forward = replace(plan, problem=problem, orders=orders, stash=keep)
+    forward = replace(plan, problem=problem, orders=orders, stash=keep, weights=FLUSH)
     assert plan.forecast is not None  # require_executable saw to it
     peaks = [memory.peak_bytes for memory in simulate(forward).device_memory]
     if all(peak <= planned for peak, planned in zip(peaks, plan.forecast.peak_bytes, strict=True)):
@@ -95,16 +97,25 @@ class Evaluator(Interpreter):
     def __init__(
         self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica], place: Place = CPU
     ) -> None:
-        forward, listed = forward_plan(blueprint.plan)
+        plan, rounds = blueprint.plan, blueprint.training.evaluate_steps
+        together = rounds if asynchronous(plan) else 1
+        assert plan.forecast is not None  # require_executable saw to it
+        forward, listed = forward_plan(lengthened(plan, together).with_forecast(plan.forecast))
         data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
         own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training())
-        super().__init__(own, transport, replicas, listed[transport.rank], place=place)
-        self._rounds = blueprint.training.evaluate_steps
+        super().__init__(own, transport, replicas, place=place)
+        self._held_out = Course.of(
+            forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan)
+        )
+        self._firsts = range(0, rounds, together)
 
-    def run(self) -> dict[tuple[int, int], float]:
+    def evaluate(self) -> dict[tuple[int, int], float]:
         """Losses of the held-out micro-batches whose last stage this rank holds, by (step, micro-batch)."""
-        rounds = ((k, self.run_step(k).losses) for k in range(self._rounds))
-        return dict(chain.from_iterable((((k, m), loss) for m, loss in losses.items()) for k, losses in rounds))
+        found: dict[tuple[int, int], float] = {}
+        for first in self._firsts:
+            for number, record in enumerate(self.run(self._held_out, first), first):
+                found |= {(number, m): loss for m, loss in record.losses.items()}
+        return found
 
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica, m = self.replicas[op.stage], op.micro_batch

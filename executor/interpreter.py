@@ -1,44 +1,46 @@
 """Runs one rank's op list. Nothing is decided here: the list says what happens, in which order.
 
-RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE and TIE launch; none
-of them blocks. F, B, I, W, R and STEP wait for their inputs only, FREE for its stash to have left, and each for
-what the forecast has completed by then (see `waits`): so memory is bounded as planned.
+What is posted is in `posting`; none of it blocks. F, B, I, W, R, PREDICT and STEP wait for their inputs only, FREE for
+its stash to have left, and each for what the forecast has completed by then (see `waits`): so memory is bounded as
+planned.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ..models import derive_seed
 from ..planner.operations import RECOMPUTE
-from ..planner.plan import IN_LINE, Kind, Op, Plan
+from ..planner.plan import IN_LINE, Kind, Op
+from ..planner.versions import update_size
+from ..planner.weight_policy import WEIGHT_POLICIES
 from .addresses import Addresses
 from .agreement import agree
-from .deferral import deferred
+from .course import Course, asynchronous
 from .errors import Aborted, ExecutionError, failed_op
 from .observe import Observer
 from .place import CPU, Place
+from .posting import Posting
+from .prediction import Predictor
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
-from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
-from .ties import own_copies
+from .step_state import OpRecord, StepRecord, StepState, Transfer
 from .transport import Transport
 from .update import Update
-from .waits import Waits
+from .versions import StageVersions, in_place_of
 
 Clock = Callable[[], float]
 
 
-class Interpreter:
+class Interpreter(Posting):
     """One rank.
 
     Args:
         replicas: the stages this rank holds.
-        waits: what the ops of its list wait for, beyond their inputs.
         track: told about every tensor that another thread of the rank allocates on its device.
         observer: told about every op and every wait.
         place: where the rank computes.
@@ -49,39 +51,37 @@ class Interpreter:
         blueprint: Blueprint,
         transport: Transport,
         replicas: Mapping[int, StageReplica],
-        waits: Waits,
         clock: Clock = time.perf_counter,
         track: Callable[[Tensor], None] = lambda _: None,
         observer: Observer | None = None,
         place: Place = CPU,
     ) -> None:
         self.blueprint = blueprint
-        self.plan: Plan = blueprint.plan
         self.transport = transport
         self.replicas = replicas
-        self.update = Update(self.plan, blueprint.training, transport, replicas, place.device)
-        self._order, self._waits = self.plan.orders[transport.rank], waits
-        self._listed: Sequence[int] = range(len(self._order))
-        self._agreement = -1
-        if blueprint.training.agrees:
-            self._order, self._waits, self._agreement, self._listed = deferred(self._order, waits)
-        self._observer = Observer(self.plan.orders[transport.rank]) if observer is None else observer
+        plan = blueprint.plan
+        self.update = Update(plan, blueprint.training, transport, replicas, place.device)
+        self._observer = Observer() if observer is None else observer
         self._clock = clock
         self._place = place
-        self._last = len(self.plan.stages) - 1
-        self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
-        self._apart = {s for p in self.plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
-        self._scale = 1.0 / self.plan.problem.workload.micro_batches
-        agreed = agree(transport, replicas)
-        self._to = Addresses(self.plan, agreed)
+        self._last = len(plan.stages) - 1
+        self._apart = {s for p in plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
+        self._scale = 1.0 / update_size(plan)
+        policy = WEIGHT_POLICIES[plan.weights]
+        self._predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, policy.momentum_first)
+        self._agreed = agree(transport, replicas)
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
-        self._stashes = Stashes(transport, layouts, agreed.piece_bytes, self._to.stash_tag, track, place, self._finish)
+        self._stashes = Stashes(
+            transport, layouts, self._agreed.piece_bytes, lambda op, k: self._to.stash_tag(op, k), track, place,
+            self._finish,
+        )  # fmt: skip
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
             Kind.I: self._backward_input,
             Kind.W: self._backward_weight,
             Kind.R: self._remake,
+            Kind.PREDICT: self._predict,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
             Kind.RECV_F: self._receive,
@@ -102,76 +102,147 @@ class Interpreter:
         """Ends the threads that copy."""
         self._stashes.close()
 
-    def run_step(self, step: int) -> StepRecord:
-        """One optimizer step; raises ExecutionError naming rank, stage, op and micro-batch."""
+    def _follow(self, course: Course) -> None:
+        """Another list from now on."""
+        self._course = course
+        self._to = Addresses(course.plan, self._agreed)
+        self._observer.follow(course.plan.orders[self.transport.rank])
+
+    def run(self, course: Course, first: int) -> Iterator[StepRecord]:
+        """Runs the list once: a step, or several updates, of which `first` is the number. Yields each when it is done.
+
+        The record of the last one comes at the end of the run, and has the records of all ops, if they are kept.
+
+        Raises ExecutionError naming rank, stage, op and micro-batch.
+        """
+        if course is not getattr(self, "_course", None):
+            self._follow(course)
         for replica in self.replicas.values():
             replica.weights.zero_gradients()
+            replica.weights.forget_gradients()
             if replica.statistics is not None:
                 replica.statistics.reset()
         self._stashes.reset()
-        self._observer.step(step)
+        self._observer.step(first)
         self.update.begin()
         self.transport.barrier()
-        state = StepState(step, self._place.times(self._clock))
-        for place, op in enumerate(self._order):
-            self._observer.begin(self._listed[place])
-            try:
-                if place == self._agreement:
-                    self._agree(state)
-                if op.kind in IN_LINE:
-                    self._start_fetches(state, place)
-                if op.kind is not Kind.FETCH:
-                    self._complete(state, self._waits.left[place])
-                self._run(state, place)
-            except (Aborted, KeyboardInterrupt):
-                raise
-            except Exception as error:
-                raise self._failure(step, op, error) from error
-            self._observer.end(state.records[place])
-        if self._agreement == len(self._order):  # it steps nothing, but the others wait for its word
+        state = StepState(first, self._place.times(self._clock))
+        if course.versions is not None:
+            state.versions = {stage: StageVersions(replica.weights) for stage, replica in self.replicas.items()}
+        lag = 1 if self._place.queues else 0
+        for place, op in enumerate(course.order):
+            self._run_op(state, place, op)
+            yield from self._ended(state, lag)
+        yield from self._ended(state, 0)
+        yield self._finished(state)
+
+    def _run_op(self, state: StepState, place: int, op: Op) -> None:
+        course, step = self._course, state.step + self._course.update_of(op)
+        state.place = place
+        self._observer.begin(course.listed[place], step)
+        try:
+            if place == course.agreement:
+                self._agree(state)
+            if op.kind in IN_LINE:
+                self._start_fetches(state, place)
+            if op.kind is not Kind.FETCH:
+                self._complete(state, course.waits.left[place])
+            record = state.times.open(op)
+            if course.recorded:
+                state.records.append(record)
+            self._handlers[op.kind](state, op, record)
+            for stage, version in course.dropped.get(place, ()):
+                state.versions[stage].drop(version)
+        except (Aborted, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise self._failure(step, op, error) from error
+        self._observer.end(record)
+
+    def _ended(self, state: StepState, lag: int) -> Iterator[StepRecord]:
+        """The updates but for the last that are done by now; but `lag` of them later: their work is only queued."""
+        ends = self._course.ends
+        while state.ended < len(ends) - 1 and ends[state.ended] <= state.place:
+            state.marks.append(self._place.mark())
+            state.ended += 1
+        while len(state.marks) > lag:
+            state.marks.pop(0).block()
+            if not self._course.recorded:
+                state.times.forget()
+            yield StepRecord(state.times.now(), self._losses(state), [])
+
+    def _losses(self, state: StepState) -> dict[int, float]:
+        """Of the next update that has not been told, by its micro-batches."""
+        size, first = self._course.update, state.told * self._course.update
+        state.told += 1
+        mine = {m - first: state.losses.pop(m) for m in range(first, first + size) if m in state.losses}
+        return self._place.read_losses(mine)
+
+    def _finished(self, state: StepState) -> StepRecord:
+        """The end of the run."""
+        order = self._course.order
+        if self._course.agreement == len(order):  # it steps nothing, but the others wait for its word
             self._agree(state)
         self._complete(state, tuple(state.leaving))
         self._exchange_statistics(state)
         self._stashes.settle()
         self._place.synchronize()
         state.times.resolve()
-        seconds = max((r.end_s for r in state.records), default=0.0)
-        listed = sorted(range(len(self._order)), key=self._listed.__getitem__)
-        records = [state.records[place] for place in listed]
-        return StepRecord(seconds, self._place.read_losses(state.losses), records)
+        listed = self._course.listed
+        records = [state.records[k] for k in sorted(range(len(state.records)), key=listed.__getitem__)]
+        seconds = max((r.end_s for r in records), default=0.0) if self._course.recorded else state.times.now()
+        return StepRecord(seconds, self._losses(state), records)
 
     def _agree(self, state: StepState) -> None:
         for reduction in state.reductions.values():
             self._finish(state, reduction)
         self.update.agree()
 
-    def _run(self, state: StepState, place: int) -> None:
-        op = self._order[place]
-        record = state.times.open(op)
-        state.records.append(record)  # now as long as the list is up to `place`
-        self._handlers[op.kind](state, op, record)
-
     def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
-        return failed_op(self.transport.rank, step, op, error)
+        return failed_op(self.transport.rank, step, op, error, asynchronous(self._course.plan))
 
     # ------------------------------------------------------------ compute
+
+    def _batch(self, state: StepState, m: int) -> tuple[int, int]:
+        """Step (or update) and micro-batch within it: what data and random state depend on."""
+        return state.step + m // self._course.update, m % self._course.update
+
+    def _weights(self, state: StepState, op: Op) -> Mapping[str, Tensor]:
+        """What a pass reads: predicted for it, or the version that the weight policy gives it."""
+        predicted = state.predicted.get(op.stage)
+        if predicted is not None:
+            return predicted
+        versions = self._course.versions
+        if versions is None:
+            return self.replicas[op.stage].weights.parameters
+        of = versions.forward if op.kind is Kind.F else versions.backward
+        return state.versions[op.stage].at(of[op.stage, op.micro_batch])
+
+    def _predict(self, state: StepState, op: Op, record: OpRecord) -> None:
+        """For the next pass of the stage."""
+        weights = self.replicas[op.stage].weights
+        rate = self.blueprint.training.rate(state.step + state.versions[op.stage].newest)
+        self._begin(state, record)
+        state.predicted[op.stage] = in_place_of(weights, self._predictor.predict(weights, rate, op.peer))
+        state.times.end(record)
 
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
         replica = self.replicas[stage]
-        remade = self.plan.stash[self._pipeline_of[m]][stage] == RECOMPUTE
         x, target = self._inputs(state, stage, m)
-        seed = derive_seed(self.blueprint.seed, state.step, m)
+        seed = derive_seed(self.blueprint.seed, *self._batch(state, m))
         statistics = replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
+        weights = self._weights(state, op)
         self._begin(state, record)
-        if remade:
-            output = replica.program.forward_only(replica.weights.parameters, buffers, x, target, seed)
+        if self._stash_policy(op) == RECOMPUTE:
+            output = replica.program.forward_only(weights, buffers, x, target, seed)
             state.inputs[stage, m] = x
         else:
-            output, stash = replica.program.forward(replica.weights.parameters, buffers, x, target, seed)
+            output, stash = replica.program.forward(weights, buffers, x, target, seed)
             state.stashes[stage, m] = stash
         state.times.end(record)
+        state.predicted.pop(stage, None)
         if statistics is not None:
             statistics.check_untouched()
         if stage == self._last:
@@ -181,7 +252,7 @@ class Interpreter:
 
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         if stage in (0, self._last):
-            inputs, targets = self.blueprint.batch(state.step, m)
+            inputs, targets = self.blueprint.batch(*self._batch(state, m))
         target = self._place.bring(targets) if stage == self._last else None
         if stage == 0:
             return self._place.bring(inputs), target
@@ -197,19 +268,21 @@ class Interpreter:
             self._finish(state, arriving)
             x = arriving.tensors.pop()
             del arriving
-        target = self._place.bring(self.blueprint.batch(state.step, m)[1]) if stage == self._last else None
-        seed = derive_seed(self.blueprint.seed, state.step, m)
+        batch = self._batch(state, m)
+        target = self._place.bring(self.blueprint.batch(*batch)[1]) if stage == self._last else None
+        seed = derive_seed(self.blueprint.seed, *batch)
+        weights = self._weights(state, op)
         self._begin(state, record)
-        weights = replica.weights
-        state.stashes[stage, m] = replica.program.remake(weights.parameters, weights.buffers, x, target, seed)
+        state.stashes[stage, m] = replica.program.remake(weights, replica.weights.buffers, x, target, seed)
         state.times.end(record)
 
     def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
+        weights = self._weights(state, op)
         self._begin(state, record)
-        result = replica.program.backward(stash, replica.weights.parameters, gradient, replica.weights.accumulators)
+        result = replica.program.backward(stash, weights, gradient, replica.weights.accumulators)
         state.times.end(record)
         self._hand_back(state, op, result)
 
@@ -217,8 +290,9 @@ class Interpreter:
         replica = self.replicas[op.stage]
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
+        weights = self._weights(state, op)
         self._begin(state, record)
-        result, weight_stash = replica.program.backward_input(stash, replica.weights.parameters, gradient)
+        result, weight_stash = replica.program.backward_input(stash, weights, gradient)
         state.times.end(record)
         state.weight_stashes[op.stage, op.micro_batch] = weight_stash
         self._hand_back(state, op, result)
@@ -238,6 +312,8 @@ class Interpreter:
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
     def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
+        state.predicted.pop(op.stage, None)
+        state.departed.pop((op.stage, op.micro_batch), None)
         if op.stage > 0:
             if result is None:
                 result = self.blueprint.shapes[op.stage].empty(self._place.device).zero_()
@@ -247,8 +323,14 @@ class Interpreter:
         replica = self.replicas[op.stage]
         for collective in replica.awaited(op):
             self._finish(state, state.reductions.get(collective))
+        state.reductions.pop((Kind.REDUCE, op.stage, op.micro_batch), None)
         self._begin(state, record)
-        self.update.apply(replica, state.step)
+        versions = state.versions.get(op.stage)
+        if versions is not None:
+            versions.replace(keep=state.place in self._course.replaced)
+        self.update.apply(replica, state.step + self._course.update_of(op))
+        if versions is not None:
+            replica.weights.zero_gradients()
         if replica.statistics is not None and op.stage not in self._apart:
             replica.statistics.apply()
         state.times.end(record)
@@ -263,142 +345,6 @@ class Interpreter:
                     self._finish(state, Transfer([], handles, None))
                 replica.statistics.apply()
 
-    # ------------------------------------------------------------ messages
-
-    def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
-        shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
-        buffer = shape.empty(self._place.device)
-        handle = self.transport.post_receive(buffer, self._to.device(op), self._to.tag(op, op.peer, op.stage))
-        state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
-
-    def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
-        if op.kind is Kind.SEND_F:
-            tensor = state.activations.pop((op.stage, op.micro_batch))
-        else:
-            tensor = state.gradients.pop((op.peer, op.micro_batch))
-        tensor = tensor.contiguous()
-        handle = self.transport.post_send(tensor, self._to.device(op), self._to.tag(op, op.stage, op.peer))
-        self._leave(state, Transfer([tensor], [handle], record))
-
-    def _arrived(
-        self,
-        state: StepState,
-        kind: Kind,
-        stage: int,
-        m: int,
-        local: dict[Key, Tensor],
-        producer: int,
-    ) -> Tensor:
-        """A tensor from another device, waited for, or one that this device computed itself."""
-        arriving = state.received.pop((kind, stage, m), None)
-        if arriving is None:
-            return local.pop((producer, m))
-        self._finish(state, arriving)
-        return arriving.tensors[0]
-
-    def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
-        group, tensors = self.replicas[op.stage].sums(op)
-        if group is not None:
-            handles = [self.transport.all_reduce(tensor, group) for tensor in tensors]
-            state.reductions[op.collective] = Transfer([], handles, record)
-            record.moved_bytes = sum(tensor.nbytes for tensor in tensors)
-
-    def _leave(self, state: StepState, transfer: Transfer) -> None:
-        state.leaving[len(state.records) - 1] = transfer
-
-    def _complete(self, state: StepState, places: Sequence[int]) -> None:
-        """Waits for what left at these places of the list, and lets go of what is complete anyway."""
-        for place in places:
-            self._finish(state, state.leaving.pop(place, None))
-        for place in [place for place, transfer in state.leaving.items() if transfer.done()]:
-            self._finish(state, state.leaving.pop(place))
-
-    # ------------------------------------------------------------ stashes that move
-
-    def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
-        home, back = self._to.devices(op)
-        transfer = self._stashes.offload(state, op, record, None if home == back else back)
-        state.departed[op.stage, op.micro_batch] = transfer
-        self._leave(state, transfer)
-
-    def _fetch(self, state: StepState, op: Op, record: OpRecord) -> None:
-        """Starts at its place or, where the forecast has it wait in line, after the op that it waits for."""
-        place = len(state.records) - 1
-        listed = [state.leaving[k] for k in state.leaving if self._order[k].kind in (Kind.OFFLOAD, Kind.SEND_S)]
-        gate = self._waits.starts[place]
-        home, back = self._to.devices(op)
-        if home == back:
-            arrived = state.departed[op.stage, op.micro_batch]
-        else:
-            arrival = self.replicas[op.stage].arrival
-            assert arrival is not None
-            arrived = self._stashes.expect_host_copy(op, home, arrival)
-
-        def start() -> None:
-            left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
-            self._stashes.fetch(state, op, record, list(dict.fromkeys([*left, *listed])), arrived)
-
-        if gate < place:
-            start()
-        else:
-            state.waiting.append((gate, start))
-
-    def _start_fetches(self, state: StepState, place: int) -> None:
-        while state.waiting and state.waiting[0][0] < place:
-            state.waiting.pop(0)[1]()
-
-    def _free(self, state: StepState, op: Op, record: OpRecord) -> None:
-        self._finish(state, state.departed[op.stage, op.micro_batch])
-        state.times.end(record)
-
-    def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
-        home, _ = self._to.devices(op)
-        key = (op.stage, op.micro_batch)
-        if home != self.transport.rank:
-            self._leave(state, self._stashes.send_back(state, op, record))
-            return
-        if key in state.inputs:
-            kept = [state.inputs.pop(key).contiguous()]
-            handle = self.transport.post_send(kept[0], op.peer, self._to.stash_tag(op, 0))
-            transfer = Transfer(kept, [handle], record)
-        else:
-            transfer = self._stashes.send(state, op, record)
-        state.departed[key] = transfer
-        self._leave(state, transfer)
-
-    def _receive_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
-        home, back = self._to.devices(op)
-        policy = self.plan.stash[self._pipeline_of[op.micro_batch]][op.stage]
-        if home == back:
-            self._stashes.receive(state, op, record, home)
-        elif policy == RECOMPUTE:
-            buffer = self.blueprint.shapes[op.stage].empty(self._place.device)
-            handle = self.transport.post_receive(buffer, op.peer, self._to.stash_tag(op, 0))
-            state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
-        else:
-            arrival = self.replicas[op.stage].arrival
-            assert arrival is not None
-            self._stashes.receive_for_good(op, record, arrival)
-
-    def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
-        """From the parameters into the parameters, in place: SEND_P or RECV_P."""
-        sends = op.kind is Kind.SEND_P
-        skipped = own_copies(self.plan, self.blueprint.model, op.stage, op.peer if sends else self.transport.rank)
-        parameters = self.replicas[op.stage].weights.parameters
-        tensors = [tensor for name, tensor in parameters.items() if name not in skipped]
-        post = self.transport.post_send if sends else self.transport.post_receive
-        first = self._to.parameter_tag(op.stage)
-        handles = [post(tensor, op.peer, first + number) for number, tensor in enumerate(tensors)]
-        self._leave(state, Transfer(tensors, handles, record))
-
-    # ------------------------------------------------------------ records
-
     def _begin(self, state: StepState, record: OpRecord) -> None:
         self._observer.started()
         state.times.begin(record)
-
-    def _finish(self, state: StepState, transfer: Transfer | None) -> None:
-        if transfer is not None:
-            self._observer.wait(transfer.op)
-            transfer.finish(state.times.end)
-            self._observer.resume()

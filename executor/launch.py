@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models import Dataset, LayeredModel
-from ..planner.plan import Plan
+from ..planner.plan import Forecast, Plan
 from ..planner.run_trace import RunTrace
 from ..planner.run_trace_file import save_trace
+from ..planner.versions import update_size
+from .course import KEPT_OPS, asynchronous, lengthened, runs
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
 from .place import require_device
@@ -38,6 +40,29 @@ _POLL_S = 0.2
 _GRACE_S = 2.0
 """How long threads may take to end after one of them failed."""
 
+
+def tracked_steps(plan: Plan) -> int:
+    """First steps in which memory is followed: of an asynchronous plan, until its pipeline has been full for long."""
+    return TRACKED_STEPS + (2 * _margin(plan) if asynchronous(plan) else 0)
+
+
+def _margin(plan: Plan) -> int:
+    """Updates while a pipeline fills or empties."""
+    return -(-len(plan.stages) // update_size(plan))
+
+
+def _steady(places: Sequence[int], margin: int) -> list[int]:
+    """Of updates with these places in their runs, those with `margin` others of the run before and behind them."""
+    ends = [k for k in range(len(places)) if k + 1 == len(places) or places[k + 1] == 0]
+    left = {k: end - k for end in reversed(ends) for k in range(end - places[end], end + 1)}
+    return [k for k, place in enumerate(places) if place >= margin and left[k] >= margin]
+
+
+def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
+    """Seconds a step; of an asynchronous plan, seconds an update once the pipeline is full."""
+    return forecast.step_s if forecast.period_s is None else forecast.period_s * update_size(plan)
+
+
 OnStep = Callable[[int, float, float], None]
 """Called with (step, loss, seconds) as steps complete."""
 
@@ -47,9 +72,9 @@ class RunResult:
     """What training gave.
 
     Attributes:
-        losses: mean over the micro-batches, one a step.
-        step_s: median step time in seconds, the first step left out and the memory-tracked ones where there
-            are others. step_times: all of them.
+        losses: mean over the micro-batches, one a step (of an asynchronous plan: an update, here and below).
+        step_s: median step time in seconds, the first step left out and the memory-tracked ones where there are
+            others. step_times: all of them. Asynchronous: from an update's end to the next, while the pipeline is full.
         peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
             every rank's process, with its rounding and the libraries' workspaces; None on the CPU.
         forecast_step_s, forecast_peak_bytes: what the plan said.
@@ -131,12 +156,25 @@ def execute(
         device, compiled,
     )  # fmt: skip
     job = replace(job, timeout_s=timeout_s)
+    if trace is not None:
+        _require_traceable(job)
     collected = Collector(len(plan.orders), on_step)
     run = _runner(transport)
     result = collected.result(plan, run(job, collected, threads_per_process))
     if trace is not None and os.environ.get("RANK", "0") == "0":
         save_trace(result.trace, trace)
     return result
+
+
+def _require_traceable(job: Job) -> None:
+    """Raises RunError where the run is too long to keep every op of it."""
+    run = next(runs(job.plan, job.training, job.first, job.steps))
+    longest = max(map(len, lengthened(job.plan, run.updates).orders))
+    if longest > KEPT_OPS:
+        raise RunError(
+            f"a trace would hold {longest} ops of one device, at most {KEPT_OPS} are kept: run fewer updates without "
+            "an evaluation between them"
+        )
 
 
 def prepare(
@@ -169,10 +207,11 @@ def prepare(
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:
         raise RunError("resume needs a checkpoint directory")
+    first = 0
     if resume and checkpoint is not None:
         from .checkpoint import check_resumable
 
-        check_resumable(checkpoint, plan)
+        first = check_resumable(checkpoint, plan)
     found = find_model(plan, model)
     workload, chosen = plan.problem.workload, training or Training()
     chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, steps, resume)
@@ -180,8 +219,8 @@ def prepare(
     match_model(plan, found, find_data(found, data), dtype)
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
-        plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, TRACKED_STEPS,
-        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled,
+        plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
+        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled, first=first,
     )  # fmt: skip
 
 
@@ -212,6 +251,8 @@ class Collector:
         self._ranks = ranks
         self._on_step = on_step
         self._pending: dict[int, list[StepReport]] = {}
+        self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
+        self._places: list[int] = []
         self._noticed: set[int] = set()
         self.losses: list[float] = []
         self.times: list[float] = []
@@ -233,7 +274,10 @@ class Collector:
         del self._pending[report.step]
         losses = {m: loss for r in reports for m, loss in r.losses.items()}
         self.losses.append(sum(losses[m] for m in sorted(losses)) / max(1, len(losses)))
-        self.times.append(max(r.seconds for r in reports))
+        ended = max(r.seconds for r in reports)
+        self.times.append(ended - (self._ended[1] if self._ended[0] == report.run else 0.0))
+        self._ended = (report.run, ended)
+        self._places.append(report.step - report.run)
         self.scales.append(report.loss_scale)
         if report.grad_norm is not None:
             self.norms.append(report.grad_norm)
@@ -252,13 +296,15 @@ class Collector:
         for report in reports:
             state |= report.state or {}
         times = self.times
+        steady = _steady(self._places, _margin(plan)) if asynchronous(plan) else []
+        settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
         allocated = [report.allocated_bytes for report in reports]
         return RunResult(
             tuple(self.losses),
-            statistics.median(times[TRACKED_STEPS:] or times[1:] or times),
+            statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times),
             tuple(times),
             peaks,
-            forecast.step_s,
+            _forecast_step_s(plan, forecast),
             forecast.peak_bytes,
             reports[0].first_step,
             trace_of(plan, reports, times, self.losses),
@@ -283,7 +329,7 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
 
     ranks = len(job.plan.orders)
     hub = Hub(ranks, {"all": range(ranks), **reduce_groups(job.plan)})
-    board, watcher = Board(bytearray(Board.size(ranks))), Watcher(job.plan, job.timeout_s)
+    board, watcher = Board(bytearray(Board.size(ranks))), Watcher(job.plan, job.timeout_s, orders_at=job.orders_at)
     inbox: queue.Queue[StepReport | Notice | RankReport | BaseException] = queue.Queue()
 
     def work(rank: int) -> None:

@@ -15,7 +15,6 @@ class Observer:
     """One rank's observer; called by its own thread only.
 
     Args:
-        order: the rank's list.
         board: where to publish; None: nobody watches.
         tracker: memory is sampled while it is there (see `untrack`).
 
@@ -23,11 +22,8 @@ class Observer:
         peak_bytes: the most that was live in any tracked op.
     """
 
-    def __init__(
-        self, order: Sequence[Op], board: Board | None = None, rank: int = 0, tracker: StorageTracker | None = None
-    ) -> None:
-        self._order = order
-        self._places = {op: place for place, op in enumerate(order)}
+    def __init__(self, board: Board | None = None, rank: int = 0, tracker: StorageTracker | None = None) -> None:
+        self._places: dict[Op, int] = {}
         self._board = Board(bytearray(Board.size(rank + 1))) if board is None else board
         self._rank = rank
         self._tracker = tracker
@@ -43,14 +39,18 @@ class Observer:
 
     # ------------------------------------------------------------ in the order of a step
 
+    def follow(self, order: Sequence[Op]) -> None:
+        """This is the rank's list from now on."""
+        self._places = {op: place for place, op in enumerate(order)}
+
     def step(self, step: int) -> None:
         """A step begins: waits for all ranks."""
         self._step, self._place = step, NOWHERE
         self._publish(Doing.WAITING)
 
-    def begin(self, place: int) -> None:
-        """The op at this place of the list comes next."""
-        self._place, self._waited_ns = place, 0
+    def begin(self, place: int, step: int) -> None:
+        """The op at this place of the list comes next; it is part of this step or update."""
+        self._step, self._place, self._waited_ns = step, place, 0
         self._publish(Doing.COMPUTING)
 
     def started(self) -> None:

@@ -74,6 +74,9 @@ class Times:
     def resolve(self) -> None:
         """Completes the records, at the end of the step."""
 
+    def forget(self) -> None:
+        """Nobody reads the records so far."""
+
 
 class _Reached:
     """A point that is always behind."""

@@ -40,7 +40,7 @@ def run_processes(job: Job, collected: Collector, threads: int) -> list[RankRepo
         children = Children(context, len(job.plan.orders), _child, (job, folder, threads))
         try:
             children.start()
-            return children.collect(collected, Watcher(job.plan, job.timeout_s))
+            return children.collect(collected, Watcher(job.plan, job.timeout_s, orders_at=job.orders_at))
         finally:
             children.end()
 
@@ -68,7 +68,7 @@ def _child(rank: int, outbox: Connection, memory: Any, job: Job, folder: str, th
         post(_run(job, post, board))
         dist.destroy_process_group()
     except Exception as error:
-        post(Failure.of(error, rank, lost_another(job.plan.orders[rank], board.read(rank))))
+        post(Failure.of(error, rank, lost_another(job.orders_at, rank, board.read(rank))))
         os._exit(1)
 
 
@@ -96,7 +96,7 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
         raise RunError(f"the plan is for {ranks} devices, but WORLD_SIZE is {world}")
     torch.set_num_threads(threads)
     board = Board(bytearray(Board.size(ranks)))
-    with Watchdog(Watcher(job.plan, job.timeout_s), board, rank):
+    with Watchdog(Watcher(job.plan, job.timeout_s, orders_at=job.orders_at), board, rank):
         dist.init_process_group("gloo", timeout=timedelta(seconds=BACKSTOP_S))
         try:
             told: list[StepReport | Notice] = []
@@ -106,7 +106,7 @@ def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]
         except RunError:
             raise
         except Exception as error:
-            failure = Failure.of(error, rank, lost_another(job.plan.orders[rank], board.read(rank)))
+            failure = Failure.of(error, rank, lost_another(job.orders_at, rank, board.read(rank)))
             failure.stand_back()
             raise ExecutionError(failure.text) from error
         finally:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..models import Dataset, LayeredModel
 from ..planner.operations import holders
-from ..planner.plan import Plan
+from ..planner.plan import Op, Plan
 from ..planner.run_trace import OpTrace
 from .carry import carried
+from .course import Course, asynchronous, lengthened, run_at, runs
 from .engines import Engine
 from .evaluation import Evaluator
 from .interpreter import Interpreter
@@ -26,7 +27,6 @@ from .training import LossScaler, Training
 from .transport import Transport
 from .update import GROUP
 from .validate import find_data, find_model, match_model
-from .waits import waits
 from .watch import TIMEOUT_S, Board
 
 
@@ -50,6 +50,14 @@ class Job:
     engine: Engine = "auto"
     device: str = "cpu"
     compiled: bool = False
+    first: int = 0
+    """The step it goes on from."""
+
+    def orders_at(self, step: int) -> tuple[tuple[Op, ...], ...]:
+        """The op lists that the ranks follow in a step (or update)."""
+        if not asynchronous(self.plan):
+            return self.plan.orders
+        return lengthened(self.plan, run_at(self.plan, self.training, self.first, self.steps, step).updates).orders
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -60,10 +68,11 @@ class Job:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of one rank: seconds, and losses of the micro-batches whose last stage it holds.
+    """One step (or update) of one rank: its end, and losses of the micro-batches whose last stage it holds.
 
-    `grad_norm`: of the whole model, where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses
-    of the evaluation after it by (step, micro-batch), None without.
+    `seconds`: from the start of its run to its end; `run`: the first step of that. `grad_norm`: of the whole model,
+    where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses of the evaluation after it by
+    (step, micro-batch), None without.
     """
 
     rank: int
@@ -72,6 +81,7 @@ class StepReport:
     losses: dict[int, float]
     grad_norm: float | None = None
     loss_scale: float = 1.0
+    run: int = -1
     held_out: dict[tuple[int, int], float] | None = None
 
 
@@ -88,6 +98,7 @@ class RankReport:
     """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory).
 
     `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
+    `updates`: of the runs that the ops are of.
     """
 
     rank: int
@@ -99,6 +110,7 @@ class RankReport:
     environment: dict[str, str | int]
     state: dict[str, Tensor] | None
     allocated_bytes: int | None = None
+    updates: int = 1
 
 
 def run_rank(
@@ -130,7 +142,7 @@ def _run(
         job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled
     )
     rank, tracker = transport.rank, StorageTracker(device=place.device)
-    observer = Observer(job.plan.orders[rank], board, rank, tracker)
+    observer = Observer(board, rank, tracker)
     place.start_measuring()
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
@@ -138,29 +150,35 @@ def _run(
         for replica in replicas.values():
             if replica.notice is not None:
                 report(Notice(replica.stage, replica.notice))
-        interpreter = Interpreter(
-            blueprint, transport, replicas, waits(job.plan)[rank], track=tracker.track, observer=observer, place=place
-        )
+        interpreter = Interpreter(blueprint, transport, replicas, track=tracker.track, observer=observer, place=place)
         closing.callback(interpreter.close)
         update = interpreter.update
         evaluator = Evaluator(blueprint, transport, replicas, place) if job.training.evaluate_every else None
         if evaluator is not None:
             closing.callback(evaluator.close)
         first = _resume(job, blueprint, replicas, update.scaler)
+        traced = next(runs(job.plan, job.training, first, job.steps)).updates
         tracker.reset_peak()
-        samples = StepSamples(job.plan.orders[rank])
-        for step in range(first, first + job.steps):
+        course = _course(job, rank, traced)
+        samples = StepSamples(course.plan.orders[rank])
+        for run in runs(job.plan, job.training, first, job.steps):
+            if len(course.ends) != run.updates:
+                course = _course(job, rank, run.updates)
+            tracked = run.first - first < job.tracked_steps
             scale = update.scaler.scale
-            record = interpreter.run_step(step)
-            samples.add(step, record, step - first < job.tracked_steps)
-            held_out = None
-            if evaluator is not None and (step + 1) % job.training.evaluate_every == 0:
-                observer.evaluating()
-                held_out = evaluator.run()
-            report(StepReport(rank, step, record.seconds, record.losses, update.grad_norm, scale, held_out))
-            if step - first + 1 == job.tracked_steps:
-                observer.untrack()
-                tracking.close()
+            for step, record in enumerate(interpreter.run(course, run.first), run.first):
+                held_out = None
+                if step + 1 == run.end:
+                    samples.add(run.first, record, tracked)
+                    if evaluator is not None and run.end % job.training.evaluate_every == 0:
+                        observer.evaluating()
+                        held_out = evaluator.evaluate()
+                report(
+                    StepReport(rank, step, record.seconds, record.losses, update.grad_norm, scale, run.first, held_out)
+                )
+                if step - first + 1 == job.tracked_steps:
+                    observer.untrack()
+                    tracking.close()
         observer.untrack()
         allocated = place.allocated_bytes()
     observer.ending()
@@ -173,8 +191,12 @@ def _run(
     observer.done()
     return RankReport(
         rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
-        environment(job, transport), returned, allocated,
+        environment(job, transport), returned, allocated, traced,
     )  # fmt: skip
+
+
+def _course(job: Job, rank: int, updates: int) -> Course:
+    return Course.of(lengthened(job.plan, updates), rank, job.training.agrees)
 
 
 def build_replicas(job: Job, blueprint: Blueprint, rank: int) -> dict[int, StageReplica]:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..models import Dataset, LayeredModel
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
+from ..planner.weight_policy import WEIGHT_POLICIES
 from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
 from .packing import PackedStash
@@ -159,7 +160,8 @@ class Blueprint:
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
         shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
         optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
-        weights = StageWeights(modules, optimizer, self.training, masters, shared, trained=owner)
+        remember = owner and _remembers(self.plan, rank, stage)
+        weights = StageWeights(modules, optimizer, self.training, masters, shared, owner, remember)
         arrival = None
         if _apart(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
@@ -250,6 +252,12 @@ def _arrival(program: AnyProgram, weights: StageWeights, x: Tensor, target: Tens
 def _remade(plan: Plan, rank: int, stage: int) -> bool:
     """Whether the rank recomputes the stage for some micro-batch."""
     return any(op.kind is Kind.R and op.stage == stage for op in plan.orders[rank])
+
+
+def _remembers(plan: Plan, rank: int, stage: int) -> bool:
+    """Whether the rank predicts the stage's weights from the gradient of the last update."""
+    predicts = any(op.kind is Kind.PREDICT and op.stage == stage for op in plan.orders[rank])
+    return predicts and plan.problem.workload.keeps_gradient(WEIGHT_POLICIES[plan.weights].momentum_first)
 
 
 def _in_order(plan: Plan, rank: int, stage: int) -> bool:

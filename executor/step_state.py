@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from .program import WeightStash
 from .transport import Handle
 
 if TYPE_CHECKING:
-    from .place import Times
+    from .place import Mark, Times
+    from .versions import StageVersions
 
 Key = tuple[int, int]
 """(stage, micro-batch)."""
@@ -43,7 +44,10 @@ class OpRecord:
 
 @dataclass
 class StepRecord:
-    """One step of one rank: seconds from the common start to its last op's end, losses by micro-batch."""
+    """One step (or update) of one rank: seconds from the run's common start to its end, losses by micro-batch of it.
+
+    `ops`: of the whole run, with its last update.
+    """
 
     seconds: float
     losses: dict[int, float]
@@ -136,6 +140,9 @@ class StepState:
         waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
         reductions: sums under way, by `Op.collective`.
         leaving: what this device sends or copies away, by its place in the list. departed: the same by stash.
+        place: of the op that runs. versions: of every stage's weights, where there are several. predicted: weights for
+            the next pass of a stage.
+        ended, told: how many updates the rank has done its part of, and has reported. marks: ends of those between.
     """
 
     step: int
@@ -152,3 +159,9 @@ class StepState:
     reductions: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     losses: dict[int, Tensor | float] = field(default_factory=dict)
     records: list[OpRecord] = field(default_factory=list)
+    place: int = -1
+    versions: dict[int, StageVersions] = field(default_factory=dict)
+    predicted: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    ended: int = 0
+    told: int = 0
+    marks: list[Mark] = field(default_factory=list)

@@ -16,6 +16,7 @@ from .. import __version__
 from ..planner.op_columns import Floats
 from ..planner.plan import COMPUTE, IN_LINE, Op, Plan
 from ..planner.run_trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from .course import KEPT_OPS, lengthened
 from .step_state import OpRecord, StepRecord
 from .transport import Transport
 
@@ -27,10 +28,10 @@ KEPT_STEPS = 32
 
 
 class StepSamples:
-    """One rank's steps, op by op.
+    """One rank's steps, op by op; of an asynchronous plan its runs, each by its first update.
 
     Times come from the steps without memory tracking, the first step left out; where a run has none, from what there
-    is. Memory comes from the tracked ones.
+    is. Memory comes from the tracked ones. Runs that are not as long as the first are left out.
 
     Attributes:
         timed_steps, tracked_steps: their numbers.
@@ -38,12 +39,14 @@ class StepSamples:
 
     def __init__(self, order: Sequence[Op]) -> None:
         self._order = order
-        self._timed: deque[tuple[int, list[OpRecord]]] = deque(maxlen=KEPT_STEPS)
+        most = max(1, min(KEPT_STEPS, KEPT_OPS // max(1, len(order))))
+        self._timed: deque[tuple[int, list[OpRecord]]] = deque(maxlen=most)
         self._tracked: list[tuple[int, list[OpRecord]]] = []
 
     def add(self, step: int, record: StepRecord, tracked: bool) -> None:
         """One step more."""
-        (self._tracked if tracked else self._timed).append((step, record.ops))
+        if len(record.ops) == len(self._order):
+            (self._tracked if tracked else self._timed).append((step, record.ops))
 
     @property
     def _timing(self) -> list[tuple[int, list[OpRecord]]]:
@@ -59,7 +62,7 @@ class StepSamples:
 
     def ops(self) -> tuple[OpTrace, ...]:
         """Every op of the list; medians keep the order of what followed one another in every step."""
-        if not self._order:
+        if not self._order or not self._timing:
             return ()
         timing = [[(r.start_s, r.end_s, r.waited_s) for r in ops] for _, ops in self._timing]
         start, end, waited = np.array(timing).transpose(2, 0, 1)  # each [step, op]
@@ -108,7 +111,8 @@ def trace_of(
 ) -> RunTrace:
     """The trace of a run from what every rank left at its end, in rank order."""
     first, model = reports[0], plan.problem.model
-    step_s = statistics.median(step_times[step - first.first_step] for step in first.timed_steps)
+    starts = [step - first.first_step for step in first.timed_steps]
+    step_s = statistics.median(sum(step_times[k : k + first.updates]) for k in starts) if starts else sum(step_times)
     devices = []
     for report, device in zip(reports, plan.problem.cluster.devices, strict=True):
         busy = sum(op.duration_s for op in report.ops if op.op.kind in COMPUTE)
@@ -120,7 +124,7 @@ def trace_of(
         model.fingerprint,
         model.micro_batch_size,
         plan.stages,
-        plan.pipelines,
+        lengthened(plan, first.updates).pipelines,
         plan.stash,
         first.environment,
         step_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .errors import RunError
 
-DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "adam": 1e-3, "adamw": 1e-3}
+DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3}
 SCHEDULES = ("constant", "linear", "cosine")
 DYNAMIC = "dynamic"
 INITIAL_SCALE = 2.0**16
@@ -24,7 +24,8 @@ class Training:
         warmup_steps: so many first steps take lr * 1/warmup, 2/warmup, ...
         decay_steps: the step at which the floor is reached, counted from the very first; None: the run's last.
         weight_decay: None: torch's default of the optimizer.
-        momentum: of "momentum". betas, eps: of "adam" and "adamw".
+        momentum: of "momentum" and "nesterov". betas: of "adam" and "adamw". smoothing: of "rmsprop", torch's alpha.
+        eps: of the three.
         clip_norm: gradients of the whole model are scaled down to this norm where theirs is larger.
         loss_scale: losses are multiplied by it before the backward, and gradients divided before the step: a
             constant, or "dynamic" (arXiv:1710.03740, section 3.2): a step in which any gradient is not finite is left
@@ -43,6 +44,7 @@ class Training:
     weight_decay: float | None = None
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
+    smoothing: float = 0.99
     eps: float = 1e-8
     clip_norm: float | None = None
     loss_scale: float | str = 1.0
@@ -73,7 +75,8 @@ class Training:
         for name, value in {"lr_floor": self.lr_floor, "weight_decay": self.weight_decay}.items():
             if value is not None and not 0 <= _number(name, value) < math.inf:
                 raise RunError(f"{name} must be finite and at least 0, got {value}")
-        for name, value in {"momentum": self.momentum, "betas[0]": self.betas[0], "betas[1]": self.betas[1]}.items():
+        shares = {"momentum": self.momentum, "betas[0]": self.betas[0], "betas[1]": self.betas[1]}
+        for name, value in (shares | {"smoothing": self.smoothing}).items():
             if not 0 <= _number(name, value) < 1:
                 raise RunError(f"{name} must be at least 0 and below 1, got {value}")
 

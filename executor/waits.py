@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..planner.memory import CLOSE, jobs_of_ops
+from ..planner.operations import StageCosts
 from ..planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Plan
-from ..planner.simulate import simulate
+from ..planner.simulate import simulate_orders
 
 _LEAVING = SENDS | {Kind.OFFLOAD}
 
@@ -36,7 +37,7 @@ class Waits:
 
 def waits(plan: Plan) -> list[Waits]:
     """The waits of every device. Raises Deadlock or PlanError for a plan that `check` rejects."""
-    timeline = simulate(plan)
+    timeline = simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
     jobs, unit = timeline.jobs, timeline.step_s * CLOSE or 1.0
     job = jobs_of_ops(jobs)
     start, end = (np.rint(time[job] / unit).astype(np.int64).tolist() for time in (jobs.start, jobs.end))

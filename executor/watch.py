@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..planner.op_columns import Messages, Ops
 from ..planner.operations import StageCosts
 from ..planner.plan import COPIES, RECEIVES, Kind, Op, Plan
+from ..planner.weight_policy import FLUSH
 
 TIMEOUT_S = 300.0
 """How long a rank may go without progress within a step, unless told otherwise: longer than any operation takes."""
@@ -25,6 +26,8 @@ SETUP_S = 1800.0
 
 _SLOT = struct.Struct("=5q")
 NOWHERE = -1
+OrdersAt = Callable[[int], Sequence[Sequence[Op]]]
+"""The op lists that the ranks follow in a step."""
 
 
 class Doing(IntEnum):
@@ -100,20 +103,28 @@ class Watcher:
     Args:
         timeout_s: seconds without progress within a step that are a hang.
         setup_s: the same before the first step and after the last.
+        orders_at: where they are not always the plan's.
     """
 
     plan: Plan
     timeout_s: float
     setup_s: float = SETUP_S
+    orders_at: OrdersAt | None = None
+
+    def _orders(self, slot: Slot) -> Sequence[Sequence[Op]]:
+        return self.plan.orders if self.orders_at is None else self.orders_at(slot.step)
+
+    def _when(self, slot: Slot) -> str:
+        return f"{'step' if self.plan.weights == FLUSH else 'update'} {slot.step}"
 
     def where(self, rank: int, slot: Slot) -> str:
         """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
         if slot.doing in (*_LONG, Doing.DONE):
             return _OUTSIDE[slot.doing]
-        order = self.plan.orders[rank]
+        order = self._orders(slot)[rank]
         if not 0 <= slot.place < len(order):
-            return f"at the start of step {slot.step}"
-        at = f"stage {order[slot.place].stage}, {describe_op(order[slot.place])}, step {slot.step}"
+            return f"at the start of {self._when(slot)}"
+        at = f"stage {order[slot.place].stage}, {describe_op(order[slot.place])}, {self._when(slot)}"
         if slot.doing is Doing.COMPUTING:
             return f"in {at}"
         return f"waiting for {self._awaited(rank, slot)} in {at}"
@@ -165,7 +176,7 @@ class Watcher:
         return min(met)
 
     def _awaited(self, rank: int, slot: Slot) -> str:
-        order = self.plan.orders[rank]
+        order = self._orders(slot)[rank]
         if not 0 <= slot.awaited < len(order):
             return "the other ranks"
         op = order[slot.awaited]
@@ -175,10 +186,11 @@ class Watcher:
 
     def _partner(self, rank: int, slot: Slot) -> int:
         """The rank at the other end of the message that a rank waits for; itself for anything else."""
-        order = self.plan.orders[rank]
+        orders = self._orders(slot)
+        order = orders[rank]
         if not 0 <= slot.awaited < len(order) or order[slot.awaited].kind in COPIES | {Kind.REDUCE}:
             return rank
-        ops = Ops.of(self.plan.orders, len(self.plan.stages))
+        ops = Ops.of(orders, len(self.plan.stages))
         messages = Messages.of(ops, StageCosts.of(self.plan.problem.model, self.plan.stages))
         number = int(ops.first[rank]) + slot.awaited
         for send, receive in zip(messages.send.tolist(), messages.receive.tolist(), strict=True):
@@ -187,10 +199,13 @@ class Watcher:
         return rank
 
 
-def lost_another(order: Sequence[Op], slot: Slot) -> bool:
-    """Whether an error in this state came from another rank, which was waited for."""
+def lost_another(orders_at: OrdersAt, rank: int, slot: Slot) -> bool:
+    """Whether an error of a rank in this state came from another rank, which was waited for."""
+    if slot.doing is not Doing.WAITING:
+        return False
+    order = orders_at(slot.step)[rank]
     own_copy = 0 <= slot.awaited < len(order) and order[slot.awaited].kind in COPIES
-    return slot.doing is Doing.WAITING and not own_copy
+    return not own_copy
 
 
 def describe_op(op: Op) -> str:

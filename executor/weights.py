@@ -15,6 +15,8 @@ from .training import Training
 STATE_NAMES: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("momentum_buffer",),
+    "nesterov": ("momentum_buffer",),
+    "rmsprop": ("square_avg",),
     "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
 }
@@ -23,14 +25,19 @@ STATE_NAMES: dict[str, tuple[str, ...]] = {
 def make_optimizer(kind: str, parameters: Sequence[Tensor], training: Training, fused: bool) -> torch.optim.Optimizer:
     """The torch optimizer a workload names; the rate is set anew at every step.
 
-    `fused` steps need no temporaries; without it, foreach is off, so that there is one tensor's worth.
+    `fused` steps need no temporaries; without it (torch has no fused RMSprop), foreach is off, so that there is one
+    tensor's worth.
     """
-    options: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
+    options: dict[str, Any] = {"fused": True} if fused and kind != "rmsprop" else {"foreach": False}
     options["lr"] = training.rate(0)
     if training.weight_decay is not None:
         options["weight_decay"] = training.weight_decay
-    if kind in ("sgd", "momentum"):
-        return torch.optim.SGD(parameters, momentum=training.momentum if kind == "momentum" else 0.0, **options)
+    if kind in ("sgd", "momentum", "nesterov"):
+        momentum = 0.0 if kind == "sgd" else training.momentum
+        nesterov = kind == "nesterov" and momentum > 0  # torch refuses it without
+        return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **options)
+    if kind == "rmsprop":
+        return torch.optim.RMSprop(parameters, alpha=training.smoothing, eps=training.eps, **options)
     options |= {"betas": training.betas, "eps": training.eps}
     if kind == "adam":
         return torch.optim.Adam(parameters, **options)
@@ -55,12 +62,15 @@ class StageWeights:
     Args:
         masters: float32 values of the trained parameters by name, where these are 16-bit copies: the optimizer
             steps the masters, then the copies are written. Gradients are summed in float32.
+        remember: keep the gradient of the last step, weight decay included where torch adds it to the gradient.
 
     Attributes:
         parameters, buffers, accumulators: by "<layer id>.<name in the layer>".
         gradients: the flat buffers. tied_gradients: by group number, those of tied parameters that TIE sums.
         states: per optimizer state name, tensors by parameter name (the step counter apart).
         tied: by group number, value and accumulator of the tied parameters kept here, for the rank's other stages.
+        trained: by name, what the optimizer steps: parameters, or their masters. last_gradients: theirs, if remembered.
+        taken: steps taken since the very first.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class StageWeights:
         masters: Mapping[str, Tensor] | None = None,
         sharing: Sharing | None = None,
         trained: bool = True,
+        remember: bool = False,
     ) -> None:
         sharing = sharing or Sharing()
         self._saved_as = sharing.saved_as
@@ -94,6 +105,9 @@ class StageWeights:
             self.accumulators |= views
         for name, value in trainable.items():
             value.grad = self.accumulators[name]
+        self.trained, self.taken = trainable, 0
+        self._decay = training.weight_decay or 0.0
+        self.last_gradients = _flat_gradients(trainable)[1] if remember else {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in STATE_NAMES[optimizer] if trained}
         self._counters: dict[str, Tensor] = {}
@@ -115,7 +129,7 @@ class StageWeights:
             state: dict[str, Tensor] = {key: torch.zeros_like(parameter) for key in self.states}
             for key, tensor in state.items():
                 self.states[key][name] = tensor
-            if "exp_avg" in state:
+            if state.keys() & {"exp_avg", "square_avg"}:
                 state["step"] = self._counters[name] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             if state:
                 self.optimizer.state[parameter] = state
@@ -125,9 +139,19 @@ class StageWeights:
         for flat in (*self.gradients, *self.tied_gradients.values()):
             flat.zero_()
 
+    def forget_gradients(self) -> None:
+        """What was remembered of the last step is zero from now on."""
+        for gradient in self.last_gradients.values():
+            gradient.zero_()
+
     def step(self, rate: float) -> None:
         """Updates the parameters in place from the accumulated gradients."""
+        self.taken += 1
         if self.optimizer is not None:
+            for name, gradient in self.last_gradients.items():
+                gradient.copy_(self.accumulators[name])
+                if self._decay:
+                    gradient.add_(self.trained[name], alpha=self._decay)
             set_rate(self.optimizer, rate)
             self.optimizer.step()
             self._write_copies()
@@ -138,6 +162,7 @@ class StageWeights:
 
     def set_step(self, steps: int) -> None:
         """Tells the optimizer that `steps` steps have been taken (after loading a checkpoint)."""
+        self.taken = steps
         for counter in self._counters.values():
             counter.fill_(steps)
         self._write_copies()

@@ -16,7 +16,7 @@ from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, pla
 from torch import Tensor
 
 from contraflow.__main__ import cli
-from contraflow.executor import evaluation, interpreter, threads
+from contraflow.executor import course, evaluation, threads
 from contraflow.executor.deferral import DeferredList, deferred
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.evaluation import evaluation_seed, forward_plan, one_by_one
@@ -140,7 +140,7 @@ def test_without_deferral_ranks_would_wait_for_each_other(monkeypatch: pytest.Mo
         first = next(k for k, op in enumerate(order) if op.kind is Kind.STEP)
         return DeferredList(order, waits, first, tuple(range(len(order))))
 
-    monkeypatch.setattr(interpreter, "deferred", in_place)
+    monkeypatch.setattr(course, "deferred", in_place)
     monkeypatch.setattr(threads, "Hub", partial(threads.Hub, timeout_s=2))
     with pytest.raises(ExecutionError, match="nothing arrived"):
         _run(_early_step(), Training(clip_norm=0.4), 1)

@@ -1,0 +1,192 @@
+"""Asynchronous training without a pipeline: one process, one micro-batch after another, every version kept.
+
+What a plan's run must equal, float by float: the same stage programs, optimizer and predictions, but which version of
+the weights every pass reads is written down here as formulas of stages, updates and micro-batches, from the papers and
+not from op lists. They hold for the order "one forward, one backward" on one pipeline, a device each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..models import Dataset, LayeredModel, derive_seed
+from ..planner.plan import Plan
+from ..planner.versions import update_size
+from .engines import Engine
+from .precision import run_dtype
+from .prediction import Predictor
+from .replica import Blueprint, StageReplica
+from .training import Training
+from .validate import find_data, find_model, match_model
+from .versions import in_place_of
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """Mean losses an update, and final tensors by checkpoint key."""
+
+    losses: tuple[float, ...]
+    state: dict[str, Tensor]
+
+
+def newest_version(stages: int, update: int, micro_batches: int, stage: int, micro_batch: int) -> int:
+    """Updates that a stage has taken when it runs a forward.
+
+    Stage k begins with D - k forwards; from then on a backward precedes every forward.
+    """
+    ahead = min(stages - stage, micro_batches)
+    return max(0, micro_batch - ahead + 1) // update
+
+
+def forward_version(policy: str, stages: int, update: int, micro_batches: int, stage: int, micro_batch: int) -> int:
+    """The version that a forward reads, before any prediction."""
+    if policy == "vertical":
+        stage = 0
+    if policy == "2bw":
+        stage, micro_batch = 0, micro_batch // update * update
+    return newest_version(stages, update, micro_batches, stage, micro_batch)
+
+
+def updates_ahead(policy: str, stage: int, micro_batch: int, update: int, version: int, backward: bool) -> int:
+    """How far a pass's weights are predicted ahead of the version it reads."""
+    late = 0 if backward else micro_batch // update - version
+    if policy == "spectrain":
+        return late + stage // 2
+    if backward or not policy.startswith("pipeoptim"):
+        return 0
+    return late + (1 if policy == "pipeoptim-lookahead" else 0)
+
+
+def emulate(
+    plan: Plan,
+    runs: Sequence[int],
+    model: LayeredModel | str | None = None,
+    data: Dataset | str | None = None,
+    seed: int = 0,
+    lr: float | None = None,
+    dtype: torch.dtype | None = None,
+    training: Training | None = None,
+    engine: Engine = "auto",
+) -> Emulation:
+    """Trains as `execute` does under the plan's weight policy and stages, whose op lists are not read.
+
+    Args:
+        runs: updates between an empty pipeline and an empty pipeline, one number a run.
+    """
+    found = find_model(plan, model)
+    brought, workload = find_data(found, data), plan.problem.workload
+    chosen = training or Training()
+    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, sum(runs))
+    kind = run_dtype(workload.precision, dtype)
+    shapes = match_model(plan, found, brought, kind)
+    emulator = _Emulator(Blueprint(plan, found, brought, shapes, seed, chosen, kind, engine))
+    first, losses = 0, list[float]()
+    for updates in runs:
+        losses += emulator.run(first, updates)
+        first += updates
+    return Emulation(tuple(losses), emulator.state())
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A stage's weights, and what the optimizer knew then (see `prediction.Known`)."""
+
+    parameters: Mapping[str, Tensor]
+    trained: Mapping[str, Tensor]
+    states: Mapping[str, Mapping[str, Tensor]]
+    last_gradients: Mapping[str, Tensor]
+    taken: int
+
+    @classmethod
+    def of(cls, replica: StageReplica) -> _Version:
+        weights = replica.weights
+        values = {name: weights.parameters[name].clone() for name in weights.trained}
+        masters = {
+            name: values[name] if value is weights.parameters[name] else value.clone()
+            for name, value in weights.trained.items()
+        }
+        states = {key: _copied(tensors) for key, tensors in weights.states.items()}
+        return cls(in_place_of(weights, values), masters, states, _copied(weights.last_gradients), weights.taken)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+class _Emulator:
+    def __init__(self, blueprint: Blueprint) -> None:
+        plan = blueprint.plan
+        self.blueprint = blueprint
+        self.policy, self.update, self.depth = plan.weights, update_size(plan), len(plan.stages)
+        devices = plan.pipelines[0].backward
+        self.replicas = [blueprint.build(devices[stage], stage, self_check=False) for stage in range(self.depth)]
+        first = self.policy == "pipeoptim-lookahead"
+        self.predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, first)
+
+    def run(self, first: int, updates: int) -> list[float]:
+        """The mean losses of one run."""
+        self.first, self.count = first, updates * self.update
+        for replica in self.replicas:
+            replica.weights.forget_gradients()
+        self.versions = [[_Version.of(replica)] for replica in self.replicas]
+        means = []
+        for number in range(updates):
+            for replica in self.replicas:
+                replica.weights.zero_gradients()
+            mine = range(number * self.update, (number + 1) * self.update)
+            means.append(sum(self._micro_batch(m) for m in mine) / self.update)
+            self._step(first + number)
+        return means
+
+    def _micro_batch(self, m: int) -> float:
+        """One forward and one backward through all stages; returns the loss."""
+        step, of = self.first + m // self.update, m % self.update
+        x, target = self.blueprint.batch(step, of)
+        seed = derive_seed(self.blueprint.seed, step, of)
+        stashes, read = [], []
+        for stage, replica in enumerate(self.replicas):
+            version = forward_version(self.policy, self.depth, self.update, self.count, stage, m)
+            read.append(version)
+            weights = self._weights(stage, m, version, backward=False)
+            wanted = target if stage == self.depth - 1 else None
+            x, stash = replica.program.forward(weights, replica.weights.buffers, x, wanted, seed)
+            stashes.append(stash)
+        loss = x.item()
+        scale = self.blueprint.training.loss_scale
+        assert isinstance(scale, int | float)
+        gradient = torch.full((), scale / self.update, dtype=x.dtype)
+        for stage in reversed(range(self.depth)):
+            stashed = self.policy in ("stash", "vertical", "2bw")
+            version = read[stage] if stashed else m // self.update
+            weights, replica = self._weights(stage, m, version, backward=True), self.replicas[stage]
+            found = replica.program.backward(stashes.pop(), weights, gradient, replica.weights.accumulators)
+            if stage > 0:
+                gradient = self.blueprint.shapes[stage].empty().zero_() if found is None else found
+        return loss
+
+    def _weights(self, stage: int, m: int, version: int, backward: bool) -> Mapping[str, Tensor]:
+        known, weights = self.versions[stage][version], self.replicas[stage].weights
+        ahead = updates_ahead(self.policy, stage, m, self.update, version, backward)
+        if not ahead:
+            return known.parameters
+        rate = self.blueprint.training.rate(self.first + version)
+        return in_place_of(weights, self.predictor.predict(known, rate, ahead))
+
+    def _step(self, number: int) -> None:
+        training = self.blueprint.training
+        assert isinstance(training.loss_scale, int | float)
+        for versions, replica in zip(self.versions, self.replicas, strict=True):
+            if training.loss_scale != 1:
+                for flat in replica.weights.gradients:
+                    flat.mul_(1 / training.loss_scale)
+            replica.weights.step(training.rate(number))
+            versions.append(_Version.of(replica))
+
+    def state(self) -> dict[str, Tensor]:
+        """As `execute` returns it."""
+        names = self.blueprint.layer_names
+        return {key: t for replica in self.replicas for key, t in replica.weights.named_state(names).items()}

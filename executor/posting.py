@@ -1,0 +1,174 @@
+"""What one rank's list posts beside its compute: messages, reductions, and stashes that move. Nothing here blocks.
+
+RECV_* allocates and posts, SEND_* posts, OFFLOAD and FETCH are handed to threads that copy, REDUCE and TIE launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from ..planner.operations import RECOMPUTE
+from ..planner.plan import Kind, Op
+from .addresses import Addresses
+from .course import Course
+from .observe import Observer
+from .place import Place
+from .replica import Blueprint, StageReplica
+from .stashes import Stashes
+from .step_state import Key, OpRecord, StepState, Transfer
+from .ties import own_copies
+from .transport import Transport
+
+
+class Posting:
+    """The part of an interpreter that posts; its attributes are the interpreter's."""
+
+    blueprint: Blueprint
+    transport: Transport
+    replicas: Mapping[int, StageReplica]
+    _course: Course
+    _observer: Observer
+    _place: Place
+    _stashes: Stashes
+    _to: Addresses
+
+    def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
+        shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
+        buffer = shape.empty(self._place.device)
+        handle = self.transport.post_receive(buffer, self._to.device(op), self._to.tag(op, op.peer, op.stage))
+        state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
+
+    def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
+        if op.kind is Kind.SEND_F:
+            tensor = state.activations.pop((op.stage, op.micro_batch))
+        else:
+            tensor = state.gradients.pop((op.peer, op.micro_batch))
+        tensor = tensor.contiguous()
+        handle = self.transport.post_send(tensor, self._to.device(op), self._to.tag(op, op.stage, op.peer))
+        self._leave(state, Transfer([tensor], [handle], record))
+
+    def _arrived(
+        self,
+        state: StepState,
+        kind: Kind,
+        stage: int,
+        m: int,
+        local: dict[Key, Tensor],
+        producer: int,
+    ) -> Tensor:
+        """A tensor from another device, waited for, or one that this device computed itself."""
+        arriving = state.received.pop((kind, stage, m), None)
+        if arriving is None:
+            return local.pop((producer, m))
+        self._finish(state, arriving)
+        return arriving.tensors[0]
+
+    def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
+        group, tensors = self.replicas[op.stage].sums(op)
+        if group is not None:
+            handles = [self.transport.all_reduce(tensor, group) for tensor in tensors]
+            state.reductions[op.collective] = Transfer([], handles, record)
+            record.moved_bytes = sum(tensor.nbytes for tensor in tensors)
+
+    def _leave(self, state: StepState, transfer: Transfer) -> None:
+        state.leaving[state.place] = transfer
+
+    def _complete(self, state: StepState, places: Sequence[int]) -> None:
+        """Waits for what left at these places of the list, and lets go of what is complete anyway."""
+        for place in places:
+            self._finish(state, state.leaving.pop(place, None))
+        for place in [place for place, transfer in state.leaving.items() if transfer.done()]:
+            self._finish(state, state.leaving.pop(place))
+
+    # ------------------------------------------------------------ stashes that move
+
+    def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
+        home, back = self._to.devices(op)
+        transfer = self._stashes.offload(state, op, record, None if home == back else back)
+        state.departed[op.stage, op.micro_batch] = transfer
+        self._leave(state, transfer)
+
+    def _fetch(self, state: StepState, op: Op, record: OpRecord) -> None:
+        """Starts at its place or, where the forecast has it wait in line, after the op that it waits for."""
+        place = state.place
+        listed = [state.leaving[k] for k in state.leaving if self._course.order[k].kind in (Kind.OFFLOAD, Kind.SEND_S)]
+        gate = self._course.waits.starts[place]
+        home, back = self._to.devices(op)
+        if home == back:
+            arrived = state.departed[op.stage, op.micro_batch]
+        else:
+            arrival = self.replicas[op.stage].arrival
+            assert arrival is not None
+            arrived = self._stashes.expect_host_copy(op, home, arrival)
+
+        def start() -> None:
+            left = [state.leaving[k] for k in self._course.waits.left[place] if k in state.leaving]
+            self._stashes.fetch(state, op, record, list(dict.fromkeys([*left, *listed])), arrived)
+
+        if gate < place:
+            start()
+        else:
+            state.waiting.append((gate, start))
+
+    def _start_fetches(self, state: StepState, place: int) -> None:
+        while state.waiting and state.waiting[0][0] < place:
+            state.waiting.pop(0)[1]()
+
+    def _free(self, state: StepState, op: Op, record: OpRecord) -> None:
+        self._finish(state, state.departed[op.stage, op.micro_batch])
+        state.times.end(record)
+
+    def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
+        home, _ = self._to.devices(op)
+        key = (op.stage, op.micro_batch)
+        if home != self.transport.rank:
+            self._leave(state, self._stashes.send_back(state, op, record))
+            return
+        if key in state.inputs:
+            kept = [state.inputs.pop(key).contiguous()]
+            handle = self.transport.post_send(kept[0], op.peer, self._to.stash_tag(op, 0))
+            transfer = Transfer(kept, [handle], record)
+        else:
+            transfer = self._stashes.send(state, op, record)
+        state.departed[key] = transfer
+        self._leave(state, transfer)
+
+    def _receive_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
+        home, back = self._to.devices(op)
+        policy = self._stash_policy(op)
+        if home == back:
+            self._stashes.receive(state, op, record, home)
+        elif policy == RECOMPUTE:
+            buffer = self.blueprint.shapes[op.stage].empty(self._place.device)
+            handle = self.transport.post_receive(buffer, op.peer, self._to.stash_tag(op, 0))
+            state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
+        else:
+            arrival = self.replicas[op.stage].arrival
+            assert arrival is not None
+            self._stashes.receive_for_good(op, record, arrival)
+
+    def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
+        """From the parameters into the parameters, in place: SEND_P or RECV_P."""
+        sends = op.kind is Kind.SEND_P
+        skipped = own_copies(
+            self.blueprint.plan, self.blueprint.model, op.stage, op.peer if sends else self.transport.rank
+        )
+        parameters = self.replicas[op.stage].weights.parameters
+        tensors = [tensor for name, tensor in parameters.items() if name not in skipped]
+        post = self.transport.post_send if sends else self.transport.post_receive
+        first = self._to.parameter_tag(op.stage)
+        handles = [post(tensor, op.peer, first + number) for number, tensor in enumerate(tensors)]
+        self._leave(state, Transfer(tensors, handles, record))
+
+    # ------------------------------------------------------------ for all
+
+    def _stash_policy(self, op: Op) -> str:
+        return self._course.plan.stash[self._course.routes[op.micro_batch]][op.stage]
+
+    def _finish(self, state: StepState, transfer: Transfer | None) -> None:
+        if transfer is not None:
+            self._observer.wait(transfer.op)
+            transfer.finish(state.times.end)
+            self._observer.resume()

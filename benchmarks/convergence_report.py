@@ -1,0 +1,120 @@
+"""Tables and the plot of the convergence benchmark, from its outcomes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from convergence_runs import Outcome, Run
+
+SMOOTHED = 25
+"""Updates that a point of the plot is the mean of."""
+REFERENCE = "synchronous"
+_HEAD = "| method | updates | held-out accuracy | mean training loss | above synchronous | last tenth |"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and the standard deviation (0 of one seed)."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of one value a seed; not finite where one of them is not."""
+        if not all(map(math.isfinite, values)):
+            return cls(math.nan, math.nan)
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+    def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "diverged"
+        return f"{self.mean:.3f} +- {self.deviation:.3f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one task with one optimizer, over all seeds.
+
+    Attributes:
+        loss: mean training loss over all updates.
+        gap: loss minus the synchronous run's, seed by seed.
+        late: mean training loss over the last tenth of the updates.
+    """
+
+    task: str
+    optimizer: str
+    method: str
+    updates: int
+    accuracy: Spread
+    loss: Spread
+    gap: Spread
+    late: Spread
+
+
+def rows(found: Mapping[Run, Outcome]) -> list[Row]:
+    """A row for every task, optimizer and method, in the order in which they come."""
+    groups: dict[tuple[str, str, str], dict[int, Outcome]] = {}
+    for run, outcome in found.items():
+        groups.setdefault((run.task, run.optimizer, run.method.name), {})[run.seed] = outcome
+    made = []
+    for (task, optimizer, method), by_seed in groups.items():
+        means = {seed: statistics.fmean(outcome.losses) for seed, outcome in by_seed.items()}
+        base = groups.get((task, optimizer, REFERENCE), {})
+        gaps = [means[seed] - statistics.fmean(base[seed].losses) for seed in means if seed in base]
+        losses = [outcome.losses for outcome in by_seed.values()]
+        late = [statistics.fmean(each[-max(1, len(each) // 10) :]) for each in losses]
+        accuracy = Spread.of([outcome.accuracy for outcome in by_seed.values()])
+        spreads = accuracy, Spread.of([*means.values()]), Spread.of(gaps or [math.nan]), Spread.of(late)
+        made.append(Row(task, optimizer, method, len(losses[0]), *spreads))
+    return made
+
+
+def table(found: Iterable[Row]) -> str:
+    """Markdown, one table for each task and optimizer."""
+    lines: list[str] = []
+    last = None
+    for row in found:
+        if (row.task, row.optimizer) != last:
+            last = row.task, row.optimizer
+            lines += ["", f"**{row.task}, {row.optimizer}**", ""]
+            lines.append(
+                "| method | updates | held-out accuracy | mean training loss | above synchronous | last tenth |"
+            )
+            lines.append("|---|---|---|---|---|---|")
+        gap = "" if row.method == REFERENCE else str(row.gap)
+        lines.append(f"| {row.method} | {row.updates} | {row.accuracy} | {row.loss} | {gap} | {row.late} |")
+    return "\n".join(lines[1:])
+
+
+def plot(found: Mapping[Run, Outcome], path: Path) -> None:
+    """Training loss over samples seen, a panel for each task and optimizer, mean of the seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = list(dict.fromkeys((run.task, run.optimizer) for run in found))
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False)
+    for axis, (task, optimizer) in zip(axes[0], panels, strict=True):
+        names = list(dict.fromkeys(r.method.name for r in found if (r.task, r.optimizer) == (task, optimizer)))
+        for name in names:
+            each = [
+                o.losses for r, o in found.items() if (r.task, r.optimizer, r.method.name) == (task, optimizer, name)
+            ]
+            mean = [statistics.fmean(step) for step in zip(*each, strict=True)]
+            smooth = [statistics.fmean(mean[max(0, k - SMOOTHED) : k + 1]) for k in range(len(mean))]
+            share = [(k + 1) / len(mean) for k in range(len(mean))]
+            axis.plot(share, smooth, label=name, linewidth=2.2 if name == REFERENCE else 1.3)
+        axis.set_title(f"{task}, {optimizer}")
+        axis.set_xlabel("share of the samples seen")
+        axis.set_ylabel(f"training loss (mean of {SMOOTHED} updates)")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -15,11 +15,13 @@ from ..errors import PlanError
 from ..lower import Assembled, assembled
 from ..operations import Candidate
 from ..partition.chain import Cuts, Floats, bottleneck, compositions, link_seconds, trace
-from ..plan import Provenance
+from ..plan import Kind, Plan, Provenance
 from ..schedules import Layout, build
-from ..updates import on_lists, require_sound, with_updates
+from ..updates import on_lists, with_updates
 from ..version_copies import most_copies
 from ..versions import update_size
+from ..weight_policy import WEIGHT_POLICIES
+from ..workload import Workload
 from .considered import Considered
 from .driver import Result
 from .fit import lacking, shortages
@@ -31,36 +33,53 @@ SPACE = "this schedule on any cut into as many contiguous stages, on these devic
 
 @dataclass(frozen=True)
 class _Placed:
-    """A schedule on devices: most copies of weights of every stage beyond the newest version, micro-batches an update.
+    """A schedule on devices.
 
-    period_s: least seconds a micro-batch, whatever the cut.
+    copies: the most copies of every stage's weights beyond the newest version. predictions: PREDICTs of every stage a
+    micro-batch in steady state. update: micro-batches an update.
     """
 
     session: Session
     layout: Layout
     order: Order
     copies: tuple[int, ...]
+    predictions: tuple[float, ...]
     update: int
 
     @classmethod
-    def of(cls, session: Session, layout: Layout, order: Order) -> _Placed:
-        """Raises PlanError where its updates do not come out."""
+    def of(cls, session: Session, order: Order) -> _Placed:
+        """The session's schedule on devices in this order. Raises PlanError where its updates do not come out."""
+        workload = session.problem.workload
+        plan = _listed(session, order, workload)
+        update, stages = update_size(plan), len(order)
+        # two runs that reach the steady state, whole updates both: between them everything repeats
+        short = -(-4 * stages // update) * update
+        runs = [_listed(session, order, replace(workload, micro_batches=n * update + short)) for n in (0, 12)]
+        few, many = ([_predicts(run, stage) for stage in range(stages)] for run in runs)
+        often = tuple((b - a) / (12 * update) for a, b in zip(few, many, strict=True))
+        layout = build(session.space.schedule, stages, workload.micro_batches)
         placed = place(layout, order, len(session.problem.cluster))
-        names = session.chain.names
-        any_cut = (*((name,) for name in names[: layout.stages - 1]), names[layout.stages - 1 :])
-        candidate = Candidate(session.problem, any_cut, placed.pipelines, (), layout.weights)
-        require_sound(candidate)
-        copies = most_copies(on_lists(candidate, with_updates(candidate, placed.orders)))
-        return cls(session, placed, order, copies, update_size(candidate))
+        return cls(session, placed, order, most_copies(plan), often, update)
 
     def loads(self) -> Iterator[Floats]:
         """Seconds a micro-batch takes of the device of every stage, or of the link into it, by [first, end] layer."""
         chain = self.session.chain
         for stage, device in enumerate(self.order):
             before = chain.step_s(device)
-            step = (before[None, :] - before[:, None]) / self.update
+            each = (before[None, :] - before[:, None]) / self.update + self._predict_s(stage)
             link, _ = link_seconds(chain, self.order, stage)
-            yield np.maximum(chain.seconds / chain.speed(device) + step, link[:, None])
+            yield np.maximum(chain.seconds / chain.speed(device) + each, link[:, None])
+
+    def _predict_s(self, stage: int) -> Floats | float:
+        """Seconds a micro-batch of predicting the weights of every interval of layers; what ties share left out."""
+        problem, own = self.session.problem, self.session.chain.costs.own_bytes
+        bandwidth = problem.cluster.devices[self.order[stage]].kind.memory_bandwidth
+        if bandwidth is None or not self.predictions[stage]:
+            return 0.0
+        first = WEIGHT_POLICIES[self.layout.weights].momentum_first
+        traffic = [problem.workload.predict_traffic_bytes(int(count), first) for count in own]
+        before = np.concatenate([[0.0], np.cumsum(traffic)]) * self.predictions[stage] / bandwidth
+        return np.asarray(before[None, :] - before[:, None], dtype=np.float64)
 
     def fitting(self, buffers: int) -> Iterator[Floats]:
         """The same, infinite where stashes, copies of weights and so many tensors at each boundary do not fit."""
@@ -94,13 +113,28 @@ class _Placed:
         return max(float(table[a, b]) for table, a, b in zip(self.loads(), ends, ends[1:], strict=False))
 
 
+def _listed(session: Session, order: Order, workload: Workload) -> Plan:
+    """The lists of the session's schedule on some cut, STEPs and PREDICTs included: of ops only, whatever they cost."""
+    layout = build(session.space.schedule, len(order), workload.micro_batches)
+    placed = place(layout, order, len(session.problem.cluster))
+    names, inner = session.chain.names, layout.stages - 1
+    problem = replace(session.problem, workload=workload)
+    stages = (*((name,) for name in names[:inner]), names[inner:])
+    candidate = Candidate(problem, stages, placed.pipelines, (), layout.weights)
+    return on_lists(candidate, with_updates(candidate, placed.orders))
+
+
+def _predicts(plan: Plan, stage: int) -> int:
+    return sum(op.kind is Kind.PREDICT and op.stage == stage for order in plan.orders for op in order)
+
+
 def plan_named(session: Session, orders: list[Order]) -> Result:
     """The named asynchronous schedule with the shortest period that fits, and a bound on the period.
 
     Raises InputError where the schedule does not exist for these numbers.
     """
     batches = session.problem.workload.micro_batches
-    placed = [_Placed.of(session, build(session.space.schedule, len(order), batches), order) for order in orders]
+    placed = [_Placed.of(session, order) for order in orders]
     bound_s = max(load(session.problem) / batches, min(one.bound_s for one in placed))
     best: Assembled | None = None
     tried: list[Assembled] = []

@@ -237,7 +237,7 @@ def test_tied_stages_are_summed_in_every_update() -> None:
     orders = [[op for m in range(6) for op in part(m)] for part in (_folded_outside, _folded_inside)]
     both = assemble(Candidate(problem, stages, folded, (), "stash"), [*orders, []])
     assert [str(v) for v in check(both)] == [
-        "ties: device 0: trains stages 0, 2, which share parameters: only with a flush"
+        "ties: device 0: runs stages 0, 2, which share parameters: only with a flush"
     ]
 
 
@@ -376,3 +376,68 @@ def test_every_assembled_plan_is_clean_and_repeats(case: tuple[Candidate, list[t
     assert check(longer.with_forecast(evaluate(longer))) == []
     again = repeat(longer, batches)
     assert [passes(again, d) for d in range(len(plan.orders))] == [passes(plan, d) for d in range(len(plan.orders))]
+
+
+# ------------------------------------------------------------------ forward and backward on two devices
+
+
+def separated(weights: str, devices: int, update: int, updates: int = 8, optimizer: str = "momentum") -> Plan:
+    """Stage s runs forward on device s, backward on device D-1-s (PipeFB); D + 1 forwards before the first backward."""
+    batches, first = update * updates, devices + 1
+    model = uniform(devices, 1.0, 2.0, parameter_bytes=6, output_bytes=1, stash_bytes=4)
+    cluster = machine(devices, 60.0, Link(10.0, 0.05))
+    problem = Problem(model, cluster, Workload(batches, optimizer, update_every=update))
+    orders = []
+    for d in range(devices):
+        line = [Op(Kind.F, d, m) for m in range(min(first, batches))]
+        for m in range(batches):
+            line.append(Op(Kind.B, devices - 1 - d, m))
+            line += [Op(Kind.F, d, first + m)] if first + m < batches else []
+        orders.append(line)
+    route = tuple(range(devices))
+    pipelines = (Pipeline(route, route[::-1], tuple(range(batches))),)
+    return assemble(Candidate(problem, one_layer_a_stage(model), pipelines, (), weights), orders)
+
+
+@pytest.mark.parametrize("weights", POLICIES)
+def test_new_parameters_go_to_the_forward_device_after_every_update(weights: str) -> None:
+    plan = separated(weights, 3, 3)
+    assert check(plan) == []
+    longer = repeat(plan, 36)
+    assert check(longer.with_forecast(evaluate(longer))) == []
+    assert [passes(longer, d) for d in range(3)] == [passes(separated(weights, 3, 3, 12), d) for d in range(3)]
+    ends = list(range(2, 24, 3))
+    sent = [op.micro_batch for op in plan.orders[2] if op.kind is Kind.SEND_P]
+    received = [op.micro_batch for op in plan.orders[0] if op.kind is Kind.RECV_P]
+    assert sent == received == ends
+    assert not [op for op in plan.orders[1] if op.kind in (Kind.SEND_P, Kind.RECV_P)]
+
+
+def test_a_forward_waits_for_the_version_that_its_list_names() -> None:
+    plan = separated("stash", 3, 1)
+    timeline, versions = simulate(plan), Versions.of(plan)
+    arrival = {(m.op.stage, m.op.micro_batch): m.arrival_s for m in timeline.messages if m.op.kind is Kind.SEND_P}
+    for timed in timeline.devices[0].ops:
+        if timed.op.kind is Kind.F and versions.newest[0, timed.op.micro_batch]:
+            assert timed.start_s >= arrival[0, versions.newest[0, timed.op.micro_batch] - 1] - 1e-9
+    held = dict(plan.forecast.devices[2].peak_parts)["weight versions"]
+    assert held >= 6 * (versions.most_stale[0] - 1)
+
+
+def test_what_is_sent_is_predicted_for_its_first_forward() -> None:
+    """The owner predicts right before it sends; the forward device predicts nothing."""
+    plan = separated("pipeoptim", 3, 1)
+    versions = Versions.of(plan)
+    assert versions.sent_ahead
+    for (stage, device, update), ahead in versions.sent_ahead.items():
+        owner = plan.orders[2 - stage]
+        place = owner.index(Op(Kind.PREDICT, stage, update, ahead))
+        assert owner[place + 1] == Op(Kind.SEND_P, stage, update, device)
+        first = min(m for m in range(8) if versions.newest[stage, m] == update + 1)
+        assert ahead == first - update - 1
+    assert not [op for op in plan.orders[0] if op.kind is Kind.PREDICT and op.stage == 0]
+    place = plan.orders[2].index(next(op for op in plan.orders[2] if op.kind is Kind.PREDICT and op.stage == 0))
+    gone = (*plan.orders[2][:place], *plan.orders[2][place + 1 :])
+    found = check(replace(plan, orders=(*plan.orders[:2], gone)))
+    assert [violation.code for violation in found] == ["missing-op"]
+    assert "sends weights of" in found[0].message

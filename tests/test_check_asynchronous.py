@@ -107,17 +107,15 @@ def test_predictions_are_counted() -> None:
         line[line.index(op_from_text("0PREDICT4+2"))] = op_from_text("0PREDICT4+3")
 
     assert found(edited(plan, 0, farther)) == [
-        "prediction: device 0: 0PREDICT4+3 predicts 3 updates ahead, 0F4 runs 2 ahead"
+        "prediction: device 0: 0PREDICT4+3 predicts 3 updates ahead, 0F4 runs on weights of 2 ahead"
     ]
     assert found(edited(plan, 0, lambda line: line.remove(op_from_text("0PREDICT4+2")))) == [
-        "missing-op: device 0: 0PREDICT4+2 is missing: 0F4 runs 2 updates ahead"
+        "missing-op: device 0: 0PREDICT4+2 is missing: 0F4 runs on weights of 2 updates ahead"
     ]
     away = found(edited(plan, 0, lambda line: move(line, "0PREDICT4+2", "0STEP1")))
     assert "prediction: device 0: 0PREDICT4+2 does not stand directly before a pass of its micro-batch" in away
     last = edited(plan, 2, lambda line: line.insert(line.index(Op(Kind.F, 2, 4)), Op(Kind.PREDICT, 2, 4, 1)))
-    assert found(last) == [
-        "unexpected-op: device 2: 2PREDICT4+1 does not belong here: 2F4 runs on no predicted weights"
-    ]
+    assert found(last) == ["unexpected-op: device 2: 2PREDICT4+1 does not belong here: 2F4 runs on weights as they are"]
     end = edited(plan, 2, lambda line: line.append(Op(Kind.PREDICT, 2, 4, 1)))
     assert [violation.split(":")[0] for violation in found(end)] == ["prediction"]
 
@@ -126,7 +124,7 @@ def test_a_synchronous_plan_predicts_nothing() -> None:
     plan = named("1f1b", 3, 4)
     predicted = edited(plan, 1, lambda line: line.insert(line.index(Op(Kind.F, 1, 2)), Op(Kind.PREDICT, 1, 2, 1)))
     assert found(predicted) == [
-        "unexpected-op: device 1: 1PREDICT2+1 does not belong here: 1F2 runs on no predicted weights"
+        "unexpected-op: device 1: 1PREDICT2+1 does not belong here: 1F2 runs on weights as they are"
     ]
 
 

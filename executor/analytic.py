@@ -14,6 +14,7 @@ from ..planner.errors import InputError
 from ..planner.presets import DeviceType
 from .engines import Engine
 from .layer_run import LayerRun, trace_layer
+from .lstm_reserve import LSTMReserve
 from .precision import lower
 from .profile import example_batch, model_document, profiled_layers
 from .roofline import Roofline
@@ -39,7 +40,8 @@ def analytic_profile(
     """The "contraflow/model" document that `profile_model` would give on `device`, without it.
 
     Bytes are those of the executor's own programs, run on fake tensors that have a shape and no memory: on a CPU
-    they are exactly what a measured profile finds. A GPU's kernels may keep some bytes more or less. Seconds are the
+    they are exactly what a measured profile finds, but for a fused LSTM's reserve, see `LSTMReserve`. A GPU's kernels
+    may keep some bytes more or less. Seconds are the
     sums over the programs' operators of max(FLOPs / (efficiency * peak), bytes / (efficiency * bandwidth)), see
     `Roofline`. Layers alike are traced once.
 
@@ -64,7 +66,7 @@ def analytic_profile(
         module = _imagined(model.layers[index], dtype, fake)
         program = trace_layer(model, module, index, x, target, dtype, engine, check=False)
         roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
-        with fake, roofline:
+        with fake, LSTMReserve(), roofline:
             run = LayerRun(program, module, index, x, target)
             costs = run.costs(lambda: roofline.seconds, rounds=1, warmups=0)
         return costs, run

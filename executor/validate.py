@@ -124,9 +124,11 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
     Builds every layer without memory (on the meta device) where its builder allows it.
 
     Raises:
-        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently.
+        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently;
+            or the data set passes through epochs in steps of another number of micro-batches.
     """
     planned = plan.problem.model.layers
+    _match_epochs(plan, data)
     _match_names(plan, model)
     first_of_stage = {stage[0] for stage in plan.stages}
     example = as_dtype(data.batch(0, 0, 0, plan.problem.model.micro_batch_size)[0], dtype).to("meta")
@@ -141,6 +143,12 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
         example = _propagate(spec, index, lower(module, dtype), example, dtype)
     match_ties(plan, model, dtype)
     return tuple(shapes)
+
+
+def _match_epochs(plan: Plan, data: Dataset) -> None:
+    count, wanted = plan.problem.workload.micro_batches, getattr(data, "per_step", None)
+    if wanted is not None and wanted != count:
+        raise RunError(f"data set {data.name!r} gives {wanted} micro-batches a step, the plan takes {count}")
 
 
 def _match_names(plan: Plan, model: LayeredModel) -> None:

@@ -13,6 +13,7 @@ from runs import STEPS, Case, planned
 from torch import Tensor
 
 from contraflow.__main__ import cli
+from contraflow.executor.errors import RunError
 from contraflow.executor.launch import execute
 from contraflow.executor.reference import train_reference
 from contraflow.executor.training import Training
@@ -103,6 +104,15 @@ def test_held_out_losses_are_of_the_held_out_part() -> None:
     )
     assert result.evaluations == pytest.approx(expected, abs=1e-5)
     assert expected[STEPS] != pytest.approx(other[STEPS], abs=1e-3)
+
+
+def test_epochs_of_steps_that_the_plan_does_not_have_are_refused() -> None:
+    """Fewer micro-batches would run out, more would leave samples out of every epoch."""
+    plan = planned(Case("1f1b", "mlp-tiny", 2, 4))
+    for count in (2, 8):
+        data = FiniteData("ten", partial(numbered, 10), per_step=count)
+        with pytest.raises(RunError, match=f"'ten' gives {count} micro-batches a step, the plan takes 4"):
+            execute(plan, 1, data=data, transport="threads")
 
 
 # ---------------------------------------------------------------- names, and files that are not there

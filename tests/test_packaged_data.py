@@ -3,6 +3,8 @@ installed."""
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,7 @@ def test_a_micro_batch_depends_on_its_arguments_alone(name: str, option: str) ->
     assert data.name == name + option
     x, target = data.batch(0, 3, 1, 4)
     again, target_again = load(data.name).batch(0, 3, 1, 4)
+    assert torch.equal(pickle.loads(pickle.dumps(data)).batch(0, 3, 1, 4)[0], x), "processes may be sent the object"
     assert torch.equal(x, again)
     assert torch.equal(target, target_again)
     for other in ((0, 3, 0), (0, 2, 1), (1, 3, 1)):

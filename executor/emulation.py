@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..models import Dataset, LayeredModel, derive_seed
+from ..planner.operations import RECOMPUTE, route
 from ..planner.plan import Plan
 from ..planner.versions import update_size
 from .engines import Engine
@@ -122,6 +123,7 @@ class _Emulator:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.policy, self.update, self.depth = plan.weights, update_size(plan), len(plan.stages)
+        self.stash, self.routes = plan.stash, route(plan)
         devices = plan.pipelines[0].backward
         self.replicas = [blueprint.build(devices[stage], stage, self_check=False) for stage in range(self.depth)]
         first = self.policy == "pipeoptim-lookahead"
@@ -147,12 +149,13 @@ class _Emulator:
         step, of = self.first + m // self.update, m % self.update
         x, target = self.blueprint.batch(step, of)
         seed = derive_seed(self.blueprint.seed, step, of)
-        stashes, read = [], []
+        stashes, read, inputs = [], [], []
         for stage, replica in enumerate(self.replicas):
             version = forward_version(self.policy, self.depth, self.update, self.count, stage, m)
             read.append(version)
             weights = self._weights(stage, m, version, backward=False)
             wanted = target if stage == self.depth - 1 else None
+            inputs.append(x)
             x, stash = replica.program.forward(weights, replica.weights.buffers, x, wanted, seed)
             stashes.append(stash)
         loss = x.item()
@@ -163,7 +166,11 @@ class _Emulator:
             stashed = self.policy in ("stash", "vertical", "2bw")
             version = read[stage] if stashed else m // self.update
             weights, replica = self._weights(stage, m, version, backward=True), self.replicas[stage]
-            found = replica.program.backward(stashes.pop(), weights, gradient, replica.weights.accumulators)
+            stash = stashes.pop()
+            if self.stash[self.routes[m % len(self.routes)]][stage] == RECOMPUTE:  # from the version, not predicted
+                kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
+                stash = replica.program.remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
+            found = replica.program.backward(stash, weights, gradient, replica.weights.accumulators)
             if stage > 0:
                 gradient = self.blueprint.shapes[stage].empty().zero_() if found is None else found
         return loss

@@ -80,11 +80,9 @@ def _steps(plan_file: str, before: ModelGraph, after: ModelGraph, traces: Sequen
     from .simulate import evaluate
 
     plan = load_plan(plan_file)
-    ran, *others = [trace.require_plan(plan) for trace in traces]
-    count = ran.problem.workload.micro_batches
-    alike = [
-        trace for trace, p in zip(traces, (ran, *others), strict=True) if p.problem.workload.micro_batches == count
-    ]
+    plans = [trace.require_plan(plan) for trace in traces]
+    ran, counts = plans[0], [p.problem.workload.micro_batches for p in plans]
+    alike = [trace for trace, count in zip(traces, counts, strict=True) if count == counts[0]]
     return {
         "profiled": evaluate(ran, before).step_s,
         "calibrated": evaluate(ran, after).step_s,

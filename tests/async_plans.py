@@ -40,8 +40,8 @@ class Async(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
-        return torch.bfloat16 if self.precision == "mixed" else torch.float32
+        """Of the parameters; as in `runs`."""
+        return Case("1f1b", self.model, self.devices, 1, self.optimizer, precision=self.precision).dtype
 
 
 @cache

@@ -142,12 +142,13 @@ def _close(a: Emulation, b: Emulation) -> None:
 def test_a_run_is_resumed_where_the_pipeline_was_empty(tmp_path: Path) -> None:
     """Two runs with a checkpoint between them are two runs of one training."""
     case = Async("pipeoptim", 2, 1, optimizer="adam")
-    plan = planned_async(case)
-    first = execute(plan, 5, transport="threads", self_check=False, checkpoint=tmp_path, lr=0.01)
+    plan, dtype = planned_async(case), case.dtype
+    first = execute(plan, 5, dtype=dtype, transport="threads", self_check=False, checkpoint=tmp_path, lr=0.01)
     rest = execute(
-        plan, 4, transport="threads", self_check=False, checkpoint=tmp_path, lr=0.01, resume=True, return_state=True
-    )
-    wanted = emulate(plan, (5, 4), lr=0.01)
+        plan, 4, dtype=dtype, transport="threads", self_check=False, checkpoint=tmp_path, lr=0.01, resume=True,
+        return_state=True,
+    )  # fmt: skip
+    wanted = emulate(plan, (5, 4), dtype=dtype, lr=0.01)
     assert first.losses + rest.losses == wanted.losses
     assert rest.state is not None
     assert all(torch.equal(rest.state[name], tensor) for name, tensor in wanted.state.items())
@@ -169,7 +170,8 @@ def test_a_trace_is_of_the_plan_as_long_as_it_ran(tmp_path: Path) -> None:
     found = compare_run(plan, trace)
     assert any(row.kind == "PREDICT" for row in found.ops)
     assert sum(cause.seconds for cause in found.causes) == pytest.approx(found.step_s - found.forecast_step_s)
-    assert plan.forecast is not None and plan.forecast.period_s is not None
+    assert plan.forecast is not None
+    assert plan.forecast.period_s is not None
     assert result.forecast_step_s == pytest.approx(2 * plan.forecast.period_s)
 
 

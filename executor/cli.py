@@ -12,6 +12,7 @@ import click
 from ..planner.cli_common import OutputFile, SecondsLimit, print_json
 from ..planner.plan_file import load_plan
 from ..planner.units import format_bytes
+from ..planner.weight_policy import FLUSH
 from .cli_lines import fail, notices_as_lines
 from .cli_training import training_of, training_options
 
@@ -31,7 +32,7 @@ Examples:
 """
 )
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Optimizer steps.")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Optimizer steps (updates).")
 @click.option("--model", metavar="MODEL", help="package.module:function, for a model not in the registry.")
 @click.option("--data", metavar="NAME", help="A data set, as stdlib:64 or digits. [default: the model's]")
 @click.option(
@@ -89,6 +90,8 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
 
     PLAN is a plan.json. A model of the registry is found by its name; any other must be given again with
     --model and match the plan. Under torchrun the processes are joined instead of spawned.
+
+    An asynchronous plan runs its updates in one go, without a flush, from evaluation to evaluation.
     """
     plan = load_plan(plan_file)
     if options["resume"] and options["checkpoint"] is None:
@@ -100,14 +103,15 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
 
     chosen = None if dtype is None else getattr(torch, dtype)
     first_rank = os.environ.get("RANK", "0") == "0"
-    with _StepProgress(options["steps"], quiet=not first_rank) as progress, notices_as_lines(first_rank):
+    unit = "step" if plan.weights == FLUSH else "update"
+    with _StepProgress(options["steps"], unit, quiet=not first_rank) as progress, notices_as_lines(first_rank):
         result = _run(lambda: launch.execute(plan, dtype=chosen, on_step=progress, training=training, **options))
     if not first_rank:
         return
     if as_json:
         print_json(_summary(result))
     else:
-        _print_table(result)
+        _print_table(result, unit)
     for path in (options["trace"], options["checkpoint"]):
         if path is not None:
             click.echo(f"wrote {path}", err=True)
@@ -134,8 +138,8 @@ def _run(work: Any) -> RunResult:
 class _StepProgress:
     """A bar on stderr; called with (step, loss, seconds)."""
 
-    def __init__(self, steps: int, quiet: bool) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, unit: str, quiet: bool) -> None:
+        self._steps, self._unit = steps, unit
         self._quiet = quiet
         self._progress: Progress | None = None
 
@@ -159,7 +163,9 @@ class _StepProgress:
 
     def __call__(self, step: int, loss: float, seconds: float) -> None:
         assert self._progress is not None
-        self._progress.update(self._task, advance=1, description=f"loss {loss:.4f}  {1e3 * seconds:.1f} ms/step")
+        self._progress.update(
+            self._task, advance=1, description=f"loss {loss:.4f}  {1e3 * seconds:.1f} ms/{self._unit}"
+        )
 
 
 def _summary(result: RunResult) -> dict[str, Any]:
@@ -178,18 +184,18 @@ def _summary(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _print_table(result: RunResult) -> None:
+def _print_table(result: RunResult, unit: str) -> None:
     """Losses, then forecast and measurement side by side."""
     from rich.console import Console
     from rich.table import Table
 
     last = result.first_step + len(result.losses)
-    click.echo(f"steps {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
+    click.echo(f"{unit}s {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
     for step, loss in result.evaluations.items():
-        click.echo(f"after step {step}: held-out loss {loss:.4f}")
+        click.echo(f"after {unit} {step}: held-out loss {loss:.4f}")
     table = Table("", "forecast", "measured", "measured / forecast")
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
-        ("step time", result.forecast_step_s, result.step_s, lambda seconds: f"{1e3 * seconds:.2f} ms")
+        (f"{unit} time", result.forecast_step_s, result.step_s, lambda seconds: f"{1e3 * seconds:.2f} ms")
     ]
     for device, (planned, peak) in enumerate(zip(result.forecast_peak_bytes, result.peak_bytes, strict=True)):
         rows.append((f"peak memory, device {device}", planned, peak, format_bytes))

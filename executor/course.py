@@ -13,9 +13,9 @@ from ..planner.versions import Versions, kept_versions, update_size
 from ..planner.weight_policy import FLUSH
 from .deferral import deferred
 from .training import Training
-from .waits import Waits, waits
+from .waits import Waits, waits_of
 
-KEPT_OPS = 200_000
+KEPT_OPS = 100_000
 """Longer lists leave no record of every op: there is no trace of such a run."""
 
 
@@ -101,7 +101,7 @@ class Course:
             agrees: its STEPs come last. listed_waits: as `waits` finds them, if known.
             update: micro-batches an update, or an evaluation's step, if not the plan's own.
         """
-        order, mine = plan.orders[rank], waits(plan)[rank] if listed_waits is None else listed_waits
+        order, mine = plan.orders[rank], waits_of(plan, rank) if listed_waits is None else listed_waits
         agreement, listed = -1, tuple(range(len(order)))
         if agrees:
             order, mine, agreement, listed = deferred(order, mine)

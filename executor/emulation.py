@@ -2,7 +2,8 @@
 
 What a plan's run must equal, float by float: the same stage programs, optimizer and predictions, but which version of
 the weights every pass reads is written down here as formulas of stages, updates and micro-batches, from the papers and
-not from op lists. They hold for the order "one forward, one backward" on one pipeline, a device each stage.
+not from op lists. They hold for the order "one forward, one backward", a device each stage; with R replicas, which
+take micro-batches in turn, gradients are summed in another order than by the run, so that it equals to round-off.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..models import Dataset, LayeredModel, derive_seed
+from ..planner.operations import RECOMPUTE, route
 from ..planner.plan import Plan
 from ..planner.versions import update_size
 from .engines import Engine
@@ -33,27 +35,40 @@ class Emulation:
     state: dict[str, Tensor]
 
 
-def newest_version(stages: int, update: int, micro_batches: int, stage: int, micro_batch: int) -> int:
-    """Updates that a stage has taken when it runs a forward.
+@dataclass(frozen=True)
+class Timing:
+    """When stages take their updates.
 
-    Stage k begins with D - k forwards; from then on a backward precedes every forward.
+    Attributes:
+        stages: their number. update, micro_batches: micro-batches an update, and a run; of one replica.
+        summed: stages whose gradients come from several devices: they update right before their next backward,
+            the others right after the last one of the update.
     """
-    ahead = min(stages - stage, micro_batches)
-    return max(0, micro_batch - ahead + 1) // update
+
+    stages: int
+    update: int
+    micro_batches: int
+    summed: frozenset[int] = frozenset()
+
+    def newest(self, stage: int, micro_batch: int) -> int:
+        """Updates that a stage has taken when it runs a forward.
+
+        Stage k begins with D - k forwards; from then on a backward precedes every forward.
+        """
+        backwards = micro_batch + 1 - min(self.stages - stage, self.micro_batches)
+        return max(0, backwards - (1 if stage in self.summed else 0)) // self.update
+
+    def read(self, policy: str, stage: int, micro_batch: int) -> int:
+        """The version that a forward reads, before any prediction."""
+        if policy == "vertical":
+            return self.newest(0, micro_batch)
+        if policy == "2bw":
+            return self.newest(0, micro_batch // self.update * self.update)
+        return self.newest(stage, micro_batch)
 
 
-def forward_version(policy: str, stages: int, update: int, micro_batches: int, stage: int, micro_batch: int) -> int:
-    """The version that a forward reads, before any prediction."""
-    if policy == "vertical":
-        stage = 0
-    if policy == "2bw":
-        stage, micro_batch = 0, micro_batch // update * update
-    return newest_version(stages, update, micro_batches, stage, micro_batch)
-
-
-def updates_ahead(policy: str, stage: int, micro_batch: int, update: int, version: int, backward: bool) -> int:
-    """How far a pass's weights are predicted ahead of the version it reads."""
-    late = 0 if backward else micro_batch // update - version
+def updates_ahead(policy: str, stage: int, late: int, backward: bool) -> int:
+    """How far a pass's weights are predicted ahead of the version it reads; `late`: updates before its backward."""
     if policy == "spectrain":
         return late + stage // 2
     if backward or not policy.startswith("pipeoptim"):
@@ -122,14 +137,19 @@ class _Emulator:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.policy, self.update, self.depth = plan.weights, update_size(plan), len(plan.stages)
+        self.stash, self.routes = plan.stash, route(plan)
         devices = plan.pipelines[0].backward
         self.replicas = [blueprint.build(devices[stage], stage, self_check=False) for stage in range(self.depth)]
+        self.copies = len({pipeline.forward for pipeline in plan.pipelines})
+        tied = {stage for stage in range(self.depth) if self.replicas[stage].ties}
+        self.summed = frozenset(range(self.depth)) if self.copies > 1 else frozenset(tied)
         first = self.policy == "pipeoptim-lookahead"
         self.predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, first)
 
     def run(self, first: int, updates: int) -> list[float]:
         """The mean losses of one run."""
-        self.first, self.count = first, updates * self.update
+        self.first = first
+        self.timing = Timing(self.depth, self.update // self.copies, updates * self.update // self.copies, self.summed)
         for replica in self.replicas:
             replica.weights.forget_gradients()
         self.versions = [[_Version.of(replica)] for replica in self.replicas]
@@ -147,12 +167,13 @@ class _Emulator:
         step, of = self.first + m // self.update, m % self.update
         x, target = self.blueprint.batch(step, of)
         seed = derive_seed(self.blueprint.seed, step, of)
-        stashes, read = [], []
+        stashes, read, inputs = [], [], []
         for stage, replica in enumerate(self.replicas):
-            version = forward_version(self.policy, self.depth, self.update, self.count, stage, m)
+            version = self.timing.read(self.policy, stage, m // self.copies)
             read.append(version)
             weights = self._weights(stage, m, version, backward=False)
             wanted = target if stage == self.depth - 1 else None
+            inputs.append(x)
             x, stash = replica.program.forward(weights, replica.weights.buffers, x, wanted, seed)
             stashes.append(stash)
         loss = x.item()
@@ -163,14 +184,18 @@ class _Emulator:
             stashed = self.policy in ("stash", "vertical", "2bw")
             version = read[stage] if stashed else m // self.update
             weights, replica = self._weights(stage, m, version, backward=True), self.replicas[stage]
-            found = replica.program.backward(stashes.pop(), weights, gradient, replica.weights.accumulators)
+            stash = stashes.pop()
+            if self.stash[self.routes[m % len(self.routes)]][stage] == RECOMPUTE:  # from the version, not predicted
+                kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
+                stash = replica.program.remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
+            found = replica.program.backward(stash, weights, gradient, replica.weights.accumulators)
             if stage > 0:
                 gradient = self.blueprint.shapes[stage].empty().zero_() if found is None else found
         return loss
 
     def _weights(self, stage: int, m: int, version: int, backward: bool) -> Mapping[str, Tensor]:
         known, weights = self.versions[stage][version], self.replicas[stage].weights
-        ahead = updates_ahead(self.policy, stage, m, self.update, version, backward)
+        ahead = updates_ahead(self.policy, stage, 0 if backward else m // self.update - version, backward)
         if not ahead:
             return known.parameters
         rate = self.blueprint.training.rate(self.first + version)
@@ -179,9 +204,15 @@ class _Emulator:
     def _step(self, number: int) -> None:
         training = self.blueprint.training
         assert isinstance(training.loss_scale, int | float)
+        for tie in sorted({tie for replica in self.replicas for tie in replica.weights.tied_gradients}):
+            first, *others = [r.weights.tied_gradients[tie] for r in self.replicas if tie in r.weights.tied_gradients]
+            for other in others:
+                first.add_(other)
+            for other in others:
+                other.copy_(first)
         for versions, replica in zip(self.versions, self.replicas, strict=True):
             if training.loss_scale != 1:
-                for flat in replica.weights.gradients:
+                for flat in (*replica.weights.gradients, *replica.weights.tied_gradients.values()):
                     flat.mul_(1 / training.loss_scale)
             replica.weights.step(training.rate(number))
             versions.append(_Version.of(replica))

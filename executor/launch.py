@@ -215,6 +215,9 @@ def prepare(
     found = find_model(plan, model)
     workload, chosen = plan.problem.workload, training or Training()
     chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, steps, resume)
+    if asynchronous(plan) and chosen.agrees:
+        what = "clipped gradients" if chosen.clip_norm is not None else "a dynamic loss scale"
+        raise RunError(f"{what} would drain the pipeline at every update: only for synchronous plans")
     dtype = run_dtype(workload.precision, dtype)
     match_model(plan, found, find_data(found, data), dtype)
     folder = None if checkpoint is None else str(checkpoint)

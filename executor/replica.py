@@ -14,6 +14,7 @@ from ..models import Dataset, LayeredModel
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
 from ..planner.weight_policy import WEIGHT_POLICIES
+from .course import asynchronous
 from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
 from .packing import PackedStash
@@ -193,6 +194,11 @@ class Blueprint:
         if rank not in forwards or not weights.buffers or alone:
             return None
         total = self.plan.problem.workload.micro_batches
+        if asynchronous(self.plan):
+            raise RunError(
+                f"stage {stage}: its running statistics would have to be exchanged between devices or put in order, "
+                "which is done for synchronous plans only: plan without replicas"
+            )
         return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
 
     def _evaluation(

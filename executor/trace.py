@@ -113,19 +113,20 @@ def trace_of(
     first, model = reports[0], plan.problem.model
     starts = [step - first.first_step for step in first.timed_steps]
     step_s = statistics.median(sum(step_times[k : k + first.updates]) for k in starts) if starts else sum(step_times)
+    ran = lengthened(plan, first.updates)
     devices = []
     for report, device in zip(reports, plan.problem.cluster.devices, strict=True):
         busy = sum(op.duration_s for op in report.ops if op.op.kind in COMPUTE)
         bubble = max(0.0, 1 - busy / step_s) if step_s > 0 else 0.0
         devices.append(DeviceTrace(busy, bubble, report.peak_bytes, device.kind.speed, report.ops))
     return RunTrace(
-        plan_fingerprint(plan),
+        plan_fingerprint(ran),
         model.name,
         model.fingerprint,
         model.micro_batch_size,
         plan.stages,
-        lengthened(plan, first.updates).pipelines,
-        plan.stash,
+        ran.pipelines,
+        ran.stash,
         first.environment,
         step_s,
         tuple(step_times),

@@ -37,6 +37,15 @@ class Waits:
 
 def waits(plan: Plan) -> list[Waits]:
     """The waits of every device. Raises Deadlock or PlanError for a plan that `check` rejects."""
+    return [listed.waits() for listed in _lists(plan)]
+
+
+def waits_of(plan: Plan, device: int) -> Waits:
+    """The waits of one device; raises as `waits`."""
+    return _lists(plan)[device].waits()
+
+
+def _lists(plan: Plan) -> list[_List]:
     timeline = simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
     jobs, unit = timeline.jobs, timeline.step_s * CLOSE or 1.0
     job = jobs_of_ops(jobs)
@@ -45,7 +54,7 @@ def waits(plan: Plan) -> list[Waits]:
     found, offset = [], 0
     for order in plan.orders:
         after = offset + len(order)
-        found.append(_List([op.kind for op in order], *(x[offset:after] for x in (start, end, rank))).waits())
+        found.append(_List([op.kind for op in order], *(x[offset:after] for x in (start, end, rank))))
         offset = after
     return found
 

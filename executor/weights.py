@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..planner.workload import UNFUSED
 from .errors import RunError
 from .ties import Sharing
 from .training import Training
@@ -26,7 +28,7 @@ def make_optimizer(kind: str, parameters: Sequence[Tensor], training: Training, 
     """The torch optimizer a workload names; the rate is set anew at every step.
 
     `fused` steps need no temporaries; without it (torch has no fused RMSprop), foreach is off, so that there is one
-    tensor's worth.
+    tensor's worth. StageWeights adds RMSprop's weight decay itself, in place.
     """
     options: dict[str, Any] = {"fused": True} if fused and kind != "rmsprop" else {"foreach": False}
     options["lr"] = training.rate(0)
@@ -107,13 +109,15 @@ class StageWeights:
             value.grad = self.accumulators[name]
         self.trained, self.taken = trainable, 0
         self._decay = training.weight_decay or 0.0
+        self._decays_itself = optimizer in UNFUSED
         self.last_gradients = _flat_gradients(trainable)[1] if remember else {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in STATE_NAMES[optimizer] if trained}
         self._counters: dict[str, Tensor] = {}
         if trainable:
             fused = all(p.is_floating_point() for p in trainable.values())
-            self.optimizer = make_optimizer(optimizer, list(trainable.values()), training, fused)
+            own = replace(training, weight_decay=0.0) if self._decays_itself else training
+            self.optimizer = make_optimizer(optimizer, list(trainable.values()), own, fused)
             self._allocate_state(trainable)
         self._kept = dict(self.parameters)
         self.tied = {n: (self.parameters[k], self.accumulators.get(k)) for n, k in sharing.kept.items()}
@@ -148,13 +152,22 @@ class StageWeights:
         """Updates the parameters in place from the accumulated gradients."""
         self.taken += 1
         if self.optimizer is not None:
+            if self._decays_itself and self._decay:
+                self._add_decay(self.accumulators)
             for name, gradient in self.last_gradients.items():
                 gradient.copy_(self.accumulators[name])
-                if self._decay:
-                    gradient.add_(self.trained[name], alpha=self._decay)
+            if self._decay and not self._decays_itself:
+                self._add_decay(self.last_gradients)
             set_rate(self.optimizer, rate)
             self.optimizer.step()
             self._write_copies()
+
+    def _add_decay(self, gradients: Mapping[str, Tensor]) -> None:
+        """As torch does, but in place."""
+        with torch.no_grad():
+            for name, value in self.trained.items():
+                if name in gradients:
+                    gradients[name].add_(value, alpha=self._decay)
 
     def _write_copies(self) -> None:
         for name, master in self._masters.items():

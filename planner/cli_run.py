@@ -71,18 +71,22 @@ def calibrate_command(
 
 
 def _steps(plan_file: str, before: ModelGraph, after: ModelGraph, traces: Sequence[RunTrace]) -> dict[str, float]:
-    """The plan's step under both models, and as measured (median over the runs)."""
+    """The plan's step under both models, and as measured (median over the runs).
+
+    Of an asynchronous plan the first run as a whole, and those of its length.
+    """
     from statistics import median
 
     from .simulate import evaluate
 
     plan = load_plan(plan_file)
-    for trace in traces:
-        trace.require_plan(plan)
+    plans = [trace.require_plan(plan) for trace in traces]
+    ran, counts = plans[0], [p.problem.workload.micro_batches for p in plans]
+    alike = [trace for trace, count in zip(traces, counts, strict=True) if count == counts[0]]
     return {
-        "profiled": evaluate(plan, before).step_s,
-        "calibrated": evaluate(plan, after).step_s,
-        "measured": median(trace.step_s for trace in traces),
+        "profiled": evaluate(ran, before).step_s,
+        "calibrated": evaluate(ran, after).step_s,
+        "measured": median(trace.step_s for trace in alike),
     }
 
 

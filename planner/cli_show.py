@@ -97,6 +97,8 @@ def draw(
     from .simulate import simulate
     from .view import perfetto, svg, text
 
+    if run is not None:
+        plan = run.require_plan(plan)
     forecast, timeline = fresh_forecast(plan), simulate(plan)
     if what != PICTURES[0]:
         return graph_picture(plan, timeline, form, what)

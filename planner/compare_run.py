@@ -73,8 +73,11 @@ class Comparison:
 
 
 def compare_run(plan: Plan, trace: RunTrace) -> Comparison:
-    """Raises RunTraceError when the run is of another plan, PlanError when the plan cannot be simulated."""
-    trace.require_plan(plan)
+    """Raises RunTraceError when the run is of another plan, PlanError when the plan cannot be simulated.
+
+    Of an asynchronous plan a step is the whole run that was traced.
+    """
+    plan = trace.require_plan(plan)
     timeline = simulate(plan)
     forecast = timeline.forecast()
     ops, devices = _op_rows(timeline, trace), _device_rows(forecast, trace)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
-from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes
+from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes, step_workspace
 from .plan import Kind
 from .version_copies import for_sending, kept_copies, last_gradients, predicted_copies, received_until
 from .weight_policy import FLUSH
@@ -266,6 +266,11 @@ def _compute_events(events: _Events, plan: Structured, costs: StageCosts) -> Non
         space = costs.workspace_bytes[ops.stage[work]]
         events.start(work, space, _WORKSPACE)
         events.finish(work, -space, _WORKSPACE)
+    stepping = step_workspace(plan)
+    if stepping.any():
+        steps = ops.where(Kind.STEP)
+        events.start(steps, stepping[ops.stage[steps]], _WORKSPACE)
+        events.finish(steps, -stepping[ops.stage[steps]], _WORKSPACE)
     forward = ops.where(Kind.F)
     dropped = _recomputed(plan, ops.stage[forward], ops.micro_batch[forward])
     makes = forward

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .plan import Kind, Op, Pipeline, Problem
@@ -16,9 +17,13 @@ from .stage_costs import StageCosts as StageCosts
 from .stage_costs import StageEdge as StageEdge
 from .ties import returned_bytes
 from .weight_policy import FLUSH, WEIGHT_POLICIES
-from .workload import STEP_COUNTERS
+from .workload import STEP_COUNTERS, UNFUSED
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .model_graph import Layer
     from .workload import Workload
 
 
@@ -215,6 +220,27 @@ def training_bytes(workload: Workload, parameters: int, tensors: int) -> dict[st
         "gradients": workload.gradient_bytes(parameters),
         "optimizer": workload.optimizer_bytes(parameters) + counters,
     }
+
+
+def step_workspace(plan: Structured) -> NDArray[np.int64]:
+    """Bytes that a STEP of every stage takes while it runs: room for its largest gradient, where it needs any.
+
+    A layer whose shapes are not known counts as one tensor.
+    """
+    import numpy as np
+
+    model, workload = plan.problem.model, plan.problem.workload
+    found = np.zeros(len(plan.stages), dtype=np.int64)
+    if workload.optimizer in UNFUSED:
+        for stage, names in enumerate(plan.stages):
+            largest = max(_largest_tensor(model.layers[model.index[name]]) for name in names)
+            found[stage] = workload.gradient_bytes(largest)
+    return found
+
+
+def _largest_tensor(layer: Layer) -> int:
+    sizes = [prod(shape) for shape in layer.parameter_shapes or ()]
+    return -(-layer.parameter_bytes * max(sizes) // sum(sizes)) if any(sizes) else layer.parameter_bytes
 
 
 def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:

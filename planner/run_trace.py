@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from .errors import InputError
+from .errors import InputError, PlanError
 from .model_graph import ModelGraph
 from .plan import Op, Pipeline, Plan
+from .repeat import repeat
+from .weight_policy import FLUSH
 
 
 class RunTraceError(InputError):
@@ -65,8 +67,11 @@ class DeviceTrace:
 class RunTrace:
     """A run of a plan.
 
+    Of an asynchronous plan a step is an update, but `step_s` and the ops are those of the whole run from an empty
+    pipeline to an empty pipeline, of as many micro-batches as its pipelines have.
+
     Attributes:
-        plan: `plan_fingerprint` of the plan. model, micro_batch_size: name and fingerprint of its model.
+        plan: `plan_fingerprint` of the plan as it ran. model, micro_batch_size: name and fingerprint of its model.
         environment: versions, transport, dtype, threads, host CPUs.
         step_s: median over `timed_steps`; step_times, losses: of all steps.
         timed_steps: whose times the ops have. tracked_steps: whose memory; following it costs time, so that the two
@@ -88,11 +93,14 @@ class RunTrace:
     tracked_steps: tuple[int, ...]
     devices: tuple[DeviceTrace, ...]
 
-    def require_plan(self, plan: Plan) -> None:
+    def require_plan(self, plan: Plan) -> Plan:
         """Raises RunTraceError unless the run is of this plan (its forecast and its costs may differ).
 
-        Afterwards the run has the plan's devices, and every device the plan's ops in the plan's order.
+        Returns the plan as it ran, an asynchronous one over the run's micro-batches: the run has its devices, and every
+        device its ops in its order.
         """
+        if plan.weights != FLUSH:
+            plan = self._as_ran(plan)
         wanted = plan_fingerprint(plan)
         if self.plan != wanted:
             raise RunTraceError(f"the run is of another plan: fingerprint {self.plan}, not {wanted}")
@@ -105,6 +113,16 @@ class RunTrace:
                         f"the run is of another plan: op {place} of device {number} is {ran or 'missing'}, "
                         f"not {listed or 'in the plan'}"
                     )
+        return plan
+
+    def _as_ran(self, plan: Plan) -> Plan:
+        count = sum(len(pipeline.micro_batches) for pipeline in self.pipelines)
+        if count == plan.problem.workload.micro_batches:
+            return plan
+        try:
+            return repeat(plan, count)
+        except PlanError as error:
+            raise RunTraceError(f"the run is of another plan: {error}") from None
 
     def require_model(self, model: ModelGraph) -> None:
         """Raises RunTraceError unless the run is of this model (its costs may differ)."""

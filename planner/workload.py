@@ -15,6 +15,8 @@ from .weight_policy import FLUSH, WEIGHT_POLICIES
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 STEP_COUNTERS = frozenset({"adam", "adamw", "rmsprop"})
 """Optimizers that count steps: 4 bytes for every tensor of parameters."""
+UNFUSED = frozenset({"rmsprop"})
+"""Optimizers whose step needs room for one more tensor, as large as the largest of its gradients."""
 PREDICTED_FROM_GRADIENT = frozenset({"sgd", "nesterov", "rmsprop"})
 """Optimizers whose next direction needs the last gradient, not their state alone."""
 PRECISIONS = ("fp32", "mixed")

@@ -22,6 +22,8 @@ def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
     from .html_page import render
 
     measured = load_trace(run) if isinstance(run, str | Path) else run
+    if measured is not None:
+        plan = measured.require_plan(plan)
     return render(plan, simulate(plan), fresh_forecast(plan), measured)
 
 

@@ -1,0 +1,105 @@
+"""Asynchronous plans of real models, run and held against the emulation: what the tests of them share."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from runs import Case, dealt_out, planned, rewritten, worst_excess
+
+from contraflow.executor.emulation import Emulation, emulate
+from contraflow.executor.launch import RunResult, execute
+from contraflow.executor.training import Training
+from contraflow.planner.cluster import Cluster
+from contraflow.planner.lower import assemble
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
+from contraflow.planner.schedules import build
+from contraflow.planner.weight_policy import FLUSH, WEIGHT_POLICIES
+from contraflow.planner.workload import Workload
+
+POLICIES = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
+UPDATES = 10
+"""Micro-batches a plan has, in updates."""
+SCHEDULED = Training(lr=0.05, schedule="linear", warmup_steps=3, lr_floor=0.01)
+"""The rate changes at every update."""
+
+
+class Async(NamedTuple):
+    """A weight policy for a model on devices, a stage each, in the order one forward, one backward."""
+
+    policy: str
+    devices: int
+    update: int = 1
+    model: str = "mlp-deep"
+    optimizer: str = "momentum"
+    stash: str = "keep"
+    halves: bool = False
+    precision: str = "fp32"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters; as in `runs`."""
+        return Case("1f1b", self.model, self.devices, 1, self.optimizer, precision=self.precision).dtype
+
+
+@cache
+def planned_async(case: Async) -> Plan:
+    """The case's plan; with `halves` every backward is I and then W."""
+    count = UPDATES * case.update
+    base = dealt_out(
+        Case("1f1b", case.model, case.devices, count, case.optimizer, case.stash, precision=case.precision)
+    )
+    workload = Workload(count, case.optimizer, case.precision, update_every=case.update)
+    problem = Problem(base.problem.model, base.problem.cluster, workload)
+    candidate = Candidate(problem, base.stages, base.pipelines, base.stash, case.policy)
+    orders = [rewritten(order, candidate, False) for order in build("1f1b", case.devices, count).orders]
+    if case.halves:
+        orders = [[half for op in order for half in _halved(op)] for order in orders]
+    return assemble(candidate, orders, "test")
+
+
+def _halved(op: Op) -> tuple[Op, ...]:
+    return (op._replace(kind=Kind.I), op._replace(kind=Kind.W)) if op.kind is Kind.B else (op,)
+
+
+def replicated(policy: str, update: int) -> Plan:
+    """Two replicas of two stages."""
+    stages, count = 2, UPDATES * update
+    model = planned(Case("1f1b", "mlp-deep", stages, 4)).problem.model
+    names = [layer.name for layer in model.layers]
+    cut = len(names) // 2
+    pipelines = tuple(Pipeline((2 * r, 2 * r + 1), (2 * r, 2 * r + 1), tuple(range(r, count, 2))) for r in range(2))
+    orders = [
+        [op._replace(micro_batch=2 * op.micro_batch + r) for op in order]
+        for r in range(2)
+        for order in build("1f1b", stages, count // 2).orders
+    ]
+    problem = Problem(model, Cluster.uniform(4), Workload(count, "momentum", update_every=update))
+    return assemble(Candidate(problem, (tuple(names[:cut]), tuple(names[cut:])), pipelines, (), policy), orders)
+
+
+def run(plan: Plan, runs: tuple[int, ...], training: Training, dtype: torch.dtype = torch.float32) -> RunResult:
+    """The updates of these runs on threads; all but the last have one length, and an evaluation behind them."""
+    chosen = training if len(runs) == 1 else Training(**{**vars(training), "evaluate_every": runs[0]})
+    return execute(
+        plan, sum(runs), dtype=dtype, transport="threads", self_check=False, return_state=True, training=chosen
+    )
+
+
+def assert_exact(found: RunResult, wanted: Emulation) -> None:
+    """Every loss and every tensor, float by float; and no device above its planned peak."""
+    assert found.losses == wanted.losses
+    assert found.state is not None
+    for name, tensor in wanted.state.items():
+        assert torch.equal(found.state[name], tensor), name
+    assert max(worst_excess(found).values()) <= 1
+
+
+def assert_as_emulated(case: Async, runs: tuple[int, ...], training: Training = SCHEDULED) -> RunResult:
+    """Runs a case both ways."""
+    plan = planned_async(case)
+    found = run(plan, runs, training, case.dtype)
+    assert_exact(found, emulate(plan, runs, dtype=case.dtype, training=training))
+    return found

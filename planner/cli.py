@@ -25,7 +25,6 @@ from .errors import InputError
 from .plan import Forecast, Plan
 from .plan_file import save_plan
 from .schedules import SCHEDULES
-from .units import format_bytes
 from .workload import SearchSpace
 
 if TYPE_CHECKING:
@@ -191,9 +190,5 @@ def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:
 def _why(result: Result) -> str:
     """Why there is no plan: the bytes missing on each device where memory is the reason."""
     reasons = ["no plan found in time"] if result.status == "unknown" else ["no plan fits the memory"]
-    reasons += [
-        f"device {lack.device}: {lack.over_bytes} bytes missing (needs "
-        f"{format_bytes(lack.limit_bytes + lack.over_bytes)}, limit {format_bytes(lack.limit_bytes)})"
-        for lack in result.violations
-    ]
+    reasons += [lack.missing for lack in result.violations]
     return "; ".join(reasons)

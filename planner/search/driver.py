@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ... import __version__
 from .. import bounds
@@ -20,7 +20,7 @@ from ..schedules import SCHEDULES, capped
 from ..workload import SearchSpace, Workload
 from .considered import Considered
 from .few import smaller, take_over
-from .fit import Shortage, lacking, shortages
+from .fit import Shortage, Stale, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
     FEW_CUTS,
@@ -33,6 +33,7 @@ from .portfolio import (
     run_named,
     run_remade,
 )
+from .result import Result
 from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import overfull, run_sparing
 from .widths import Phases, parts, search_widths, splits
@@ -54,27 +55,6 @@ ANYWHERE = (
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """The answer of plan().
-
-    Attributes:
-        status: "optimal", "feasible", "infeasible" or "unknown" (no plan in time, none ruled out).
-        plan: the best plan that fits; None without one.
-        bound_s: no plan of provenance.space takes less (seconds); never above the plan's step.
-        gap: step_s / bound_s - 1; None without a plan.
-        violations: without a plan, what the least bad one lacks on every device.
-        considered: what was looked at, left out, and why.
-    """
-
-    status: str
-    plan: Plan | None = None
-    bound_s: float = 0.0
-    gap: float | None = None
-    violations: tuple[Shortage, ...] = ()
-    considered: tuple[Considered, ...] = ()
-
-
 def plan(
     model: ModelGraph,
     cluster: Cluster,
@@ -89,8 +69,9 @@ def plan(
 ) -> Result:
     """The fastest plan found within `time_limit` seconds, with a proven bound on its step.
 
-    `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic
-    time; the answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
+    With `space.asynchronous`, weights are updated without a flush, and what counts is the period of a micro-batch.
+    `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic time; the
+    answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
     `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far.
 
     Raises InputError (a ValueError) for bad input; infeasible is an answer.
@@ -99,6 +80,10 @@ def plan(
     _validate(model, cluster, workload, space)
     _validate_effort(time_limit, seed, workers, deterministic_limit, hint)
     problem = Problem(model, cluster, workload)
+    if space.asynchronous:
+        from .steady.search import search_steady
+
+        return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
     session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
     orders = device_orders(problem, session.stages)
     try:
@@ -379,4 +364,4 @@ def _number(name: str, value: object) -> None:
         raise WorkloadError(f"{name} must be a finite number of seconds, at least 0, got {value!r}")
 
 
-__all__ = ["Progress", "Result", "Shortage", "plan"]
+__all__ = ["Progress", "Result", "Shortage", "Stale", "plan"]

@@ -1,0 +1,108 @@
+"""From the stages of a solution to a plan: start-up, F and B in turn, drain, on every group of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...errors import PlanError
+from ...lower import assemble
+from ...operations import OFFLOAD, RECOMPUTE, Candidate
+from ...partition.chain import Chain
+from ...plan import Kind, Op, Pipeline, Plan, Problem
+from ...repeat import repeat
+from ...simulate import simulate
+from ...versions import update_size
+from ..fit import fits
+from .programme import Stage
+from .tables import Groups
+
+NEVER, LATE, SOON = None, 1, 0
+"""How many stashes that leave for the host may still be there when the next forward begins."""
+
+
+def built(
+    problem: Problem,
+    chain: Chain,
+    groups: Groups,
+    order: Sequence[int],
+    stages: Sequence[Stage],
+    weights: str,
+    source: str,
+    leaving: int | None = NEVER,
+) -> Plan | None:
+    """The plan of these stages with its forecast, period included; None where its lists cannot run.
+
+    order: devices of a group, by stage, as positions in the group. Micro-batches are dealt out to the groups in turn.
+    """
+    width, batches = len(groups), problem.workload.micro_batches
+    names = tuple(chain.names[stage.first : stage.end] for stage in stages)
+    pipelines, orders = [], [list[Op]() for _ in problem.cluster.devices]
+    for g, devices in enumerate(groups):
+        route = tuple(devices[position] for position in order[: len(stages)])
+        mine = tuple(range(g, batches, width))
+        pipelines.append(Pipeline(route, route, mine))
+        for s, (device, stage) in enumerate(zip(route, _sloping(stages), strict=True)):
+            orders[device] = list(_listed(s, stage, mine, leaving))
+    rows = tuple(tuple(stage.stash for stage in stages) for _ in pipelines)
+    try:
+        return assemble(Candidate(problem, names, tuple(pipelines), rows, weights), orders, source)
+    except PlanError:
+        return None
+
+
+def _sloping(stages: Sequence[Stage]) -> list[Stage]:
+    """Stages with at least as many micro-batches in flight as the next: with fewer they would wait in a circle."""
+    found: list[Stage] = []
+    for stage in reversed(stages):
+        most = max(stage.in_flight, found[-1].in_flight if found else 1)
+        found.append(replace(stage, in_flight=most))
+    return found[::-1]
+
+
+def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
+    """F, B, R and FREE of one stage."""
+    again, away = stage.stash == RECOMPUTE, stage.stash == OFFLOAD and leaving is not None
+    begun = 0
+
+    def forward() -> Iterator[Op]:
+        nonlocal begun
+        gone = begun - 1 - (leaving or 0)
+        if away and gone >= 0:
+            yield Op(Kind.FREE, s, micro_batches[gone])
+        yield Op(Kind.F, s, micro_batches[begun])
+        begun += 1
+
+    while begun < min(stage.in_flight, len(micro_batches)):
+        yield from forward()
+    for m in micro_batches:
+        if again:
+            yield Op(Kind.R, s, m)
+        yield Op(Kind.B, s, m)
+        if begun < len(micro_batches):
+            yield from forward()
+
+
+def fits_for_long(plan: Plan) -> bool:
+    """Whether a plan fits the memory, in a run that is long enough to reach its steady state too."""
+    if not fits(plan):
+        return False
+    flying, update = max(map(_most_begun, plan.orders)), update_size(plan)
+    width, batches = len(plan.pipelines), plan.problem.workload.micro_batches
+    needed = 2 * width * (flying + 1) + 2 * update
+    if batches >= needed:
+        return True
+    try:
+        longer = repeat(plan, -(-needed // update) * update)
+    except PlanError:
+        return True
+    return fits(longer.with_forecast(simulate(longer).forecast()))
+
+
+def _most_begun(order: Sequence[Op]) -> int:
+    """Most micro-batches between F and B in a device's list."""
+    begun = most = 0
+    for op in order:
+        begun += (op.kind is Kind.F) - (op.kind is Kind.B)
+        most = max(most, begun)
+    return most

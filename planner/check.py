@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from .check_columns import OFFLOAD, SHIP, Homes, Listed, Violation, parse_policy
 from .check_ops import op_sets
 from .check_order import Order, deadlock, local_order, message_order
+from .check_updates import tied_apart, update_rules, update_structure
 from .cluster import Cluster
 from .errors import InputError, PlanError
 from .operations import StageCosts
 from .plan import Forecast, Plan
 from .simulate import Timeline, simulate
 from .units import format_bytes
+from .weight_policy import WEIGHT_POLICIES
 
 __all__ = ["Violation", "check"]
 
@@ -40,17 +42,16 @@ def check(plan: Plan) -> list[Violation]:
     except InputError as error:
         return [Violation("stages", "stages", str(error))]
     listed = Listed.of(plan, Homes.of(plan))
-    found = op_sets(costs, listed)
+    found = [*tied_apart(costs, listed.homes)] or op_sets(costs, listed)
     if not found:
-        order = Order(costs, listed)
-        found = [*local_order(order), *message_order(order)] or [*deadlock(order)]
+        order = Order(costs, listed, WEIGHT_POLICIES[plan.weights].stashed)
+        found = [*local_order(order), *update_rules(plan, listed), *message_order(order)] or [*deadlock(order)]
     return found or [*_simulated(plan)]
 
 
 def _structure(plan: Plan) -> Iterator[Violation]:
     devices, stages = len(plan.problem.cluster), len(plan.stages)
-    if plan.weights != "flush":
-        yield Violation("weights", "plan", f"unknown weight policy {plan.weights!r}")
+    yield from update_structure(plan)
     if len(plan.orders) != devices:
         yield Violation("devices", "plan", f"{len(plan.orders)} op lists for {devices} devices")
     if len(plan.stash) != len(plan.pipelines):
@@ -160,12 +161,22 @@ def _tampered(said: Forecast, true: Forecast) -> Iterator[Violation]:
                     f"device {device}",
                     f"{key} says {getattr(a, key)}, the simulation gives {getattr(b, key)}",
                 )
-    if said.bound_s > true.step_s * (1 + _TOLERANCE) or said.bound_s < 0:
-        yield Violation("forecast", "bound_s", f"bound {said.bound_s} against a step of {true.step_s}")
+    if said.period_s is None or true.period_s is None:
+        if said.period_s != true.period_s:
+            yield Violation("forecast", "period_s", f"says {said.period_s}, the simulation gives {true.period_s}")
+    elif _differ(said.period_s, true.period_s):
+        yield Violation("forecast", "period_s", f"says {said.period_s}, the simulation gives {true.period_s}")
+    yield from _bounded(said, "step" if true.period_s is None else "period", true.objective_s)
+
+
+def _bounded(said: Forecast, name: str, seconds: float) -> Iterator[Violation]:
+    """Bound, gap and status against the step or period that the simulation gives."""
+    if said.bound_s > seconds * (1 + _TOLERANCE) or said.bound_s < 0:
+        yield Violation("forecast", "bound_s", f"bound {said.bound_s} against a {name} of {seconds}")
     elif said.bound_s > 0:
-        gap = true.step_s / said.bound_s - 1
+        gap = seconds / said.bound_s - 1
         if said.gap is None or abs(said.gap - gap) > 10 * _TOLERANCE * (1 + gap):
-            yield Violation("forecast", "gap", f"says {said.gap}, step and bound give {gap}")
+            yield Violation("forecast", "gap", f"says {said.gap}, {name} and bound give {gap}")
         if said.status == "optimal" and gap > _TOLERANCE:
             yield Violation("forecast", "status", f"says optimal with a gap of {gap}")
     if said.status not in _STATUSES:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .plan import IN_LINE, Kind, Op, Plan
+from .weight_policy import BATCH, FLUSH, WEIGHT_POLICIES
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -52,6 +53,14 @@ def parse_policy(text: str) -> Policy | None:
     return Policy(_POLICIES[text]) if text in _POLICIES else None
 
 
+def update_micro_batches(plan: Plan) -> int:
+    """Micro-batches an update of an asynchronous plan; 0 for a synchronous one, which updates once at its end."""
+    policy = WEIGHT_POLICIES.get(plan.weights)
+    if policy is None or plan.weights == FLUSH:
+        return 0
+    return plan.problem.workload.update_every or (len(plan.stages) if policy.takes == BATCH else 1)
+
+
 @dataclass(frozen=True)
 class Homes:
     """Where every stage of every micro-batch runs and what becomes of its stash: tables [stage, micro-batch]."""
@@ -63,6 +72,7 @@ class Homes:
     devices: int
     node: Ints  # of every device
     groups: int  # of tied parameters in the model
+    update: int  # micro-batches an update; 0: one update, at the end
 
     @classmethod
     def of(cls, plan: Plan) -> Homes:
@@ -76,7 +86,19 @@ class Homes:
         policies = np.array(rows, dtype=np.int64).reshape(-1, stages, 2)[path]
         node = np.array([device.node for device in plan.problem.cluster.devices], dtype=np.int64)
         forward, back, groups = routes[path, 0].T, routes[path, 1].T, len(plan.problem.model.shared)
-        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, len(plan.problem.cluster), node, groups)
+        devices, update = len(plan.problem.cluster), update_micro_batches(plan)
+        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, devices, node, groups, update)
+
+    @property
+    def closings(self) -> Ints:
+        """The micro-batch in the STEP of every update: its last one, or -1 where one update ends the step."""
+        if not self.update:
+            return np.array([-1])
+        return np.arange(self.update, self.device.shape[1] + 1, self.update) - 1
+
+    def update_of(self, micro_batch: Ints) -> Ints:
+        """The update that each of these micro-batches is part of."""
+        return micro_batch // self.update if self.update else np.zeros_like(micro_batch)
 
     @property
     def held(self) -> Flags:

@@ -67,7 +67,7 @@ def _required(costs: StageCosts, homes: Homes) -> Columns:
     held = homes.held
     for kind, where in ((Kind.STEP, held), (Kind.REDUCE, held & (held.sum(axis=0) > 1))):
         device, stage = np.nonzero(where)
-        parts.append(Columns.of(kind, stage, -1, device))
+        parts.append(Columns.of(kind, stage, homes.closings[:, None], device))
     return Columns.join([*parts, tie_ops(costs, homes)])
 
 
@@ -78,7 +78,7 @@ def tie_ops(costs: StageCosts, homes: Homes) -> Columns:
         copies = tie.copies(owners)
         if len(copies) > 1:
             device, stage = (np.array(list(x), dtype=np.int64) for x in (copies.keys(), copies.values()))
-            parts.append(Columns.of(Kind.TIE, stage, -1, device, tie.number))
+            parts.append(Columns.of(Kind.TIE, stage, homes.closings[:, None], device, tie.number))
     return Columns.join(parts)
 
 
@@ -90,7 +90,10 @@ def _allowed(homes: Homes) -> Columns:
 
 
 def op_sets(costs: StageCosts, listed: Listed) -> list[Violation]:
-    """Every op that is missing, there more than once, or where it does not belong; device after device."""
+    """Every op that is missing, there more than once, or where it does not belong; device after device.
+
+    PREDICTs apart: which must be there depends on the order of the others.
+    """
     homes = listed.homes
     required = _required(costs, homes)
     found = [*_repeated(listed), *_unexpected(listed, required), *_missing(listed, required)]
@@ -106,11 +109,13 @@ def _repeated(listed: Listed) -> Iterator[tuple[int, Violation]]:
     runs = np.flatnonzero(np.concatenate([[True], listed.sorted_key[1:] != listed.sorted_key[:-1]])[: len(listed)])
     count = np.diff(runs, append=len(listed))
     first = listed.by_key[runs]
-    for k in np.flatnonzero((listed.sorted_key[runs] >= 0) & (count > 1)).tolist():
+    named = (listed.sorted_key[runs] >= 0) & (listed.columns.kind[first] != Kind.PREDICT)
+    for k in np.flatnonzero(named & (count > 1)).tolist():
         device = int(listed.columns.device[first[k]])
         yield _at(device, "repeated-op", f"{listed.op(int(first[k]))} appears {count[k]} times")
     strange: Counter[tuple[int, Op]] = Counter(
-        (int(listed.columns.device[k]), listed.op(k)) for k in np.flatnonzero(listed.key < 0).tolist()
+        (int(listed.columns.device[k]), listed.op(k))
+        for k in np.flatnonzero((listed.key < 0) & (listed.columns.kind != Kind.PREDICT)).tolist()
     )
     for (device, op), times in strange.items():
         if times > 1:
@@ -122,7 +127,8 @@ def _unexpected(listed: Listed, required: Columns) -> Iterator[tuple[int, Violat
     known = np.sort(np.concatenate([required.keys(homes), _allowed(homes).keys(homes)]))
     nearest = known[np.minimum(np.searchsorted(known, listed.sorted_key), len(known) - 1)]
     named: set[tuple[int, Op]] = set()
-    for k in np.sort(listed.by_key[nearest != listed.sorted_key]).tolist():
+    strange = listed.by_key[nearest != listed.sorted_key]
+    for k in np.sort(strange[listed.columns.kind[strange] != Kind.PREDICT]).tolist():
         device, op = int(listed.columns.device[k]), listed.op(k)
         if (device, op) not in named:
             named.add((device, op))

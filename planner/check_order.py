@@ -11,7 +11,7 @@ from .check_columns import RECOMPUTE, SHIP, Columns, Ints, Listed, Violation
 from .check_ops import messages
 from .kernel import run_jobs
 from .operations import StageCosts
-from .plan import SENDS, Kind
+from .plan import SENDS, Kind, Op
 
 if TYPE_CHECKING:
     import networkx
@@ -25,9 +25,10 @@ class Order:
     for what another device's backward needs of a forward.
     """
 
-    def __init__(self, costs: StageCosts, listed: Listed) -> None:
+    def __init__(self, costs: StageCosts, listed: Listed, stashed: bool = True) -> None:
         self.listed = listed
         self.homes = listed.homes
+        self._stashed = stashed
         sends, receives = messages(costs, listed.homes)
         self.send, self.receive = listed.find(sends), listed.find(receives)
         self._pairs: list[tuple[Ints, Ints]] = []
@@ -35,8 +36,9 @@ class Order:
         self._compute_needs()
         self._edge_needs(costs)
         self._stash_needs()
-        self._closing_needs()
-        self._tie_needs(costs)
+        step = self._closings(Kind.STEP)
+        self._closing_needs(step)
+        self._tie_needs(costs, step)
         self._parameter_needs(costs)
         op, earlier = zip(*self._pairs, strict=True)
         self.needs = np.concatenate(op), np.concatenate(earlier)
@@ -88,32 +90,50 @@ class Order:
         guest = [listed.find(Columns.of(kind, stage, m, away, home)) for kind in (Kind.SEND_S, Kind.RECV_S)]
         self._need(guest[0], guest[1])
 
-    def _closing_needs(self) -> None:
-        """REDUCE and STEP come after every backward of their stage, STEP after REDUCE."""
-        listed, columns = self.listed, self.listed.columns
-        device, stage = np.indices((self.homes.devices, len(self.homes.device)))
-        reduce, step = (
-            listed.find(Columns.of(kind, stage, -1, device)).reshape(device.shape) for kind in (Kind.REDUCE, Kind.STEP)
-        )
-        ends = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W))
-        for closing in (reduce, step):
-            self._need(closing[columns.device[ends], columns.stage[ends]], ends)
-        self._need(step, reduce)
+    def _closings(self, kind: Kind) -> Ints:
+        """Places of REDUCEs or STEPs by [update, device, stage]; -1: none."""
+        homes = self.homes
+        table = np.full((len(homes.closings), *homes.held.shape), -1, dtype=np.int64)
+        device, stage = np.nonzero(homes.held)
+        closing = Columns.of(kind, stage, homes.closings[:, None], device)
+        table[:, device, stage] = self.listed.find(closing).reshape(len(table), -1)
+        return table
 
-    def _tie_needs(self, costs: StageCosts) -> None:
-        """TIE and the STEPs of the member stages come after every backward of these, STEP after TIE."""
-        listed, columns = self.listed, self.listed.columns
+    def _closing_needs(self, step: Ints) -> None:
+        """REDUCE and STEP come after every backward of their stage and update, STEP after REDUCE.
+
+        The next update's REDUCE and backwards come after the STEP; an R too, where it reads the newest weights.
+        """
+        columns, homes, reduce = self.listed.columns, self.homes, self._closings(Kind.REDUCE)
         ends = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W))
-        owners = self.homes.owners if costs.ties else {}
+        place = homes.update_of(columns.micro_batch[ends]), columns.device[ends], columns.stage[ends]
+        for closing in (reduce, step):
+            self._need(closing[place], ends)
+        self._need(step, reduce)
+        self._need(reduce[1:], step[:-1])
+        if homes.update:
+            kinds = (Kind.B, Kind.I, Kind.W) if self._stashed else (Kind.B, Kind.I, Kind.W, Kind.R)
+            begins = np.flatnonzero(np.isin(columns.kind, kinds))
+            begins = begins[columns.micro_batch[begins] >= homes.update]
+            update = homes.update_of(columns.micro_batch[begins])
+            self._need(begins, step[update - 1, columns.device[begins], columns.stage[begins]])
+
+    def _tie_needs(self, costs: StageCosts, step: Ints) -> None:
+        """TIE and the STEPs of the member stages come after every backward of these, STEP after TIE."""
+        listed, columns, homes = self.listed, self.listed.columns, self.homes
+        ends = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W))
+        owners = homes.owners if costs.ties else {}
         for tie in costs.ties:
             mine = ends[np.isin(columns.stage[ends], tie.stages)]
             for device, home in tie.copies(owners).items():
                 here = mine[columns.device[mine] == device]
-                summed = listed.find(Columns.of(Kind.TIE, home, -1, device, tie.number))
-                steps = listed.find(Columns.of(Kind.STEP, np.array(tie.stages), -1, device))
-                self._need(summed, here)
-                self._need(steps, summed)
-                self._need(steps[:, None], here[None, :])
+                update = homes.update_of(columns.micro_batch[here])
+                summed = listed.find(Columns.of(Kind.TIE, home, homes.closings, device, tie.number))
+                steps = step[:, device, tie.stages]
+                self._need(summed[update], here)
+                self._need(steps, summed[:, None])
+                self._need(steps[update], here[:, None])
+                self._need(summed[1:, None], steps[:-1])
 
     def _parameter_needs(self, costs: StageCosts) -> None:
         """New parameters leave after their stage's STEP, and replace those that every F of the stage has used."""
@@ -191,9 +211,10 @@ def deadlock(order: Order) -> Iterator[Violation]:
     node[order.receive] = order.send  # the two ends of a message are one event, and so is a reduction
     for kind, number in ((Kind.REDUCE, listed.columns.stage), (Kind.TIE, listed.columns.peer)):
         reduces = np.flatnonzero(listed.columns.kind == kind)
-        first = np.full(int(number[reduces].max(initial=-1)) + 1, -1)
-        first[number[reduces[::-1]]] = reduces[::-1]
-        node[reduces] = first[number[reduces]]
+        update = listed.columns.micro_batch[reduces] + 1
+        first = np.full((int(number[reduces].max(initial=-1)) + 1, int(update.max(initial=-1)) + 1), -1)
+        first[number[reduces[::-1]], update[::-1]] = reduces[::-1]
+        node[reduces] = first[number[reduces], update]
     pair, send, _ = _by_pair(order)
     same = pair[1:] == pair[:-1]
     op, earlier = order.needs
@@ -247,5 +268,11 @@ def _name(order: Order, place: int) -> str:
         target = device[order.receive[order.send == place]][0]
         return f"message {op} (device {device[place]} to {target})"
     if op.kind == Kind.TIE:
-        return f"TIE of group {op.peer}"
-    return f"REDUCE of stage {op.stage}" if op.kind == Kind.REDUCE else f"{op} on device {device[place]}"
+        return f"TIE of group {op.peer}{_of_update(op)}"
+    if op.kind == Kind.REDUCE:
+        return f"REDUCE of stage {op.stage}{_of_update(op)}"
+    return f"{op} on device {device[place]}"
+
+
+def _of_update(op: Op) -> str:
+    return f" after micro-batch {op.micro_batch}" if op.micro_batch >= 0 else ""

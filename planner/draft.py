@@ -12,7 +12,7 @@ from .op_columns import NOWHERE, Flags, Ints, Messages, Ops
 from .operations import OFFLOAD, Candidate, StageCosts, route, ship_target
 from .plan import Kind
 
-RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -3, -2, -1, 0, 1, 2, 3
+BEGIN, RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -4, -3, -2, -1, 0, 1, 2, 3
 """Places around an op: what is posted just before it, the op itself, and what follows it at once."""
 _HEAD, _ROOM = -8, 16
 

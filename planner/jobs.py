@@ -6,7 +6,7 @@ that deadlocks is one whose jobs cannot all be served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from .kernel import run_jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops
 from .operations import StageCosts, Structured, holders
 from .plan import COLLECTIVES, RECEIVES, Kind, Op
-from .reductions import reduce_seconds, ring, step_seconds
+from .reductions import predict_seconds, reduce_seconds, ring, step_seconds
 from .remember import PerObject
 
 
@@ -175,8 +175,11 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Mac
     table[Kind.W] = costs.backward_weight_s
     seconds = table[ops.kind, ops.stage] / machine.speed[ops.device]
     if machine.steps_take_time:
-        for place in ops.where(Kind.STEP).tolist():
-            seconds[place] = step_seconds(plan, costs, int(ops.stage[place]), int(ops.device[place]))
+        for kind, seconds_of in ((Kind.STEP, step_seconds), (Kind.PREDICT, predict_seconds)):
+            places = ops.where(kind)
+            homes, same = np.unique(ops.stage[places] * ops.devices + ops.device[places], return_inverse=True)
+            found = [seconds_of(plan, costs, *divmod(home, ops.devices)) for home in homes.tolist()]
+            seconds[places] = np.array(found, dtype=np.float64)[same]
     return np.asarray(seconds, dtype=np.float64)
 
 
@@ -238,11 +241,11 @@ def _stash_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats) -> N
 
 
 def _parameter_edges(edges: _Edges, ops: Ops) -> None:
-    """New parameters leave after their stage's optimizer step on the same device."""
+    """New parameters leave after their update's optimizer step on the same device."""
     steps, sent = ops.where(Kind.STEP), ops.where(Kind.SEND_P)
-    table = np.full((ops.devices, ops.stages), -1, dtype=np.int64)
-    table[ops.device[steps], ops.stage[steps]] = steps
-    edges.add(table[ops.device[sent], ops.stage[sent]], sent)
+    table = np.full((ops.devices, ops.stages, ops.width + 1), -1, dtype=np.int64)
+    table[ops.device[steps], ops.stage[steps], ops.micro_batch[steps] + 1] = steps
+    edges.add(table[ops.device[sent], ops.stage[sent], ops.micro_batch[sent] + 1], sent)
 
 
 def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:
@@ -304,20 +307,28 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) ->
         seconds, latency = reduce_seconds(plan.problem.cluster, devices, count)
         job = len(ops) + len(found)
         edges.add(ops.previous[mine], np.full(len(mine), job))
-        after = steps[np.isin(ops.stage[steps], members)]
+        after = steps[np.isin(ops.stage[steps], members) & (ops.micro_batch[steps] == collective[2])]
         edges.add(np.full(len(after), job), after, np.full(len(after), latency))
         found.append(_Reduction(collective, seconds, ring(devices) if count else []))
 
     size = plan.problem.workload.gradient_bytes
-    for stage in np.unique(ops.stage[reduce]).tolist():
-        count = size(int(costs.own_bytes[stage]))
-        add((Kind.REDUCE, stage, -1), reduce[ops.stage[reduce] == stage], owners[stage], [stage], count)
-    for group in costs.ties:
-        mine = tie[ops.peer[tie] == group.number]
-        if len(mine):
-            devices = tuple(group.copies(owners))
-            add((Kind.TIE, group.number, -1), mine, devices, group.stages, size(group.bytes))
+    for stage, m, mine in _grouped(ops, reduce, ops.stage):
+        add((Kind.REDUCE, stage, m), mine, owners[stage], [stage], size(int(costs.own_bytes[stage])))
+    groups = {group.number: group for group in costs.ties}
+    for number, m, mine in _grouped(ops, tie, ops.peer):
+        group = groups[number]
+        devices = tuple(group.copies(owners))
+        add((Kind.TIE, number, m), mine, devices, group.stages, size(group.bytes))
     return found
+
+
+def _grouped(ops: Ops, places: Ints, number: Ints) -> Iterator[tuple[int, int, Ints]]:
+    """The ops of one number (a stage, or a group of ties) and micro-batch together, ascending."""
+    order = np.lexsort((ops.micro_batch[places], number[places]))
+    mine = places[order]
+    key = number[mine] * (ops.width + 1) + ops.micro_batch[mine]
+    for part in np.split(mine, np.flatnonzero(np.diff(key)) + 1) if len(mine) else ():
+        yield int(number[part[0]]), int(ops.micro_batch[part[0]]), part
 
 
 def _resources(

@@ -8,16 +8,19 @@ A stash leaves its device right after its forward and comes back as late as it c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .draft import Draft
 from .jobs import Jobs, build_columns
 from .op_columns import Ints, Messages, Ops
 from .operations import Candidate, StageCosts
+from .period import period_seconds
 from .placement import add_arrivals, add_departures, place_receives
 from .plan import Forecast, Op, Plan, Provenance
 from .simulate import Deadlock, timeline_of
+from .updates import with_updates
+from .weight_policy import FLUSH
 
 Orders = Sequence[Sequence[Op]]
 
@@ -36,21 +39,25 @@ class Assembled:
         """The plan."""
         c = self.candidate
         made = Provenance(source=self.source)
-        return Plan(c.problem, c.stages, c.pipelines, self.ops.lists(), c.stash, "flush", self.forecast, made)
+        return Plan(c.problem, c.stages, c.pipelines, self.ops.lists(), c.stash, c.weights, self.forecast, made)
 
 
-def assembled(candidate: Candidate, compute_orders: Orders, source: str = "") -> Assembled:
-    """As `assemble`, without the lists."""
+def assembled(candidate: Candidate, compute_orders: Orders, source: str = "", period: bool = True) -> Assembled:
+    """As `assemble`, without the lists; without `period`, an asynchronous plan's forecast has none."""
     ops, messages = _complete(candidate, candidate.costs, compute_orders)
     jobs = build_columns(candidate, candidate.costs, ops, messages)
-    return Assembled(candidate, ops, timeline_of(candidate, candidate.costs, jobs, ()).forecast(), source)
+    found = Assembled(candidate, ops, timeline_of(candidate, candidate.costs, jobs, ()).forecast(), source)
+    if candidate.weights == FLUSH or not period:
+        return found
+    return replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
 
 
 def assemble(candidate: Candidate, compute_orders: Orders, source: str = "") -> Plan:
     """The complete plan of these compute orders with its forecast.
 
     The orders hold F, B, I, W and R per device, and may hold OFFLOAD, FETCH, FREE, SEND_S and RECV_S at places of
-    their own; those that are missing are placed. Raises Deadlock when the orders wait for each other in a circle.
+    their own, and the STEPs of an asynchronous plan; those that are missing are placed, and every PREDICT anew.
+    Raises Deadlock when the orders wait for each other in a circle, PlanError where updates do not come out.
     """
     return assembled(candidate, compute_orders, source).plan
 
@@ -62,6 +69,7 @@ def complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
 
 def _complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
     devices = len(candidate.problem.cluster)
+    compute_orders = with_updates(candidate, compute_orders)
     padded = [compute_orders[d] if d < len(compute_orders) else () for d in range(devices)]
     draft = Draft(candidate, costs, Ops.of(padded, len(candidate.stages)))
     add_departures(draft)

@@ -14,11 +14,14 @@ from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
 from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes
 from .plan import Kind
+from .version_copies import kept_copies, last_gradients, predicted_copies
+from .weight_policy import FLUSH
 
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "buffers", "stashes", "shipped stashes", "messages", "workspace",
+    "weight versions",
 )  # fmt: skip
-_STASH, _GUEST, _MESSAGE, _WORKSPACE = 4, 5, 6, 7
+_STASH, _GUEST, _MESSAGE, _WORKSPACE, _VERSION = 4, 5, 6, 7, 8
 _START, _END = 0, 1
 CLOSE = 1e-9
 """Times closer than this share of the step are equal."""
@@ -116,7 +119,10 @@ def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: floa
     _message_events(events, costs)
     _local_events(events, costs)
     _away_events(events, costs)
-    return _curves(events, static_bytes(plan, costs))
+    static = static_bytes(plan, costs)
+    if plan.weights != FLUSH:
+        _version_events(events, plan, costs, static)
+    return _curves(events, static)
 
 
 @dataclass(frozen=True)
@@ -373,24 +379,12 @@ def _away_events(events: _Events, costs: StageCosts) -> None:
             events.post(receive[which], size[which], comes)
 
 
-def host_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> tuple[DeviceMemory, ...]:
-    """Host memory over time of every node: a stash is there from the start of its OFFLOAD to the end of its FETCH."""
-    cluster, ops = plan.problem.cluster, jobs.ops
-    out, back = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
-    if not len(out):
-        return (DeviceMemory(np.zeros(1), np.zeros(1, dtype=np.int64), 0, 0.0, ()),) * len(cluster.node_groups)
-    node = np.array([device.node for device in cluster.devices])[ops.device[np.concatenate([out, back])]]
-    time = np.concatenate([jobs.start[out], jobs.end[back]])
-    delta = np.concatenate([costs.stash_bytes[ops.stage[out]], -costs.stash_bytes[ops.stage[back]]])
-    unit = step_s * CLOSE
-    tick = np.rint(time / unit) if unit > 0 else time
-    order = np.lexsort((delta, tick))
-    found = []
-    for number in range(len(cluster.node_groups)):
-        mine = order[node[order] == number]
-        total = np.concatenate([[0], np.cumsum(delta[mine])])
-        times = np.concatenate([[0.0], time[mine]])
-        peak = int(np.argmax(total))
-        parts = (("stashes", int(total[peak])),) if total[peak] else ()
-        found.append(DeviceMemory(times, total, int(total[peak]), float(times[peak]), parts))
-    return tuple(found)
+def _version_events(events: _Events, plan: Structured, costs: StageCosts, static: list[dict[str, int]]) -> None:
+    """Versions that outlive their replacement, predicted weights, and last gradients that predictions need."""
+    ops = events.jobs.ops
+    for begin, end in (kept_copies(plan, ops), predicted_copies(ops)):
+        size = costs.parameter_bytes[ops.stage[begin]]
+        events.start(begin, size, _VERSION)
+        events.finish(end, -size, _VERSION)
+    for device, count in last_gradients(plan, costs, ops).items():
+        static[device]["gradients"] += count

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from .draft import COPY, HERE, LAST, LEAVE, RETURN, SEND, Draft
+from .closing import add_closing
+from .draft import COPY, LEAVE, RETURN, SEND, Draft
 from .jobs import Jobs, users_of
 from .op_columns import Flags, Floats, Ints, Ops, direct_bytes
-from .operations import holders, parameter_returns
 from .plan import Kind
 
 _CLOSE = 1e-12  # times closer than this share of the step are equal
@@ -32,7 +31,7 @@ def add_departures(draft: Draft) -> None:
         _add_like(draft, Kind.OFFLOAD, leaving, np.full(len(leaving), -1), draft.slot[leaving], LEAVE)
     if (draft.routes.target >= 0).any():
         _add_shipments(draft, forward)
-    _add_closing(draft)
+    add_closing(draft)
 
 
 def _add_like(draft: Draft, kind: Kind, like: Ints, peer: Ints, slot: Ints, where: int) -> Ints:
@@ -88,57 +87,6 @@ def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
     table = np.full((ops.stages, ops.width), -1, dtype=np.int64)
     table[ops.stage[among], ops.micro_batch[among]] = among
     return ops.at(table, like)
-
-
-def _add_closing(draft: Draft) -> None:
-    """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end.
-
-    A TIE follows the last backward of all its stages. A STEP is followed by the SEND_Ps of its new parameters.
-    """
-    given = draft.given
-    ended = given.where(Kind.B, Kind.W)
-    last = np.full((given.devices, given.stages), -1, dtype=np.int64)
-    np.maximum.at(last, (given.device[ended], given.stage[ended]), ended)
-    owners = holders(draft.candidate)
-    owned = [(device, stage) for stage, devices in owners.items() for device in devices]
-    device, stage = np.array(owned, dtype=np.int64).reshape(-1, 2).T
-    after = last[device, stage]
-    replicated = (np.bincount(stage, minlength=given.stages)[stage] > 1) & (after >= 0)
-    slot = after[replicated] + device[replicated]
-    none = np.full(len(stage), -1)
-    few = none[replicated]
-    draft.add(Kind.REDUCE, stage[replicated], few, few, device[replicated], slot, LAST)
-    _add_ties(draft, owners, last)
-    order = np.lexsort((stage, after, device))
-    stage, device = stage[order], device[order]
-    returns = parameter_returns(draft.candidate, draft.costs) if draft.routes.apart else []
-    if not returns:
-        draft.add(Kind.STEP, stage, none, none, device, draft.end_slot[device], HERE)
-        return
-    rows: list[tuple[int, int, int, int]] = []
-    for s, d in zip(stage.tolist(), device.tolist(), strict=True):
-        rows += [(Kind.STEP, s, -1, d), *((Kind.SEND_P, s, to, d) for x, by, to in returns if (x, by) == (s, d))]
-    kind, stage, peer, device = np.array(rows, dtype=np.int64).T
-    items = draft.add(kind, stage, np.full(len(kind), -1), peer, device, draft.end_slot[device], HERE)
-    sent = kind == Kind.SEND_P
-    size = direct_bytes(draft.ops, draft.costs, items[sent])
-    draft.add_receives(Kind.RECV_P, items[sent], peer[sent], size)
-
-
-def _add_ties(draft: Draft, owners: Mapping[int, Sequence[int]], last: Ints) -> None:
-    """A TIE on every device that holds a copy of tied parameters, where several do, after the last backward there.
-
-    last: the last backward of every [device, stage].
-    """
-    rows = []
-    for tie in draft.costs.ties:
-        copies = tie.copies(owners)
-        after = {device: int(last[device, list(tie.stages)].max()) for device in copies}
-        if len(copies) > 1:
-            rows += [(home, tie.number, d, after[d] + d) for d, home in copies.items() if after[d] >= 0]
-    if rows:
-        stage, number, device, slot = np.array(rows, dtype=np.int64).T
-        draft.add(Kind.TIE, stage, np.full(len(rows), -1), number, device, slot, LAST)
 
 
 class _Forecast:

@@ -1,4 +1,4 @@
-"""What ends a step: seconds of gradient sums between replicas and between tied stages, and of optimizer steps."""
+"""Seconds of what updates weights: gradient sums over replicas and tied stages, optimizer steps, predictions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .cluster import Cluster
 from .operations import StageCosts, Structured, holders
+from .weight_policy import WEIGHT_POLICIES
 
 if TYPE_CHECKING:
     from .plan import Problem
@@ -49,6 +50,15 @@ def step_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -
         owners = holders(plan)
         count += sum(tie.bytes for tie in costs.ties if tie.copies(owners).get(device) == stage)
     return update_seconds(plan.problem, device, count)
+
+
+def predict_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:
+    """Seconds of predicting all parameters that a stage reads: bytes read and written over the memory bandwidth."""
+    bandwidth = plan.problem.cluster.devices[device].kind.memory_bandwidth
+    if bandwidth is None:
+        return 0.0
+    first = WEIGHT_POLICIES[plan.weights].momentum_first
+    return plan.problem.workload.predict_traffic_bytes(int(costs.parameter_bytes[stage]), first) / bandwidth
 
 
 def update_seconds(problem: Problem, device: int, count: int) -> float:

@@ -11,11 +11,14 @@ import numpy as np
 
 from .cluster import Cluster
 from .errors import PlanError
+from .host_memory import host_memory
 from .jobs import Jobs, build
-from .memory import DeviceMemory, host_memory, profile_memory
+from .memory import DeviceMemory, profile_memory
 from .model_graph import ModelGraph
 from .operations import StageCosts, Structured
+from .period import period_seconds
 from .plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
+from .weight_policy import FLUSH
 
 _COMPUTE = np.array([kind in COMPUTE for kind in Kind])
 
@@ -57,7 +60,7 @@ class DeviceTimeline:
 class Timeline:
     """A simulated step. `step_s` is the end of the last op, reductions and optimizer steps included.
 
-    `host_memory`: per node, its host's memory over time.
+    `host_memory`: per node, its host's memory over time. `period_s`: see `Forecast`.
     """
 
     step_s: float
@@ -67,6 +70,7 @@ class Timeline:
     device_memory: tuple[DeviceMemory, ...]
     busy_s: tuple[float, ...]
     host_memory: tuple[DeviceMemory, ...]
+    period_s: float | None = None
 
     @cached_property
     def devices(self) -> tuple[DeviceTimeline, ...]:
@@ -134,7 +138,7 @@ class Timeline:
             DeviceForecast(busy, _bubble(busy, self.step_s), m.peak_bytes, m.peak_at_s, m.peak_parts)
             for busy, m in zip(self.busy_s, self.device_memory, strict=True)
         )
-        return Forecast(self.step_s, devices)
+        return Forecast(self.step_s, devices, period_s=self.period_s)
 
 
 def _bubble(busy_s: float, step_s: float) -> float:
@@ -163,7 +167,8 @@ def timeline_of(plan: Structured, costs: StageCosts, jobs: Jobs, orders: tuple[t
 
 def simulate(plan: Plan) -> Timeline:
     """Times and memory of a plan (seconds, bytes). Raises Deadlock or PlanError for a plan `check` rejects."""
-    return simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
+    timeline = simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
+    return timeline if plan.weights == FLUSH else replace(timeline, period_s=period_seconds(plan))
 
 
 def evaluate(plan: Plan, model: ModelGraph | None = None, cluster: Cluster | None = None) -> Forecast:

@@ -24,11 +24,9 @@ class Scheduled(Structured, Protocol):
 
     @property
     def orders(self) -> tuple[tuple[Op, ...], ...]: ...
-    @property
-    def weights(self) -> str: ...
 
 
-def update_size(plan: Scheduled) -> int:
+def update_size(plan: Structured) -> int:
     """Micro-batches an update: all of a synchronous plan's."""
     workload = plan.problem.workload
     if plan.weights == FLUSH:

@@ -13,6 +13,8 @@ from .weight_policy import FLUSH, WEIGHT_POLICIES
 # parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1). Gradients of many
 # micro-batches are summed in fp32, as Megatron-LM does: 18 bytes a parameter with Adam, not ZeRO's 16.
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
+PREDICTED_FROM_GRADIENT = frozenset({"sgd", "nesterov", "rmsprop"})
+"""Optimizers whose next direction needs the last gradient, not their state alone."""
 PRECISIONS = ("fp32", "mixed")
 
 
@@ -74,6 +76,19 @@ class Workload:
         """
         copies = 2 * parameter_bytes if self.precision == "fp32" else parameter_bytes
         return self.gradient_bytes(parameter_bytes) + copies + 2 * self.optimizer_bytes(parameter_bytes)
+
+    def predict_traffic_bytes(self, parameter_bytes: int, momentum_first: bool) -> int:
+        """Bytes a prediction of future weights moves: parameters and state read, predicted parameters written.
+
+        In mixed precision it starts from the fp32 master copy. Whether the last gradient is read, see `keeps_gradient`.
+        """
+        master = parameter_bytes if self.precision == "fp32" else 2 * parameter_bytes
+        gradient = self.gradient_bytes(parameter_bytes) if self.keeps_gradient(momentum_first) else 0
+        return master * (1 + OPTIMIZER_STATES[self.optimizer]) + gradient + parameter_bytes
+
+    def keeps_gradient(self, momentum_first: bool) -> bool:
+        """Whether predictions need the gradient of the last update, kept beside the one being summed."""
+        return self.optimizer in PREDICTED_FROM_GRADIENT or (momentum_first and self.optimizer == "momentum")
 
     def memory_limit(self, device_memory_bytes: int) -> int:
         """The limit of a device with `device_memory_bytes` of memory."""

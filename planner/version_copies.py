@@ -1,0 +1,47 @@
+"""Copies of weights that an asynchronous plan's devices hold beyond the newest version."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .op_columns import Ints, Ops
+from .operations import StageCosts, Structured
+from .plan import Kind, Plan
+from .versions import Versions, kept_versions
+from .weight_policy import WEIGHT_POLICIES
+
+
+def kept_copies(plan: Structured, ops: Ops) -> tuple[Ints, Ints]:
+    """Of every version that outlives its replacement: the op that replaces it and the last that reads it."""
+    listed = Plan(plan.problem, plan.stages, plan.pipelines, ops.lists(), plan.stash, plan.weights)
+    rows = [
+        (first + kept.replaced, first + kept.until)
+        for first, found in zip(ops.first.tolist(), kept_versions(listed, Versions.of(listed)), strict=True)
+        for kept in found
+    ]
+    begin, end = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return begin, end
+
+
+def predicted_copies(ops: Ops) -> tuple[Ints, Ints]:
+    """Every PREDICT, and the last op that reads what it made: the F, the B, or the W of a split backward."""
+    predicts, working = ops.where(Kind.PREDICT), ops.working
+    if not len(predicts):
+        return predicts, predicts
+    user = working[np.minimum(np.searchsorted(working, predicts) + 1, len(working) - 1)]
+    weights = ops.at(ops.table(Kind.W), user)
+    split = (ops.kind[user] == Kind.I.value) & (weights >= 0)
+    return predicts, np.where(split, weights, user)
+
+
+def last_gradients(plan: Structured, costs: StageCosts, ops: Ops) -> dict[int, int]:
+    """Bytes by device of the last update's gradients, where predictions of the plan's optimizer need them."""
+    workload = plan.problem.workload
+    if not workload.keeps_gradient(WEIGHT_POLICIES[plan.weights].momentum_first):
+        return {}
+    predicts = ops.where(Kind.PREDICT)
+    found: dict[int, int] = {}
+    for device, stage in sorted(set(zip(ops.device[predicts].tolist(), ops.stage[predicts].tolist(), strict=True))):
+        size = workload.gradient_bytes(int(costs.parameter_bytes[stage]))
+        found[device] = found.get(device, 0) + size
+    return found

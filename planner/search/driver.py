@@ -70,8 +70,8 @@ def plan(
     """The fastest plan found within `time_limit` seconds, with a proven bound on its step.
 
     With `space.asynchronous`, weights are updated without a flush, and what counts is the period of a micro-batch.
-    `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic time; the
-    answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
+    `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic
+    time; the answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
     `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far.
 
     Raises InputError (a ValueError) for bad input; infeasible is an answer.

@@ -21,8 +21,9 @@ from functools import cached_property
 import numpy as np
 
 from ...operations import KEEP, OFFLOAD, RECOMPUTE
+from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
-from .tables import Floats, Intervals, Pairs, Place, pairs_within
+from .tables import Floats, Intervals, Place
 
 _NARROWER = 0.7
 """The intervals that may fit are looked for again when the period is so much shorter."""
@@ -233,7 +234,7 @@ class Programme:
         else:
             passing = np.maximum(at_forward, at_backward) + c.stash
             peak = np.maximum(passing, self._resting(c, period, in_flight, rules))
-        return fixed + peak + self.margin.buffers * c.around
+        return np.asarray(fixed + peak + self.margin.buffers * c.around, dtype=np.float64)
 
     def _resting(self, c: Pairs, period: float, in_flight: Floats, rules: Rules) -> Floats:
         """Bytes, but for what is fixed, when most stashes are there that go to the host.

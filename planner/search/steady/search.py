@@ -127,10 +127,10 @@ class Steady:
     def named(self) -> None:
         """One-forward-one-backward on its best cuts, for every method."""
         for method in self.space.asynchronous:
-            first = next((a for a in self.every if a.method == method), None)
-            for cuts in () if first is None else self._cuts(first):
-                if not self.over:
-                    self.offer(self._named(first, cuts), f"{method}, one forward one backward")
+            for first in [a for a in self.every if a.method == method][:1]:
+                for cuts in self._cuts(first):
+                    if not self.over:
+                        self.offer(self._named(first, cuts), f"{method}, one forward one backward")
 
     def _cuts(self, alternative: Alternative) -> Iterator[Cuts]:
         chain, count = alternative.split.chain, len(alternative.order)

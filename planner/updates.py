@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from .errors import PlanError
 from .operations import Candidate, holders
 from .plan import Kind, Op, Plan
-from .versions import Scheduled, Versions, update_size
+from .versions import Versions, update_size
 from .weight_policy import FLUSH, WEIGHT_POLICIES
 
 _ENDS = frozenset({Kind.B, Kind.W})
@@ -48,28 +48,17 @@ def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:
 
 def require_sound(candidate: Candidate) -> None:
     """Raises PlanError where a run of whole updates does not come out for this weight policy."""
-    for reason in update_faults(candidate):
-        raise PlanError(reason)
-
-
-def update_faults(candidate: Candidate | Scheduled) -> list[str]:
-    """Why updates do not come out for the candidate's weight policy; none where they do."""
-    policy = WEIGHT_POLICIES.get(candidate.weights)
-    if policy is None:
-        return [f"unknown weight policy {candidate.weights!r}; known: {', '.join(WEIGHT_POLICIES)}"]
-    size, count, stages = update_size(candidate), candidate.problem.workload.micro_batches, len(candidate.stages)
-    least = policy.least_update(stages)
-    if candidate.weights == FLUSH:
-        return []
-    found = []
-    if count % size:
-        found.append(f"updates of {size} micro-batches do not divide {count} micro-batches")
+    name, stages = candidate.weights, len(candidate.stages)
+    if name not in WEIGHT_POLICIES:
+        raise PlanError(f"unknown weight policy {name!r}; known: {', '.join(WEIGHT_POLICIES)}")
+    size, count = update_size(candidate), candidate.problem.workload.micro_batches
+    least = WEIGHT_POLICIES[name].least_update(stages)
     if size < least:
-        found.append(
-            f"weight policy {candidate.weights!r} needs at least {least} micro-batches an update"
-            f" for {stages} stages, has {size}"
+        raise PlanError(
+            f"weight policy {name!r} needs at least {least} micro-batches an update for {stages} stages, has {size}"
         )
-    return found
+    if count % size:
+        raise PlanError(f"updates of {size} micro-batches do not divide {count} micro-batches")
 
 
 def _summed(candidate: Candidate) -> set[int]:

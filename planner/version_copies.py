@@ -45,3 +45,22 @@ def last_gradients(plan: Structured, costs: StageCosts, ops: Ops) -> dict[int, i
         size = workload.gradient_bytes(int(costs.parameter_bytes[stage]))
         found[device] = found.get(device, 0) + size
     return found
+
+
+def most_copies(plan: Plan) -> tuple[int, ...]:
+    """Of every stage, the most copies of its weights that a device holds at once beyond the newest version.
+
+    Of the order of ops only: a prediction counts as one copy for as long as the pass that it serves.
+    """
+    most = [0] * len(plan.stages)
+    for order, kept in zip(plan.orders, kept_versions(plan, Versions.of(plan)), strict=True):
+        change: dict[int, list[int]] = {}
+        for one in kept:
+            change.setdefault(one.replaced, []).append(one.stage)
+            change.setdefault(one.until + 1, []).append(~one.stage)
+        held = [0] * len(plan.stages)
+        for place, op in enumerate(order):
+            for stage in change.get(place, ()):
+                held[max(stage, ~stage)] += 1 if stage >= 0 else -1
+            most[op.stage] = max(most[op.stage], held[op.stage] + (op.kind is Kind.PREDICT))
+    return tuple(most)

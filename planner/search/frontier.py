@@ -16,7 +16,7 @@ from ..plan import Forecast, Plan, Problem
 from ..simulate import simulate
 from ..workload import SearchSpace, Workload
 from .driver import plan as search
-from .fit import fits
+from .fit import Shortage, fits
 from .session import PROVEN, OnProgress
 
 FEWEST = 3

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .... import __version__
-from ...errors import PlanError
+from ...errors import InputError, PlanError
 from ...lower import assemble
 from ...operations import KEEP, OFFLOAD, Candidate
-from ...partition.chain import Cuts, compositions, cut, lightest
+from ...partition.chain import cut, lightest
 from ...plan import Plan, Problem, Provenance
+from ...schedules.asynchronous import WEIGHTS
 from ...versions import Versions
 from ...workload import SearchSpace
 from ..considered import Considered, Ledger
 from ..fit import Lack, Stale, shortages
-from ..portfolio import own_orders
+from ..named_steady import plan_named
+from ..portfolio import device_orders, own_orders
 from ..result import Result
-from ..session import PROVEN, OnProgress, Progress
+from ..session import PROVEN, OnProgress, Progress, Session
 from .alternatives import Alternative, alternatives
 from .bisect import EXACT, least_period
 from .build import LATE, NEVER, SOON, built, fits_for_long
@@ -27,8 +29,6 @@ from .programme import Margin, Stage
 
 LARGE = 60_000
 """F and B of a plan from which on only few variants of it are simulated."""
-FEW_CUTS = 12
-"""Up to so many cuts are all simulated with one micro-batch more in flight on every stage than on the next."""
 SPACE = (
     "contiguous stages in layer order, one a device, on all devices or alike on equal groups of them; every stage "
     "alternates forwards and whole backwards with a fixed number of micro-batches in flight, at most a run without one "
@@ -71,7 +71,10 @@ class Steady:
     def offer(self, plan: Plan | None, phase: str) -> bool:
         """Takes a simulated plan into account; True where it fits."""
         self.simulated += 1
+        limit = self.problem.workload.staleness_limit
         if plan is None or plan.forecast is None or not fits_for_long(plan):
+            return False
+        if limit is not None and max(Versions.of(plan).most_stale.values()) > limit:
             return False
         if plan.forecast.objective_s < self.best_s * (1 - EXACT):
             self.best = plan
@@ -87,21 +90,17 @@ class Steady:
 
     # ---------------------------------------------------------------- the search
 
-    def run(self, hint: Plan | None) -> None:
-        """The hint and named schedules, then alternatives, the one with the least bound first."""
+    def run(self, hint: Plan | None, seed: int) -> None:
+        """The hint, a first plan, alternatives with the least bound first; named schedules where these leave a gap."""
         if hint is not None and hint.weights in self.space.asynchronous:
             self._take(hint)
-        self.named()
-        if self.space.schedule != "search":
-            return
-        while not self.over and not self.proven:
-            alternative = self.next()
-            if alternative is None:
-                return
+        self.first_named()
+        while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
                 alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))
             else:
                 self.build(alternative)
+        self.named(seed)
 
     def _least_s(self) -> float:
         """The least period of a solution that has not been built; infinite without one."""
@@ -124,25 +123,28 @@ class Steady:
         except (PlanError, KeyError, IndexError):
             return
 
-    def named(self) -> None:
-        """One-forward-one-backward on its best cuts, for every method."""
-        for method in self.space.asynchronous:
-            for first in [a for a in self.every if a.method == method][:1]:
-                for cuts in self._cuts(first):
-                    if not self.over:
-                        self.offer(self._named(first, cuts), f"{method}, one forward one backward")
-
-    def _cuts(self, alternative: Alternative) -> Iterator[Cuts]:
-        chain, count = alternative.split.chain, len(alternative.order)
+    def first_named(self) -> None:
+        """One forward, one backward on the cut that balances best, with the first method: a plan to begin with."""
+        a = self.every[0]
+        chain, count = a.split.chain, len(a.order)
         flights = [count - k for k in range(count)]
-        every = compositions(len(chain), count, FEW_CUTS) or []
-        found = [cut(chain, alternative.order, flights, buffers=b) for b in (2, 0)]
-        yield from dict.fromkeys(c for c in (*found, *every) if c is not None)
+        found = cut(chain, a.order, flights) or cut(chain, a.order, [0] * count, buffers=0)
+        if found is not None:
+            ends = (0, *found, len(chain))
+            stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
+            self.offer(self._built(a, stages, "one forward one backward"), "one forward one backward")
 
-    def _named(self, alternative: Alternative, cuts: Cuts) -> Plan | None:
-        ends, count = (0, *cuts, len(alternative.split.chain)), len(alternative.order)
-        stages = [Stage(ends[k], ends[k + 1], KEEP, count - k) for k in range(count)]
-        return self._built(alternative, stages, "one forward one backward")
+    def named(self, seed: int) -> None:
+        """The named schedules of these methods on their best cuts."""
+        for name, method in WEIGHTS.items():
+            if method in self.space.asynchronous and not self.over and not self.proven:
+                space = SearchSpace(name)
+                session = Session(self.problem, space, self.deadline, seed, 1, None, None, self.started)
+                try:
+                    found = plan_named(session, device_orders(self.problem, session.stages))
+                except InputError:
+                    continue
+                self.offer(found.plan, name)
 
     def build(self, alternative: Alternative) -> None:
         """Builds an alternative's solution, and others with more room or time for updates while they may be better."""
@@ -174,11 +176,9 @@ class Steady:
         self, alternative: Alternative, stages: Sequence[Stage], source: str, leaving: int | None = NEVER
     ) -> Plan | None:
         split = alternative.split
-        limit, method = self.problem.workload.staleness_limit, alternative.method
-        made = built(self.problem, split.chain, split.groups, alternative.order, stages, method, source, leaving)
-        if made is None or (limit is not None and max(Versions.of(made).most_stale.values()) > limit):
-            return None
-        return made
+        return built(
+            self.problem, split.chain, split.groups, alternative.order, stages, alternative.method, source, leaving
+        )
 
     # ---------------------------------------------------------------- the answer
 
@@ -245,7 +245,7 @@ def search_steady(
     """
     search = Steady(problem, space, deadline, on_progress, started)
     try:
-        search.run(hint)
+        search.run(hint, seed)
     except KeyboardInterrupt:
         search.interrupted = True
     return search.answer(seed)

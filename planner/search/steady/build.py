@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...errors import PlanError
 from ...lower import assemble
-from ...operations import OFFLOAD, RECOMPUTE, Candidate
+from ...operations import OFFLOAD, RECOMPUTE, Candidate, StageCosts
 from ...partition.chain import Chain
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...repeat import repeat
-from ...simulate import simulate
+from ...simulate import simulate_orders
 from ...versions import update_size
-from ..fit import fits
+from ..fit import excess, host_excess
 from .programme import Stage
 from .tables import Groups
 
@@ -83,20 +83,37 @@ def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | N
             yield from forward()
 
 
-def fits_for_long(plan: Plan) -> bool:
-    """Whether a plan fits the memory, in a run that is long enough to reach its steady state too."""
-    if not fits(plan):
-        return False
-    flying, update = max(map(_most_begun, plan.orders)), update_size(plan)
-    width, batches = len(plan.pipelines), plan.problem.workload.micro_batches
-    needed = 2 * width * (flying + 1) + 2 * update
-    if batches >= needed:
-        return True
-    try:
-        longer = repeat(plan, -(-needed // update) * update)
-    except PlanError:
-        return True
-    return fits(longer.with_forecast(simulate(longer).forecast()))
+@dataclass(frozen=True)
+class Excess:
+    """By how many bytes a plan exceeds the memory of every device, and of the hosts together."""
+
+    devices: tuple[int, ...]
+    hosts: int
+
+    @property
+    def total(self) -> int:
+        """All of them; 0 where the plan fits."""
+        return sum(self.devices) + self.hosts
+
+
+def excess_for_long(plan: Plan) -> Excess:
+    """What a plan with a forecast exceeds, in its run and in one that is long enough to reach its steady state."""
+    runs, update = [plan], update_size(plan)
+    needed = 2 * len(plan.pipelines) * (max(map(_most_begun, plan.orders)) + 1) + 2 * update
+    if plan.problem.workload.micro_batches < needed:
+        try:
+            longer = repeat(plan, -(-needed // update) * update)
+            runs.append(
+                longer.with_forecast(
+                    simulate_orders(
+                        longer, StageCosts.of(longer.problem.model, longer.stages), longer.orders
+                    ).forecast()
+                )
+            )
+        except PlanError:
+            pass
+    devices = [max(over) for over in zip(*(excess(run) for run in runs), strict=True)]
+    return Excess(tuple(devices), max(sum(host_excess(run)) for run in runs))
 
 
 def _most_begun(order: Sequence[Op]) -> int:

@@ -14,7 +14,7 @@ from .tables import Floats, Intervals, Ints, Place
 class Pairs:
     """Intervals that may be a stage at one place, one entry each, by first layer: as of Intervals and Place.
 
-    before, behind: bytes sent over the cuts at its ends, at least; around: of all tensors over them.
+    before, behind: bytes sent over the cuts at its ends, at least.
     """
 
     place: Place
@@ -37,7 +37,6 @@ class Pairs:
     there_and_back: Floats
     before: Floats
     behind: Floats
-    around: Floats
 
     def __len__(self) -> int:
         return len(self.first)
@@ -93,5 +92,4 @@ def pairs_within(c: Intervals, place: Place, k: int, count: int, period: float) 
         there_and_back=place.there_and_back[end],
         before=front * c.crossing[first],
         behind=back * c.crossing[end],
-        around=front * c.crossing_most[first] + back * c.crossing_most[end],
     )

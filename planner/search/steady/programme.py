@@ -33,14 +33,12 @@ _NARROWER = 0.7
 class Margin:
     """What is added to lower estimates so that the plan that is built has room.
 
-    buffers: tensors at each cut beyond those that must be there. steps: share of an update's STEP that every
-    micro-batch leaves time for. stashes: beyond what copies to the host need at least. shared: whether a host link that
-    devices share gives each its part only.
+    spare: bytes left free at every place. steps: share of an update's STEP that every micro-batch leaves time for.
+    shared: whether a host link that devices share gives each its part only.
     """
 
-    buffers: float = 0.0
+    spare: tuple[int, ...] = ()
     steps: float = 0.0
-    stashes: float = 0.0
     shared: bool = False
 
 
@@ -234,7 +232,7 @@ class Programme:
         else:
             passing = np.maximum(at_forward, at_backward) + c.stash
             peak = np.maximum(passing, self._resting(c, period, in_flight, rules))
-        return np.asarray(fixed + peak + self.margin.buffers * c.around, dtype=np.float64)
+        return np.asarray(fixed + peak + (self.margin.spare[k] if self.margin.spare else 0), dtype=np.float64)
 
     def _resting(self, c: Pairs, period: float, in_flight: Floats, rules: Rules) -> Floats:
         """Bytes, but for what is fixed, when most stashes are there that go to the host.
@@ -243,6 +241,6 @@ class Programme:
         periods, rounded up, are there at some instant. No op need run then.
         """
         there = c.work + 2 * c.copy + c.place.copy_latency
-        count = np.ceil(there / period * (1 - 1e-9)) + self.margin.stashes
+        count = np.ceil(there / period * (1 - 1e-9))
         versions = np.maximum(rules.lag(in_flight, c.late) // rules.update - 1, 0.0) if rules.policy.stashed else 0.0
         return np.asarray(count * c.stash - c.workspace + c.held * versions, dtype=np.float64)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from .... import __version__
 from ...errors import InputError, PlanError
 from ...lower import assemble
-from ...operations import KEEP, OFFLOAD, Candidate
+from ...operations import KEEP, Candidate
 from ...partition.chain import cut, lightest
 from ...plan import Plan, Problem, Provenance
 from ...schedules.asynchronous import WEIGHTS
@@ -24,11 +23,14 @@ from ..result import Result
 from ..session import PROVEN, OnProgress, Progress, Session
 from .alternatives import Alternative, alternatives
 from .bisect import EXACT, least_period
-from .build import LATE, NEVER, SOON, built, fits_for_long
+from .build import excess_for_long
+from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
 
 LARGE = 60_000
 """F and B of a plan from which on only few variants of it are simulated."""
+ROUNDS, FEW_ROUNDS = 8, 3
+"""How often at most a solution that does not fit is looked for again with more room; for large plans."""
 SPACE = (
     "contiguous stages in layer order, one a device, on all devices or alike on equal groups of them; every stage "
     "alternates forwards and whole backwards with a fixed number of micro-batches in flight, at most a run without one "
@@ -45,7 +47,8 @@ class Steady:
         self.problem, self.space, self.deadline = problem, space, deadline
         self.on_progress, self.started = on_progress, started
         self.best: Plan | None = None
-        self.ledger, self.simulated, self.interrupted = Ledger(), 0, False
+        self.ledger, self.interrupted = Ledger(), False
+        self.pool = Pool(problem)
         self.every = alternatives(problem, space)
 
     @property
@@ -69,17 +72,17 @@ class Steady:
         return self.best_s <= self.bound_s * (1 + PROVEN)
 
     def offer(self, plan: Plan | None, phase: str) -> bool:
-        """Takes a simulated plan into account; True where it fits."""
-        self.simulated += 1
-        limit = self.problem.workload.staleness_limit
-        if plan is None or plan.forecast is None or not fits_for_long(plan):
-            return False
-        if limit is not None and max(Versions.of(plan).most_stale.values()) > limit:
+        """Takes a simulated plan into account; True where it fits and keeps the limit on staleness."""
+        if plan is None or plan.forecast is None or excess_for_long(plan).total or self._stale(plan):
             return False
         if plan.forecast.objective_s < self.best_s * (1 - EXACT):
             self.best = plan
             self.report(phase)
         return True
+
+    def _stale(self, plan: Plan) -> bool:
+        limit = self.problem.workload.staleness_limit
+        return limit is not None and max(Versions.of(plan).most_stale.values()) > limit
 
     def report(self, phase: str) -> None:
         """Tells the caller where the search stands."""
@@ -100,7 +103,9 @@ class Steady:
                 alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))
             else:
                 self.build(alternative)
-        self.named(seed)
+        if not self.proven:
+            self.named(seed)
+            self.polish()
 
     def _least_s(self) -> float:
         """The least period of a solution that has not been built; infinite without one."""
@@ -132,7 +137,8 @@ class Steady:
         if found is not None:
             ends = (0, *found, len(chain))
             stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
-            self.offer(self._built(a, stages, "one forward one backward"), "one forward one backward")
+            tried = self.pool.tried(a, tuple(stages), "one forward one backward")
+            self.offer(None if tried is None else tried.plan, "one forward one backward")
 
     def named(self, seed: int) -> None:
         """The named schedules of these methods on their best cuts."""
@@ -147,38 +153,59 @@ class Steady:
                 self.offer(found.plan, name)
 
     def build(self, alternative: Alternative) -> None:
-        """Builds an alternative's solution, and others with more room or time for updates while they may be better."""
+        """Builds an alternative's solution; with more room where it does not fit, until it does."""
         assert alternative.least is not None
         alternative.closed = True
-        fit = self._try(alternative, alternative.least.stages)
-        large = self.problem.workload.micro_batches * 2 * len(alternative.order) > LARGE
-        for margin in _PATIENT if fit else _ROOMIER[1::2] if large else _ROOMIER:
-            if self.over or self.best_s <= alternative.below_s * (1 + PROVEN) or (large and fit):
+        stages, margin = alternative.least.stages, Margin(spare=(0,) * len(alternative.order))
+        for _ in range(FEW_ROUNDS if self._large(alternative) else ROUNDS):
+            tried = self._try(alternative, stages)
+            if self.over or tried is None or self.best_s <= alternative.below_s * (1 + PROVEN):
                 return
-            cap_s = self.best_s * (1 - EXACT)
-            found = least_period(alternative.programme(margin), alternative.below_s, cap_s)
-            if found is None or (self._try(alternative, found.stages) and not fit):
-                return
-
-    def _try(self, alternative: Alternative, stages: Sequence[Stage]) -> bool:
-        """Simulates these stages, with more in flight too where they take longer than bound; whether any fits."""
-        away = any(stage.stash == OFFLOAD for stage in stages)
-        fit = False
-        for more in (0, 1, 2):
-            if self.over or (more and (not fit or self.best_s <= alternative.below_s * (1 + PROVEN))):
+            if not tried.excess.total:
                 break
-            flying = [replace(stage, in_flight=stage.in_flight + more) for stage in stages]
-            for leaving in (NEVER, LATE, SOON) if away else (NEVER,):
-                fit |= self.offer(self._built(alternative, flying, "search", leaving), alternative.name)
-        return fit
+            spare = tuple(a + b for a, b in zip(margin.spare, tried.over, strict=True))
+            margin = replace(margin, spare=spare, shared=margin.shared or tried.excess.hosts > 0)
+            found = self._roomier(alternative, margin)
+            if found is None:
+                return
+            stages = found
+        for steps in () if self._large(alternative) else (0.5, 1.0):
+            found = self._roomier(alternative, replace(margin, steps=steps))
+            if found is not None and not self.over:
+                self._try(alternative, found)
 
-    def _built(
-        self, alternative: Alternative, stages: Sequence[Stage], source: str, leaving: int | None = NEVER
-    ) -> Plan | None:
-        split = alternative.split
-        return built(
-            self.problem, split.chain, split.groups, alternative.order, stages, alternative.method, source, leaving
-        )
+    def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
+        found = least_period(alternative.programme(margin), alternative.below_s, self.best_s * (1 - EXACT))
+        return None if found is None else found.stages
+
+    def _large(self, alternative: Alternative) -> bool:
+        return 2 * self.problem.workload.micro_batches * len(alternative.order) > LARGE
+
+    def _try(self, alternative: Alternative, stages: tuple[Stage, ...]) -> Tried | None:
+        """Simulates these stages and offers their plan."""
+        tried = self.pool.tried(alternative, stages)
+        if tried is not None and not tried.excess.total:
+            self.offer(tried.plan, alternative.name)
+        return tried
+
+    def polish(self) -> None:
+        """From the best solutions built to better ones next to them, as long as there are any."""
+        starts = sorted((t for t in self.pool.known.values() if t is not None), key=lambda t: t.score)
+        fit = [t for t in starts if not t.excess.total]
+        for start in [*fit[:1], *[t for t in starts if t.excess.total][:2]]:
+            here: Tried | None = start
+            while here is not None:
+                here = self._better(here)
+
+    def _better(self, here: Tried) -> Tried | None:
+        """The first solution next to this one that lacks less memory, or is faster; None where there is none."""
+        for stages in neighbours(here.alternative, here.stages):
+            if self.over or self.proven:
+                return None
+            tried = self._try(here.alternative, stages)
+            if tried is not None and _nearer(tried.score, here.score) and not self._stale(tried.plan):
+                return tried
+        return None
 
     # ---------------------------------------------------------------- the answer
 
@@ -200,7 +227,7 @@ class Steady:
 
     def _considered(self) -> tuple[Considered, ...]:
         best = None if self.best is None else self.best_s
-        self.ledger.note(f"plans simulated: {self.simulated}", self.bound_s, best, "simulated")
+        self.ledger.note(f"plans simulated: {len(self.pool)}", self.bound_s, best, "simulated")
         for a in self.every:
             found = None if a.least is None else a.least.period_s
             self.ledger.note(a.name, a.below_s, None if not a.closed else found, "")
@@ -218,16 +245,14 @@ class Steady:
             if found is not None:
                 ends = (0, *found[0], len(a.split.chain))
                 stages = [Stage(ends[k], ends[k + 1], KEEP, 1) for k in range(len(a.order))]
-                split = a.split
-                made = built(self.problem, split.chain, split.groups, a.order, stages, a.method, "one at a time")
-                return () if made is None else shortages(made)
+                made = self.pool.tried(a, tuple(stages), "one at a time")
+                return () if made is None else shortages(made.plan)
         return ()
 
 
-_ROOMIER = tuple(Margin(buffers=b, stashes=min(b, 2.0), shared=True) for b in (0.5, 1.0, 2.0, 4.0, 8.0))
-"""Margins for solutions that turn out not to fit."""
-_PATIENT = (Margin(steps=0.5), Margin(steps=1.0))
-"""Margins for solutions that turn out to take longer than they should."""
+def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:
+    """Whether less memory is missing, or as much and the period is shorter."""
+    return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - EXACT))
 
 
 def search_steady(

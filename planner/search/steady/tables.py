@@ -35,7 +35,6 @@ class Intervals:
         stash, workspace, incoming: bytes of one micro-batch;
             incoming is what recomputation keeps. fixed: bytes that stay, workspace included.
         crossing: bytes sent over a cut from its last layer to its first, at least.
-        crossing_most: bytes of all tensors over a cut.
         waits: whether the stage before a cut sends to the one behind it, wherever the other cuts are.
         late: whether an interval's gradients are summed with those of other stages, or of replicas.
     """
@@ -50,7 +49,6 @@ class Intervals:
     incoming: Floats
     fixed: Floats
     crossing: Floats
-    crossing_most: Floats
     waits: NDArray[np.bool_]
     late: NDArray[np.bool_]
 
@@ -73,7 +71,6 @@ class Intervals:
             _incoming(chain.problem, costs, chain),
             chain.bytes(0, 0, replicated),
             crossing,
-            chain.boundary_bytes,
             waits,
             np.full((len(chain) + 1,) * 2, replicated) | _tied(chain),
         )

@@ -15,6 +15,8 @@ from .plan import COMPUTE, COPIES, Forecast, Kind, Plan
 from .run_trace import DeviceTrace, RunTrace
 from .simulate import Timeline, evaluate, simulate
 
+_OPTIMIZER = frozenset({Kind.STEP, Kind.PREDICT})
+
 
 @dataclass(frozen=True)
 class OpRow:
@@ -125,7 +127,7 @@ def _causes(plan: Plan, timeline: Timeline, trace: RunTrace) -> tuple[Cause, ...
     model = plan.problem.model
     computing = evaluate(plan, calibrate(model, [trace], overhead=False)).step_s
     occupied = evaluate(plan, calibrate(model, [trace])).step_s
-    planned = max(sum(t.end_s - t.start_s for t in d.ops if t.op.kind is Kind.STEP) for d in timeline.devices)
+    planned = max(sum(t.end_s - t.start_s for t in d.ops if t.op.kind in _OPTIMIZER) for d in timeline.devices)
     optimizer = max(map(_optimizer_s, trace.devices)) - planned
     return (
         Cause("operations", computing - timeline.step_s),
@@ -136,7 +138,7 @@ def _causes(plan: Plan, timeline: Timeline, trace: RunTrace) -> tuple[Cause, ...
 
 
 def _optimizer_s(device: DeviceTrace) -> float:
-    return sum(x.duration_s + x.overhead_s for x in device.ops if x.op.kind is Kind.STEP)
+    return sum(x.duration_s + x.overhead_s for x in device.ops if x.op.kind in _OPTIMIZER)
 
 
 def _remark(causes: tuple[Cause, ...], ops: tuple[OpRow, ...], devices: tuple[DeviceRow, ...], step_s: float) -> str:
@@ -145,9 +147,8 @@ def _remark(causes: tuple[Cause, ...], ops: tuple[OpRow, ...], devices: tuple[De
     if abs(total) < 0.02 * step_s:
         return "the step is within 2 % of its forecast"
     if largest.what == "operations":
-        worst = max(
-            (row for row in ops if row.kind != "STEP"), key=lambda row: row.count * abs(row.measured_s - row.forecast_s)
-        )
+        computed = [row for row in ops if Kind[row.kind] not in _OPTIMIZER]
+        worst = max(computed, key=lambda row: row.count * abs(row.measured_s - row.forecast_s))
         ratio = f"{worst.measured_s / worst.forecast_s:.2f} times" if worst.forecast_s > 0 else "not as long as"
         return f"operations explain most: {worst.kind} of stage {worst.stage} takes {ratio} its forecast"
     if largest.what == "time between operations":

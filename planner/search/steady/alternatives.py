@@ -9,6 +9,7 @@ from itertools import groupby, permutations
 
 import numpy as np
 
+from ...bounds.whole import load
 from ...errors import WorkloadError
 from ...operations import KEEP
 from ...partition.chain import Chain
@@ -73,32 +74,46 @@ class Alternative:
     @property
     def name(self) -> str:
         """In words, for those who ask what was looked at."""
-        width = len(self.split.groups)
-        groups = f"{width} groups, " if width > 1 else ""
+        groups = f"{self.width} groups, " if self.width > 1 else ""
         return f"{self.method}: {groups}{len(self.order)} stages on devices {_short(self.order)}"
 
     @cached_property
     def _places(self) -> list[Place]:
-        each = self.update // len(self.split.groups)
+        each = self.update // self.width
         policy = WEIGHT_POLICIES[self.method]
         return places(self.split.intervals, self.order, self.split.whole, self.split.groups, each, policy)
 
     def programme(self, margin: Margin = Margin(), stashes: tuple[str, ...] | None = None) -> Programme:  # noqa: B008
-        """The programme with this margin, by default with all stash policies allowed."""
-        width, workload = len(self.split.groups), self.split.whole.workload
+        """The programme of one group with this margin, by default with all stash policies allowed."""
+        width, workload = self.width, self.split.whole.workload
         each = self.update // width
         rules = Rules(WEIGHT_POLICIES[self.method], each, width > 1, workload.staleness_limit)
         most = workload.micro_batches // width - each
         return Programme(self.split.intervals, self._places, rules, stashes or self.stashes, most, margin)
 
+    @property
+    def width(self) -> int:
+        """Groups: each of them takes that many periods for a micro-batch of its own."""
+        return len(self.split.groups)
+
+    def within(
+        self,
+        cap_s: float,
+        margin: Margin = Margin(),  # noqa: B008 - immutable
+        stashes: tuple[str, ...] | None = None,
+    ) -> Least | None:
+        """The least period of all groups together, if it is at most `cap_s`."""
+        programme = self.programme(margin, stashes)
+        below_s = max(self.below_s * self.width, programme.floor_s)
+        found = least_period(programme, below_s, cap_s * self.width)
+        if found is None:
+            return None
+        return replace(found, below_s=found.below_s / self.width, period_s=found.period_s / self.width)
+
     def solve(self, cap_s: float) -> None:
         """Finds the least period, if it is at most `cap_s`; sets `below_s` and `least`."""
-        keeping = self.programme(stashes=(KEEP,))
-        self.below_s = max(self.below_s, keeping.floor_s)
-        found = None if len(self.stashes) == 1 else least_period(keeping, self.below_s, cap_s)
-        if found is not None:
-            cap_s = found.below_s
-        every = least_period(self.programme(), self.below_s, cap_s)
+        found = self.within(cap_s, stashes=(KEEP,)) if len(self.stashes) > 1 else None
+        every = self.within(cap_s if found is None else found.below_s)
         self.least = found if every is None else every
         self.below_s = max(self.below_s, cap_s if self.least is None else self.least.below_s)
 
@@ -124,13 +139,16 @@ def _short(order: Order) -> str:
 
 
 def alternatives(problem: Problem, space: SearchSpace) -> list[Alternative]:
-    """Everything to try, methods in the user's order. Raises WorkloadError where no method applies."""
+    """Everything to try, methods in the user's order. Raises WorkloadError where a method does not apply."""
     one = (tuple(range(len(problem.cluster))),)
     ways = [Split(problem, groups) for groups in (one, *splits(problem, space))]
+    for method in space.asynchronous:
+        reason = why_not(problem, method)
+        if reason is not None:
+            raise WorkloadError(reason)
+    floor_s = load(problem) / problem.workload.micro_batches
     found = [a for method in space.asynchronous for split in ways for a in _of_split(method, split, space)]
-    if not found:
-        raise WorkloadError(_why_none(problem, space.asynchronous[0]))
-    return found
+    return [replace(a, below_s=floor_s) for a in found]
 
 
 def _of_split(method: str, split: Split, space: SearchSpace) -> Iterator[Alternative]:
@@ -147,7 +165,8 @@ def _of_split(method: str, split: Split, space: SearchSpace) -> Iterator[Alterna
                 yield Alternative(method, split, order, update, stashes)
 
 
-def _why_none(problem: Problem, method: str) -> str:
+def why_not(problem: Problem, method: str) -> str | None:
+    """Why a weight policy does not apply to so many micro-batches and stages; None where it does."""
     workload = problem.workload
     batches, stages = workload.micro_batches, min(len(problem.model.layers), len(problem.cluster))
     least = WEIGHT_POLICIES[method].least_update(stages)
@@ -156,7 +175,9 @@ def _why_none(problem: Problem, method: str) -> str:
         return f"{method}: needs at least {least} micro-batches an update for {stages} stages, got {update}"
     if batches % update:
         return f"{method}: updates of {update} micro-batches do not divide {batches} micro-batches"
-    return f"{method}: a run needs at least two updates of {update} micro-batches, got {batches} micro-batches"
+    if batches < 2 * update:
+        return f"{method}: a run needs at least two updates of {update} micro-batches, got {batches} micro-batches"
+    return None
 
 
 def orders(problem: Problem, count: int) -> list[Order]:

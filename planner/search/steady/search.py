@@ -22,7 +22,7 @@ from ..portfolio import device_orders, own_orders
 from ..result import Result
 from ..session import PROVEN, OnProgress, Progress, Session
 from .alternatives import Alternative, alternatives
-from .bisect import EXACT, least_period
+from .bisect import EXACT
 from .build import excess_for_long
 from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
@@ -175,7 +175,7 @@ class Steady:
                 self._try(alternative, found)
 
     def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
-        found = least_period(alternative.programme(margin), alternative.below_s, self.best_s * (1 - EXACT))
+        found = alternative.within(self.best_s * (1 - EXACT), margin)
         return None if found is None else found.stages
 
     def _large(self, alternative: Alternative) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import PlanError
-from ...lower import assemble
+from ...lower import assembled
 from ...operations import OFFLOAD, RECOMPUTE, Candidate, StageCosts
 from ...partition.chain import Chain
+from ...period import period_seconds
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...repeat import repeat
 from ...simulate import simulate_orders
@@ -31,7 +32,7 @@ def built(
     source: str,
     leaving: int | None = NEVER,
 ) -> Plan | None:
-    """The plan of these stages with its forecast, period included; None where its lists cannot run.
+    """The plan of these stages with its forecast, but for the period; None where its lists cannot run.
 
     order: devices of a group, by stage, as positions in the group. Micro-batches are dealt out to the groups in turn.
     """
@@ -46,9 +47,15 @@ def built(
             orders[device] = list(_listed(s, stage, mine, leaving))
     rows = tuple(tuple(stage.stash for stage in stages) for _ in pipelines)
     try:
-        return assemble(Candidate(problem, names, tuple(pipelines), rows, weights), orders, source)
+        return assembled(Candidate(problem, names, tuple(pipelines), rows, weights), orders, source, period=False).plan
     except PlanError:
         return None
+
+
+def with_period(plan: Plan) -> Plan:
+    """The plan with the period in its forecast."""
+    assert plan.forecast is not None
+    return plan.with_forecast(replace(plan.forecast, period_s=period_seconds(plan)))
 
 
 def _sloping(stages: Sequence[Stage]) -> list[Stage]:

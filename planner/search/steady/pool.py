@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...operations import OFFLOAD
 from ...plan import Plan, Problem
 from .alternatives import Alternative
-from .build import LATE, NEVER, SOON, Excess, built, excess_for_long
+from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
 from .programme import Stage
 
 Stages = tuple[Stage, ...]
@@ -25,9 +25,10 @@ class Tried:
 
     @property
     def period_s(self) -> float:
-        """Simulated seconds a micro-batch."""
-        assert self.plan.forecast is not None
-        return self.plan.forecast.objective_s
+        """Simulated seconds a micro-batch; of the run as a whole where the plan does not fit."""
+        forecast = self.plan.forecast
+        assert forecast is not None
+        return forecast.step_s / self.plan.problem.workload.micro_batches if self.excess.total else forecast.objective_s
 
     @property
     def score(self) -> tuple[int, float]:
@@ -66,7 +67,10 @@ class Pool:
         split = alternative.split
         args = (self.problem, split.chain, split.groups, alternative.order, stages, alternative.method, source, leaving)
         plan = built(*args)
-        return None if plan is None else Tried(alternative, stages, plan, excess_for_long(plan))
+        if plan is None:
+            return None
+        excess = excess_for_long(plan)
+        return Tried(alternative, stages, plan if excess.total else with_period(plan), excess)
 
 
 def neighbours(alternative: Alternative, stages: Stages) -> Iterator[Stages]:

@@ -71,14 +71,20 @@ class Steady:
         """Whether nothing open can be better than the best plan."""
         return self.best_s <= self.bound_s * (1 + PROVEN)
 
-    def offer(self, plan: Plan | None, phase: str) -> bool:
-        """Takes a simulated plan into account; True where it fits and keeps the limit on staleness."""
-        if plan is None or plan.forecast is None or excess_for_long(plan).total or self._stale(plan):
-            return False
-        if plan.forecast.objective_s < self.best_s * (1 - EXACT):
+    def offer(self, plan: Plan | None, phase: str) -> None:
+        """Takes a plan with its period into account where it fits."""
+        if plan is not None and not excess_for_long(plan).total:
+            self._take(plan, phase)
+
+    def _take(self, plan: Plan, phase: str) -> None:
+        """Takes a plan that fits into account, unless it is too stale."""
+        if (
+            plan.forecast is not None
+            and plan.forecast.objective_s < self.best_s * (1 - EXACT)
+            and not self._stale(plan)
+        ):
             self.best = plan
             self.report(phase)
-        return True
 
     def _stale(self, plan: Plan) -> bool:
         limit = self.problem.workload.staleness_limit
@@ -96,7 +102,7 @@ class Steady:
     def run(self, hint: Plan | None, seed: int) -> None:
         """The hint, a first plan, alternatives with the least bound first; named schedules where these leave a gap."""
         if hint is not None and hint.weights in self.space.asynchronous:
-            self._take(hint)
+            self.offer_hint(hint)
         self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
@@ -120,7 +126,7 @@ class Steady:
         solved = [a for a in still if a.least is not None and a.below_s <= bound_s * (1 + 4 * EXACT)]
         return solved[0] if solved else min(still, key=lambda a: a.below_s)
 
-    def _take(self, hint: Plan) -> None:
+    def offer_hint(self, hint: Plan) -> None:
         """Offers the caller's plan as it is on this problem; nothing where it does not apply."""
         candidate = Candidate(self.problem, hint.stages, hint.pipelines, hint.stash, hint.weights)
         try:
@@ -137,8 +143,7 @@ class Steady:
         if found is not None:
             ends = (0, *found, len(chain))
             stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
-            tried = self.pool.tried(a, tuple(stages), "one forward one backward")
-            self.offer(None if tried is None else tried.plan, "one forward one backward")
+            self._try(a, tuple(stages), "one forward one backward")
 
     def named(self, seed: int) -> None:
         """The named schedules of these methods on their best cuts."""
@@ -181,11 +186,11 @@ class Steady:
     def _large(self, alternative: Alternative) -> bool:
         return 2 * self.problem.workload.micro_batches * len(alternative.order) > LARGE
 
-    def _try(self, alternative: Alternative, stages: tuple[Stage, ...]) -> Tried | None:
-        """Simulates these stages and offers their plan."""
-        tried = self.pool.tried(alternative, stages)
+    def _try(self, alternative: Alternative, stages: tuple[Stage, ...], source: str = "search") -> Tried | None:
+        """Simulates these stages and offers their plan where it fits."""
+        tried = self.pool.tried(alternative, stages, source)
         if tried is not None and not tried.excess.total:
-            self.offer(tried.plan, alternative.name)
+            self._take(tried.plan, alternative.name)
         return tried
 
     def polish(self) -> None:

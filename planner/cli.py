@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .cli_asynchronous import asynchronous_options, fitting, methods, sentence, summary
 from .cli_common import (
     OutputFile,
     load_problem,
@@ -22,10 +23,9 @@ from .cli_progress import SearchProgress
 from .cli_run import calibrate_command as calibrate
 from .cli_show import check, show
 from .errors import InputError
-from .plan import Forecast, Plan
+from .plan import Forecast, Plan, Problem
 from .plan_file import save_plan
 from .schedules import ASYNCHRONOUS, SCHEDULES
-from .units import format_bytes
 from .workload import SearchSpace
 
 if TYPE_CHECKING:
@@ -39,9 +39,12 @@ Examples:
       --memory-limit 8GiB --optimizer adam --time-limit 30 -o plan.json
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
       --schedule zb-h1 -o plan.json
+  contraflow plan model.json --cluster cluster.toml --micro-batches 32 \\
+      --asynchronous 2bw,stash --update-every 8 --staleness-limit 1 -o plan.json
 
 \b
 {textwrap.fill("Schedules: " + ", ".join(SCHEDULES) + ".", 76, subsequent_indent="  ", break_on_hyphens=False)}
+{textwrap.fill("Without a flush: " + ", ".join(ASYNCHRONOUS) + ".", 76, subsequent_indent="  ", break_on_hyphens=False)}
 """
 
 
@@ -54,7 +57,7 @@ Examples:
     metavar="NAME",
     help="The search, or a named schedule on its best partition: see below.",
 )
-@click.option("--asynchronous", metavar="METHOD", help="Training without a flush (does not exist yet).")
+@asynchronous_options
 @click.option("--explain", is_flag=True, help="Also say what was looked at, what was left out, and why.")
 @click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success.")
 @click.pass_context
@@ -64,7 +67,6 @@ def plan(
     model: str,
     cluster_file: str,
     schedule: str,
-    asynchronous: str | None,
     output: Path | None,
     as_json: bool,
     explain: bool,
@@ -74,13 +76,13 @@ def plan(
 
     MODEL is a model.json, a registry name such as gpt-small, or package.module:function; the last two are
     profiled on this machine first. The search decides the cut, the stages of every device, the pipelines, the order of
-    all operations, which backwards are split and which stashes are recomputed or copied to the host. Ctrl-C stops it
-    and keeps the best plan so far.
+    all operations, which backwards are split and which stashes are recomputed or copied to the host. With
+    --asynchronous, weights are updated without a flush, and the plan is the one with the least seconds a micro-batch in
+    steady state. Ctrl-C stops it and keeps the best plan so far.
     """
-    if asynchronous is not None:
-        raise click.UsageError("--asynchronous: asynchronous planning does not exist yet")
     space = search_space(schedule, options)
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
+    space = fitting(Problem(graph, cluster, workload), space, options)
     from .search.driver import plan as search  # the solver: loaded once the input is known to be good
 
     started = time.monotonic()
@@ -97,7 +99,7 @@ def plan(
 
 
 def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
-    """The space of the command line's flags; raises InputError for an unknown schedule, listing the known."""
+    """The space of the command line's flags; raises InputError for an unknown schedule or method, listing the known."""
     check_schedule(schedule)
     return SearchSpace(
         schedule,
@@ -106,6 +108,7 @@ def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
         recompute=not options["no_recompute"],
         split_backward=not options["no_split_backward"],
         separate_backward=not options["no_separate_backward"],
+        asynchronous=methods(options, schedule),
     )
 
 
@@ -116,6 +119,8 @@ def workload_options(options: dict[str, Any]) -> dict[str, Any]:
         "optimizer": options["optimizer"],
         "precision": options["precision"],
         "memory_limit_bytes": options["memory_limit"],
+        "update_every": options["update_every"],
+        "staleness_limit": options["staleness_limit"],
     }
 
 
@@ -140,7 +145,8 @@ def _report(result: Result, output: Path | None, as_json: bool, explain: bool, s
         if output is not None:
             save_plan(made, output)
         if as_json:
-            print_json(_summary(result, made.forecast, seconds, output) | _explained(result, explain))
+            content = _summary(result, made.forecast, seconds, output) | summary(made, made.forecast)
+            print_json(content | _explained(result, explain))
         else:
             _print_plan(made, made.forecast, output)
             if explain:
@@ -183,6 +189,8 @@ def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:
     from .view.text import device_table, heading
 
     click.echo(heading(made, forecast))
+    if sentence(made, forecast):
+        click.echo(sentence(made, forecast))
     click.echo(device_table(made, forecast))
     if output is not None:
         click.echo(f"wrote {output}", err=True)
@@ -191,9 +199,5 @@ def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:
 def _why(result: Result) -> str:
     """Why there is no plan: the bytes missing on each device where memory is the reason."""
     reasons = ["no plan found in time"] if result.status == "unknown" else ["no plan fits the memory"]
-    reasons += [
-        f"device {lack.device}: {lack.over_bytes} bytes missing (needs "
-        f"{format_bytes(lack.limit_bytes + lack.over_bytes)}, limit {format_bytes(lack.limit_bytes)})"
-        for lack in result.violations
-    ]
+    reasons += [lack.missing for lack in result.violations]
     return "; ".join(reasons)

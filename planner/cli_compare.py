@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .cli_asynchronous import asynchronous_options, compare_asynchronous, fitting
 from .cli_common import load_problem, print_json, problem_options
 from .cli_compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
 from .cli_progress import SearchProgress
 from .cluster import Cluster
 from .errors import InputError
+from .plan import Problem
 from .units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ Examples:
   contraflow compare --measured run.json plan.json
   contraflow compare model.json --cluster cluster.toml --micro-batches 8 \\
       --frontier 8 --as html -o compare.html
+  contraflow compare model.json --cluster cluster.toml --micro-batches 32 --asynchronous any
 """
 
 
@@ -46,6 +50,7 @@ class Row:
 
 @click.command(epilog=_EXAMPLE)
 @problem_options
+@asynchronous_options
 @click.option("--measured", metavar="RUN", help="Compare a run (execute --trace) with its forecast; MODEL is its plan.")
 @picture_options
 @click.pass_context
@@ -57,6 +62,9 @@ def compare(
     The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed, dimmed and
     marked "over", with what it would take and need. What the flags forbid the schedules do not do either.
     --time-limit is the search's; with --frontier, that of the search at each limit.
+
+    With --asynchronous, the schedules without a flush of these methods, the search without and the search with one:
+    seconds a micro-batch.
 
     With --measured, MODEL is a plan.json: its forecast and a run of it, op by op, and what explains the difference.
     """
@@ -81,6 +89,13 @@ def _compare_schedules(
     from .search.driver import plan as search  # the solver: loaded once the input is known to be good
 
     effort = effort_options(options)
+    if space.asynchronous:
+        problem = Problem(graph, cluster, workload)
+        space = fitting(problem, space, options)
+        with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
+            each = partial(search, graph, cluster, workload, on_progress=progress, **effort)
+            compare_asynchronous(problem, space, lambda space: each(space=space), as_json)
+        return
     limits = [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
     unlimited = replace(workload, memory_limit_bytes=None)
     rows: list[Row] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ... import __version__
 from .. import bounds
@@ -20,7 +20,7 @@ from ..schedules import ASYNCHRONOUS, SCHEDULES, capped
 from ..workload import SearchSpace, Workload
 from .considered import Considered
 from .few import smaller, take_over
-from .fit import Shortage, lacking, shortages
+from .fit import Shortage, Stale, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
     FEW_CUTS,
@@ -33,6 +33,7 @@ from .portfolio import (
     run_named,
     run_remade,
 )
+from .result import Result
 from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import overfull, run_sparing
 from .widths import Phases, parts, search_widths, splits
@@ -54,27 +55,6 @@ ANYWHERE = (
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """The answer of plan().
-
-    Attributes:
-        status: "optimal", "feasible", "infeasible" or "unknown" (no plan in time, none ruled out).
-        plan: the best plan that fits; None without one.
-        bound_s: no plan of provenance.space takes less (seconds); never above the plan's step.
-        gap: step_s / bound_s - 1; None without a plan.
-        violations: without a plan, what the least bad one lacks on every device.
-        considered: what was looked at, left out, and why.
-    """
-
-    status: str
-    plan: Plan | None = None
-    bound_s: float = 0.0
-    gap: float | None = None
-    violations: tuple[Shortage, ...] = ()
-    considered: tuple[Considered, ...] = ()
-
-
 def plan(
     model: ModelGraph,
     cluster: Cluster,
@@ -89,6 +69,7 @@ def plan(
 ) -> Result:
     """The fastest plan found within `time_limit` seconds, with a proven bound on its step.
 
+    With `space.asynchronous`, weights are updated without a flush, and what counts is the period of a micro-batch.
     `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic
     time; the answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
     `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far.
@@ -105,6 +86,10 @@ def plan(
         from .named_steady import plan_named
 
         return plan_named(session, orders)
+    if space.asynchronous:
+        from .steady.search import search_steady
+
+        return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
     try:
         _search(session, orders, hint)
     except KeyboardInterrupt:
@@ -342,6 +327,8 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
     if space.schedule not in {"search", *SCHEDULES, *ASYNCHRONOUS}:
         known = ", ".join(["search", *SCHEDULES, *ASYNCHRONOUS])
         raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {known}")
+    if space.asynchronous and space.schedule in SCHEDULES:
+        raise WorkloadError(f"schedule {space.schedule!r} has a flush; without one: {', '.join(ASYNCHRONOUS)}")
     for device in cluster.devices:
         name = device.kind.name
         if model.device in PRESETS and PRESETS.get(name) == device.kind and name != model.device:
@@ -384,4 +371,4 @@ def _number(name: str, value: object) -> None:
         raise WorkloadError(f"{name} must be a finite number of seconds, at least 0, got {value!r}")
 
 
-__all__ = ["Progress", "Result", "Shortage", "plan"]
+__all__ = ["Progress", "Result", "Shortage", "Stale", "plan"]

@@ -27,6 +27,31 @@ class Shortage:
             f"of {format_bytes(self.limit_bytes)}"
         )
 
+    @property
+    def missing(self) -> str:
+        """What is missing, in bytes to the last one."""
+        needed, limit = format_bytes(self.limit_bytes + self.over_bytes), format_bytes(self.limit_bytes)
+        return f"device {self.device}: {self.over_bytes} bytes missing (needs {needed}, limit {limit})"
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A limit on staleness that no plan within the memory keeps, and the least one that some plan keeps: updates."""
+
+    limit: int
+    needed: int
+
+    def __str__(self) -> str:
+        return f"the staleness limit is {self.limit}, needed is at least {self.needed}"
+
+    @property
+    def missing(self) -> str:
+        """The same."""
+        return str(self)
+
+
+Lack = Shortage | Stale
+
 
 def limits(problem: Problem) -> list[int]:
     """Memory limit of every device in bytes."""

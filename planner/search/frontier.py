@@ -16,7 +16,7 @@ from ..plan import Forecast, Plan, Problem
 from ..simulate import simulate
 from ..workload import SearchSpace, Workload
 from .driver import plan as search
-from .fit import fits
+from .fit import Shortage, fits
 from .session import PROVEN, OnProgress
 
 FEWEST = 3
@@ -74,7 +74,7 @@ def frontier(
     def solve(limit: int | None, hint: Plan | None) -> FrontierPoint:
         asked = replace(workload, memory_limit_bytes=limit)
         found = search(model, cluster, asked, space, time_limit, seed, workers, deterministic_limit, hint, on_progress)
-        lacking = [x.limit_bytes + x.over_bytes for x in found.violations]
+        lacking = [x.limit_bytes + x.over_bytes for x in found.violations if isinstance(x, Shortage)]
         lean.extend([max(lacking)] if lacking else [])
         return FrontierPoint(limit or 0, found.status, found.bound_s, found.plan)
 

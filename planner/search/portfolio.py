@@ -237,7 +237,7 @@ def run_lightest(session: Session, order: Order) -> None:
 
 def own_orders(plan: Plan) -> list[list[Op]]:
     """A plan's orders without what `assemble` places itself: messages, reductions and optimizer steps."""
-    placed = SENDS | RECEIVES | COLLECTIVES | {Kind.STEP}
+    placed = SENDS | RECEIVES | COLLECTIVES | {Kind.STEP, Kind.PREDICT}
     return [[op for op in order if op.kind not in placed] for order in plan.orders]
 
 

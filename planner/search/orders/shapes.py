@@ -104,13 +104,16 @@ def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[
 
 
 def policies(problem: Problem, space: SearchSpace) -> list[str]:
-    """What may be done with a stash besides keeping it; nothing where memory holds all stashes anyhow.
+    """What may be done with a stash besides keeping it; nothing where memory holds all stashes anyhow."""
+    return priced(problem, space) if binding(problem) else []
+
+
+def priced(problem: Problem, space: SearchSpace) -> list[str]:
+    """What may be done with a stash besides keeping it.
 
     What has no price is not assumed to be free: offloading needs host links whose bandwidth is known, and
     recomputation a model that says how large its tensors between layers are.
     """
-    if not binding(problem):
-        return []
     links = all(math.isfinite(group.host_link.bandwidth) for group in problem.cluster.nodes)
     inputs = any(layer.output_bytes or layer.input_bytes for layer in problem.model.layers)
     choices = ((RECOMPUTE, space.recompute and inputs), (OFFLOAD, space.offload and links))

@@ -1,0 +1,190 @@
+"""What is tried one by one: weight policies, groups of devices, orders of devices, numbers of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby, permutations
+
+import numpy as np
+
+from ...bounds.whole import load
+from ...errors import WorkloadError
+from ...operations import KEEP
+from ...partition.chain import Chain
+from ...plan import Problem
+from ...weight_policy import WEIGHT_POLICIES
+from ...workload import SearchSpace
+from ..orders.shapes import priced
+from ..portfolio import Order, device_orders
+from ..widths import splits
+from .bisect import Least, least_period
+from .programme import Margin, Programme
+from .rules import Rules
+from .tables import Groups, Intervals, Place, places
+
+FEW_STAGES = 16
+"""Up to so many devices a group, plans that leave some of them out are tried too."""
+MOST_BLOCKS = 4
+"""Blocks of equal devices up to which all their orders are tried."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Equal groups of devices, and the layers as the stages of one of them."""
+
+    whole: Problem
+    groups: Groups
+
+    @cached_property
+    def small(self) -> Problem:
+        """The problem on the first group; it keeps the number of micro-batches, of which a group runs its part."""
+        if len(self.groups) == 1:
+            return self.whole
+        return replace(self.whole, cluster=self.whole.cluster.part(self.groups[0]))
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The layers of the small problem."""
+        return Chain.of(self.small)
+
+    @cached_property
+    def intervals(self) -> Intervals:
+        """What its intervals of layers cost."""
+        return Intervals.of(self.chain, len(self.groups) > 1)
+
+
+@dataclass
+class Alternative:
+    """One weight policy on one order of devices in equal groups.
+
+    below_s: no plan of it has a shorter period (seconds). least: the programme's solution, once it is known.
+    """
+
+    method: str
+    split: Split
+    order: Order
+    update: int
+    stashes: tuple[str, ...]
+    below_s: float = 0.0
+    least: Least | None = None
+    closed: bool = field(default=False)
+
+    @property
+    def name(self) -> str:
+        """In words, for those who ask what was looked at."""
+        groups = f"{self.width} groups, " if self.width > 1 else ""
+        return f"{self.method}: {groups}{len(self.order)} stages on devices {_short(self.order)}"
+
+    @cached_property
+    def _places(self) -> list[Place]:
+        each = self.update // self.width
+        policy = WEIGHT_POLICIES[self.method]
+        return places(self.split.intervals, self.order, self.split.whole, self.split.groups, each, policy)
+
+    def programme(self, margin: Margin = Margin(), stashes: tuple[str, ...] | None = None) -> Programme:  # noqa: B008
+        """The programme of one group with this margin, by default with all stash policies allowed."""
+        width, workload = self.width, self.split.whole.workload
+        each = self.update // width
+        rules = Rules(WEIGHT_POLICIES[self.method], each, width > 1, workload.staleness_limit)
+        most = workload.micro_batches // width - each
+        return Programme(self.split.intervals, self._places, rules, stashes or self.stashes, most, margin)
+
+    @property
+    def width(self) -> int:
+        """Groups: each of them takes that many periods for a micro-batch of its own."""
+        return len(self.split.groups)
+
+    def within(
+        self,
+        cap_s: float,
+        margin: Margin = Margin(),  # noqa: B008 - immutable
+        stashes: tuple[str, ...] | None = None,
+    ) -> Least | None:
+        """The least period of all groups together, if it is at most `cap_s`."""
+        programme = self.programme(margin, stashes)
+        below_s = max(self.below_s * self.width, programme.floor_s)
+        found = least_period(programme, below_s, cap_s * self.width)
+        if found is None:
+            return None
+        return replace(found, below_s=found.below_s / self.width, period_s=found.period_s / self.width)
+
+    def solve(self, cap_s: float) -> None:
+        """Finds the least period, if it is at most `cap_s`; sets `below_s` and `least`."""
+        found = self.within(cap_s, stashes=(KEEP,)) if len(self.stashes) > 1 else None
+        every = self.within(cap_s if found is None else found.below_s)
+        self.least = found if every is None else every
+        self.below_s = max(self.below_s, cap_s if self.least is None else self.least.below_s)
+
+    def least_staleness(self) -> int | None:
+        """The least limit on staleness with which there is a solution; None where there is none at all."""
+        free = self.programme()
+        free.rules = replace(free.rules, limit=None)
+        stages = free.solve(free.serial_s)
+        if stages is None:
+            return None
+        late = self.split.intervals.late
+        most = max(int(free.rules.staleness(np.array(float(s.in_flight)), late[s.first, s.end])) for s in stages)
+        for limit in range(most):
+            free.rules = replace(free.rules, limit=limit)
+            if free.solve(free.serial_s) is not None:
+                return limit
+        return most
+
+
+def _short(order: Order) -> str:
+    text = ", ".join(map(str, order[:8]))
+    return text if len(order) <= 8 else f"{text}, ..."
+
+
+def alternatives(problem: Problem, space: SearchSpace) -> list[Alternative]:
+    """Everything to try, methods in the user's order. Raises WorkloadError where a method does not apply."""
+    one = (tuple(range(len(problem.cluster))),)
+    ways = [Split(problem, groups) for groups in (one, *splits(problem, space))]
+    for method in space.asynchronous:
+        reason = why_not(problem, method)
+        if reason is not None:
+            raise WorkloadError(reason)
+    floor_s = load(problem) / problem.workload.micro_batches
+    found = [a for method in space.asynchronous for split in ways for a in _of_split(method, split, space)]
+    return [replace(a, below_s=floor_s) for a in found]
+
+
+def _of_split(method: str, split: Split, space: SearchSpace) -> Iterator[Alternative]:
+    workload, width = split.whole.workload, len(split.groups)
+    stages = min(len(split.chain), len(split.groups[0]))
+    stashes = (KEEP, *priced(split.whole, space))
+    for count in range(stages, 0, -1) if stages <= FEW_STAGES else (stages,):
+        least = WEIGHT_POLICIES[method].least_update(count)
+        update = workload.update_every or least
+        if workload.micro_batches % update or update < least or update % width:
+            continue
+        if workload.micro_batches // update >= 2:
+            for order in orders(split.small, count):
+                yield Alternative(method, split, order, update, stashes)
+
+
+def why_not(problem: Problem, method: str) -> str | None:
+    """Why a weight policy does not apply to so many micro-batches and stages; None where it does."""
+    workload = problem.workload
+    batches, stages = workload.micro_batches, min(len(problem.model.layers), len(problem.cluster))
+    least = WEIGHT_POLICIES[method].least_update(stages)
+    update = workload.update_every or least
+    if update < least:
+        return f"{method}: needs at least {least} micro-batches an update for {stages} stages, got {update}"
+    if batches % update:
+        return f"{method}: updates of {update} micro-batches do not divide {batches} micro-batches"
+    if batches < 2 * update:
+        return f"{method}: a run needs at least two updates of {update} micro-batches, got {batches} micro-batches"
+    return None
+
+
+def orders(problem: Problem, count: int) -> list[Order]:
+    """Devices for stages 0, 1, ...: those of the synchronous search, and all orders of few blocks of equal devices."""
+    found = device_orders(problem, count)
+    devices = problem.cluster.devices
+    blocks = [tuple(d.index for d in block) for _, block in groupby(devices, key=lambda device: device.kind)]
+    if 1 < len(blocks) <= MOST_BLOCKS:
+        found += [tuple(d for block in blocks for d in block)[:count] for blocks in permutations(blocks)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,44 @@
+"""The least period at which a programme has a solution, by bisection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .programme import Programme, Stage
+
+EXACT = 1e-9
+"""How close, as a share, the periods are between which the least one lies."""
+
+
+@dataclass(frozen=True)
+class Least:
+    """No solution has a period of `below_s` or less; these stages have one of `period_s`."""
+
+    below_s: float
+    period_s: float
+    stages: tuple[Stage, ...]
+
+
+def least_period(programme: Programme, below_s: float, cap_s: float) -> Least | None:
+    """The least period above `below_s`, which none goes below, and at most `cap_s`; None where there is none."""
+    high = min(cap_s, programme.serial_s)
+    if high < below_s:
+        return None
+    stages = programme.solve(high)
+    if stages is None:
+        return None
+    low = min(below_s, high)
+    first = max(low, 1e-300) * (1 + EXACT)
+    if first < high:
+        found = programme.solve(first)
+        if found is not None:
+            return Least(low, first, found)
+        low = first
+    while high > low * (1 + EXACT):
+        middle = (low + high) / 2
+        found = programme.solve(middle)
+        if found is None:
+            low = middle
+        else:
+            high, stages = middle, found
+    return Least(low, high, stages)

@@ -1,0 +1,132 @@
+"""From the stages of a solution to a plan: start-up, F and B in turn, drain, on every group of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...errors import PlanError
+from ...lower import assembled
+from ...operations import OFFLOAD, RECOMPUTE, Candidate, StageCosts
+from ...partition.chain import Chain
+from ...period import period_seconds
+from ...plan import Kind, Op, Pipeline, Plan, Problem
+from ...repeat import repeat
+from ...simulate import simulate_orders
+from ...versions import update_size
+from ..fit import excess, host_excess
+from .programme import Stage
+from .tables import Groups
+
+NEVER, LATE, SOON = None, 1, 0
+"""How many stashes that leave for the host may still be there when the next forward begins."""
+
+
+def built(
+    problem: Problem,
+    chain: Chain,
+    groups: Groups,
+    order: Sequence[int],
+    stages: Sequence[Stage],
+    weights: str,
+    source: str,
+    leaving: int | None = NEVER,
+) -> Plan | None:
+    """The plan of these stages with its forecast, but for the period; None where its lists cannot run.
+
+    order: devices of a group, by stage, as positions in the group. Micro-batches are dealt out to the groups in turn.
+    """
+    width, batches = len(groups), problem.workload.micro_batches
+    names = tuple(chain.names[stage.first : stage.end] for stage in stages)
+    pipelines, orders = [], [list[Op]() for _ in problem.cluster.devices]
+    for g, devices in enumerate(groups):
+        route = tuple(devices[position] for position in order[: len(stages)])
+        mine = tuple(range(g, batches, width))
+        pipelines.append(Pipeline(route, route, mine))
+        for s, (device, stage) in enumerate(zip(route, _sloping(stages), strict=True)):
+            orders[device] = list(_listed(s, stage, mine, leaving))
+    rows = tuple(tuple(stage.stash for stage in stages) for _ in pipelines)
+    try:
+        return assembled(Candidate(problem, names, tuple(pipelines), rows, weights), orders, source, period=False).plan
+    except PlanError:
+        return None
+
+
+def with_period(plan: Plan) -> Plan:
+    """The plan with the period in its forecast."""
+    assert plan.forecast is not None
+    return plan.with_forecast(replace(plan.forecast, period_s=period_seconds(plan)))
+
+
+def _sloping(stages: Sequence[Stage]) -> list[Stage]:
+    """Stages with at least as many micro-batches in flight as the next: with fewer they would wait in a circle."""
+    found: list[Stage] = []
+    for stage in reversed(stages):
+        most = max(stage.in_flight, found[-1].in_flight if found else 1)
+        found.append(replace(stage, in_flight=most))
+    return found[::-1]
+
+
+def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
+    """F, B, R and FREE of one stage."""
+    again, away = stage.stash == RECOMPUTE, stage.stash == OFFLOAD and leaving is not None
+    begun = 0
+
+    def forward() -> Iterator[Op]:
+        nonlocal begun
+        gone = begun - 1 - (leaving or 0)
+        if away and gone >= 0:
+            yield Op(Kind.FREE, s, micro_batches[gone])
+        yield Op(Kind.F, s, micro_batches[begun])
+        begun += 1
+
+    while begun < min(stage.in_flight, len(micro_batches)):
+        yield from forward()
+    for m in micro_batches:
+        if again:
+            yield Op(Kind.R, s, m)
+        yield Op(Kind.B, s, m)
+        if begun < len(micro_batches):
+            yield from forward()
+
+
+@dataclass(frozen=True)
+class Excess:
+    """By how many bytes a plan exceeds the memory of every device, and of the hosts together."""
+
+    devices: tuple[int, ...]
+    hosts: int
+
+    @property
+    def total(self) -> int:
+        """All of them; 0 where the plan fits."""
+        return sum(self.devices) + self.hosts
+
+
+def excess_for_long(plan: Plan) -> Excess:
+    """What a plan with a forecast exceeds, in its run and in one that is long enough to reach its steady state."""
+    runs, update = [plan], update_size(plan)
+    needed = 2 * len(plan.pipelines) * (max(map(_most_begun, plan.orders)) + 1) + 2 * update
+    if plan.problem.workload.micro_batches < needed:
+        try:
+            longer = repeat(plan, -(-needed // update) * update)
+            runs.append(
+                longer.with_forecast(
+                    simulate_orders(
+                        longer, StageCosts.of(longer.problem.model, longer.stages), longer.orders
+                    ).forecast()
+                )
+            )
+        except PlanError:
+            pass
+    devices = [max(over) for over in zip(*(excess(run) for run in runs), strict=True)]
+    return Excess(tuple(devices), max(sum(host_excess(run)) for run in runs))
+
+
+def _most_begun(order: Sequence[Op]) -> int:
+    """Most micro-batches between F and B in a device's list."""
+    begun = most = 0
+    for op in order:
+        begun += (op.kind is Kind.F) - (op.kind is Kind.B)
+        most = max(most, begun)
+    return most

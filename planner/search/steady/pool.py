@@ -1,0 +1,92 @@
+"""Solutions that were built: each simulated once, with what it exceeds; and the solutions next to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...operations import OFFLOAD
+from ...plan import Plan, Problem
+from .alternatives import Alternative
+from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
+from .programme import Stage
+
+Stages = tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A solution as a plan. excess: of its devices, and of the hosts."""
+
+    alternative: Alternative
+    stages: Stages
+    plan: Plan
+    excess: Excess
+
+    @property
+    def period_s(self) -> float:
+        """Simulated seconds a micro-batch; of the run as a whole where the plan does not fit."""
+        forecast = self.plan.forecast
+        assert forecast is not None
+        return forecast.step_s / self.plan.problem.workload.micro_batches if self.excess.total else forecast.objective_s
+
+    @property
+    def score(self) -> tuple[int, float]:
+        """Missing bytes first, then the period."""
+        return self.excess.total, self.period_s
+
+    @property
+    def over(self) -> tuple[int, ...]:
+        """Bytes missing at every place of the pipeline."""
+        groups = self.alternative.split.groups
+        return tuple(max(self.excess.devices[g[d]] for g in groups) for d in self.alternative.order)
+
+
+class Pool:
+    """Everything simulated of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.known: dict[tuple[int, Stages], Tried | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def tried(self, alternative: Alternative, stages: Sequence[Stage], source: str = "search") -> Tried | None:
+        """The solution as the best plan of its ways to leave room for copies; None where it does not run."""
+        key = id(alternative), tuple(stages)
+        if key not in self.known:
+            away = any(stage.stash == OFFLOAD for stage in stages)
+            ways = (
+                self._built(alternative, key[1], source, way) for way in ((NEVER, LATE, SOON) if away else (NEVER,))
+            )
+            self.known[key] = min((way for way in ways if way is not None), key=lambda way: way.score, default=None)
+        return self.known[key]
+
+    def _built(self, alternative: Alternative, stages: Stages, source: str, leaving: int | None) -> Tried | None:
+        split = alternative.split
+        args = (self.problem, split.chain, split.groups, alternative.order, stages, alternative.method, source, leaving)
+        plan = built(*args)
+        if plan is None:
+            return None
+        excess = excess_for_long(plan)
+        return Tried(alternative, stages, plan if excess.total else with_period(plan), excess)
+
+
+def neighbours(alternative: Alternative, stages: Stages) -> Iterator[Stages]:
+    """Solutions that differ in one stash policy, one number in flight, or one layer between two stages."""
+    for k, stage in enumerate(stages):
+        for stash in alternative.stashes:
+            if stash != stage.stash:
+                yield _with(stages, k, replace(stage, stash=stash))
+        for more in (1, -1):
+            if stage.in_flight + more >= 1:
+                yield _with(stages, k, replace(stage, in_flight=stage.in_flight + more))
+    for k, (a, b) in enumerate(zip(stages, stages[1:], strict=False)):
+        for moved in (a.end - 1, a.end + 1):
+            if a.first < moved < b.end:
+                yield _with(_with(stages, k, replace(a, end=moved)), k + 1, replace(b, first=moved))
+
+
+def _with(stages: Stages, k: int, stage: Stage) -> Stages:
+    return (*stages[:k], stage, *stages[k + 1 :])

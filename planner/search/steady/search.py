@@ -1,0 +1,281 @@
+"""The search without a flush: alternatives by their bounds, the best of them built and simulated."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from .... import __version__
+from ...errors import InputError, PlanError
+from ...lower import assemble
+from ...operations import KEEP, Candidate
+from ...partition.chain import cut, lightest
+from ...plan import Plan, Problem, Provenance
+from ...schedules.asynchronous import WEIGHTS
+from ...versions import Versions
+from ...workload import SearchSpace
+from ..considered import Considered, Ledger
+from ..fit import Lack, Stale, shortages
+from ..named_steady import plan_named
+from ..portfolio import device_orders, own_orders
+from ..result import Result
+from ..session import PROVEN, OnProgress, Progress, Session
+from .alternatives import Alternative, alternatives
+from .bisect import EXACT
+from .build import excess_for_long
+from .pool import Pool, Tried, neighbours
+from .programme import Margin, Stage
+
+LARGE = 60_000
+"""F and B of a plan from which on only few variants of it are simulated."""
+ROUNDS, FEW_ROUNDS = 8, 3
+"""How often at most a solution that does not fit is looked for again with more room; for large plans."""
+SPACE = (
+    "contiguous stages in layer order, one a device, on all devices or alike on equal groups of them; every stage "
+    "alternates forwards and whole backwards with a fixed number of micro-batches in flight, at most a run without one "
+    "update; stashes kept, recomputed or offloaded as allowed; the steady state fits the memory"
+)
+
+
+class Steady:
+    """One search: its clock, the best plan so far, and what is known of the alternatives."""
+
+    def __init__(
+        self, problem: Problem, space: SearchSpace, deadline: float, on_progress: OnProgress | None, started: float
+    ) -> None:
+        self.problem, self.space, self.deadline = problem, space, deadline
+        self.on_progress, self.started = on_progress, started
+        self.best: Plan | None = None
+        self.ledger, self.interrupted = Ledger(), False
+        self.pool = Pool(problem)
+        self.every = alternatives(problem, space)
+
+    @property
+    def best_s(self) -> float:
+        """Period of the best plan; infinite before there is one."""
+        return math.inf if self.best is None or self.best.forecast is None else self.best.forecast.objective_s
+
+    @property
+    def bound_s(self) -> float:
+        """No plan of the space has a shorter period."""
+        return min(alternative.below_s for alternative in self.every)
+
+    @property
+    def over(self) -> bool:
+        """Whether time is up."""
+        return time.monotonic() >= self.deadline
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing open can be better than the best plan."""
+        return self.best_s <= self.bound_s * (1 + PROVEN)
+
+    def offer(self, plan: Plan | None, phase: str) -> None:
+        """Takes a plan with its period into account where it fits."""
+        if plan is not None and not excess_for_long(plan).total:
+            self._take(plan, phase)
+
+    def _take(self, plan: Plan, phase: str) -> None:
+        """Takes a plan that fits into account, unless it is too stale."""
+        if (
+            plan.forecast is not None
+            and plan.forecast.objective_s < self.best_s * (1 - EXACT)
+            and not self._stale(plan)
+        ):
+            self.best = plan
+            self.report(phase)
+
+    def _stale(self, plan: Plan) -> bool:
+        limit = self.problem.workload.staleness_limit
+        return limit is not None and max(Versions.of(plan).most_stale.values()) > limit
+
+    def report(self, phase: str) -> None:
+        """Tells the caller where the search stands."""
+        if self.on_progress is not None:
+            best_s = None if self.best is None else self.best_s
+            seconds = time.monotonic() - self.started
+            self.on_progress(Progress(seconds, best_s, min(self.bound_s, self.best_s), phase))
+
+    # ---------------------------------------------------------------- the search
+
+    def run(self, hint: Plan | None, seed: int) -> None:
+        """The hint, a first plan, alternatives with the least bound first; named schedules where these leave a gap."""
+        if hint is not None and hint.weights in self.space.asynchronous:
+            self.offer_hint(hint)
+        self.first_named()
+        while not self.over and not self.proven and (alternative := self.next()) is not None:
+            if alternative.least is None:
+                alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))
+            else:
+                self.build(alternative)
+        if not self.proven:
+            self.named(seed)
+            self.polish()
+
+    def _least_s(self) -> float:
+        """The least period of a solution that has not been built; infinite without one."""
+        return min((a.least.period_s for a in self.every if a.least is not None and not a.closed), default=math.inf)
+
+    def next(self) -> Alternative | None:
+        """What may be best: a solution to build if none is known to be shorter, else what is to be solved."""
+        still = [a for a in self.every if not a.closed and a.below_s < self.best_s * (1 - 2 * EXACT)]
+        if not still:
+            return None
+        bound_s = min(a.below_s for a in still)
+        solved = [a for a in still if a.least is not None and a.below_s <= bound_s * (1 + 4 * EXACT)]
+        return solved[0] if solved else min(still, key=lambda a: a.below_s)
+
+    def offer_hint(self, hint: Plan) -> None:
+        """Offers the caller's plan as it is on this problem; nothing where it does not apply."""
+        candidate = Candidate(self.problem, hint.stages, hint.pipelines, hint.stash, hint.weights)
+        try:
+            self.offer(assemble(candidate, own_orders(hint), "hint"), "hint")
+        except (PlanError, KeyError, IndexError):
+            return
+
+    def first_named(self) -> None:
+        """One forward, one backward on the cut that balances best, with the first method: a plan to begin with."""
+        a = self.every[0]
+        chain, count = a.split.chain, len(a.order)
+        flights = [count - k for k in range(count)]
+        found = cut(chain, a.order, flights) or cut(chain, a.order, [0] * count, buffers=0)
+        if found is not None:
+            ends = (0, *found, len(chain))
+            stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
+            self._try(a, tuple(stages), "one forward one backward")
+
+    def named(self, seed: int) -> None:
+        """The named schedules of these methods on their best cuts."""
+        for name, method in WEIGHTS.items():
+            if method in self.space.asynchronous and not self.over and not self.proven:
+                space = SearchSpace(name)
+                session = Session(self.problem, space, self.deadline, seed, 1, None, None, self.started)
+                try:
+                    found = plan_named(session, device_orders(self.problem, session.stages))
+                except InputError:
+                    continue
+                self.offer(found.plan, name)
+
+    def build(self, alternative: Alternative) -> None:
+        """Builds an alternative's solution; with more room where it does not fit, until it does."""
+        assert alternative.least is not None
+        alternative.closed = True
+        stages, margin = alternative.least.stages, Margin(spare=(0,) * len(alternative.order))
+        for _ in range(FEW_ROUNDS if self._large(alternative) else ROUNDS):
+            tried = self._try(alternative, stages)
+            if self.over or tried is None or self.best_s <= alternative.below_s * (1 + PROVEN):
+                return
+            if not tried.excess.total:
+                break
+            spare = tuple(a + b for a, b in zip(margin.spare, tried.over, strict=True))
+            margin = replace(margin, spare=spare, shared=margin.shared or tried.excess.hosts > 0)
+            found = self._roomier(alternative, margin)
+            if found is None:
+                return
+            stages = found
+        for steps in () if self._large(alternative) else (0.5, 1.0):
+            found = self._roomier(alternative, replace(margin, steps=steps))
+            if found is not None and not self.over:
+                self._try(alternative, found)
+
+    def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
+        found = alternative.within(self.best_s * (1 - EXACT), margin)
+        return None if found is None else found.stages
+
+    def _large(self, alternative: Alternative) -> bool:
+        return 2 * self.problem.workload.micro_batches * len(alternative.order) > LARGE
+
+    def _try(self, alternative: Alternative, stages: tuple[Stage, ...], source: str = "search") -> Tried | None:
+        """Simulates these stages and offers their plan where it fits."""
+        tried = self.pool.tried(alternative, stages, source)
+        if tried is not None and not tried.excess.total:
+            self._take(tried.plan, alternative.name)
+        return tried
+
+    def polish(self) -> None:
+        """From the best solutions built to better ones next to them, as long as there are any."""
+        starts = sorted((t for t in self.pool.known.values() if t is not None), key=lambda t: t.score)
+        fit = [t for t in starts if not t.excess.total]
+        for start in [*fit[:1], *[t for t in starts if t.excess.total][:2]]:
+            here: Tried | None = start
+            while here is not None:
+                here = self._better(here)
+
+    def _better(self, here: Tried) -> Tried | None:
+        """The first solution next to this one that lacks less memory, or is faster; None where there is none."""
+        for stages in neighbours(here.alternative, here.stages):
+            if self.over or self.proven:
+                return None
+            tried = self._try(here.alternative, stages)
+            if tried is not None and _nearer(tried.score, here.score) and not self._stale(tried.plan):
+                return tried
+        return None
+
+    # ---------------------------------------------------------------- the answer
+
+    def answer(self, seed: int) -> Result:
+        """The result, whatever has been reached."""
+        notes = self._considered()
+        if self.best is None or self.best.forecast is None:
+            lacks = self._lacks()
+            status = "infeasible" if math.isinf(self.bound_s) and lacks else "unknown"
+            return Result(status, None, 0.0 if math.isinf(self.bound_s) else self.bound_s, None, lacks, notes)
+        bound_s = min(self.bound_s, self.best_s)
+        gap = self.best_s / bound_s - 1 if bound_s > 0 else (0.0 if self.best_s == 0 else math.inf)
+        status = "optimal" if gap <= PROVEN else "feasible"
+        forecast = replace(self.best.forecast, bound_s=bound_s, gap=gap, status=status)
+        source, seconds = self.best.provenance.source, time.monotonic() - self.started
+        made = Provenance(__version__, seed, source, "dynamic programme", seconds, SPACE)
+        plan = replace(self.best, forecast=forecast, provenance=made)
+        return Result(status, plan, bound_s, gap, considered=notes)
+
+    def _considered(self) -> tuple[Considered, ...]:
+        best = None if self.best is None else self.best_s
+        self.ledger.note(f"plans simulated: {len(self.pool)}", self.bound_s, best, "simulated")
+        for a in self.every:
+            found = None if a.least is None else a.least.period_s
+            self.ledger.note(a.name, a.below_s, None if not a.closed else found, "")
+        return self.ledger.settled(self.best_s)
+
+    def _lacks(self) -> tuple[Lack, ...]:
+        """What the least bad plan lacks: memory with one micro-batch at a time, or freshness."""
+        limit = self.problem.workload.staleness_limit
+        if limit is not None:
+            needed = [s for s in (a.least_staleness() for a in self.every) if s is not None]
+            if needed:
+                return (Stale(limit, min(needed)),) if min(needed) > limit else ()
+        for a in self.every:
+            found = lightest(a.split.chain, a.order, [1] * len(a.order))
+            if found is not None:
+                ends = (0, *found[0], len(a.split.chain))
+                stages = [Stage(ends[k], ends[k + 1], KEEP, 1) for k in range(len(a.order))]
+                made = self.pool.tried(a, tuple(stages), "one at a time")
+                return () if made is None else shortages(made.plan)
+        return ()
+
+
+def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:
+    """Whether less memory is missing, or as much and the period is shorter."""
+    return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - EXACT))
+
+
+def search_steady(
+    problem: Problem,
+    space: SearchSpace,
+    deadline: float,
+    seed: int,
+    hint: Plan | None,
+    on_progress: OnProgress | None,
+    started: float,
+) -> Result:
+    """plan() for weight policies without a flush: the least period found by `deadline`, and a bound on it.
+
+    Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
+    """
+    search = Steady(problem, space, deadline, on_progress, started)
+    try:
+        search.run(hint, seed)
+    except KeyboardInterrupt:
+        search.interrupted = True
+    return search.answer(seed)

@@ -1,0 +1,87 @@
+"""Planning without a flush from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from instances import uniform
+
+from contraflow.__main__ import cli
+from contraflow.planner import check, load_plan
+
+CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'
+
+
+def run(folder: Path, command: str, *more: object) -> Result:
+    """A command on two devices and two layers with F = 1 and B = 2 seconds, eight micro-batches."""
+    uniform(2, 1.0, 2.0, parameter_bytes=8).save(folder / "model.json")
+    (folder / "cluster.toml").write_text(CLUSTER)
+    given = [command, folder / "model.json", "--cluster", folder / "cluster.toml", "--micro-batches", 8, *more]
+    return CliRunner().invoke(cli, [str(part) for part in given])
+
+
+def test_plan_says_period_weights_and_staleness(tmp_path: Path) -> None:
+    """In JSON beside the usual keys; the plan that it writes passes the checker."""
+    result = run(tmp_path, "plan", "--asynchronous", "stash", "--json", "-o", tmp_path / "plan.json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["status"]) == (0, "optimal")
+    assert (found["period_s"], found["weights"], found["staleness"]) == (3.0, "stash", [1, 0])
+    assert found["step_s"] == 27.0  # eight periods, and one to fill the pipeline
+    assert check(load_plan(tmp_path / "plan.json")) == []
+
+
+def test_a_synchronous_plan_says_nothing_of_it(tmp_path: Path) -> None:
+    """The frozen keys stay as they are."""
+    found = json.loads(run(tmp_path, "plan", "--time-limit", "1", "--json").stdout)
+    assert not {"period_s", "weights", "staleness"} & set(found)
+
+
+def test_the_text_says_it_to_people(tmp_path: Path) -> None:
+    """Seconds a micro-batch, micro-batches a second, staleness and versions."""
+    result = run(tmp_path, "plan", "--asynchronous", "stash")
+    text = " ".join(result.stdout.split())
+    assert "period 3 s a micro-batch" in text
+    assert "0.3333 micro-batches/s; updates of staleness by stage: 1, 0; versions held: 2, 1" in text
+
+
+def test_options_reach_the_plan(tmp_path: Path) -> None:
+    """Micro-batches an update and the staleness limit are the workload's."""
+    more = ("--asynchronous", "2bw,stash", "--update-every", 4, "--staleness-limit", 1)
+    result = run(tmp_path, "plan", *more, "-o", tmp_path / "plan.json")
+    assert result.exit_code == 0, result.output
+    plan = load_plan(tmp_path / "plan.json")
+    assert plan.weights == "2bw"  # the first of those that are equally fast
+    assert (plan.problem.workload.update_every, plan.problem.workload.staleness_limit) == (4, 1)
+
+
+def test_any_leaves_out_what_does_not_apply(tmp_path: Path) -> None:
+    """One micro-batch an update is too few for double buffering on two stages."""
+    result = run(tmp_path, "plan", "--asynchronous", "any", "--update-every", 1, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["weights"]) == (0, "naive")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_compare_lists_schedules_without_and_the_search_with_a_flush(tmp_path: Path, as_json: bool) -> None:
+    """All by seconds a micro-batch; a flush costs the time to fill and drain the pipeline."""
+    more = ("--json",) if as_json else ()
+    result = run(tmp_path, "compare", "--asynchronous", "stash,2bw", "--time-limit", 1, "--pipelines", 1, *more)
+    assert result.exit_code == 0, result.output
+    if not as_json:
+        assert "pipedream" in result.stdout
+        return
+    rows = {row["schedule"]: row for row in json.loads(result.stdout)["rows"]}
+    assert list(rows) == ["pipedream", "pipedream-2bw", "search", "search, with a flush"]
+    assert rows["pipedream"]["micro_batch_s"] == rows["search"]["micro_batch_s"] == 3.0
+    assert rows["pipedream"]["staleness"] == [1, 0]
+    assert rows["search, with a flush"]["micro_batch_s"] > 3.0
+    assert rows["search, with a flush"]["weights"] == "flush"
+
+
+def test_infeasible_says_what_is_missing(tmp_path: Path) -> None:
+    """Exit code 1 and the bytes."""
+    result = run(tmp_path, "plan", "--asynchronous", "stash", "--memory-limit", 16)
+    assert result.exit_code == 1
+    assert "device 0: 1 bytes missing" in result.stderr

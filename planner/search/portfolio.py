@@ -137,7 +137,7 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
             return
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
         least_s = bounds.candidate(candidate, shares, session.space.split_backward)
-        if session.best is not None and least_s >= session.best_s:
+        if least_s >= session.best_s or busiest_s(candidate) >= session.worth_s:
             continue
         try:
             whole = not_split(session.space, candidate)
@@ -148,6 +148,17 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         session.remember(found)
         if found.forecast.step_s < session.best_s and not lacking(found):
             session.offer(found.plan, phase)
+
+
+def busiest_s(candidate: Candidate) -> float:
+    """Seconds of the forwards and backwards of the busiest device."""
+    costs, devices = candidate.costs, candidate.problem.cluster.devices
+    work = (costs.forward_s + costs.backward_s).tolist()
+    found = [0.0] * len(devices)
+    for pipeline in candidate.pipelines:
+        for s, device in enumerate(pipeline.forward):
+            found[device] += len(pipeline.micro_batches) * work[s] / devices[device].kind.speed
+    return max(found)
 
 
 def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:

@@ -17,12 +17,10 @@ from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, st
 from ..partition.mixed import AWAY, QUARTERS, fates, kept
 from ..plan import Kind, Op
 from .fit import limits
+from .fullest import Fullest, Ints, Unit, fullest
 
 TURNS = (0, 2, 1, 3)
 """In which order micro-batches of four join those that are recomputed: they take turns."""
-Unit = tuple[int, int]
-"""Pipeline and stage."""
-Ints = NDArray[np.int64]
 
 
 def lightened(
@@ -36,14 +34,15 @@ def lightened(
     found: dict[Unit, int] = {}
     worst = 0.0
     static = [sum(parts.values()) for parts in static_bytes(candidate, candidate.costs)]
+    instants = fullest(orders, candidate.pipelines, len(candidate.stages))
     for d, limit in enumerate(limits(candidate.problem)):
         if not orders[d]:
             continue
-        device = _Device.of(candidate, d, orders[d], limit - static[d] - less[d])
+        device = _Device.of(candidate, d, instants[d], limit - static[d] - less[d])
         chosen = device.choose(options)
         if chosen is None:
             return None
-        found.update(zip(device.units, chosen, strict=True))
+        found.update(zip(device.full.units, chosen, strict=True))
         worst = max(worst, device.seconds(chosen))
     return found, worst
 
@@ -77,17 +76,14 @@ def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> 
 
 @dataclass(frozen=True)
 class _Device:
-    """One device's units and the instants of its order at which most is alive.
+    """One device's units, and what they take when most is alive.
 
-    live, pending: micro-batches between F and I (or B), and between I and W: [instants, units]. counts: micro-batches
-    a step. Bytes of a stash, of what is left between I and W, and of what recomputation keeps; seconds of forward and
-    backward, of forward, and of a copy to the host.
+    counts: micro-batches a step. Bytes of a stash, of what is left between I and W, and of what recomputation keeps;
+    seconds of forward and backward, of forward, and of a copy to the host.
     """
 
-    units: tuple[Unit, ...]
+    full: Fullest
     room: int
-    live: Ints
-    pending: Ints
     counts: Ints
     stash: Ints
     later: Ints
@@ -97,14 +93,10 @@ class _Device:
     copy_s: NDArray[np.float64]
 
     @classmethod
-    def of(cls, candidate: Candidate, device: int, order: Sequence[Op], room: int) -> _Device:
+    def of(cls, candidate: Candidate, device: int, full: Fullest, room: int) -> _Device:
         """The device of a candidate under an order, with `room` bytes beside what stays all step."""
         costs, cluster = candidate.costs, candidate.problem.cluster
-        line = route(candidate)
-        units = tuple(sorted({(line[op.micro_batch], op.stage) for op in order}))
-        stage = np.array([s for _, s in units])
-        place = {unit: k for k, unit in enumerate(units)}
-        live, pending = _instants(order, [place[line[op.micro_batch], op.stage] for op in order], len(units))
+        stage = np.array([s for _, s in full.units])
         kind = cluster.devices[device].kind
         group = cluster.node_groups[cluster.devices[device].node]
         host = group.host_link_shared_by / group.host_link.bandwidth
@@ -115,8 +107,8 @@ class _Device:
             if (p.forward[producer] == device) != (p.forward[consumer] == device)
         )
         return cls(
-            units, int(room - transit - costs.workspace_bytes[stage].max()), live, pending,
-            np.array([len(candidate.pipelines[p].micro_batches) for p, _ in units]),
+            full, int(room - transit - costs.workspace_bytes[stage].max()),
+            np.array([len(candidate.pipelines[p].micro_batches) for p, _ in full.units]),
             costs.stash_bytes[stage], costs.weight_stash_bytes[stage], costs.incoming_bytes[stage],
             (costs.forward_s + costs.backward_s)[stage] / kind.speed, costs.forward_s[stage] / kind.speed,
             costs.stash_bytes[stage] * host,
@@ -125,17 +117,17 @@ class _Device:
     @cached_property
     def _few(self) -> int:
         """Up to so many micro-batches of a unit are alive."""
-        return int(self.live.max(initial=0)) + 1
+        return int(self.full.live.max(initial=0)) + 1
 
     def bytes(self, chosen: Sequence[int]) -> int:
         """The most that is alive under these fates."""
-        total = self.pending @ self.later
+        total = self.full.pending @ self.later
         again = 0
         for k, fate in enumerate(chosen):
-            whole = np.array([kept(n, fate) for n in range(self._few)])[self.live[:, k]]
+            whole = np.array([kept(n, fate) for n in range(self._few)])[self.full.live[:, k]]
             total = total + whole * self.stash[k]
             if 0 < fate <= QUARTERS:
-                total = total + (self.live[:, k] - whole) * self.entering[k]
+                total = total + (self.full.live[:, k] - whole) * self.entering[k]
                 again = max(again, int(self.stash[k] - self.entering[k]))
         return int(total.max(initial=0)) + again
 
@@ -148,7 +140,7 @@ class _Device:
 
     def choose(self, options: Sequence[int]) -> list[int] | None:
         """Fates under which the device holds its order: by turns what costs least time a byte; None without any."""
-        chosen = [0] * len(self.units)
+        chosen = [0] * len(self.full.units)
         held = self.bytes(chosen)
         while held > self.room:
             before, best = self.seconds(chosen), None
@@ -176,23 +168,3 @@ class _Device:
                     chosen = other
                     break
         return chosen
-
-
-def _instants(order: Sequence[Op], unit: Sequence[int], units: int) -> tuple[Ints, Ints]:
-    """Live and pending micro-batches of every unit, at the instants that no other one exceeds in both."""
-    change = np.zeros((len(order), 2, units), dtype=np.int64)
-    for n, (op, u) in enumerate(zip(order, unit, strict=True)):
-        if op.kind == Kind.F:
-            change[n, 0, u] = 1
-        elif op.kind in (Kind.B, Kind.I):
-            change[n, 0, u] = -1
-            change[n, 1, u] = op.kind == Kind.I
-        elif op.kind == Kind.W:
-            change[n, 1, u] = -1
-    alive = np.cumsum(change, axis=0).reshape(len(order), 2 * units)
-    falls = np.ones(len(order), dtype=bool)
-    falls[:-1] = (change.reshape(len(order), -1) < 0).any(axis=1)[1:]
-    full = np.unique(alive[falls], axis=0)
-    top = [row for n, row in enumerate(full) if not (np.delete(full, n, axis=0) >= row).all(axis=1).any()]
-    found = np.array(top, dtype=np.int64).reshape(len(top), 2, units)
-    return found[:, 0], found[:, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 from .. import bounds
 from ..errors import ScheduleError
@@ -86,7 +87,7 @@ def _named(session: Session, found: Assembled, orders: list[Order]) -> None:
             return
         placed = place(layout, order, len(session.problem.cluster))
         if used == {KEEP}:
-            try_layout(session, placed, cuts_for(session, placed, 0)[:1], layout.name)
+            try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), layout.name)
         else:
             try_mixed(session, placed, used - {KEEP}, layout.name)
 

@@ -12,6 +12,7 @@ from ..plan import Kind, Op
 from ..schedules import Layout, capped
 from .fates import lightened, with_fates, with_recomputation
 from .fit import missing
+from .fullest import residents
 from .orders.shapes import balanced, policies
 from .portfolio import Order, named_layouts, not_split, place, whole_backwards
 from .session import Session
@@ -68,7 +69,15 @@ def _mixed(session: Session, layout: Layout, allowed: Collection[str], less: Seq
     """The layout on its best cut with the cheapest fates; None where none fits, or none can be of use."""
     route = layout.pipelines[0].forward
     if len(set(route)) == len(route):
-        cuts = cut_mixed(session.chain, route, layout.in_flight, allowed, less)
+        alive = residents(layout)
+        flights = [max(stages.get(s, 0) for stages in alive) for s in range(layout.stages)]
+        cuts = cut_mixed(
+            session.chain,
+            route,
+            [max(stages.get(s, 0) for stages in alive) for s in range(layout.stages)],
+            allowed,
+            less,
+        )
     else:
         cuts = balanced(session.chain, route)
     if cuts is None:

@@ -22,7 +22,7 @@ from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
 from .sparing import overfull
 
-WHOLE, QUICK = 0.4, 0.12
+WHOLE, QUICK = 0.5, 0.12
 """Shares of the time left that the quick plans of the most promising width, and of another one, may take."""
 CLOSELY = 2400
 """F and B of a plan with one stage a device up to which every width gets the best bound there is."""

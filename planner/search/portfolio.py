@@ -17,7 +17,7 @@ from ..plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Probl
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
 from .fit import lacking, limits
-from .fullest import of_layout, residents
+from .fullest import in_flight, of_layout, residents
 from .orders.shapes import policies
 from .session import Session
 
@@ -70,7 +70,7 @@ def cuts_for(session: Session, layout: Layout, few: int = FEW_CUTS) -> Iterator[
 def _cuts(session: Session, layout: Layout, few: int) -> Iterator[Cuts | None]:
     chain, alive, devices = session.chain, residents(layout), layout.pipelines[0].forward
     share = 1 / max(1, max(map(len, alive)))
-    flights = [max(stages.get(s, 0) for stages in alive) for s in range(layout.stages)]
+    flights = in_flight(layout)
     every = compositions(len(chain), layout.stages, few)
     for b in (2, 0):
         yield cut(chain, devices, flights, buffers=b, share=share, replicated=share < 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ..errors import PlanError
 from ..lower import Assembled, assembled
@@ -12,7 +12,7 @@ from ..plan import Kind, Op
 from ..schedules import Layout, capped
 from .fates import lightened, with_fates, with_recomputation
 from .fit import missing
-from .fullest import residents
+from .fullest import in_flight
 from .orders.shapes import balanced, policies
 from .portfolio import Order, named_layouts, not_split, place, whole_backwards
 from .session import Session
@@ -69,35 +69,37 @@ def _mixed(session: Session, layout: Layout, allowed: Collection[str], less: Seq
     """The layout on its best cut with the cheapest fates; None where none fits, or none can be of use."""
     route = layout.pipelines[0].forward
     if len(set(route)) == len(route):
-        alive = residents(layout)
-        flights = [max(stages.get(s, 0) for stages in alive) for s in range(layout.stages)]
-        cuts = cut_mixed(
-            session.chain,
-            route,
-            [max(stages.get(s, 0) for stages in alive) for s in range(layout.stages)],
-            allowed,
-            less,
-        )
+        cuts = cut_mixed(session.chain, route, in_flight(layout), allowed, less)
     else:
         cuts = balanced(session.chain, route)
     if cuts is None:
         return None
     plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
-    whole = not_split(session.space, plain)
-    every = frozenset(range(layout.stages))
-    orders = [halved(whole_backwards(order, whole), whole) for order in layout.orders]
-    chosen = lightened(plain, orders, allowed, less)
-    if chosen is None and any(op.kind == Kind.W for order in layout.orders for op in order):
-        orders = [halved(whole_backwards(order, every), whole) for order in layout.orders]
+    for orders in _halved(layout, not_split(session.space, plain)):
         chosen = lightened(plain, orders, allowed, less)
-    if chosen is None or chosen[1] >= session.worth_s:
-        return None
-    candidate = with_fates(plain, chosen[0])
+        if chosen is not None:
+            useful = chosen[1] < session.worth_s
+            return _assembled(session, with_fates(plain, chosen[0]), orders, layout.name, less) if useful else None
+    return None
+
+
+def _halved(layout: Layout, whole: frozenset[int]) -> Iterator[list[list[Op]]]:
+    """The layout's orders with backwards in halves as far as possible; then with no weight half left for later."""
+    yield [halved(whole_backwards(order, whole), whole) for order in layout.orders]
+    if any(op.kind == Kind.W for order in layout.orders for op in order):
+        every = frozenset(range(layout.stages))
+        yield [halved(whole_backwards(order, every), whole) for order in layout.orders]
+
+
+def _assembled(
+    session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str, less: Sequence[int]
+) -> Assembled | None:
+    """The complete lists with what the candidate's policies need; None where the orders do not run."""
+    ready = with_recomputation(candidate, orders)
     try:
-        ready: Sequence[Sequence[Op]] | None = with_recomputation(candidate, orders)
         if any(OFFLOAD in row for row in candidate.stash):
-            ready = _woven(session, candidate, ready or (), less)
-        return None if ready is None else assembled(candidate, ready, layout.name)
+            ready = _woven(session, candidate, ready, less) or []
+        return assembled(candidate, ready, name) if ready else None
     except PlanError:
         return None
 

@@ -19,7 +19,7 @@ from ..presets import PRESETS
 from ..schedules import ASYNCHRONOUS, SCHEDULES, capped
 from ..workload import SearchSpace, Workload
 from .considered import Considered
-from .few import smaller, take_over
+from .few import limit_uses, smaller, take_over
 from .fit import Shortage, Stale, lacking, shortages
 from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
@@ -36,6 +36,7 @@ from .portfolio import (
 from .result import Result
 from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import overfull, run_sparing
+from .tight import run_glance, run_mixed
 from .widths import Phases, parts, search_widths, splits
 
 FEW = 0.6
@@ -105,10 +106,17 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         run_hint(session, hint)
     ways = list(splits(session.problem, session.space))
     if ways:
-        search_widths(session, orders, ways, Phases(_space_bound, _quick, _long))
+        search_widths(session, orders, ways, Phases(_space_bound, _glance, _quick, _long))
     else:
+        _glance(session, orders)
         _quick(session, orders)
         _long(session, orders)
+
+
+def _glance(session: Session, orders: list[Order]) -> None:
+    """One plan at once where memory is tight."""
+    for order in orders if session.space.schedule == "search" else ():
+        run_glance(session, order)
 
 
 def _space_bound(session: Session) -> float:
@@ -126,7 +134,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
             _quick(session.few, orders)
             take_over(session, session.few, orders)
     else:
-        steps = (run_lightest, run_sparing, run_named, run_capped, run_remade)
+        steps = (run_lightest, run_sparing, run_glance, run_mixed, run_named, run_capped, run_remade)
         for step in steps if searching else (run_named,):
             for order in orders:
                 step(session, order)
@@ -141,6 +149,7 @@ def _long(session: Session, orders: list[Order]) -> None:
     from .improve import improve  # solver and compiler: loaded when they are needed
 
     if session.few is not None:
+        limit_uses(session, session.few)
         with session.part(session.few, FEW):
             _long(session.few, orders)
         take_over(session, session.few, orders)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 from .. import bounds
 from ..errors import ScheduleError
@@ -14,6 +16,7 @@ from ..schedules import build
 from .fit import lacking
 from .portfolio import LARGE, Order, cuts_for, place, try_layout
 from .session import Session
+from .tight import try_mixed
 
 MOST = 3
 """How many of the best plans with few micro-batches are taken over."""
@@ -22,11 +25,16 @@ _UNIT = 24
 
 
 def left_out(session: Session) -> int:
-    """Micro-batches that the smaller problem does without; 0 where that would save little."""
+    """Micro-batches that the smaller problem does without; 0 where that would save little.
+
+    Where possible a multiple of the devices, since the period of named orders divides that.
+    """
     batches, devices = session.problem.workload.micro_batches, session.stages
-    count = (batches - 4 * devices) // _UNIT * _UNIT
-    large = 2 * batches * devices > LARGE and session.space.schedule == "search"
-    return count if large and count >= 0.3 * batches else 0
+    most, least = batches - 4 * devices, 0.3 * batches
+    if 2 * batches * devices <= LARGE or session.space.schedule != "search":
+        return 0
+    counts = [most // unit * unit for unit in (math.lcm(_UNIT, 2 * devices), math.lcm(4, 2 * devices), _UNIT)]
+    return next((count for count in counts if count >= least), 0)
 
 
 def smaller(session: Session, bound: Callable[[Session], float]) -> Session | None:
@@ -42,7 +50,13 @@ def smaller(session: Session, bound: Callable[[Session], float]) -> Session | No
         session.started,
     )  # fmt: skip
     small.bound_s = bound(small)
+    limit_uses(session, small)
     return small
+
+
+def limit_uses(session: Session, small: Session) -> None:
+    """Tells the search with few micro-batches what is of no use with all of them."""
+    small.most_s = session.best_s * small.problem.workload.micro_batches / session.problem.workload.micro_batches
 
 
 def take_over(session: Session, small: Session, orders: list[Order]) -> None:
@@ -63,7 +77,7 @@ def take_over(session: Session, small: Session, orders: list[Order]) -> None:
 
 def _named(session: Session, found: Assembled, orders: list[Order]) -> None:
     """The named schedule of a plan with few micro-batches, with all of them."""
-    policy = found.candidate.stash[0][0]
+    used = {policy for row in found.candidate.stash for policy in row}
     for order in orders:
         if session.over or session.proven:
             return
@@ -72,7 +86,10 @@ def _named(session: Session, found: Assembled, orders: list[Order]) -> None:
         except ScheduleError:
             return
         placed = place(layout, order, len(session.problem.cluster))
-        try_layout(session, placed, cuts_for(session, placed, 0)[:1], layout.name, policy)
+        if used == {KEEP}:
+            try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), layout.name)
+        else:
+            try_mixed(session, placed, used - {KEEP}, layout.name)
 
 
 def _repeat(session: Session, candidate: Candidate, listed: object) -> None:

@@ -64,9 +64,14 @@ def excess(plan: Plan) -> list[int]:
     return _over(plan.problem, plan.forecast)
 
 
+def missing(found: Assembled) -> list[int]:
+    """As `excess`, of a plan without its lists."""
+    return _over(found.candidate.problem, found.forecast)
+
+
 def lacking(found: Assembled) -> int:
     """The most bytes that a device lacks; 0 where the plan fits its devices."""
-    return max(_over(found.candidate.problem, found.forecast))
+    return max(missing(found))
 
 
 def _over(problem: Problem, forecast: Forecast) -> list[int]:

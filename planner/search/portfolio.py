@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import numpy as np
 
 from .. import bounds
 from ..errors import PlanError
 from ..lower import assemble, assembled
-from ..operations import KEEP, RECOMPUTE, Candidate
+from ..operations import KEEP, RECOMPUTE, Candidate, static_bytes
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
 from ..plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ..schedules import Layout, build, capped, variants
 from ..workload import SearchSpace
-from .fit import lacking
+from .fit import lacking, limits
+from .fullest import in_flight, of_layout, residents
 from .orders.shapes import policies
 from .session import Session
 
@@ -54,36 +58,29 @@ def place(layout: Layout, order: Order, devices: int) -> Layout:
 # ------------------------------------------------------------------ cuts for a layout
 
 
-def _residents(layout: Layout) -> dict[int, dict[int, int]]:
-    """Per device, the most stashes alive at once of every stage it runs."""
-    found: dict[int, dict[int, int]] = {}
-    for device, order in enumerate(layout.orders):
-        alive: dict[int, int] = {}
-        most = found.setdefault(device, {})
-        for op in order:
-            change = 1 if op.kind == Kind.F else -1 if op.kind in (Kind.B, Kind.W) else 0
-            alive[op.stage] = alive.get(op.stage, 0) + change
-            most[op.stage] = max(most.get(op.stage, 0), alive[op.stage])
-    return found
-
-
-def cuts_for(session: Session, layout: Layout, few: int = FEW_CUTS) -> list[Cuts]:
+def cuts_for(session: Session, layout: Layout, few: int = FEW_CUTS) -> Iterator[Cuts]:
     """Cuts worth simulating for a placed layout, the most promising first; all of them where they are few."""
-    chain = session.chain
+    seen: set[Cuts] = set()
+    for c in _cuts(session, layout, few):
+        if c is not None and c not in seen:
+            seen.add(c)
+            yield c
+
+
+def _cuts(session: Session, layout: Layout, few: int) -> Iterator[Cuts | None]:
+    chain, alive, devices = session.chain, residents(layout), layout.pipelines[0].forward
+    share = 1 / max(1, max(map(len, alive)))
+    flights = in_flight(layout)
     every = compositions(len(chain), layout.stages, few)
-    residents = _residents(layout)
-    share = 1 / max(1, max(len(stages) for stages in residents.values()))
-    devices = layout.pipelines[0].forward
-    flights, alone = layout.in_flight, share == 1
-    found: list[Cuts | None] = [
-        cut(chain, devices, flights, buffers=b, share=share, replicated=not alone) for b in (2, 0)
-    ]
-    if every is None and _folds(layout):
-        pairs = [tuple(residents[d].get(s, 0) for s in _pair(k, layout)) for k, d in enumerate(devices)]
-        found += [fold(chain, devices, [(a, b) for a, b in pairs], buffers=b) for b in (2, 0)]
+    for b in (2, 0):
+        yield cut(chain, devices, flights, buffers=b, share=share, replicated=share < 1)
+    for b in (2, 0) if every is None and _folds(layout) else ():
+        pairs = [tuple(alive[d].get(s, 0) for s in _pair(k, layout)) for k, d in enumerate(devices)]
+        yield fold(chain, devices, [(near, far) for near, far in pairs], buffers=b)
     least = lightest(chain, devices, flights)
-    found += [None if least is None else least[0], cut(chain, devices, [0] * layout.stages, buffers=0)]
-    return list(dict.fromkeys(c for c in (*found, *(every or ())) if c is not None))
+    yield None if least is None else least[0]
+    yield cut(chain, devices, [0] * layout.stages, buffers=0)
+    yield from every or ()
 
 
 def _pair(k: int, layout: Layout) -> tuple[int, int]:
@@ -137,7 +134,9 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
             return
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
         least_s = bounds.candidate(candidate, shares, session.space.split_backward)
-        if session.best is not None and least_s >= session.best_s:
+        if least_s >= session.best_s or busiest_s(candidate) >= session.worth_s:
+            continue
+        if session.seen and session.space.schedule == "search" and not _holds(candidate, layout, policy):
             continue
         try:
             whole = not_split(session.space, candidate)
@@ -148,6 +147,30 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         session.remember(found)
         if found.forecast.step_s < session.best_s and not lacking(found):
             session.offer(found.plan, phase)
+
+
+def _holds(candidate: Candidate, layout: Layout, policy: str) -> bool:
+    """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap."""
+    costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
+    kept = costs.stash_bytes if policy == KEEP else np.minimum(costs.incoming_bytes, costs.stash_bytes)
+    later = np.array([0 if s in whole else size for s, size in enumerate(costs.weight_stash_bytes.tolist())])
+    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
+    for limit, held, device in zip(limits(candidate.problem), static, of_layout(layout), strict=True):
+        stages = [s for _, s in device.units]
+        if stages and held + device.bytes(kept[stages], later[stages]) > limit:
+            return False
+    return True
+
+
+def busiest_s(candidate: Candidate) -> float:
+    """Seconds of the forwards and backwards of the busiest device."""
+    costs, devices = candidate.costs, candidate.problem.cluster.devices
+    work = (costs.forward_s + costs.backward_s).tolist()
+    found = [0.0] * len(devices)
+    for pipeline in candidate.pipelines:
+        for s, device in enumerate(pipeline.forward):
+            found[device] += len(pipeline.micro_batches) * work[s] / devices[device].kind.speed
+    return max(found)
 
 
 def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
@@ -181,13 +204,14 @@ def run_remade(session: Session, order: Order) -> None:
             return
         simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        tried = cuts_for(session, placed, 0)[: 1 if count > LARGE else 2]
+        tried = islice(cuts_for(session, placed, 0), 1 if count > LARGE else 2)
         try_layout(session, placed, tried, layout.name, RECOMPUTE)
 
 
 def run_named(session: Session, order: Order) -> None:
-    """Every named schedule of the space with its stages on these devices."""
+    """Every named schedule of the space with its stages on these devices: on one cut each, then on others."""
     count, batches = len(order), session.problem.workload.micro_batches
+    more: list[tuple[Layout, Iterator[Cuts]]] = []
     for layout in named_layouts(session.space, count, batches, len(session.chain)):
         if session.over or session.proven:
             return
@@ -196,7 +220,11 @@ def run_named(session: Session, order: Order) -> None:
         placed = place(layout, order, len(session.problem.cluster))
         large = 2 * batches * layout.stages > LARGE
         cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
-        try_layout(session, placed, cuts[:1] if large and session.best else cuts, layout.name)
+        try_layout(session, placed, islice(cuts, 1), layout.name)
+        if not large or session.best is None:
+            more.append((placed, cuts))
+    for placed, cuts in more:
+        try_layout(session, placed, cuts, placed.name)
 
 
 def caps(stages: int, large: bool) -> list[int]:

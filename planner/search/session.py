@@ -47,7 +47,7 @@ class Session:
     bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
     widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
-    device each.
+    device each. most_s: plans in which some device computes for so long are of no use, whatever they are for.
     """
 
     problem: Problem
@@ -65,6 +65,7 @@ class Session:
     hopeless: bool = False
     together_s: float = 0.0
     interrupted: bool = False
+    most_s: float = math.inf
 
     def __post_init__(self) -> None:
         self.chain = Chain.of(self.problem)
@@ -86,6 +87,11 @@ class Session:
         if self.best is None or self.best.forecast is None:
             return math.inf
         return self.best.forecast.step_s
+
+    @property
+    def worth_s(self) -> float:
+        """Only plans whose devices compute for less are of use (seconds)."""
+        return min(self.best_s, self.most_s)
 
     @property
     def remaining_s(self) -> float:
@@ -124,9 +130,14 @@ class Session:
             self.interrupted |= inner.interrupted
 
     def remember(self, found: Assembled) -> None:
-        """Keeps what was simulated for later: of what is large, only what lacks least memory so far."""
-        if len(found.ops) > MOST_REMEMBERED and self.seen and lacking(found) >= lacking(self.seen[-1]):
-            return
+        """Keeps what was simulated for later: of what is large, only what is the best of its kind so far.
+
+        That is the fastest that fits, or what lacks least memory.
+        """
+        if len(found.ops) > MOST_REMEMBERED and self.seen:
+            short = lacking(found)
+            if short >= lacking(self.seen[-1]) and (short or found.forecast.step_s >= self.best_s):
+                return
         self.seen.append(found)
 
     def offer(self, plan: Plan, phase: str) -> bool:

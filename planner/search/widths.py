@@ -22,8 +22,8 @@ from .portfolio import Order, device_orders, own_orders
 from .session import Progress, Session
 from .sparing import overfull
 
-WHOLE, QUICK = 0.4, 0.12
-"""Shares of the time left that the quick plans of all devices as one group, and of a width, may take."""
+WHOLE, QUICK = 0.5, 0.12
+"""Shares of the time left that the quick plans of the most promising width, and of another one, may take."""
 CLOSELY = 2400
 """F and B of a plan with one stage a device up to which every width gets the best bound there is."""
 IDLE = 1.5
@@ -40,9 +40,10 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Phases:
-    """What a search of one problem consists of: its bound in seconds, quick plans, and long work on them."""
+    """What a search of one problem consists of: its bound in seconds, a first plan, quick plans, long work on them."""
 
     bound: Callable[[Session], float]
+    glance: Callable[[Session, list[Order]], None]
     first: Callable[[Session, list[Order]], None]
     further: Callable[[Session, list[Order]], None]
 
@@ -121,16 +122,13 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
     idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
-    if not idle:
-        _run(session, whole, phases.first, WHOLE, 0.0)
-    every = [_width(session, groups) for groups in ways] + [whole]
+    every = [_width(session, groups) for groups in ways]
+    every.insert(len(every) if idle else 0, whole)
     _bound_widths(session, whole, every)
-    for width in every if idle else every[:-1]:
-        if session.over:
-            break
-        if _open(session, width) and _alone_s(problem, width.groups) < session.best_s:
-            _run(session, width, phases.first, WHOLE if width is whole else QUICK, 0.0)
-            _bound_widths(session, whole, every)
+    _each(session, every, phases.glance)
+    every.sort(key=lambda width: width.laid_s)
+    _each(session, every, phases.first, every[0] if math.isfinite(every[0].laid_s) else whole)
+    _bound_widths(session, whole, every)
     if 2 * problem.workload.micro_batches * session.stages <= CLOSELY:
         for width in every:
             if width is not whole and not session.over and _open(session, width):
@@ -153,6 +151,15 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     for width in every:
         if width is not whole:
             _note(session, width)
+
+
+def _each(
+    session: Session, every: list[Width], phase: Callable[[Session, list[Order]], None], favourite: Width | None = None
+) -> None:
+    """One phase on every width that may still be the best; the favourite may take longer than the others."""
+    for width in every:
+        if not session.over and _open(session, width) and _alone_s(session.problem, width.groups) < session.best_s:
+            _run(session, width, phase, WHOLE if width is favourite else QUICK, 0.0)
 
 
 def _note(session: Session, width: Width) -> None:

@@ -78,11 +78,11 @@ def weave(a: Arrays, order: Ints, lead: int) -> Ints | None:
     order: complete but for those two. Memory is made by weight halves that can run, then by freeing the oldest
     stash; a stash is fetched `lead` ops before its backward, or as soon after as there is room.
     """
-    units = len(a.batches)
     parts: list[Ints] = []
+    plain = order[~np.isin(order // len(a.batches), (FREE, FETCH))]
+    home = a.home[plain]
     for d in range(len(a.first) - 1):
-        mine = [o for o in order.tolist() if a.home[o] == d and o // units not in (FREE, FETCH)]
-        woven = _weave_device(a, mine, int(a.limit[d]), lead)
+        woven = _weave_device(a, plain[home == d].tolist(), int(a.limit[d]), lead)
         if woven is None:
             return None
         parts.append(np.array(woven, dtype=np.int64))

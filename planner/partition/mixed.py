@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from ..operations import OFFLOAD, RECOMPUTE
-from .chain import Chain, Cuts, Floats, _cheapest, _link_seconds, _trace, bottleneck
+from .chain import Chain, Cuts, Floats, _cheapest, bottleneck, link_seconds, trace
 
 QUARTERS = 4
 AWAY = QUARTERS + 1
@@ -49,7 +49,7 @@ def cut_mixed(
     if math.isinf(worst):
         return None
     allowed = worst * (1 + 1e-12)
-    return _trace(_cheapest((np.where(t <= allowed, t, np.inf) for t in tables), size)[1], size - 1)
+    return trace(_cheapest((np.where(t <= allowed, t, np.inf) for t in tables), size)[1], size - 1)
 
 
 def _tables(
@@ -62,7 +62,7 @@ def _tables(
     static = chain.bytes(0)
     for s, device in enumerate(devices):
         room = chain.limit(device) - (less[device] if len(less) else 0) - static
-        speed, occupation = chain.speed(device), _link_seconds(chain, devices, s)[0]
+        speed, occupation = chain.speed(device), link_seconds(chain, devices, s)[0]
         best = np.full_like(static, np.inf)
         for fate in options:
             whole = kept(in_flight[s], fate)

@@ -144,7 +144,8 @@ class _Emulator:
         tied = {stage for stage in range(self.depth) if self.replicas[stage].ties}
         self.summed = frozenset(range(self.depth)) if self.copies > 1 else frozenset(tied)
         first = self.policy == "pipeoptim-lookahead"
-        self.predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, first)
+        smoothed = self.policy == "spectrain"
+        self.predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, first, smoothed)
 
     def run(self, first: int, updates: int) -> list[float]:
         """The mean losses of one run."""

@@ -68,7 +68,9 @@ class Interpreter(Posting):
         self._apart = {s for p in plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
         self._scale = 1.0 / update_size(plan)
         policy = WEIGHT_POLICIES[plan.weights]
-        self._predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, policy.momentum_first)
+        self._predictor = Predictor(
+            plan.problem.workload.optimizer, blueprint.training, policy.momentum_first, policy.smoothed
+        )
         self._agreed = agree(transport, replicas)
         layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
         self._stashes = Stashes(

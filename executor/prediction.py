@@ -1,16 +1,16 @@
 """Weights as they will be some updates later, from what the optimizer knows now.
 
-SpecTrain (Chen et al. 2018, arXiv:1809.02839, section 4) predicts W - s * rate * v, v the momentum; PipeOptim (Guan et
-al. 2023, arXiv:2312.00839) takes for every optimizer what it would apply now in place of v. W is the newest version, s
-and the rate are the caller's:
+PipeOptim (Guan et al. 2023, arXiv:2312.00839) predicts W - s * rate * dW, dW what the optimizer would apply now.
+SpecTrain (Chen et al. 2018, arXiv:1809.02839, section 4) takes the smoothed gradient in its place, whatever the
+optimizer makes of it: column `smoothed`. W is the newest version, s and the rate are the caller's:
 
-| optimizer | dW |
-|---|---|
-| sgd | g |
-| momentum | b; with `momentum_first` mu * b + g |
-| nesterov | g + mu * b |
-| adam, adamw | m_hat / (sqrt(v_hat) + eps) |
-| rmsprop | g / (sqrt(v) + eps) |
+| optimizer | dW | `smoothed` |
+|---|---|---|
+| sgd | g | g |
+| momentum | b; with `momentum_first` mu * b + g | b |
+| nesterov | g + mu * b | b |
+| adam, adamw | m_hat / (sqrt(v_hat) + eps) | m |
+| rmsprop | g / (sqrt(v) + eps) | g |
 
 g is the gradient of the last update, weight decay included, zero before the first of a run; b, m, v are torch's
 momentum_buffer, exp_avg, and exp_avg_sq or square_avg. AdamW's decay is not predicted.
@@ -47,11 +47,12 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """One optimizer's prediction. `momentum_first`: see `planner.weight_policy`."""
+    """One optimizer's prediction. `momentum_first`, `smoothed`: see `planner.weight_policy`."""
 
     optimizer: str
     training: Training
     momentum_first: bool = False
+    smoothed: bool = False
 
     def predict(self, weights: Known, rate: float, ahead: int) -> dict[str, Tensor]:
         """New tensors for the trained parameters of a stage by name: its weights `ahead` updates of `rate` later."""
@@ -81,7 +82,10 @@ class Predictor:
             distance: rate times updates.
         """
         value, kind, options = known["value"], self.optimizer, self.training
-        if kind == "momentum" and not self.momentum_first:
+        mean = known.get("momentum_buffer", known.get("exp_avg", known.get("gradient"))) if self.smoothed else None
+        if mean is not None:
+            torch.add(value, mean, alpha=-distance, out=out)
+        elif kind == "momentum" and not self.momentum_first:
             torch.add(value, known["momentum_buffer"], alpha=-distance, out=out)
         elif kind in ("sgd", "momentum", "nesterov"):
             torch.add(value, known["gradient"], alpha=-distance, out=out)

@@ -25,6 +25,8 @@ class WeightPolicy:
         extra: updates that the forward's prediction looks ahead beyond that, the same on every stage.
         half_depth: both passes look stage // 2 updates further ahead, the backward too: to the time when the
             micro-batch's last stage is done with it.
+        smoothed: the predicted direction is the mean of past gradients as the optimizer keeps it, not what it makes
+            of that.
         momentum_first: the predicted direction is what momentum will be after the last gradient once more.
     """
 
@@ -34,6 +36,7 @@ class WeightPolicy:
     extra: int = 0
     half_depth: bool = False
     momentum_first: bool = False
+    smoothed: bool = False
 
     def forward_ahead(self, stage: int, staleness: int) -> int:
         """Updates that the forward's weights are predicted ahead; `staleness`: updates before its backward."""
@@ -59,7 +62,7 @@ WEIGHT_POLICIES = {
     # Narayanan et al. 2021, PipeDream-2BW (arXiv:2006.09503), section 3.1
     "2bw": WeightPolicy(BATCH, stashed=True),
     # Chen et al. 2018, SpecTrain (arXiv:1809.02839), section 4
-    "spectrain": WeightPolicy(predicts=True, half_depth=True),
+    "spectrain": WeightPolicy(predicts=True, half_depth=True, smoothed=True),
     # Guan et al. 2023, PipeOptim (arXiv:2312.00839); what its released code does differs
     "pipeoptim": WeightPolicy(predicts=True),
     "pipeoptim-lookahead": WeightPolicy(predicts=True, extra=1, momentum_first=True),

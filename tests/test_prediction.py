@@ -71,6 +71,19 @@ def _number(optimizer: str, steps: int, k: int, first: bool) -> tuple[float, flo
 
 @pytest.mark.parametrize("optimizer", STATE_NAMES)
 @pytest.mark.parametrize("steps", [0, 1, 3])
+def test_the_smoothed_gradient(optimizer: str, steps: int) -> None:
+    """Instead of what the optimizer would apply: the momentum, or Adam's first moment as it is."""
+    weights = trained(stage(optimizer), steps)
+    value, states = weights.parameters["0.p"], weights.states
+    kept = next((states[key]["0.p"] for key in ("momentum_buffer", "exp_avg") if key in states), None)
+    direction = weights.last_gradients["0.p"] if kept is None else kept
+    found = Predictor(optimizer, OPTIONS, smoothed=True).predict(weights, 0.01, 3)["0.p"]
+    assert torch.allclose(found, value - 0.03 * direction, rtol=1e-12)
+    assert steps == 0 or not torch.equal(found, value)
+
+
+@pytest.mark.parametrize("optimizer", STATE_NAMES)
+@pytest.mark.parametrize("steps", [0, 1, 3])
 def test_every_optimizer(optimizer: str, steps: int) -> None:
     """W - s * rate * dW, and nothing else has changed; before the first step nothing is known."""
     weights = trained(stage(optimizer), steps)

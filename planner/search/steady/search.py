@@ -100,18 +100,22 @@ class Steady:
     # ---------------------------------------------------------------- the search
 
     def run(self, hint: Plan | None, seed: int) -> None:
-        """The hint, a first plan, alternatives with the least bound first; named schedules where these leave a gap."""
+        """The hint, all alternatives, and where these leave a gap, named schedules and what is next to the best."""
         if hint is not None and hint.weights in self.space.asynchronous:
             self.offer_hint(hint)
+        self.explore()
+        if not self.proven:
+            self.named(seed)
+            self.polish()
+
+    def explore(self) -> None:
+        """A first plan, then alternatives, those with the least bound first."""
         self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
                 alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))
             else:
                 self.build(alternative)
-        if not self.proven:
-            self.named(seed)
-            self.polish()
 
     def _least_s(self) -> float:
         """The least period of a solution that has not been built; infinite without one."""

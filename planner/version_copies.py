@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .op_columns import Ints, Ops
+from .jobs import next_of_stage
+from .op_columns import Flags, Ints, Ops
 from .operations import StageCosts, Structured
 from .plan import Kind, Plan
 from .versions import Versions, kept_versions
@@ -28,10 +29,25 @@ def predicted_copies(ops: Ops) -> tuple[Ints, Ints]:
     predicts, working = ops.where(Kind.PREDICT), ops.working
     if not len(predicts):
         return predicts, predicts
+    predicts = predicts[~for_sending(ops, predicts)]
     user = working[np.minimum(np.searchsorted(working, predicts) + 1, len(working) - 1)]
     weights = ops.at(ops.table(Kind.W), user)
     split = (ops.kind[user] == Kind.I.value) & (weights >= 0)
     return predicts, np.where(split, weights, user)
+
+
+def for_sending(ops: Ops, predicts: Ints) -> Flags:
+    """Which of these PREDICTs make what the SEND_P just behind them sends."""
+    behind = np.minimum(predicts + 1, len(ops) - 1)
+    same = (ops.stage[behind] == ops.stage[predicts]) & (ops.micro_batch[behind] == ops.micro_batch[predicts])
+    return np.asarray(same & (ops.kind[behind] == Kind.SEND_P.value), dtype=np.bool_)
+
+
+def received_until(ops: Ops, receive: Ints) -> Ints:
+    """The op with which each RECV_P's version takes the place of the one before: its first F, or the next RECV_P."""
+    again = next_of_stage(ops, receive, Kind.RECV_P)
+    first = next_of_stage(ops, receive, Kind.F)
+    return np.where((first < 0) | ((again >= 0) & (again < first)), again, first)
 
 
 def last_gradients(plan: Structured, costs: StageCosts, ops: Ops) -> dict[int, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import replace
 
 from .... import __version__
+from ...bounds.whole import load
 from ...errors import InputError, PlanError
 from ...lower import assemble
 from ...operations import KEEP, Candidate
@@ -22,7 +24,7 @@ from ..portfolio import device_orders, own_orders
 from ..result import Result
 from ..session import PROVEN, OnProgress, Progress, Session
 from .alternatives import Alternative, alternatives
-from .bisect import EXACT
+from .bisect import EXACT, OutOfTime
 from .build import excess_for_long
 from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
@@ -36,6 +38,7 @@ SPACE = (
     "alternates forwards and whole backwards with a fixed number of micro-batches in flight, at most a run without one "
     "update; stashes kept, recomputed or offloaded as allowed; the steady state fits the memory"
 )
+EVERY = "every plan"
 
 
 class Steady:
@@ -47,9 +50,9 @@ class Steady:
         self.problem, self.space, self.deadline = problem, space, deadline
         self.on_progress, self.started = on_progress, started
         self.best: Plan | None = None
-        self.ledger, self.interrupted = Ledger(), False
+        self.ledger = Ledger()
         self.pool = Pool(problem)
-        self.every = alternatives(problem, space)
+        self.every = [replace(a, deadline=deadline) for a in alternatives(problem, space)]
 
     @property
     def best_s(self) -> float:
@@ -225,12 +228,15 @@ class Steady:
             lacks = self._lacks()
             status = "infeasible" if math.isinf(self.bound_s) and lacks else "unknown"
             return Result(status, None, 0.0 if math.isinf(self.bound_s) else self.bound_s, None, lacks, notes)
-        bound_s = min(self.bound_s, self.best_s)
+        bound_s, space = self.bound_s, SPACE
+        if self.best_s < bound_s * (1 - EXACT):  # a hint, or a run that is too short for a steady state
+            bound_s, space = load(self.problem) / self.problem.workload.micro_batches, EVERY
+        bound_s = min(bound_s, self.best_s)
         gap = self.best_s / bound_s - 1 if bound_s > 0 else (0.0 if self.best_s == 0 else math.inf)
         status = "optimal" if gap <= PROVEN else "feasible"
         forecast = replace(self.best.forecast, bound_s=bound_s, gap=gap, status=status)
         source, seconds = self.best.provenance.source, time.monotonic() - self.started
-        made = Provenance(__version__, seed, source, "dynamic programme", seconds, SPACE)
+        made = Provenance(__version__, seed, source, "dynamic programme", seconds, space)
         plan = replace(self.best, forecast=forecast, provenance=made)
         return Result(status, plan, bound_s, gap, considered=notes)
 
@@ -239,7 +245,7 @@ class Steady:
         self.ledger.note(f"plans simulated: {len(self.pool)}", self.bound_s, best, "simulated")
         for a in self.every:
             found = None if a.least is None else a.least.period_s
-            self.ledger.note(a.name, a.below_s, None if not a.closed else found, "")
+            self.ledger.note(a.name, a.below_s, found, "built" if a.closed else "")
         return self.ledger.settled(self.best_s)
 
     def _lacks(self) -> tuple[Lack, ...]:
@@ -278,8 +284,6 @@ def search_steady(
     Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
     """
     search = Steady(problem, space, deadline, on_progress, started)
-    try:
+    with contextlib.suppress(KeyboardInterrupt, OutOfTime):
         search.run(hint, seed)
-    except KeyboardInterrupt:
-        search.interrupted = True
     return search.answer(seed)

@@ -8,6 +8,7 @@ own best width; 7 planning end to end. Case 4, published graphs, is benchmarks/p
     python benchmarks/structure.py                 all of it: hours
     python benchmarks/structure.py --quick         small instances
     python benchmarks/structure.py --case 6 --only "2048 nodes" --time-limit 60
+    python benchmarks/structure.py --case 6 --scheme chimera pipedream pipedream-2bw
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import search_cases
 import structure_cases as cases
+import structure_steady as steady
 from search_cases import Case
 from search_rows import Effort, Row, best_named, faults, named, print_rows, solve
 
-from contraflow.planner import Plan, SearchSpace, evaluate, plan
+from contraflow.planner import ModelGraph, Plan, SearchSpace, evaluate, plan
 from contraflow.planner.errors import InputError
 from contraflow.planner.lower import assemble
 from contraflow.planner.operations import Candidate
@@ -182,14 +184,14 @@ SCHEMES = {"gpipe": 1.42, "gems": 2.34, "1f1b": 1.38, "chimera": 1.0}
 """Schemes of the table, and how much longer than Chimera's their steps are at 2,048 nodes (published)."""
 
 
-def widths(only: str, effort: Effort) -> Iterator[Row]:
+def widths(only: str, schemes: Sequence[str], effort: Effort) -> Iterator[Row]:
     """Steps of schemes at their own best width and micro-batch size, and of the search's choice."""
     for name, nodes, mini_batch, sizes in cases.evaluation(effort.quick):
         if only not in f"{name} on {nodes} nodes":
             continue
         models = {size: cases.analytic(name, size, cases.P100, "fp32") for size in sizes}
         steps: dict[str, float] = {}
-        for scheme in (*SCHEMES, "search"):
+        for scheme in (s for s in (*SCHEMES, "search") if s in schemes):
             row = Row(6, f"{name} on {nodes} nodes, mini-batch {mini_batch}: {scheme}", "16 GiB")
             best: Plan | None = None
             for size, model in models.items():
@@ -207,10 +209,36 @@ def widths(only: str, effort: Effort) -> Iterator[Row]:
             if scheme in steps and "chimera" in steps and scheme != "search":
                 row.note += f"; x{steps[scheme] / steps['chimera']:.2f} of chimera's"
             yield row
+        for scheme in (s for s in steady.METHODS if s in schemes):
+            yield _without_flush(name, nodes, mini_batch, scheme, models, steps, effort)
         if {"chimera", "search"} <= steps.keys():
             print("over the search's step: " + ", ".join(
                 f"{who} {steps[who] / steps['search']:.2f}" for who in SCHEMES if who in steps
             ), file=sys.stderr)  # fmt: skip
+
+
+def _without_flush(
+    name: str,
+    nodes: int,
+    mini_batch: int,
+    scheme: str,
+    models: dict[int, ModelGraph],
+    steps: dict[str, float],
+    effort: Effort,
+) -> Row:
+    """An asynchronous scheme of the table: seconds a mini-batch in steady state."""
+    row = Row(6, f"{name} on {nodes} nodes, mini-batch {mini_batch}: {scheme}", "16 GiB")
+    for size, model in models.items():
+        found = steady.at_best_width(cases.spread(model, size, nodes, mini_batch), scheme, effort, row)
+        if found is not None and (row.ours is None or found[0] < row.ours):
+            row.ours, plan, width = found
+            row.peak = f"{max(evaluate(plan).peak_bytes) / 2**30:.4g} GiB"
+            row.note = f"micro-batches of {size}, {width} x {len(plan.stages)}"
+    if row.ours is not None and "chimera" in steps:
+        row.note += (
+            f"; x{row.ours / steps['chimera']:.2f} of chimera's (2,048 nodes, published: {steady.PUBLISHED[scheme]})"
+        )
+    return row.judge()
 
 
 def _at_best_width(case: Case, scheme: str, effort: Effort, row: Row) -> Plan | None:
@@ -252,13 +280,13 @@ def giants(only: str, effort: Effort) -> Iterator[Row]:
 # ------------------------------------------------------------------ all rows
 
 
-def rows(wanted: list[int], only: str, effort: Effort) -> Iterator[Row]:
+def rows(wanted: list[int], only: str, schemes: Sequence[str], effort: Effort) -> Iterator[Row]:
     """The rows of these cases; in cases 3, 5, 6 and 7 those whose instances contain `only`."""
     usual = {
         2: separate,
         3: partial(unequal, only),
         5: partial(mixes, only),
-        6: partial(widths, only),
+        6: partial(widths, only, schemes),
         7: partial(giants, only),
     }
     for number in wanted:
@@ -275,6 +303,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=int, nargs="+", choices=(1, 2, 3, 5, 6, 7), default=[1, 2, 3, 5, 6, 7])
     parser.add_argument("--only", default="", help="instances of cases 3, 5, 6 and 7 that contain this text")
+    every = [*SCHEMES, "search", *steady.METHODS]
+    parser.add_argument("--scheme", nargs="+", choices=every, default=every, help="rows of case 6; all by default")
     parser.add_argument("--time-limit", type=float, help="seconds a plan (60; quick: 5)")
     parser.add_argument("--named-limit", type=float, default=10, help="seconds a named schedule")
     parser.add_argument("--seed", type=int, default=0)
@@ -291,7 +321,7 @@ def main() -> int:
     seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
     effort = Effort(seconds, given.named_limit, given.seed, given.workers, given.quick, (1,), "cp-sat")
     warm()
-    return print_rows(rows(sorted(set(given.case)), given.only, effort), given.markdown, given.json)
+    return print_rows(rows(sorted(set(given.case)), given.only, given.scheme, effort), given.markdown, given.json)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ def _compare_schedules(
 
     effort = effort_options(options)
     if space.asynchronous:
+        if options["frontier"] is not None or options["form"] != "text":
+            raise InputError("--asynchronous has no pictures: leave out --frontier and --as")
         problem = Problem(graph, cluster, workload)
         space = fitting(problem, space, options)
         with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, permutations
 
@@ -59,7 +60,8 @@ class Split:
 class Alternative:
     """One weight policy on one order of devices in equal groups.
 
-    below_s: no plan of it has a shorter period (seconds). least: the programme's solution, once it is known.
+    below_s: no plan of it has a shorter period (seconds). least: the programme's solution, once it is known. deadline:
+    time.monotonic() at which solving ends.
     """
 
     method: str
@@ -69,7 +71,8 @@ class Alternative:
     stashes: tuple[str, ...]
     below_s: float = 0.0
     least: Least | None = None
-    closed: bool = field(default=False)
+    closed: bool = False
+    deadline: float = math.inf
 
     @property
     def name(self) -> str:
@@ -102,16 +105,16 @@ class Alternative:
         margin: Margin = Margin(),  # noqa: B008 - immutable
         stashes: tuple[str, ...] | None = None,
     ) -> Least | None:
-        """The least period of all groups together, if it is at most `cap_s`."""
+        """The least period of all groups together, if it is at most `cap_s`. Raises OutOfTime."""
         programme = self.programme(margin, stashes)
         below_s = max(self.below_s * self.width, programme.floor_s)
-        found = least_period(programme, below_s, cap_s * self.width)
+        found = least_period(programme, below_s, cap_s * self.width, self.deadline)
         if found is None:
             return None
         return replace(found, below_s=found.below_s / self.width, period_s=found.period_s / self.width)
 
     def solve(self, cap_s: float) -> None:
-        """Finds the least period, if it is at most `cap_s`; sets `below_s` and `least`."""
+        """Finds the least period, if it is at most `cap_s`; sets `below_s` and `least`. Raises OutOfTime."""
         found = self.within(cap_s, stashes=(KEEP,)) if len(self.stashes) > 1 else None
         every = self.within(cap_s if found is None else found.below_s)
         self.least = found if every is None else every

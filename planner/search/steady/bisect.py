@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
 from .programme import Programme, Stage
@@ -19,24 +21,37 @@ class Least:
     stages: tuple[Stage, ...]
 
 
-def least_period(programme: Programme, below_s: float, cap_s: float) -> Least | None:
-    """The least period above `below_s`, which none goes below, and at most `cap_s`; None where there is none."""
+class OutOfTime(Exception):
+    """The deadline came first: nothing is known."""
+
+
+def least_period(programme: Programme, below_s: float, cap_s: float, deadline: float = math.inf) -> Least | None:
+    """The least period above `below_s`, which none goes below, and at most `cap_s`; None where there is none.
+
+    Raises OutOfTime at `deadline` (of time.monotonic()).
+    """
+
+    def solve(period: float) -> tuple[Stage, ...] | None:
+        if time.monotonic() >= deadline:
+            raise OutOfTime
+        return programme.solve(period)
+
     high = min(cap_s, programme.serial_s)
     if high < below_s:
         return None
-    stages = programme.solve(high)
+    stages = solve(high)
     if stages is None:
         return None
     low = min(below_s, high)
     first = max(low, 1e-300) * (1 + EXACT)
     if first < high:
-        found = programme.solve(first)
+        found = solve(first)
         if found is not None:
             return Least(low, first, found)
         low = first
     while high > low * (1 + EXACT):
         middle = (low + high) / 2
-        found = programme.solve(middle)
+        found = solve(middle)
         if found is None:
             low = middle
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import replace
 
 from .... import __version__
+from ...bounds.whole import load
 from ...errors import InputError, PlanError
 from ...lower import assemble
 from ...operations import KEEP, Candidate
@@ -22,7 +24,7 @@ from ..portfolio import device_orders, own_orders
 from ..result import Result
 from ..session import PROVEN, OnProgress, Progress, Session
 from .alternatives import Alternative, alternatives
-from .bisect import EXACT
+from .bisect import EXACT, OutOfTime
 from .build import excess_for_long
 from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
@@ -36,6 +38,7 @@ SPACE = (
     "alternates forwards and whole backwards with a fixed number of micro-batches in flight, at most a run without one "
     "update; stashes kept, recomputed or offloaded as allowed; the steady state fits the memory"
 )
+EVERY = "every plan"
 
 
 class Steady:
@@ -47,9 +50,9 @@ class Steady:
         self.problem, self.space, self.deadline = problem, space, deadline
         self.on_progress, self.started = on_progress, started
         self.best: Plan | None = None
-        self.ledger, self.interrupted = Ledger(), False
+        self.ledger = Ledger()
         self.pool = Pool(problem)
-        self.every = alternatives(problem, space)
+        self.every = [replace(a, deadline=deadline) for a in alternatives(problem, space)]
 
     @property
     def best_s(self) -> float:
@@ -100,18 +103,22 @@ class Steady:
     # ---------------------------------------------------------------- the search
 
     def run(self, hint: Plan | None, seed: int) -> None:
-        """The hint, a first plan, alternatives with the least bound first; named schedules where these leave a gap."""
+        """The hint, all alternatives, and where these leave a gap, named schedules and what is next to the best."""
         if hint is not None and hint.weights in self.space.asynchronous:
             self.offer_hint(hint)
+        self.explore()
+        if not self.proven:
+            self.named(seed)
+            self.polish()
+
+    def explore(self) -> None:
+        """A first plan, then alternatives, those with the least bound first."""
         self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
                 alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))
             else:
                 self.build(alternative)
-        if not self.proven:
-            self.named(seed)
-            self.polish()
 
     def _least_s(self) -> float:
         """The least period of a solution that has not been built; infinite without one."""
@@ -221,12 +228,15 @@ class Steady:
             lacks = self._lacks()
             status = "infeasible" if math.isinf(self.bound_s) and lacks else "unknown"
             return Result(status, None, 0.0 if math.isinf(self.bound_s) else self.bound_s, None, lacks, notes)
-        bound_s = min(self.bound_s, self.best_s)
+        bound_s, space = self.bound_s, SPACE
+        if self.best_s < bound_s * (1 - EXACT):  # a hint, or a run that is too short for a steady state
+            bound_s, space = load(self.problem) / self.problem.workload.micro_batches, EVERY
+        bound_s = min(bound_s, self.best_s)
         gap = self.best_s / bound_s - 1 if bound_s > 0 else (0.0 if self.best_s == 0 else math.inf)
         status = "optimal" if gap <= PROVEN else "feasible"
         forecast = replace(self.best.forecast, bound_s=bound_s, gap=gap, status=status)
         source, seconds = self.best.provenance.source, time.monotonic() - self.started
-        made = Provenance(__version__, seed, source, "dynamic programme", seconds, SPACE)
+        made = Provenance(__version__, seed, source, "dynamic programme", seconds, space)
         plan = replace(self.best, forecast=forecast, provenance=made)
         return Result(status, plan, bound_s, gap, considered=notes)
 
@@ -235,7 +245,7 @@ class Steady:
         self.ledger.note(f"plans simulated: {len(self.pool)}", self.bound_s, best, "simulated")
         for a in self.every:
             found = None if a.least is None else a.least.period_s
-            self.ledger.note(a.name, a.below_s, None if not a.closed else found, "")
+            self.ledger.note(a.name, a.below_s, found, "built" if a.closed else "")
         return self.ledger.settled(self.best_s)
 
     def _lacks(self) -> tuple[Lack, ...]:
@@ -274,8 +284,6 @@ def search_steady(
     Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
     """
     search = Steady(problem, space, deadline, on_progress, started)
-    try:
+    with contextlib.suppress(KeyboardInterrupt, OutOfTime):
         search.run(hint, seed)
-    except KeyboardInterrupt:
-        search.interrupted = True
     return search.answer(seed)

@@ -1,0 +1,82 @@
+"""PipeDream and PipeDream-2BW on many nodes, each at its own best width: rows of case 6 of benchmarks/structure.py.
+
+Groups of devices are alike and wait for each other only in reductions, so two of them are simulated, and a reduction
+between these takes as long as one between all: the network's `reduce_bandwidth` is lowered until it does for a device's
+average share of the parameters. Everything else is the search's: the cut, and how many micro-batches are in flight.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from search_cases import Case
+from search_rows import Effort, Row, faults
+
+from contraflow.planner import Cluster, Plan, SearchSpace
+from contraflow.planner.cluster import NodeGroup
+from contraflow.planner.plan import Problem
+from contraflow.planner.reductions import reduce_seconds
+from contraflow.planner.search.steady.search import Steady
+
+METHODS = {"pipedream": "stash", "pipedream-2bw": "2bw"}
+"""Schemes and their weight policies."""
+PUBLISHED = {"pipedream": 2.01, "pipedream-2bw": 1.16}
+"""How much longer than Chimera's their mini-batches take at 2,048 nodes (published)."""
+
+
+def at_best_width(case: Case, scheme: str, effort: Effort, row: Row) -> tuple[float, Plan, int] | None:
+    """Seconds a mini-batch of the case, the plan of two groups, and how many groups there are; None where none fits."""
+    nodes, layers = len(case.cluster), len(case.model.layers)
+    sizes = [d for d in range(2, min(nodes // 2, layers) + 1) if nodes % d == 0]
+    best: tuple[float, Plan, int] | None = None
+    began = time.perf_counter()
+    for devices in sizes:
+        found = _at_width(case, scheme, devices, effort, None if best is None else best[0])
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    row.seconds += time.perf_counter() - began
+    if best is not None:
+        row.faults += faults(best[1])
+    return best
+
+
+def _at_width(
+    case: Case, scheme: str, devices: int, effort: Effort, limit_s: float | None
+) -> tuple[float, Plan, int] | None:
+    """The same for groups of so many devices, if it may take less than `limit_s`."""
+    width, batches = len(case.cluster) // devices, case.workload.micro_batches
+    if batches % width:
+        return None
+    method, each = METHODS[scheme], batches // width if scheme == "pipedream-2bw" else 1
+    # long enough for twice as many in flight as stages
+    run = each * max(2, 1 + -(-2 * devices // each))
+    workload = replace(case.workload, micro_batches=2 * run, update_every=2 * each)
+    if method == "2bw" and 2 * each < devices:
+        return None
+    problem = Problem(case.model, _two_groups(case, devices), workload)
+    space = SearchSpace(asynchronous=(method,), offload=False, recompute=False)
+    began = time.monotonic()
+    search = Steady(problem, space, began + effort.seconds, None, began)
+    search.every = [a for a in search.every if a.width == 2 and len(a.order) == devices]
+    share = batches * 2 / width
+    for a in search.every:
+        a.solve(float("inf") if limit_s is None else limit_s / share)
+    if all(a.least is None for a in search.every):
+        return None
+    search.explore()
+    search.polish()
+    plan = search.answer(effort.seed).plan
+    if plan is None or plan.forecast is None:
+        return None
+    return plan.forecast.objective_s * share, plan, width
+
+
+def _two_groups(case: Case, devices: int) -> Cluster:
+    """Two groups' worth of nodes; adding up an average stage's gradients between two takes as long as between all."""
+    whole, nodes = case.cluster, len(case.cluster)
+    gradient = case.workload.gradient_bytes(sum(x.parameter_bytes for x in case.model.layers)) // devices
+    seconds = sum(reduce_seconds(whole, tuple(range(0, nodes, devices)), gradient))
+    network = replace(whole.network, reduce_bandwidth=gradient / seconds)
+    group: NodeGroup = replace(whole.nodes[0], count=2 * devices)
+    return Cluster((group,), network)

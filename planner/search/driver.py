@@ -146,7 +146,7 @@ def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
     if session.space.schedule != "search" or session.over or session.proven:
         return
-    from .improve import improve  # solver and compiler: loaded when they are needed
+    from .techniques import improve_all  # solver and compiler: loaded when they are needed
 
     if session.few is not None:
         limit_uses(session, session.few)
@@ -154,7 +154,7 @@ def _long(session: Session, orders: list[Order]) -> None:
             _long(session.few, orders)
         take_over(session, session.few, orders)
     if not (session.over or session.proven):
-        improve(session, orders)
+        improve_all(session, orders)
 
 
 def _searched(session: Session, apart: bool) -> SearchSpace:

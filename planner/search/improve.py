@@ -44,17 +44,20 @@ class Budget:
     effort: float
 
 
-def improve(session: Session, orders: list[Order]) -> None:
-    """Improves session.best until nothing searched can be better, or time or effort is used up."""
+def improve(session: Session, orders: list[Order], copies: bool = False) -> None:
+    """Improves session.best until nothing searched can be better, or time or effort is used up.
+
+    `copies`: races only orders with copies to the host, beside the best plan.
+    """
     hunt = Hunt(session, orders)
     session.report("exact search")
     try:
-        _improve(session, orders, hunt)
+        _improve(session, orders, hunt, copies)
     finally:
         hunt.note()
 
 
-def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
+def _improve(session: Session, orders: list[Order], hunt: Hunt, copies: bool) -> None:
     exact, annealing, windows = (SMALL_SHARES if hunt.ops <= SMALL else SHARES) if hunt.solvable else LARGE_SHARES
     fixed = session.deterministic_limit is not None
     if hunt.solvable:
@@ -65,7 +68,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     if not _done(session):
         budget = _budget(session, annealing if fixed else annealing / (1 - exact))
         seconds = budget.deadline - time.monotonic()
-        arms = search_orders(session, orders, seconds, budget.effort, _AGAIN * session.rounds)
+        arms = search_orders(session, orders, seconds, budget.effort, _AGAIN * session.rounds, copies)
         rest = windows if fixed else windows / (1 - exact - annealing)
         _polish(session, _entries(session, arms), _budget(session, rest))
     if hunt.solvable and not _done(session):
@@ -73,7 +76,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     number = 0
     while not fixed and not _done(session):
         before, number = session.remaining_s, number + 1
-        arms = search_orders(session, orders, 0.6 * before, math.inf, _AGAIN * session.rounds + number)
+        arms = search_orders(session, orders, 0.6 * before, math.inf, _AGAIN * session.rounds + number, copies)
         _polish(session, _entries(session, arms), _budget(session, 1.0))
         if session.remaining_s > before - 0.1:
             return

@@ -136,7 +136,7 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         least_s = bounds.candidate(candidate, shares, session.space.split_backward)
         if least_s >= session.best_s or busiest_s(candidate) >= session.worth_s:
             continue
-        if session.seen and session.space.schedule == "search" and not _holds(candidate, layout, policy):
+        if session.seen and session.space.schedule == "search" and not holds(candidate, layout, policy):
             continue
         try:
             whole = not_split(session.space, candidate)
@@ -149,7 +149,7 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
             session.offer(found.plan, phase)
 
 
-def _holds(candidate: Candidate, layout: Layout, policy: str) -> bool:
+def holds(candidate: Candidate, layout: Layout, policy: str) -> bool:
     """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap."""
     costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
     kept = costs.stash_bytes if policy == KEEP else np.minimum(costs.incoming_bytes, costs.stash_bytes)

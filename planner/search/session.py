@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..lower import Assembled
+from ..operations import OFFLOAD
 from ..partition.chain import Chain
 from ..plan import Plan, Problem
 from ..workload import SearchSpace
@@ -44,6 +45,7 @@ OnProgress = Callable[[Progress], None]
 class Session:
     """One search. `deadline`: time.monotonic() at which it must be done.
 
+    plain: the best plan without copies to the host.
     bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
     widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
@@ -59,6 +61,7 @@ class Session:
     on_progress: OnProgress | None
     started: float = field(default_factory=time.monotonic)
     best: Plan | None = None
+    plain: Plan | None = None
     bound_s: float = 0.0
     shapes_s: float = 0.0
     widths_s: float = math.inf
@@ -129,6 +132,22 @@ class Session:
             self.deterministic_limit = None if limit is None else limit * (1 - share)
             self.interrupted |= inner.interrupted
 
+    def without_copies(self) -> Session:
+        """A search without copies to the host, from the best such plan on; what it finds is offered to this one."""
+
+        def heard(event: Progress) -> None:
+            if other.best is not None and other.best is not self.best:
+                self.offer(other.best, event.phase)
+            self.report(event.phase)
+
+        space = replace(self.space, offload=False)
+        other = replace(
+            self, space=space, on_progress=heard, best=self.plain, shapes_s=0.0, together_s=0.0, hopeless=False
+        )
+        other.seen = [found for found in self.seen if not any(OFFLOAD in row for row in found.candidate.stash)]
+        other.ledger, other.rounds = self.ledger, self.rounds
+        return other
+
     def remember(self, found: Assembled) -> None:
         """Keeps what was simulated for later: of what is large, only what is the best of its kind so far.
 
@@ -145,6 +164,9 @@ class Session:
         if not fits(plan):
             return False
         assert plan.forecast is not None
+        plain = self.plain
+        if not any(OFFLOAD in row for row in plan.stash) and (plain is None or _step_s(plan) < _step_s(plain)):
+            self.plain = plan
         if plan.forecast.step_s < self.best_s * (1 - 1e-12):
             self.best = plan
             self.report(phase)
@@ -158,3 +180,7 @@ class Session:
         bound = max(self.bound_s, min(max(self.shapes_s, bound_s or 0.0), self.widths_s))
         seconds = time.monotonic() - self.started
         self.on_progress(Progress(seconds, step_s, bound if step_s is None else min(bound, step_s), phase))
+
+
+def _step_s(plan: Plan) -> float:
+    return math.inf if plan.forecast is None else plan.forecast.step_s

@@ -103,14 +103,15 @@ class Homes:
     @property
     def held(self) -> Flags:
         """[device, stage]: whether the device holds a trained replica of the stage (it runs the backward)."""
-        return self._runs(self.back)
+        return self.runs(self.back)
 
     @property
     def owners(self) -> dict[int, list[int]]:
         """The devices that hold a trained replica of each stage."""
         return {stage: np.flatnonzero(column).tolist() for stage, column in enumerate(self.held.T)}
 
-    def _runs(self, table: Ints) -> Flags:
+    def runs(self, table: Ints) -> Flags:
+        """[device, stage]: whether the device runs the stage for some micro-batch; `table`: `device` or `back`."""
         runs = np.zeros((self.devices, len(table)), dtype=np.bool_)
         runs[table, np.arange(len(table))[:, None]] = True
         return runs
@@ -122,7 +123,7 @@ class Homes:
         The source holds a trained replica: in the target's node where there is one, of these the lowest device.
         """
         held = self.held
-        target, stage = np.nonzero(self._runs(self.device) & ~held)
+        target, stage = np.nonzero(self.runs(self.device) & ~held)
         far = self.node[:, None] != self.node[target][None, :]
         cost = np.where(held[:, stage], far * self.devices + np.arange(self.devices)[:, None], 2 * self.devices)
         return stage, cost.argmin(axis=0), target

@@ -44,10 +44,11 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
         if goal is homes.away:
             add(stash, there, here)
     stage, source, target = homes.returned
-    some = costs.parameter_bytes[stage] > 0
+    some = (costs.parameter_bytes[stage] > 0) | bool(homes.update)
     if some.any():
         stage, source, target = stage[some], source[some], target[some]
-        ends = Columns.of(0, stage, -1, source, target), Columns.of(0, stage, -1, target, source)
+        m = homes.closings[:, None]
+        ends = Columns.of(0, stage, m, source, target), Columns.of(0, stage, m, target, source)
         add((Kind.SEND_P, Kind.RECV_P), *ends)
     return Columns.join(sends), Columns.join(receives)
 

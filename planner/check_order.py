@@ -136,15 +136,23 @@ class Order:
                 self._need(summed[1:, None], steps[:-1])
 
     def _parameter_needs(self, costs: StageCosts) -> None:
-        """New parameters leave after their stage's STEP, and replace those that every F of the stage has used."""
-        listed = self.listed
-        stage, source, target = self.homes.returned
-        some = costs.parameter_bytes[stage] > 0
+        """New parameters leave after their STEP. With a flush they replace those that every F of the stage has used;
+        without, the next F of the stage waits for them.
+        """
+        listed, homes = self.listed, self.homes
+        stage, source, target = homes.returned
+        some = (costs.parameter_bytes[stage] > 0) | bool(homes.update)
+        forward = listed.table(Kind.F)
         for s, a, b in zip(stage[some].tolist(), source[some].tolist(), target[some].tolist(), strict=True):
-            sent = listed.find(Columns.of(Kind.SEND_P, s, -1, a, b))
-            self._need(sent, listed.find(Columns.of(Kind.STEP, s, -1, a)))
-            used = np.where(self.homes.device[s] == b, listed.table(Kind.F)[s], -1)
-            self._need(listed.find(Columns.of(Kind.RECV_P, s, -1, b, a)), used)
+            sent = listed.find(Columns.of(Kind.SEND_P, s, homes.closings, a, b))
+            self._need(sent, listed.find(Columns.of(Kind.STEP, s, homes.closings, a)))
+            used = np.sort(forward[s][homes.device[s] == b])
+            arrived = listed.find(Columns.of(Kind.RECV_P, s, homes.closings, b, a))
+            if homes.update:
+                following = np.searchsorted(used, arrived)
+                self._need(np.append(used, -1)[following], arrived)
+            else:
+                self._need(arrived, used)
 
 
 def local_order(order: Order) -> Iterator[Violation]:

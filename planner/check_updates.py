@@ -31,21 +31,17 @@ def update_structure(plan: Plan) -> Iterator[Violation]:
     if policy.takes == BATCH and size < stages:
         message = f"weight policy {plan.weights!r} needs at least {stages} micro-batches an update, has {size}"
         yield Violation("update", "plan", f"{message}: one for every stage")
-    for number, pipeline in enumerate(plan.pipelines):
-        for stage, (home, back) in enumerate(zip(pipeline.forward, pipeline.backward, strict=False)):
-            if home != back:
-                message = f"stage {stage} runs forward on device {home} and backward on {back}: only with a flush"
-                yield Violation("weights", f"pipeline {number}", message)
 
 
 def tied_apart(costs: StageCosts, homes: Homes) -> Iterator[Violation]:
-    """Without a flush, stages that share parameters are updated one by one: no device may train two of them."""
+    """Without a flush, stages that share parameters are updated one by one: no device may run two of them."""
     if not homes.update:
         return
+    there = homes.held | homes.runs(homes.device)
     for tie in costs.ties:
-        for device in np.flatnonzero(homes.held[:, tie.stages].sum(axis=1) > 1).tolist():
-            mine = [stage for stage in tie.stages if homes.held[device, stage]]
-            message = f"trains stages {', '.join(map(str, mine))}, which share parameters: only with a flush"
+        for device in np.flatnonzero(there[:, tie.stages].sum(axis=1) > 1).tolist():
+            mine = [stage for stage in tie.stages if there[device, stage]]
+            message = f"runs stages {', '.join(map(str, mine))}, which share parameters: only with a flush"
             yield Violation("ties", f"device {device}", message)
 
 
@@ -53,8 +49,8 @@ def tied_apart(costs: StageCosts, homes: Homes) -> Iterator[Violation]:
 class _Passes:
     """Tables [stage, micro-batch] of a plan whose op sets are right.
 
-    newest: version of the stage at F's place. version: the one that F uses. update: number of the micro-batch's
-    update, which is the newest version at its backward.
+    newest: version of the stage at F's place; on a device that only runs forwards, what has arrived. version: the one
+    that F uses. update: number of the micro-batch's update, which is the newest version at its backward.
     """
 
     newest: Ints
@@ -76,9 +72,9 @@ class _Passes:
 
 
 def _steps_before(listed: Listed, place: Ints) -> Ints:
-    """How many STEPs of its stage stand before each of these places [stage, micro-batch], on the same device."""
+    """How many STEPs (or arrivals) of its stage stand before each of these places [stage, micro-batch] in its list."""
     columns = listed.columns
-    steps = np.flatnonzero(columns.kind == Kind.STEP)
+    steps = np.flatnonzero((columns.kind == Kind.STEP) | (columns.kind == Kind.RECV_P))
     group = columns.device * len(place) + columns.stage
     key = np.sort(group[steps] * (len(listed) + 1) + steps)
     first = np.searchsorted(key, group[place] * (len(listed) + 1))
@@ -87,18 +83,40 @@ def _steps_before(listed: Listed, place: Ints) -> Ints:
 
 def update_rules(plan: Plan, listed: Listed) -> list[Violation]:
     """Versions, staleness and predictions of a plan whose op sets are right."""
-    policy, stages = WEIGHT_POLICIES[plan.weights], len(plan.stages)
+    policy, ahead = WEIGHT_POLICIES[plan.weights], np.zeros(len(listed), dtype=np.int64)
     if plan.weights == FLUSH:
-        nothing = np.zeros_like(listed.homes.device)
-        return [*_predictions(listed, nothing, nothing)] if (listed.columns.kind == Kind.PREDICT).any() else []
+        return [*_predictions(listed, ahead)]
     passes = _Passes.of(listed, policy)
-    half = np.arange(stages)[:, None] // 2 if policy.half_depth else np.zeros((stages, 1), dtype=np.int64)
-    ahead = passes.update - passes.newest + policy.extra + half if policy.predicts else np.zeros_like(passes.newest)
     limit = plan.problem.workload.staleness_limit
     found = [*_unmade(listed, passes)]
     if limit is not None:
         found += _stale(passes, limit)
-    return [*found, *_predictions(listed, ahead, np.broadcast_to(half, ahead.shape))]
+    if policy.predicts:
+        _set_ahead(listed, passes, policy, ahead)
+    return [*found, *_predictions(listed, ahead)]
+
+
+def _set_ahead(listed: Listed, passes: _Passes, policy: WeightPolicy, ahead: Ints) -> None:
+    """Writes for every place how many updates ahead its weights are predicted.
+
+    A forward where its stage is stepped, and every backward; what is sent to other devices as far as for the first
+    forward that uses it there.
+    """
+    homes, forward = listed.homes, listed.table(Kind.F)
+    half = np.arange(len(forward))[:, None] // 2 if policy.half_depth else np.zeros((len(forward), 1), dtype=np.int64)
+    back = np.maximum(listed.table(Kind.B), listed.table(Kind.I))
+    ahead[back] = half
+    wanted = passes.update - passes.newest + policy.extra + half
+    own = homes.held[homes.device, np.arange(len(forward))[:, None]]
+    ahead[forward[own]] = wanted[own]
+    users: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for stage, m in np.argwhere(~own & (passes.newest > 0)).tolist():
+        closing = int(homes.closings[passes.newest[stage, m] - 1])
+        key = stage, closing, int(homes.device[stage, m])
+        users[key] = min(users.get(key, (len(listed), 0)), (int(forward[stage, m]), int(wanted[stage, m])))
+    for place in np.flatnonzero(listed.columns.kind == Kind.SEND_P).tolist():
+        op = listed.op(place)
+        ahead[place] = users.get((op.stage, op.micro_batch, op.peer), (0, 0))[1]
 
 
 def _unmade(listed: Listed, passes: _Passes) -> Iterator[Violation]:
@@ -116,37 +134,45 @@ def _stale(passes: _Passes, limit: int) -> Iterator[Violation]:
         yield Violation("staleness", f"stage {stage}", message)
 
 
-def _predictions(listed: Listed, ahead: Ints, back_ahead: Ints) -> Iterator[Violation]:
-    """Every PREDICT against the passes that run on predicted weights: so many updates ahead, forward and backward."""
+def _predictions(listed: Listed, ahead: Ints) -> Iterator[Violation]:
+    """Every PREDICT against what runs on predicted weights, or sends them: by place, so many updates ahead."""
     columns, in_line = listed.columns, np.flatnonzero(listed.in_line)
-    given: dict[int, int] = {}
-    for place in np.flatnonzero(columns.kind == Kind.PREDICT).tolist():
+    predicts = np.flatnonzero(columns.kind == Kind.PREDICT)
+    if not len(predicts) and not ahead.any():
+        return
+    found = np.zeros(len(listed), dtype=np.int64)
+    for place in predicts.tolist():
         op, where = listed.op(place), f"device {columns.device[place]}"
-        after = np.searchsorted(in_line, place) + 1
-        user = int(in_line[after]) if after < len(in_line) else place
+        user = _served(listed, in_line, place)
         served = listed.op(user)
-        if columns.device[user] != columns.device[place] or served[1:3] != op[1:3] or served == op:
+        if columns.device[user] != columns.device[place] or served[1:3] != op[1:3] or served.kind is Kind.PREDICT:
             yield Violation("prediction", where, f"{op} does not stand directly before a pass of its micro-batch")
-        elif served.kind not in (Kind.F, Kind.B, Kind.I):
+        elif served.kind not in (Kind.F, Kind.B, Kind.I, Kind.SEND_P):
             yield Violation("prediction", where, f"{op} stands before {served}, which runs on no predicted weights")
         else:
-            given[user] = op.peer
-    back = np.maximum(listed.table(Kind.B), listed.table(Kind.I))
-    for table, wanted in ((listed.table(Kind.F), ahead), (back, back_ahead)):
-        found = np.zeros(len(listed), dtype=np.int64)
-        found[list(given)] = list(given.values())
-        for stage, m in np.argwhere(found[table] != wanted).tolist():
-            place = int(table[stage, m])
-            yield _miscounted(listed, place, int(found[place]), int(wanted[stage, m]))
+            found[user] = op.peer
+    for place in np.flatnonzero(found != ahead).tolist():
+        yield _miscounted(listed, place, int(found[place]), int(ahead[place]))
+
+
+def _served(listed: Listed, in_line: Ints, place: int) -> int:
+    """Place of what a PREDICT is for: the SEND_P of its stage and update just behind it, else the next op in line."""
+    if place + 1 < len(listed):
+        behind = listed.op(place + 1)
+        if behind.kind is Kind.SEND_P and behind[1:3] == listed.op(place)[1:3]:
+            return place + 1
+    after = np.searchsorted(in_line, place) + 1
+    return int(in_line[after]) if after < len(in_line) else place
 
 
 def _miscounted(listed: Listed, place: int, found: int, wanted: int) -> Violation:
     served, where = listed.op(place), f"device {listed.columns.device[place]}"
     predict = Op(Kind.PREDICT, served.stage, served.micro_batch, found or wanted)
+    takes = "sends weights" if served.kind is Kind.SEND_P else "runs on weights"
     if not found:
-        return Violation("missing-op", where, f"{predict} is missing: {served} runs {wanted} updates ahead")
+        return Violation("missing-op", where, f"{predict} is missing: {served} {takes} of {wanted} updates ahead")
     if not wanted:
-        return Violation(
-            "unexpected-op", where, f"{predict} does not belong here: {served} runs on no predicted weights"
-        )
-    return Violation("prediction", where, f"{predict} predicts {found} updates ahead, {served} runs {wanted} ahead")
+        return Violation("unexpected-op", where, f"{predict} does not belong here: {served} {takes} as they are")
+    return Violation(
+        "prediction", where, f"{predict} predicts {found} updates ahead, {served} {takes} of {wanted} ahead"
+    )

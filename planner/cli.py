@@ -24,7 +24,7 @@ from .cli_show import check, show
 from .errors import InputError
 from .plan import Forecast, Plan
 from .plan_file import save_plan
-from .schedules import SCHEDULES
+from .schedules import ASYNCHRONOUS, SCHEDULES
 from .units import format_bytes
 from .workload import SearchSpace
 
@@ -126,8 +126,8 @@ def effort_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def check_schedule(name: str) -> None:
     """Raises InputError unless `name` is "search" or a named schedule."""
-    if name != "search" and name not in SCHEDULES:
-        raise InputError(f"unknown schedule {name!r}; known: search, {', '.join(SCHEDULES)}")
+    if name not in {"search", *SCHEDULES, *ASYNCHRONOUS}:
+        raise InputError(f"unknown schedule {name!r}; known: {', '.join(['search', *SCHEDULES, *ASYNCHRONOUS])}")
 
 
 # ---------------------------------------------------------------- the answer

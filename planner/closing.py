@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .draft import BEGIN, HERE, LAST, Draft
+from .draft import BEGIN, HERE, LAST, SEND, Draft
 from .op_columns import Ints, direct_bytes
-from .operations import holders, parameter_returns
+from .operations import closings, holders, parameter_returns, update_size
 from .plan import Kind
-from .versions import update_size
+from .updates import on_lists
+from .versions import Versions
 from .weight_policy import FLUSH
 
 
@@ -88,6 +89,40 @@ def _add_sums(draft: Draft) -> None:
         if len(copies) > 1:
             for device in copies:
                 _add_sum(draft, Kind.TIE, device, [s for s in tie.stages if device in owners[s]], tie.number)
+    if draft.routes.apart:
+        _add_returns(draft)
+
+
+def _add_returns(draft: Draft) -> None:
+    """SEND_P of every update's new parameters right after its STEP, or after the PREDICT made for it."""
+    given, candidate, ends = draft.given, draft.candidate, closings(draft.candidate)
+    ahead = Versions.of(on_lists(candidate, given.lists())).sent_ahead
+    made: dict[tuple[int, int, int], list[int]] = {}
+    known = {}
+    for k in given.where(Kind.STEP, Kind.PREDICT, Kind.RECV_P).tolist():
+        key = int(given.device[k]), int(given.stage[k]), int(given.micro_batch[k])
+        if given.kind[k] == Kind.RECV_P:
+            known[key] = k
+        elif given.kind[k] == Kind.STEP or key in made:
+            made.setdefault(key, []).append(k)
+    for stage, source, target in parameter_returns(candidate, draft.costs):
+        places = []
+        for g, m in enumerate(ends):
+            step, *predicts = made[source, stage, m]
+            places.append(predicts[0] if predicts and (stage, target, g) in ahead else step)
+            made[source, stage, m] = [step, *predicts[len(predicts) > 0 and places[-1] != step :]]
+        _add_sent(draft, stage, target, np.array(places), [known.get((target, stage, m), -1) for m in ends])
+
+
+def _add_sent(draft: Draft, stage: int, target: int, after: Ints, received: list[int]) -> None:
+    """SEND_Ps to one device after these given ops, joined with the RECV_Ps that are given (-1: not given)."""
+    given, ends = draft.given, np.array(closings(draft.candidate))
+    device, peer = given.device[after], np.full(len(ends), target)
+    sent = draft.add(Kind.SEND_P, np.full(len(ends), stage), ends, peer, device, after + device, SEND)
+    size, have = direct_bytes(draft.ops, draft.costs, sent), np.array(received)
+    some = have >= 0
+    draft.link(sent[some], have[some], size[some], False, given=True)
+    draft.add_receives(Kind.RECV_P, sent[~some], peer[~some], size[~some])
 
 
 def _add_sum(draft: Draft, kind: Kind, device: int, stages: list[int], peer: int) -> None:

@@ -150,10 +150,8 @@ def _remark(causes: tuple[Cause, ...], ops: tuple[OpRow, ...], devices: tuple[De
     if abs(total) < 0.02 * step_s:
         return "the step is within 2 % of its forecast"
     if largest.what == "operations":
-        worst = max(
-            (row for row in ops if Kind[row.kind] not in _OPTIMIZER),
-            key=lambda row: row.count * abs(row.measured_s - row.forecast_s),
-        )
+        computed = [row for row in ops if Kind[row.kind] not in _OPTIMIZER]
+        worst = max(computed, key=lambda row: row.count * abs(row.measured_s - row.forecast_s))
         ratio = f"{worst.measured_s / worst.forecast_s:.2f} times" if worst.forecast_s > 0 else "not as long as"
         return f"operations explain most: {worst.kind} of stage {worst.stage} takes {ratio} its forecast"
     if largest.what == "time between operations":

@@ -147,7 +147,7 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     if found.arriving is not None:
         _stash_edges(edges, ops, found, latency)
     if len(ops.where(Kind.SEND_P)):
-        _parameter_edges(edges, ops)
+        _parameter_edges(edges, ops, found, latency, receivers_order)
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     if len(copies):
         duration[copies] = costs.stash_bytes[ops.stage[copies]] / machine.host_bandwidth[ops.device[copies]]
@@ -240,12 +240,33 @@ def _stash_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats) -> N
     edges.add(send[out], _same_stash(ops, send[sent[back]], send[out]), latency[out])
 
 
-def _parameter_edges(edges: _Edges, ops: Ops) -> None:
-    """New parameters leave after their update's optimizer step on the same device."""
+def _parameter_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, placed: bool) -> None:
+    """New parameters leave after their update's optimizer step on the same device.
+
+    The next forward of their stage waits for them; unless RECV_Ps are not `placed` yet, at the head of their list.
+    """
     steps, sent = ops.where(Kind.STEP), ops.where(Kind.SEND_P)
     table = np.full((ops.devices, ops.stages, ops.width + 1), -1, dtype=np.int64)
     table[ops.device[steps], ops.stage[steps], ops.micro_batch[steps] + 1] = steps
     edges.add(table[ops.device[sent], ops.stage[sent], ops.micro_batch[sent] + 1], sent)
+    returned = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
+    receive = found.receive[returned]
+    user = next_of_stage(ops, receive, Kind.F)
+    user[(ops.previous[receive] < 0) & (not placed)] = -1
+    edges.add(found.send[returned], user, latency[returned])
+
+
+def next_of_stage(ops: Ops, places: Ints, kind: Kind) -> Ints:
+    """The next op of this kind of each op's stage behind it in its list; -1: none."""
+    among = ops.where(kind)
+    if not len(among):
+        return np.full(len(places), -1, dtype=np.int64)
+    group = ops.device * ops.stages + ops.stage
+    key = group[among] * (len(ops) + 1) + among
+    order = np.argsort(key)
+    at = np.minimum(np.searchsorted(key[order], group[places] * (len(ops) + 1) + places, "right"), len(among) - 1)
+    found = among[order[at]]
+    return np.where((group[found] == group[places]) & (found > places), found, -1)
 
 
 def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:

@@ -17,9 +17,9 @@ from .op_columns import Ints, Messages, Ops
 from .operations import Candidate, StageCosts
 from .period import period_seconds
 from .placement import add_arrivals, add_departures, place_receives
-from .plan import Forecast, Op, Plan, Provenance
+from .plan import IN_LINE, Forecast, Kind, Op, Plan, Provenance
 from .simulate import Deadlock, timeline_of
-from .updates import with_updates
+from .updates import with_steps, with_updates
 from .weight_policy import FLUSH
 
 Orders = Sequence[Sequence[Op]]
@@ -68,8 +68,26 @@ def complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
 
 
 def _complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
+    if candidate.weights == FLUSH:
+        return _drafted(candidate, costs, compute_orders)
+    if any(p.forward != p.backward for p in candidate.pipelines):
+        compute_orders = _with_arrivals(candidate, costs, with_steps(candidate, compute_orders))
+    return _drafted(candidate, costs, with_updates(candidate, compute_orders))
+
+
+def _with_arrivals(candidate: Candidate, costs: StageCosts, orders: list[list[Op]]) -> list[list[Op]]:
+    """The orders with the RECV_Ps that they lack: which version a forward finds follows from their places."""
+    if any(op.kind is Kind.RECV_P for order in orders for op in order):
+        return orders
+    found = []
+    for order, listed in zip(orders, _drafted(candidate, costs, orders)[0].lists(), strict=False):
+        known = {op for op in order if op.kind not in IN_LINE}
+        found.append([op for op in listed if op.kind in IN_LINE or op.kind is Kind.RECV_P or op in known])
+    return found
+
+
+def _drafted(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
     devices = len(candidate.problem.cluster)
-    compute_orders = with_updates(candidate, compute_orders)
     padded = [compute_orders[d] if d < len(compute_orders) else () for d in range(devices)]
     draft = Draft(candidate, costs, Ops.of(padded, len(candidate.stages)))
     add_departures(draft)

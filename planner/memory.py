@@ -14,7 +14,7 @@ from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
 from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes, step_workspace
 from .plan import Kind
-from .version_copies import kept_copies, last_gradients, predicted_copies
+from .version_copies import for_sending, kept_copies, last_gradients, predicted_copies, received_until
 from .weight_policy import FLUSH
 
 CATEGORIES = (
@@ -391,5 +391,22 @@ def _version_events(events: _Events, plan: Structured, costs: StageCosts, static
         size = costs.parameter_bytes[ops.stage[begin]]
         events.start(begin, size, _VERSION)
         events.finish(end, -size, _VERSION)
+    _sent_versions(events)
     for device, count in last_gradients(plan, costs, ops).items():
         static[device]["gradients"] += count
+
+
+def _sent_versions(events: _Events) -> None:
+    """New parameters on their way: a copy until they have left, and the incoming version until it is used."""
+    ops, found = events.jobs.ops, events.jobs.messages
+    chosen = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
+    send, receive, size = found.send[chosen], found.receive[chosen], found.bytes[chosen]
+    predicts = ops.where(Kind.PREDICT)
+    made = predicts[for_sending(ops, predicts)] if len(predicts) else predicts
+    predicted = np.isin(send, made + 1)
+    events.start(send[predicted] - 1, size[predicted], _VERSION)
+    events.post(send[~predicted], size[~predicted], _VERSION)
+    events.left(send, -size, _VERSION)
+    events.post(receive, size, _VERSION)
+    used = received_until(ops, receive)
+    events.start(used[used >= 0], -size[used >= 0], _VERSION)

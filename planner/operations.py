@@ -16,7 +16,7 @@ from .plan import Kind, Op, Pipeline, Problem
 from .stage_costs import StageCosts as StageCosts
 from .stage_costs import StageEdge as StageEdge
 from .ties import returned_bytes
-from .weight_policy import FLUSH
+from .weight_policy import FLUSH, WEIGHT_POLICIES
 from .workload import STEP_COUNTERS, UNFUSED
 
 if TYPE_CHECKING:
@@ -103,6 +103,22 @@ def regroup(
     return Candidate(problem, stages, split, tuple(row for _, _, row in groups), weights)
 
 
+def update_size(plan: Structured) -> int:
+    """Micro-batches an update: all of a synchronous plan's."""
+    workload = plan.problem.workload
+    if plan.weights == FLUSH:
+        return workload.micro_batches
+    return workload.update_every or WEIGHT_POLICIES[plan.weights].least_update(len(plan.stages))
+
+
+def closings(plan: Structured) -> list[int]:
+    """The micro-batch in the STEP of every update: its last one, or -1 in a synchronous plan."""
+    if plan.weights == FLUSH:
+        return [-1]
+    size = update_size(plan)
+    return list(range(size - 1, plan.problem.workload.micro_batches, size))
+
+
 class Message(NamedTuple):
     """One tensor (or the parameters of a stage) that crosses devices, and the ops at its two ends."""
 
@@ -126,7 +142,7 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
     """Every message of a step, even of 0 bytes: activations forward, gradients back, stashes, and new parameters.
 
     None between stages on one device. A stash goes from the forward to the backward device, or is shipped there and
-    back. Stages without parameters return none.
+    back. Stages without parameters return none in a synchronous plan; in others, their versions count all the same.
     """
     for number, pipeline in enumerate(plan.pipelines):
         for producer, consumer, size in costs.edges:
@@ -146,10 +162,11 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
                     send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
                     yield Message(source, send, target, receive, size)
     for stage, source, target in parameter_returns(plan, costs):
-        send, receive = Op(Kind.SEND_P, stage, -1, target), Op(Kind.RECV_P, stage, -1, source)
         trained = [s for s, owners in holders(plan).items() if target in owners]
         size = returned_bytes(int(costs.parameter_bytes[stage]), costs.ties, stage, trained)
-        yield Message(source, send, target, receive, size)
+        for m in closings(plan):
+            send, receive = Op(Kind.SEND_P, stage, m, target), Op(Kind.RECV_P, stage, m, source)
+            yield Message(source, send, target, receive, size)
 
 
 def stash_hops(pipeline: Pipeline, stage: int, policy: str) -> list[tuple[int, int]]:
@@ -161,13 +178,14 @@ def stash_hops(pipeline: Pipeline, stage: int, policy: str) -> list[tuple[int, i
 
 
 def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, int, int]]:
-    """(stage, owner, device) for every device that runs a stage's forward only; none of a stage without parameters.
+    """(stage, owner, device) for every device that runs a stage's forward only; with a flush, none of a stage without
+    parameters.
 
     The owner is one of the device's own node where there is one, of these the lowest.
     """
     cluster, found = plan.problem.cluster, []
     for stage, owners in holders(plan).items():
-        if costs.parameter_bytes[stage]:
+        if costs.parameter_bytes[stage] or plan.weights != FLUSH:
             for device in forward_only(plan, stage, owners):
                 source = min(owners, key=lambda owner: (not cluster.same_node(owner, device), owner))
                 found.append((stage, source, device))

@@ -234,6 +234,8 @@ def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
     if len(ops.where(Kind.SEND_S)) or draft.routes.apart:
         ranks = times.rank[times.in_line]
         number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
+    if draft.routes.apart:
+        number = number + _behind_forwards(draft, times, number)
     users = _users(draft)
     needed = np.where(users >= 0, draft.slot[users], draft.end_slot[target])
     slot = np.minimum(times.slot_of(target, number), needed)
@@ -243,6 +245,15 @@ def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
     slot = _in_message_order(draft, pair, slot, times.place[links.send])
     free = by_start[~links.given[by_start]]
     draft.move_receives(free, slot[free])
+
+
+def _behind_forwards(draft: Draft, times: _Forecast, number: Ints) -> Flags:
+    """Which messages bring parameters while a forward of their stage runs: that one uses those that it began with."""
+    ops, receive = draft.ops, draft.links.receive
+    inside = number < times.edges[ops.device[receive] + 1]
+    running = times.order[times.in_line[np.where(inside, number, 0)]]
+    forward = (ops.kind[running] == Kind.F.value) & (ops.stage[running] == ops.stage[receive])
+    return np.asarray(inside & forward & (ops.kind[receive] == Kind.RECV_P.value), dtype=np.bool_)
 
 
 def _users(draft: Draft) -> Ints:

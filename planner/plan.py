@@ -61,10 +61,14 @@ class Op(NamedTuple):
     SEND_P and RECV_P likewise, from a device that stepped a stage to one that only runs its forward.
     OFFLOAD copies a stash to the host and FETCH brings it back, both on the device's copy engines. FREE makes the
     ops after it wait until the stash's OFFLOAD (or outgoing SEND_S) has ended, so that its memory can be used.
-    PREDICT writes the weights that the stage will have `peer` updates later, for the next F (or backward) of its
-    micro-batch. REDUCE sums a stage's gradients over its replicas. TIE sums the gradient of tied parameters over all
-    devices that hold a copy: `stage` is the lowest member stage that this device trains, `peer` the group's number in
-    the model.
+    REDUCE sums a stage's gradients over its replicas. TIE sums the gradient of tied parameters over all devices that
+    hold a copy: `stage` is the lowest member stage that this device trains, `peer` the group's number in the model.
+
+    PREDICT writes the weights that the stage will have `peer` updates later, for the next op in line: the F, B or I of
+    its stage and micro-batch; the W of a split backward uses them too. Where a stage's forward runs on another device,
+    its owner predicts after a STEP, right before the SEND_P of that update, and the predicted weights are sent: `peer`
+    is then how far the first forward that uses the version there is behind. That device's F uses the newest version
+    whose RECV_P stands before it in its list, and predicts nothing.
     """
 
     kind: Kind

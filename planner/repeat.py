@@ -14,11 +14,10 @@ import numpy as np
 
 from .errors import PlanError
 from .op_columns import Ints
-from .operations import Candidate, holders, route
+from .operations import Candidate, holders, route, update_size
 from .plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
-from .versions import update_size
 
-_KEPT = IN_LINE - {Kind.PREDICT}
+_KEPT = (IN_LINE | {Kind.RECV_P}) - {Kind.PREDICT}
 
 
 def repeat(plan: Plan, micro_batches: int) -> Plan:
@@ -194,6 +193,6 @@ class _Line:
     def micro_batches(self, cut: _Cut, shift: int, times: int) -> tuple[list[int], list[int]]:
         """Micro-batch of every pass of the list with so many more bodies: before the shift, and after."""
         places, shifts = self._shifts(cut, shift, times)
-        passes = self.columns[places, 0] != Kind.STEP.value
+        passes = ~np.isin(self.columns[places, 0], (Kind.STEP.value, Kind.RECV_P.value))
         old = self.columns[places, 2]
         return old[passes].tolist(), (old + shifts)[passes].tolist()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .errors import PlanError
-from .operations import Candidate, holders
+from .operations import Candidate, StageCosts, closings, holders, parameter_returns, update_size
 from .plan import Kind, Op, Plan
-from .versions import Scheduled, Versions, update_size
+from .versions import Versions
 from .weight_policy import FLUSH, WEIGHT_POLICIES
 
 _ENDS = frozenset({Kind.B, Kind.W})
@@ -28,6 +28,11 @@ def with_updates(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -
     """
     if candidate.weights == FLUSH:
         return tuple(map(tuple, compute_orders))
+    return with_predictions(on_lists(candidate, with_steps(candidate, compute_orders)))
+
+
+def with_steps(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
+    """The compute orders of a candidate without a flush with STEPs where they have none of a stage, and no PREDICT."""
     require_sound(candidate)
     late = _summed(candidate)
     owners = holders(candidate)
@@ -37,7 +42,7 @@ def with_updates(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -
         given = {op.stage for op in line if op.kind is Kind.STEP}
         missing = [stage for stage, on in owners.items() if device in on and stage not in given]
         stepped.append(_with_steps(candidate, device, line, {stage: stage in late for stage in missing}))
-    return with_predictions(on_lists(candidate, stepped))
+    return stepped
 
 
 def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:
@@ -48,28 +53,17 @@ def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:
 
 def require_sound(candidate: Candidate) -> None:
     """Raises PlanError where a run of whole updates does not come out for this weight policy."""
-    for reason in update_faults(candidate):
-        raise PlanError(reason)
-
-
-def update_faults(candidate: Candidate | Scheduled) -> list[str]:
-    """Why updates do not come out for the candidate's weight policy; none where they do."""
-    policy = WEIGHT_POLICIES.get(candidate.weights)
-    if policy is None:
-        return [f"unknown weight policy {candidate.weights!r}; known: {', '.join(WEIGHT_POLICIES)}"]
-    size, count, stages = update_size(candidate), candidate.problem.workload.micro_batches, len(candidate.stages)
-    least = policy.least_update(stages)
-    if candidate.weights == FLUSH:
-        return []
-    found = []
-    if count % size:
-        found.append(f"updates of {size} micro-batches do not divide {count} micro-batches")
+    name, stages = candidate.weights, len(candidate.stages)
+    if name not in WEIGHT_POLICIES:
+        raise PlanError(f"unknown weight policy {name!r}; known: {', '.join(WEIGHT_POLICIES)}")
+    size, count = update_size(candidate), candidate.problem.workload.micro_batches
+    least = WEIGHT_POLICIES[name].least_update(stages)
     if size < least:
-        found.append(
-            f"weight policy {candidate.weights!r} needs at least {least} micro-batches an update"
-            f" for {stages} stages, has {size}"
+        raise PlanError(
+            f"weight policy {name!r} needs at least {least} micro-batches an update for {stages} stages, has {size}"
         )
-    return found
+    if count % size:
+        raise PlanError(f"updates of {size} micro-batches do not divide {count} micro-batches")
 
 
 def _summed(candidate: Candidate) -> set[int]:
@@ -134,21 +128,29 @@ def _step_places(
 
 
 def with_predictions(plan: Plan) -> Orders:
-    """The plan's lists with a PREDICT directly before every pass that runs on predicted weights.
+    """The plan's lists with a PREDICT directly before every pass and every SEND_P that takes predicted weights.
 
-    PREDICTs that the lists have must have been left out.
+    The lists have neither PREDICTs nor SEND_Ps yet: a SEND_P's PREDICT follows the STEP, those for several devices in
+    their order.
     """
-    versions = Versions.of(plan)
     if not WEIGHT_POLICIES[plan.weights].predicts:
         return plan.orders
+    versions = Versions.of(plan)
+    sent: dict[tuple[int, int, int], list[int]] = {}
+    for stage, source, target in parameter_returns(plan, StageCosts.of(plan.problem.model, plan.stages)):
+        for g, m in enumerate(closings(plan)):
+            if (stage, target, g) in versions.sent_ahead:
+                sent.setdefault((source, stage, m), []).append(versions.sent_ahead[stage, target, g])
     found = []
-    for order in plan.orders:
+    for device, order in enumerate(plan.orders):
         line: list[Op] = []
         for op in order:
-            if op.kind in _PREDICTED:
-                ahead = versions.forward_ahead if op.kind is Kind.F else versions.backward_ahead
-                if ahead[op.stage, op.micro_batch]:
-                    line.append(Op(Kind.PREDICT, op.stage, op.micro_batch, ahead[op.stage, op.micro_batch]))
+            key = op.stage, op.micro_batch
+            ahead = versions.forward_ahead if op.kind is Kind.F else versions.backward_ahead
+            if op.kind in _PREDICTED and ahead[key]:
+                line.append(Op(Kind.PREDICT, *key, ahead[key]))
             line.append(op)
+            if op.kind is Kind.STEP:
+                line += [Op(Kind.PREDICT, *key, count) for count in sent.get((device, *key), ())]
         found.append(tuple(line))
     return tuple(found)

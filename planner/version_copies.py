@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .op_columns import Ints, Ops
+from .jobs import next_of_stage
+from .op_columns import Flags, Ints, Ops
 from .operations import StageCosts, Structured
 from .plan import Kind, Plan
 from .versions import Versions, kept_versions
@@ -28,10 +29,25 @@ def predicted_copies(ops: Ops) -> tuple[Ints, Ints]:
     predicts, working = ops.where(Kind.PREDICT), ops.working
     if not len(predicts):
         return predicts, predicts
+    predicts = predicts[~for_sending(ops, predicts)]
     user = working[np.minimum(np.searchsorted(working, predicts) + 1, len(working) - 1)]
     weights = ops.at(ops.table(Kind.W), user)
     split = (ops.kind[user] == Kind.I.value) & (weights >= 0)
     return predicts, np.where(split, weights, user)
+
+
+def for_sending(ops: Ops, predicts: Ints) -> Flags:
+    """Which of these PREDICTs make what the SEND_P just behind them sends."""
+    behind = np.minimum(predicts + 1, len(ops) - 1)
+    same = (ops.stage[behind] == ops.stage[predicts]) & (ops.micro_batch[behind] == ops.micro_batch[predicts])
+    return np.asarray(same & (ops.kind[behind] == Kind.SEND_P.value), dtype=np.bool_)
+
+
+def received_until(ops: Ops, receive: Ints) -> Ints:
+    """The op with which each RECV_P's version takes the place of the one before: its first F, or the next RECV_P."""
+    again = next_of_stage(ops, receive, Kind.RECV_P)
+    first = next_of_stage(ops, receive, Kind.F)
+    return np.where((first < 0) | ((again >= 0) & (again < first)), again, first)
 
 
 def last_gradients(plan: Structured, costs: StageCosts, ops: Ops) -> dict[int, int]:
@@ -45,3 +61,22 @@ def last_gradients(plan: Structured, costs: StageCosts, ops: Ops) -> dict[int, i
         size = workload.gradient_bytes(int(costs.parameter_bytes[stage]))
         found[device] = found.get(device, 0) + size
     return found
+
+
+def most_copies(plan: Plan) -> tuple[int, ...]:
+    """Of every stage, the most copies of its weights that a device holds at once beyond the newest version.
+
+    Of the order of ops only: a prediction counts as one copy for as long as the pass that it serves.
+    """
+    most = [0] * len(plan.stages)
+    for order, kept in zip(plan.orders, kept_versions(plan, Versions.of(plan)), strict=True):
+        change: dict[int, list[int]] = {}
+        for one in kept:
+            change.setdefault(one.replaced, []).append(one.stage)
+            change.setdefault(one.until + 1, []).append(~one.stage)
+        held = [0] * len(plan.stages)
+        for place, op in enumerate(order):
+            for stage in change.get(place, ()):
+                held[max(stage, ~stage)] += 1 if stage >= 0 else -1
+            most[op.stage] = max(most[op.stage], held[op.stage] + (op.kind is Kind.PREDICT))
+    return tuple(most)

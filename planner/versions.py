@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Protocol
 
 from .operations import Structured, holders
+from .operations import update_size as update_size
 from .plan import Kind, Op
 from .weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
 
@@ -26,14 +27,6 @@ class Scheduled(Structured, Protocol):
     def orders(self) -> tuple[tuple[Op, ...], ...]: ...
 
 
-def update_size(plan: Structured) -> int:
-    """Micro-batches an update: all of a synchronous plan's."""
-    workload = plan.problem.workload
-    if plan.weights == FLUSH:
-        return workload.micro_batches
-    return workload.update_every or WEIGHT_POLICIES[plan.weights].least_update(len(plan.stages))
-
-
 @dataclass(frozen=True)
 class Versions:
     """Of every (stage, micro-batch): the versions its passes use, and how far ahead their weights are predicted.
@@ -42,7 +35,10 @@ class Versions:
         update: micro-batches an update.
         newest: newest version on the forward device at F's place in its list.
         forward, backward: version that the pass reads. R reads what its backward reads.
-        forward_ahead, backward_ahead: updates of the PREDICT before the pass; 0: none.
+        forward_ahead, backward_ahead: updates of the PREDICT before the pass; 0: none. A forward on a device that only
+            runs forwards has none: it gets weights that are predicted where they are stepped.
+        sent_ahead: by stage, receiving device and update: updates of the PREDICT before its SEND_P; those of the first
+            forward that uses the version. Left out: 0, and versions that no forward uses.
     """
 
     update: int
@@ -51,20 +47,27 @@ class Versions:
     backward: dict[tuple[int, int], int]
     forward_ahead: dict[tuple[int, int], int]
     backward_ahead: dict[tuple[int, int], int]
+    sent_ahead: dict[tuple[int, int, int], int]
 
     @classmethod
     def of(cls, plan: Scheduled) -> Versions:
         """Of a plan whose lists hold every F once. In a synchronous plan everything is version 0."""
         policy, update = WEIGHT_POLICIES[plan.weights], update_size(plan)
-        newest = _newest(plan)
+        newest, remote = _newest(plan)
         forward = _taken(newest, policy, update)
         backward, ahead, back_ahead = {}, {}, {}
         for (stage, m), found in newest.items():
             own = m // update
             backward[stage, m] = forward[stage, m] if policy.stashed or plan.weights == FLUSH else own
-            ahead[stage, m] = policy.forward_ahead(stage, own - found)
+            ahead[stage, m] = 0 if (stage, m) in remote else policy.forward_ahead(stage, own - found)
             back_ahead[stage, m] = policy.backward_ahead(stage)
-        return cls(update, newest, forward, backward, ahead, back_ahead)
+        sent: dict[tuple[int, int, int], int] = {}
+        for (stage, m), device in remote.items():
+            version = newest[stage, m]
+            if version:
+                sent.setdefault((stage, device, version - 1), policy.forward_ahead(stage, m // update - version))
+        sent = {key: count for key, count in sent.items() if count}
+        return cls(update, newest, forward, backward, ahead, back_ahead, sent)
 
     def staleness(self, stage: int, micro_batch: int) -> int:
         """Updates between the version of the forward and the one that the micro-batch's update starts from."""
@@ -79,18 +82,25 @@ class Versions:
         return found
 
 
-def _newest(plan: Scheduled) -> dict[tuple[int, int], int]:
-    """The newest version at the place of every F: STEPs of its stage before it, or new parameters that arrived."""
-    owners, found = holders(plan), {}
+Place = dict[tuple[int, int], int]
+
+
+def _newest(plan: Scheduled) -> tuple[Place, Place]:
+    """The newest version at the place of every F: STEPs of its stage before it, or new parameters that arrived.
+
+    And the devices of the forwards, in list order, that run where their stage is not stepped.
+    """
+    owners, found, remote = holders(plan), Place(), Place()
     for device, order in enumerate(plan.orders):
         made: dict[int, int] = {}
         for op in order:
-            makes = Kind.STEP if device in owners[op.stage] else Kind.RECV_P
-            if op.kind is makes:
+            if op.kind is (Kind.STEP if device in owners[op.stage] else Kind.RECV_P):
                 made[op.stage] = made.get(op.stage, 0) + 1
             elif op.kind is Kind.F:
                 found[op.stage, op.micro_batch] = made.get(op.stage, 0)
-    return found
+                if device not in owners[op.stage]:
+                    remote[op.stage, op.micro_batch] = device
+    return found, remote
 
 
 def _taken(newest: dict[tuple[int, int], int], policy: WeightPolicy, update: int) -> dict[tuple[int, int], int]:

@@ -31,10 +31,12 @@ def named(
     memory: int = 1 << 40,
     link: Link = Link(),  # noqa: B008 - immutable
     model: ModelGraph | None = None,
+    workload: Workload | None = None,
     **options: int,
 ) -> Plan:
     """The plan of a named schedule with one uniform layer a stage."""
     layout = build(name, devices, micro_batches, **options)
     model = model or uniform(layout.stages, forward, backward)
-    problem = Problem(model, Cluster.uniform(devices, memory, link), Workload(micro_batches))
-    return assemble(Candidate(problem, one_layer_a_stage(model), layout.pipelines), layout.orders, name)
+    problem = Problem(model, Cluster.uniform(devices, memory, link), workload or Workload(micro_batches))
+    candidate = Candidate(problem, one_layer_a_stage(model), layout.pipelines, (), layout.weights)
+    return assemble(candidate, layout.orders, name)

@@ -182,7 +182,8 @@ def _cheapest(tables: Iterator[Floats], size: int) -> tuple[float, list[NDArray[
     return float(best[-1]), choices
 
 
-def _trace(choices: Sequence[NDArray[np.intp]], last: int) -> Cuts:
+def trace(choices: Sequence[NDArray[np.intp]], last: int) -> Cuts:
+    """The cuts behind a programme's choices, the last stage ending at layer `last`."""
     cuts = []
     for choice in reversed(choices[1:]):
         last = int(choice[last])
@@ -190,7 +191,7 @@ def _trace(choices: Sequence[NDArray[np.intp]], last: int) -> Cuts:
     return tuple(reversed(cuts))
 
 
-def _link_seconds(chain: Chain, devices: Sequence[int], stage: int) -> tuple[Floats, float]:
+def link_seconds(chain: Chain, devices: Sequence[int], stage: int) -> tuple[Floats, float]:
     """Occupation of the slower direction by the tensors entering a stage, per cut, and both latencies."""
     here, before = devices[stage], devices[stage - 1]
     if stage == 0 or here == before:
@@ -221,7 +222,7 @@ def cut(
 
     def tables() -> Iterator[Floats]:
         for s, device in enumerate(devices_of_stage):
-            occupation, _ = _link_seconds(chain, devices_of_stage, s)
+            occupation, _ = link_seconds(chain, devices_of_stage, s)
             table = np.maximum(chain.seconds / chain.speed(device), occupation[:, None])
             table[chain.bytes(in_flight[s], buffers, replicated) > share * chain.limit(device)] = np.inf
             yield table
@@ -233,12 +234,12 @@ def cut(
 
     def communication() -> Iterator[Floats]:
         for s, table in enumerate(tables()):
-            occupation, latency_s = _link_seconds(chain, devices_of_stage, s)
+            occupation, latency_s = link_seconds(chain, devices_of_stage, s)
             yield np.where(table <= allowed, 2 * occupation[:, None] + latency_s, np.inf)
 
     if not chain.boundary_bytes[1:-1].any():
-        return _trace(choices, size - 1)
-    return _trace(_cheapest(communication(), size)[1], size - 1)
+        return trace(choices, size - 1)
+    return trace(_cheapest(communication(), size)[1], size - 1)
 
 
 def lightest(
@@ -262,7 +263,7 @@ def lightest(
             yield table
 
     ratio, choices = bottleneck(tables(), size)
-    return _trace(choices, size - 1), ratio
+    return trace(choices, size - 1), ratio
 
 
 def compositions(layers: int, stages: int, cap: int) -> list[Cuts] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..errors import ScheduleError
+from .asynchronous import ASYNCHRONOUS
 from .dual import dualpipe, dualpipe_v
 from .layout import Layout, unsplit
 from .one_way import capped, gpipe, interleaved, looped_bfs, one_f_one_b
@@ -30,6 +31,7 @@ SCHEDULES: Mapping[str, Callable[..., Layout]] = {
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
 }
+"""Synchronous schedules; those without a flush are in ASYNCHRONOUS."""
 _CHUNKED = frozenset({"interleaved", "looped-bfs", "interleaved-zb"})
 _V_SHAPED = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
 
@@ -46,8 +48,11 @@ def build(
     base, _, number = name.rpartition("-")
     if name not in SCHEDULES and number.isdecimal() and (base in _CHUNKED or base == "chimera"):
         name, chunks, pipelines = base, int(number), int(number)
+    if name in ASYNCHRONOUS:
+        return ASYNCHRONOUS[name](devices, micro_batches)
     if name not in SCHEDULES:
-        raise ScheduleError(f"unknown schedule {name!r}; known: {', '.join(SCHEDULES)}")
+        known = ", ".join([*SCHEDULES, *ASYNCHRONOUS])
+        raise ScheduleError(f"unknown schedule {name!r}; known: {known}")
     if name in _CHUNKED:
         return SCHEDULES[name](devices, micro_batches, 2 if chunks is None else chunks)
     if name == "chimera":
@@ -58,7 +63,7 @@ def build(
 def variants(
     devices: int, micro_batches: int, max_stages: int, name: str | None = None
 ) -> Iterator[tuple[str, Layout]]:
-    """Every named schedule that exists for these numbers, with every chunk and pipeline count it comes in.
+    """Every synchronous schedule that exists for these numbers, with every chunk and pipeline count it comes in.
 
     With a `name`, only that schedule's. A layout is built when it is asked for. Backward halving, whose orders are
     forward doubling's, comes by its name only.
@@ -85,4 +90,4 @@ def _options(name: str, devices: int, max_stages: int) -> list[dict[str, int]]:
     return [{}]
 
 
-__all__ = ["SCHEDULES", "Layout", "build", "capped", "unsplit", "variants"]
+__all__ = ["ASYNCHRONOUS", "SCHEDULES", "Layout", "build", "capped", "unsplit", "variants"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ScheduleError
 from ..plan import Kind, Op, Pipeline
+from ..weight_policy import FLUSH
 
 
 @dataclass(frozen=True)
@@ -14,13 +15,15 @@ class Layout:
     """A schedule for a number of stages, independent of costs.
 
     `orders` holds only compute ops (F, B, I, W, R), one tuple a device; `in_flight` is the number of stashes of
-    each stage that are alive at once, summed over pipelines, for the partition to plan memory with.
+    each stage that are alive at once, summed over pipelines, for the partition to plan memory with. `weights`: its
+    weight policy.
     """
 
     name: str
     stages: int
     pipelines: tuple[Pipeline, ...]
     orders: tuple[tuple[Op, ...], ...]
+    weights: str = FLUSH
 
     @property
     def in_flight(self) -> tuple[int, ...]:

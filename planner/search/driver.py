@@ -16,7 +16,7 @@ from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..partition.chain import compositions, lightest
 from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
-from ..schedules import SCHEDULES, capped
+from ..schedules import ASYNCHRONOUS, SCHEDULES, capped
 from ..workload import SearchSpace, Workload
 from .considered import Considered
 from .few import smaller, take_over
@@ -101,6 +101,10 @@ def plan(
     problem = Problem(model, cluster, workload)
     session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
     orders = device_orders(problem, session.stages)
+    if space.schedule in ASYNCHRONOUS:
+        from .named_steady import plan_named
+
+        return plan_named(session, orders)
     try:
         _search(session, orders, hint)
     except KeyboardInterrupt:
@@ -335,8 +339,9 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
     assert isinstance(cluster, Cluster)
     assert isinstance(space, SearchSpace)
     _validate_sizes(model, workload)
-    if space.schedule != "search" and space.schedule not in SCHEDULES:
-        raise WorkloadError(f"unknown schedule {space.schedule!r}; known: search, {', '.join(SCHEDULES)}")
+    if space.schedule not in {"search", *SCHEDULES, *ASYNCHRONOUS}:
+        known = ", ".join(["search", *SCHEDULES, *ASYNCHRONOUS])
+        raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {known}")
     for device in cluster.devices:
         name = device.kind.name
         if model.device in PRESETS and PRESETS.get(name) == device.kind and name != model.device:

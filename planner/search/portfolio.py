@@ -48,7 +48,7 @@ def place(layout: Layout, order: Order, devices: int) -> Layout:
     orders: list[tuple[Op, ...]] = [()] * devices
     for d, listed in enumerate(layout.orders):
         orders[order[d]] = listed
-    return Layout(layout.name, layout.stages, pipelines, tuple(orders))
+    return Layout(layout.name, layout.stages, pipelines, tuple(orders), layout.weights)
 
 
 # ------------------------------------------------------------------ cuts for a layout

@@ -16,6 +16,7 @@ from ..operations import OFFLOAD, StageCosts, holders, messages, route
 from ..plan import Kind, Pipeline, Plan
 from ..reductions import ring
 from ..units import format_bytes, format_seconds
+from ..versions import update_size
 from .names import plain
 from .palette import paint
 from .svg import direction
@@ -215,11 +216,12 @@ def _flows(plan: Plan, costs: StageCosts) -> dict[tuple[Any, Any, str, int], tup
         kind, m = message.send.kind, message.send.micro_batch
         hue = hues[pipeline[m]] if kind in (Kind.SEND_F, Kind.SEND_B) else 0
         add(("device", message.source), ("device", message.target), _SENT[kind], hue, message.bytes)
+    updates = plan.problem.workload.micro_batches // update_size(plan)
     for stage, devices in holders(plan).items():
         count = plan.problem.workload.gradient_bytes(int(costs.parameter_bytes[stage]))
         for a, b in ring(devices) if len(devices) > 1 and count else ():
             share = round(2 * (len(devices) - 1) * count / len(devices))
-            add(("device", a), ("device", b), "gradient sums", 0, share)
+            add(("device", a), ("device", b), "gradient sums", 0, updates * share, updates)
     for p, row in zip(plan.pipelines, plan.stash, strict=True):
         for stage, policy in enumerate(row):
             if policy == OFFLOAD and p.micro_batches:
@@ -238,7 +240,7 @@ def op_fill(kind: Kind, hue: int) -> tuple[str, str]:
     """Fill and ink of an op in a graph: the timeline's colours, without its hatches."""
     if kind in (Kind.W, Kind.R):
         return ("#f6ddc2", "#d5e5f2")[hue == 0], BOX_INK
-    if kind in (Kind.F, Kind.B, Kind.I, Kind.REDUCE, Kind.TIE, Kind.OFFLOAD, Kind.FETCH, Kind.STEP):
+    if kind in (Kind.F, Kind.B, Kind.I, Kind.REDUCE, Kind.TIE, Kind.OFFLOAD, Kind.FETCH, Kind.STEP, Kind.PREDICT):
         style = paint(kind, hue, 0.3)
         return style.fill, style.ink
     return "#ffffff", BOX_INK

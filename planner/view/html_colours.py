@@ -17,6 +17,7 @@ _PARTS = {
     "shipped stashes": ("#2c7a61", "#8fd6bf"),
     "messages": ("#c9a227", "#e0c04f"),
     "workspace": ("#a15c8f", "#d08abf"),
+    "weight versions": ("#9a7420", "#d3ab52"),
 }
 
 
@@ -38,12 +39,14 @@ def _theme(dark: bool) -> dict[str, Any]:
     return {
         "bars": bars,
         "ink": {"F": "#10202f", "B": "#ffffff", "I": "#10202f", "W": "#ffffff" if dark else "#10202f",
-                "R": "#ffffff" if dark else "#10202f", "STEP": "#ffffff", "REDUCE": "#ffffff", "TIE": "#ffffff"},
+                "R": "#ffffff" if dark else "#10202f", "STEP": "#ffffff", "REDUCE": "#ffffff", "TIE": "#ffffff",
+                "PREDICT": "#ffffff"},
         "hatched": {"W": [_hatch(h, 0.55, dark) for h in HUES], "R": [_hatch(h, 0.18, dark) for h in HUES]},
         "plain": {
             "STEP": "#7d8aa0" if dark else "#3d4754",
             "REDUCE": "#a98bd0" if dark else "#8a5fa8",
             "TIE": "#cf86ab" if dark else "#b2507f",
+            "PREDICT": "#d3ab52" if dark else "#9a7420",
             "OFFLOAD": "#3f9d80" if dark else "#2c7a61",
             "FETCH": "#8fd6bf" if dark else "#6fb79f",
             "SEND": "#98a3b3" if dark else "#7b8794",

@@ -17,7 +17,7 @@ from ..op_columns import Floats, Ints
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
 from .svg import direction
-from .text import count_pipelines, device_limit
+from .text import count_pipelines, device_limit, updating
 
 if TYPE_CHECKING:
     from ..run_trace import DeviceTrace, RunTrace
@@ -34,12 +34,14 @@ def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace 
         "source": plan.provenance.source or "plan",
         "pipelines": count_pipelines(plan),
         "micro_batches": plan.problem.workload.micro_batches,
+        "updating": updating(plan),
         "kinds": [kind.name for kind in Kind],
         "stages": [list(stage) for stage in plan.stages],
         "routes": _routes(plan),
         "route_of": _route_of(plan),
         "forecast": {
             "step_s": forecast.step_s,
+            "period_s": forecast.period_s,
             "bound_s": forecast.bound_s or None,
             "gap": forecast.gap,
             "bubble": forecast.bubble,

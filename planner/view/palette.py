@@ -40,6 +40,8 @@ def paint(kind: Kind, hue: int, shade: float) -> Paint:
         return Paint("#8a5fa8", "#ffffff")
     if kind == Kind.TIE:
         return Paint("#b2507f", "#ffffff")
+    if kind == Kind.PREDICT:
+        return Paint("#9a7420", "#ffffff")
     if kind in COPIES:
         return Paint("#2c7a61" if kind == Kind.OFFLOAD else "#6fb79f", "#ffffff")
     return Paint("#3d4754", "#ffffff")

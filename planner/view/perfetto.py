@@ -25,6 +25,7 @@ from .text import percent
 _CATEGORY = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward", Kind.W: "backward", Kind.R: "recompute",
     Kind.REDUCE: "reduce", Kind.TIE: "reduce", Kind.STEP: "optimizer", Kind.FREE: "wait",
+    Kind.PREDICT: "predict",
     Kind.OFFLOAD: "copy", Kind.FETCH: "copy",
 }  # fmt: skip
 _COMPUTE, _REDUCE, _OUT, _IN, _SENDS, _RECEIVES = range(6)
@@ -73,6 +74,8 @@ def render(
     if not only_run:
         processes += _forecast(timeline, forecast, flows)
         other["forecast_step_s"] = forecast.step_s
+        if forecast.period_s is not None:
+            other["forecast_period_s"] = forecast.period_s
     if run is not None:
         processes += _measured(plan, timeline.costs, run, flows)
         other["measured_step_s"] = run.step_s

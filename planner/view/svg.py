@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..plan import Forecast, Kind, Op, Pipeline, Plan
 from ..units import format_bytes, format_seconds
 from .palette import Paint, hatches, paint
-from .text import count_pipelines, device_limit, percent
+from .text import count_pipelines, device_limit, percent, updating
 
 if TYPE_CHECKING:
     from ..simulate import Timeline
@@ -71,12 +71,14 @@ def _name(plan: Plan) -> str:
     return (
         f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages, {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
-        f"{plan.problem.workload.micro_batches} micro-batches"
+        f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}"
     )
 
 
 def _title(plan: Plan, forecast: Forecast) -> Iterator[str]:
     figures = [("step", format_seconds(forecast.step_s))]
+    if forecast.period_s is not None:
+        figures = [("period", format_seconds(forecast.period_s)), ("run", format_seconds(forecast.step_s))]
     if forecast.bound_s > 0:
         figures.append(("bound", format_seconds(forecast.bound_s)))
     if forecast.gap is not None:
@@ -107,6 +109,7 @@ _MEANING = {
     Kind.OFFLOAD: "stash to host",
     Kind.FETCH: "stash from host",
     Kind.TIE: "reduce tied",
+    Kind.PREDICT: "predict",
 }
 
 
@@ -209,7 +212,7 @@ def _bar(x: float, y: float, width: float, lane: int, style: Paint, op: Op, note
         f'<rect x="{x + inset:.2f}" y="{y + 1}" width="{width - 2 * inset:.2f}" height="{lane - 2}" '
         f'rx="{min(2.0, width / 4):.1f}" {style.attributes()}>{note}</rect>'
     )
-    number = str(op.micro_batch) if op.micro_batch >= 0 else op.kind.name.title()
+    number = str(op.micro_batch) if op.kind < Kind.REDUCE else op.kind.name.title()
     size = min(13.0, lane * 0.55, width * 0.86 / (len(number) * _DIGIT))
     if size < 6:
         return rect

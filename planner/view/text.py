@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING
 
 from ..plan import COPIES, Forecast, Kind, Op, Plan
 from ..units import format_bytes, format_seconds
+from ..versions import update_size
+from ..weight_policy import FLUSH
 from .names import plain, wrap
 
 if TYPE_CHECKING:
     from ..simulate import Timeline
 
 WIDTH = 80
+_PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 _EVEN = 1e-6  # columns; times that close to the edge of one are on it
 _FILL = {
     Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
-    Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&",
+    Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&", Kind.PREDICT: "?",
 }  # fmt: skip
 _MEANING = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
     Kind.R: "recompute", Kind.REDUCE: "reduce", Kind.STEP: "optimizer step",
     Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host", Kind.TIE: "reduce tied parameters",
+    Kind.PREDICT: "predict weights",
 }  # fmt: skip
 
 
@@ -46,9 +50,17 @@ def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
     shape = (
         f"{plain(plan.problem.model.name)}: {plain(source)}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
-        f"{plan.problem.workload.micro_batches} micro-batches{_apart(plan)}"
+        f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}{_apart(plan)}"
     )
     return "\n".join([*wrap(shape, width), *wrap(promise(forecast), width)])
+
+
+def updating(plan: Plan) -> str:
+    """Weight policy and micro-batches an update of a plan without a flush; nothing for the others."""
+    if plan.weights == FLUSH:
+        return ""
+    size = update_size(plan)
+    return f", weights {plain(plan.weights)}, an update every {f'{size} micro-batches' if size > 1 else 'micro-batch'}"
 
 
 def _apart(plan: Plan) -> str:
@@ -59,12 +71,16 @@ def _apart(plan: Plan) -> str:
 
 
 def promise(forecast: Forecast) -> str:
-    """Step, bound, gap and bubble of a forecast in one line."""
+    """Step, or period and run, with bound, gap and bubble of a forecast in one line."""
     parts = [f"step {format_seconds(forecast.step_s)}"]
+    if forecast.period_s is not None:
+        parts = [f"period {format_seconds(forecast.period_s)} a micro-batch"]
     if forecast.bound_s > 0:
         parts.append(f"bound {format_seconds(forecast.bound_s)}")
     if forecast.gap is not None:
         parts.append(f"gap {percent(forecast.gap)}")
+    if forecast.period_s is not None:
+        parts.append(f"run {format_seconds(forecast.step_s)}")
     parts += [f"bubble {percent(forecast.bubble)}", forecast.status]
     return ", ".join(parts)
 
@@ -154,9 +170,7 @@ def _rows(timeline: Timeline) -> tuple[list[str], list[list[tuple[Op, float, flo
 def _scale(bars: Sequence[tuple[Op, float, float]], room: int) -> float | None:
     """Columns per second; whole columns per time unit where there is a unit. None: too fine to draw."""
     computed = [(start, end) for op, start, end in bars if op.kind not in COPIES]
-    durations = [
-        end - start for op, start, end in bars if end > start and op.micro_batch >= 0 and op.kind not in COPIES
-    ]
+    durations = [end - start for op, start, end in bars if end > start and op.kind in _PASSES]
     if not durations:
         return None
     unit, total = min(durations), max(end for _, _, end in bars)
@@ -178,7 +192,7 @@ def _row(bars: Sequence[tuple[Op, float, float]], columns_per_s: float, used: in
 def _cell(op: Op, width: int) -> str:
     """`F12---`, or only the number, or only the fill where there is no room for more."""
     fill = _FILL[op.kind]
-    if op.micro_batch < 0:
+    if op.kind not in _PASSES | COPIES:
         return fill * width
     number = str(op.micro_batch)
     if op.kind in COPIES:

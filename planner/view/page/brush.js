@@ -49,9 +49,11 @@ function write(g, text, x, y, { size = 12, align = "left", fill = css.text, weig
 /** How items are painted, by number: {fill, pattern, edge, ink, rgb}. Made when first needed, for a theme. */
 const paints = new Map();
 
+const ONE_COLOUR = new Set(["REDUCE", "TIE", "STEP", "PREDICT"]);
+
 /** The number of an item's paint: its kind, direction and shade. */
 function paintOf(item) {
-  const micro = items.micro[item];
+  const micro = ONE_COLOUR.has(kindOf(item)) ? -1 : items.micro[item];
   const hue = micro >= 0 ? plan.routes[plan.route_of[micro]].hue : 0;
   const last = Math.max(1, plan.route_of.length - 1);
   const shade = micro >= 0 ? Math.round((micro / last) * (colours.shades - 1)) : 0;

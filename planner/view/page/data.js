@@ -24,7 +24,7 @@ const items = {
   bytes: decode(plan.items.bytes),
 };
 const kindOf = (item) => plan.kinds[items.kind[item]];
-const IN_LINE = new Set(["F", "B", "I", "W", "R", "STEP", "FREE"]);
+const IN_LINE = new Set(["F", "B", "I", "W", "R", "STEP", "FREE", "PREDICT"]);
 const inLine = Uint8Array.from(items.kind, (kind) => (IN_LINE.has(plan.kinds[kind]) ? 1 : 0));
 
 /** Start and end of every item by source. */

@@ -11,10 +11,11 @@ function fillHead() {
   const { forecast } = plan;
   element("title").textContent = plan.model + ": " + plan.source;
   element("shape").textContent = [plural(plan.stages.length, "stage"), plural(plan.devices.length, "device"),
-    plan.pipelines, plural(plan.micro_batches, "micro-batch").replace("batchs", "batches")].join(", ");
+    plan.pipelines, plural(plan.micro_batches, "micro-batch").replace("batchs", "batches")].join(", ") + plan.updating;
   const fullest = plan.devices.map((d, k) => [d.peak_bytes / Math.max(1, d.limit_bytes), k]).sort((a, b) => b[0] - a[0])[0][1];
   const { peak_bytes, limit_bytes } = plan.devices[fullest];
-  const figures = [["step", seconds(forecast.step_s)]];
+  const figures = forecast.period_s === null ? [["step", seconds(forecast.step_s)]]
+    : [["period a micro-batch", seconds(forecast.period_s)], ["run", seconds(forecast.step_s)]];
   if (plan.run) {
     const more = forecast.step_s > 0 ? plan.run.step_s / forecast.step_s - 1 : 0;
     figures.push(["measured", seconds(plan.run.step_s) + " (" + (more > 0 ? "+" : "") + percent(more) + ")"]);

@@ -52,7 +52,7 @@ function collect(g, row, bars, texts, marks) {
 
 function label(item, x0, x1, row, texts, marks) {
   const width = x1 - x0, micro = items.micro[item];
-  const text = micro >= 0 ? String(micro) : kindOf(item) === "STEP" ? "step" : "";
+  const text = kindOf(item) === "STEP" ? "step" : kindOf(item) === "PREDICT" ? "predict" : micro >= 0 ? String(micro) : "";
   const size = Math.min(13, Math.round(row.height * 0.55), Math.floor((width - 2) / (text.length * 0.6)));
   if (text && size >= 8) {
     const { ink } = paint(numbers[item]);

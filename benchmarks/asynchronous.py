@@ -1,0 +1,177 @@
+"""Training without a flush measured: against the best synchronous plan, against its forecast, and in little memory.
+
+Layers and machine are profiled once for every number of processes; then plans take turns on gloo processes with one
+thread each, so that what else the computer does slows all alike.
+
+    python benchmarks/asynchronous.py                       gpt-mini on 2 and on 4 processes
+    python benchmarks/asynchronous.py --processes 2 --methods pipeoptim --rounds 5
+    python benchmarks/asynchronous.py --memory              one weight policy in 3/4 of the memory it takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from contraflow.executor import execute
+from contraflow.executor.machine import measure_machine
+from contraflow.executor.profile import profile_model
+from contraflow.models import resolve
+from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
+from contraflow.planner.units import format_bytes
+from contraflow.planner.versions import Versions, update_size
+
+SYNCHRONOUS = "best synchronous"
+LIMIT = 0.75
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured."""
+
+    model: str
+    micro_batch_size: int
+    micro_batches: int
+    optimizer: str
+    updates: int
+    rounds: int
+    time_limit: float
+
+
+def tell(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def profiled(setting: Setting, processes: int) -> tuple[ModelGraph, Cluster]:
+    """Layers and machine, as many processes at a time as will train."""
+    tell(f"profiling with {processes} processes")
+    content = profile_model(resolve(setting.model), setting.micro_batch_size, load=processes)
+    return ModelGraph.from_dict(content), measure_machine(processes).cluster(processes, host_link=True)
+
+
+def found(graph: ModelGraph, cluster: Cluster, workload: Workload, space: SearchSpace, seconds: float) -> Plan:
+    """The search's plan; ends the program where there is none."""
+    result = plan(graph, cluster, workload, space, seconds)
+    if result.plan is None:
+        sys.exit(f"no plan: {result.status}, {result.violations}")
+    return result.plan
+
+
+def each_s(made: Plan) -> float:
+    """Forecast seconds a micro-batch."""
+    assert made.forecast is not None
+    period = made.forecast.period_s
+    return made.forecast.step_s / made.problem.workload.micro_batches if period is None else period
+
+
+def measured(plans: Mapping[str, Plan], setting: Setting) -> dict[str, tuple[float, list[float]]]:
+    """Seconds a micro-batch (median of the rounds) and the highest share of the planned peak on every device."""
+    times: dict[str, list[float]] = {name: [] for name in plans}
+    peaks: dict[str, list[float]] = {}
+    for number in range(setting.rounds):
+        for name, made in plans.items():
+            size = update_size(made)
+            updates = max(4, setting.updates * setting.micro_batches // size)
+            result = execute(made, updates, self_check=number == 0)
+            times[name].append(result.step_s / size)
+            shares = [a / b for a, b in zip(result.peak_bytes, result.forecast_peak_bytes, strict=True)]
+            peaks[name] = [max(pair) for pair in zip(shares, peaks.get(name, shares), strict=True)]
+            tell(f"round {number}, {name}: {1000 * times[name][-1]:.1f} ms a micro-batch")
+    return {name: (statistics.median(times[name]), peaks[name]) for name in plans}
+
+
+def staleness(made: Plan) -> int:
+    """Most updates between the weights of a forward and its gradient's update."""
+    return max(Versions.of(made).most_stale.values()) if made.forecast and made.forecast.period_s else 0
+
+
+def throughput(setting: Setting, processes: int, methods: list[str]) -> str:
+    """A table: every method beside the best synchronous plan."""
+    graph, cluster = profiled(setting, processes)
+    workload = Workload(setting.micro_batches, setting.optimizer)
+    plans = {SYNCHRONOUS: found(graph, cluster, workload, SearchSpace(), setting.time_limit)}
+    for method in methods:
+        space = SearchSpace(asynchronous=(method,))
+        plans[method] = found(graph, cluster, workload, space, setting.time_limit)
+    results = measured(plans, setting)
+    base = results[SYNCHRONOUS][0]
+    lines = [
+        f"{setting.model}, {processes} processes, {setting.micro_batches} micro-batches of {setting.micro_batch_size}",
+        "",
+        "| plan | stale | forecast ms | measured ms | measured / forecast | synchronous / this | of planned peak |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, made in plans.items():
+        seconds, peaks = results[name]
+        row = [name, staleness(made), f"{1000 * each_s(made):.1f}", f"{1000 * seconds:.1f}"]
+        row += [f"{seconds / each_s(made):.3f}", f"{base / seconds:.3f}", f"{max(peaks):.3f}"]
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
+
+
+def in_little_memory(setting: Setting, processes: int, method: str) -> str:
+    """A table: the method as it is, and within LIMIT of its highest peak by what the search may then use."""
+    graph, cluster = profiled(setting, processes)
+    workload = Workload(setting.micro_batches, setting.optimizer)
+    plain = SearchSpace(asynchronous=(method,), offload=False, recompute=False)
+    plans = {"all kept": found(graph, cluster, workload, plain, setting.time_limit)}
+    assert plans["all kept"].forecast is not None
+    limit = int(LIMIT * max(plans["all kept"].forecast.peak_bytes))
+    tight = replace(workload, memory_limit_bytes=limit)
+    refused = plan(graph, cluster, tight, plain, setting.time_limit)
+    tell(f"within {format_bytes(limit)} and nothing but kept stashes: {refused.status}")
+    for name, space in (("offload", replace(plain, offload=True)), ("recompute", replace(plain, recompute=True))):
+        plans[name] = found(graph, cluster, tight, space, setting.time_limit)
+    results = measured(plans, setting)
+    lines = [
+        f"{setting.model}, {processes} processes, {method}; limit {format_bytes(limit)} a device but for the first row",
+        "",
+        "| plan | planned peak | of it measured | forecast ms | measured ms |",
+        "|---|---|---|---|---|",
+    ]
+    for name, made in plans.items():
+        assert made.forecast is not None
+        seconds, peaks = results[name]
+        row = [name, format_bytes(max(made.forecast.peak_bytes)), f"{max(peaks):.3f}"]
+        lines.append(f"| {' | '.join([*row, f'{1000 * each_s(made):.1f}', f'{1000 * seconds:.1f}'])} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt-mini")
+    parser.add_argument("--micro-batch-size", type=int, default=4)
+    parser.add_argument("--micro-batches", type=int, default=8, help="a synchronous step")
+    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--methods", nargs="+", default=["pipeoptim", "stash", "2bw"])
+    parser.add_argument("--updates", type=int, default=8, help="so many synchronous steps' micro-batches are run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of every search")
+    parser.add_argument("--memory", action="store_true", help="the first method in little memory instead")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measures and prints."""
+    given = arguments()
+    setting = Setting(
+        given.model, given.micro_batch_size, given.micro_batches, given.optimizer, given.updates, given.rounds,
+        given.time_limit,
+    )  # fmt: skip
+    for processes in given.processes:
+        if given.memory:
+            print(in_little_memory(setting, processes, given.methods[0]))
+        else:
+            print(throughput(setting, processes, given.methods))
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -251,22 +251,9 @@ def _parameter_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, 
     edges.add(table[ops.device[sent], ops.stage[sent], ops.micro_batch[sent] + 1], sent)
     returned = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
     receive = found.receive[returned]
-    user = next_of_stage(ops, receive, Kind.F)
+    user = ops.next_of_stage(receive, Kind.F)
     user[(ops.previous[receive] < 0) & (not placed)] = -1
     edges.add(found.send[returned], user, latency[returned])
-
-
-def next_of_stage(ops: Ops, places: Ints, kind: Kind) -> Ints:
-    """The next op of this kind of each op's stage behind it in its list; -1: none."""
-    among = ops.where(kind)
-    if not len(among):
-        return np.full(len(places), -1, dtype=np.int64)
-    group = ops.device * ops.stages + ops.stage
-    key = group[among] * (len(ops) + 1) + among
-    order = np.argsort(key)
-    at = np.minimum(np.searchsorted(key[order], group[places] * (len(ops) + 1) + places, "right"), len(among) - 1)
-    found = among[order[at]]
-    return np.where((group[found] == group[places]) & (found > places), found, -1)
 
 
 def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:

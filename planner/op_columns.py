@@ -124,6 +124,18 @@ class Ops:
         """The table's entry for the stage and micro-batch of each of these ops."""
         return np.asarray(table[self.stage[ops], self.micro_batch[ops]], dtype=np.int64)
 
+    def next_of_stage(self, ops: Ints, kind: Kind) -> Ints:
+        """The next op of this kind of each op's stage behind it in its list; -1: none."""
+        among = self.where(kind)
+        if not len(among):
+            return np.full(len(ops), -1, dtype=np.int64)
+        group = self.device * self.stages + self.stage
+        key = group[among] * (len(self) + 1) + among
+        order = np.argsort(key)
+        after = np.searchsorted(key[order], group[ops] * (len(self) + 1) + ops, "right")
+        found = among[order[np.minimum(after, len(among) - 1)]]
+        return np.where((group[found] == group[ops]) & (found > ops), found, -1)
+
     def abroad(self, ops: Ints) -> Flags:
         """Which of these ops are on another device than the forward of their stage and micro-batch."""
         home = self.at(self.table(Kind.F), ops)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .op_columns import Flags, Ints, Ops
+from .op_columns import Flags, Ints, Ops, carries
 from .operations import StageCosts, Structured
 from .plan import Kind, Plan
 from .versions import Versions, kept_versions
@@ -97,8 +97,11 @@ def version_events(
     for begin, end in (kept_copies(plan, ops), predicted_copies(ops)):
         size = costs.parameter_bytes[ops.stage[begin]]
         events.start(begin, size, category)
-        events.finish(end, -size, category)
+        leaves = ops.kind[end] == Kind.OFFLOAD.value
+        events.finish(end[~leaves], -size[~leaves], category)
+        events.left(end[leaves], -size[leaves], category)
     _sent_versions(events, category)
+    _fetched_versions(events, plan, costs, category)
     for device, count in last_gradients(plan, costs, ops).items():
         static[device]["gradients"] += count
 
@@ -117,3 +120,16 @@ def _sent_versions(events: Events, category: int) -> None:
     events.post(receive, size, category)
     used = received_until(ops, receive)
     events.start(used[used >= 0], -size[used >= 0], category)
+
+
+def _fetched_versions(events: Events, plan: Structured, costs: StageCosts, category: int) -> None:
+    """Versions that come back from the host with their stash: until their backward has ended, its W included."""
+    ops = events.jobs.ops
+    fetch = ops.where(Kind.FETCH)
+    fetch = fetch[carries(plan, ops, fetch)]
+    if not len(fetch):
+        return
+    size, user = costs.parameter_bytes[ops.stage[fetch]], ops.at(ops.table(Kind.B, Kind.I), fetch)
+    weights = ops.at(ops.table(Kind.W), fetch)
+    events.arrives(fetch, user, size, category)
+    events.finish(np.where(weights >= 0, weights, user), -size, category)

@@ -7,8 +7,9 @@ average share of the parameters. Everything else is the search's: the cut, and h
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from search_cases import Case
 from search_rows import Effort, Row, faults
@@ -26,50 +27,68 @@ PUBLISHED = {"pipedream": 2.01, "pipedream-2bw": 1.16}
 
 
 def at_best_width(case: Case, scheme: str, effort: Effort, row: Row) -> tuple[float, Plan, int] | None:
-    """Seconds a mini-batch of the case, the plan of two groups, and how many groups there are; None where none fits."""
+    """Seconds a mini-batch of the case, the plan of two groups, and how many groups there are; None where none fits.
+
+    All widths get their bound, then the plans of the most promising are simulated while they may be better.
+    """
     nodes, layers = len(case.cluster), len(case.model.layers)
-    sizes = [d for d in range(2, min(nodes // 2, layers) + 1) if nodes % d == 0]
     best: tuple[float, Plan, int] | None = None
     began = time.perf_counter()
-    for devices in sizes:
-        found = _at_width(case, scheme, devices, effort, None if best is None else best[0])
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+    found = [_width(case, scheme, d, effort) for d in range(2, min(nodes // 2, layers) + 1) if nodes % d == 0]
+    for width in sorted((one for one in found if one is not None), key=lambda one: one.bound_s):
+        if best is None or width.bound_s < best[0]:
+            made = width.simulated(effort)
+            if made is not None and (best is None or made[0] < best[0]):
+                best = made
     row.seconds += time.perf_counter() - began
     if best is not None:
         row.faults += faults(best[1])
     return best
 
 
-def _at_width(
-    case: Case, scheme: str, devices: int, effort: Effort, limit_s: float | None
-) -> tuple[float, Plan, int] | None:
-    """The same for groups of so many devices, if it may take less than `limit_s`."""
+@dataclass(frozen=True)
+class _Width:
+    """The search on two of so many groups; `share`: periods a mini-batch takes."""
+
+    search: Steady
+    groups: int
+    share: float
+
+    @property
+    def bound_s(self) -> float:
+        """No mini-batch takes less with this width."""
+        return self.search.bound_s * self.share
+
+    def simulated(self, effort: Effort) -> tuple[float, Plan, int] | None:
+        """Seconds a mini-batch of the best plan, the plan, and the groups."""
+        self.search.explore()
+        plan = self.search.answer(effort.seed).plan
+        if plan is None or plan.forecast is None:
+            return None
+        return plan.forecast.objective_s * self.share, plan, self.groups
+
+
+def _width(case: Case, scheme: str, devices: int, effort: Effort) -> _Width | None:
+    """Groups of so many devices; None where they do not fit or share the mini-batch evenly."""
     width, batches = len(case.cluster) // devices, case.workload.micro_batches
     if batches % width:
         return None
     method, each = METHODS[scheme], batches // width if scheme == "pipedream-2bw" else 1
-    # long enough for twice as many in flight as stages
-    run = each * max(2, 1 + -(-2 * devices // each))
-    workload = replace(case.workload, micro_batches=2 * run, update_every=2 * each)
     if method == "2bw" and 2 * each < devices:
         return None
+    # a run that is long enough for more in flight than stages
+    run = each * (1 + -(-(devices + 8) // each))
+    workload = replace(case.workload, micro_batches=2 * run, update_every=2 * each)
     problem = Problem(case.model, _two_groups(case, devices), workload)
     space = SearchSpace(asynchronous=(method,), offload=False, recompute=False)
     began = time.monotonic()
     search = Steady(problem, space, began + effort.seconds, None, began)
     search.every = [a for a in search.every if a.width == 2 and len(a.order) == devices]
-    share = batches * 2 / width
     for a in search.every:
-        a.solve(float("inf") if limit_s is None else limit_s / share)
-    if all(a.least is None for a in search.every):
+        a.solve(math.inf)
+    if not search.every or math.isinf(search.bound_s):
         return None
-    search.explore()
-    search.polish()
-    plan = search.answer(effort.seed).plan
-    if plan is None or plan.forecast is None:
-        return None
-    return plan.forecast.objective_s * share, plan, width
+    return _Width(search, width, batches * 2 / width)
 
 
 def _two_groups(case: Case, devices: int) -> Cluster:

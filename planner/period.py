@@ -14,6 +14,7 @@ from .weight_policy import FLUSH
 
 _SAME = 1e-9
 _BODY = 12  # updates between two lengths: whatever alternates with 2, 3, 4, 6 or 12 updates comes out even
+_LARGE = 100_000  # ops of a run beyond which two updates must do
 _LENGTHS = 5
 
 
@@ -27,7 +28,8 @@ def period_seconds(plan: Plan) -> float | None:
     if plan.weights == FLUSH:
         return None
     count = plan.problem.workload.micro_batches
-    step = _BODY * update_size(plan)
+    longer = sum(map(len, plan.orders)) * _BODY * update_size(plan) // count
+    step = (_BODY if longer <= _LARGE else 2) * update_size(plan)
     first = count - 2 * step if count > 2 * step else count
     try:
         return _settled(plan, first, step)

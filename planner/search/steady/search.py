@@ -112,8 +112,9 @@ class Steady:
             self.polish()
 
     def explore(self) -> None:
-        """A first plan, then alternatives, those with the least bound first."""
-        self.first_named()
+        """A first plan where that takes no time, then alternatives, those with the least bound first."""
+        if not self._large(self.every[0]):
+            self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
                 alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))

@@ -184,6 +184,8 @@ class Interpreter(Posting):
         if self._course.agreement == len(order):  # it steps nothing, but the others wait for its word
             self._agree(state)
         self._complete(state, tuple(state.leaving))
+        for stage in sorted(state.incoming):
+            self._install(state, stage)
         self._exchange_statistics(state)
         self._stashes.settle()
         self._place.synchronize()
@@ -233,6 +235,7 @@ class Interpreter(Posting):
         seed = derive_seed(self.blueprint.seed, *self._batch(state, m))
         statistics = replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
+        self._install(state, stage)
         weights = self._weights(state, op)
         self._begin(state, record)
         if self._stash_policy(op) == RECOMPUTE:

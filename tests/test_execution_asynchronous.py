@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from async_plans import POLICIES, SCHEDULED, UPDATES, Async, assert_as_emulated, assert_exact, planned_async, replicated
+from async_plans import (
+    POLICIES,
+    SCHEDULED,
+    UPDATES,
+    Async,
+    Listed,
+    assert_as_emulated,
+    assert_exact,
+    planned_async,
+    replicated,
+    separated,
+)
 from async_plans import run as run_threads
 from runs import SAMPLES, STEPS, run_plans_together
 
-from contraflow.executor.emulation import Emulation, emulate
+from contraflow.executor.emulation import Emulation, blueprint_of, emulate
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.interpreter import Interpreter
 from contraflow.executor.launch import execute
@@ -20,10 +32,20 @@ from contraflow.executor.watch import Doing, Slot, Watcher
 from contraflow.models import resolve
 from contraflow.planner.compare_run import compare_run
 from contraflow.planner.plan import Kind
+from contraflow.planner.repeat import repeat
 from contraflow.planner.run_trace_file import load_trace
 
 TWO_RUNS = (6, 3)
 """An evaluation, a drain, a new start, and the end."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and ranks run with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _least(policy: str, devices: int) -> int:
@@ -85,6 +107,22 @@ def test_replicas_equal_the_emulation(policy: str) -> None:
     assert found.state is not None
     for name, tensor in wanted.state.items():
         assert torch.allclose(found.state[name], tensor, atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("policy", "optimizer"), [("stash", "momentum"), ("vertical", "momentum"), ("pipeoptim", "sgd"), ("naive", "adam")]
+)
+def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> None:
+    """New parameters are sent after every update, and used from where the list says that they have arrived."""
+    dtype = Async(policy, 3, optimizer=optimizer).dtype
+    plan = separated(policy, 3, 2, optimizer)
+    wanted = Listed(blueprint_of(plan, sum(TWO_RUNS), dtype=dtype, training=SCHEDULED))
+    losses = []
+    for first, updates in ((0, TWO_RUNS[0]), (TWO_RUNS[0], TWO_RUNS[1])):
+        wanted.follow(repeat(plan, 2 * updates))
+        losses += wanted.run(first, updates)
+    found = run_threads(plan, TWO_RUNS, SCHEDULED, dtype)
+    assert_exact(found, Emulation(tuple(losses), wanted.state()))
 
 
 # ---------------------------------------------------------------- where the methods meet

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 KEEP, RECOMPUTE, OFFLOAD, SHIP = range(4)
-_POLICIES = {"keep": KEEP, "recompute": RECOMPUTE, "offload": OFFLOAD}
+_POLICIES = {"keep": KEEP, "recompute": RECOMPUTE, "offload": OFFLOAD, "offload+weights": OFFLOAD}
 _SHIP = re.compile(r"ship>(0|[1-9][0-9]{0,8})")
 _IN_LINE = np.array([kind in IN_LINE for kind in Kind])
 _BACK = frozenset({Kind.B, Kind.I, Kind.W, Kind.R, Kind.FETCH})

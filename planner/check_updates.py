@@ -23,6 +23,7 @@ def update_structure(plan: Plan) -> Iterator[Violation]:
         known = ", ".join(WEIGHT_POLICIES)
         yield Violation("weights", "plan", f"unknown weight policy {plan.weights!r}; known: {known}")
         return
+    yield from _weights_offloaded(plan, policy)
     size = update_micro_batches(plan)
     if not size:
         return
@@ -31,6 +32,20 @@ def update_structure(plan: Plan) -> Iterator[Violation]:
     if policy.takes == BATCH and size < stages:
         message = f"weight policy {plan.weights!r} needs at least {stages} micro-batches an update, has {size}"
         yield Violation("update", "plan", f"{message}: one for every stage")
+
+
+def _weights_offloaded(plan: Plan, policy: WeightPolicy) -> Iterator[Violation]:
+    """A version goes to the host from where its forward ran to where its backward runs, if that uses it."""
+    for number, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=False)):
+        for stage, text in enumerate(row):
+            homes = {*pipeline.forward[stage : stage + 1], *pipeline.backward[stage : stage + 1]}
+            if text == "offload+weights" and not policy.stashed:
+                message = f"stage {stage}: offloads a version that no backward uses with weight policy {plan.weights!r}"
+                yield Violation("stash", f"pipeline {number}", message)
+            elif text == "offload+weights" and len(homes) > 1:
+                where = " and ".join(map(str, sorted(homes)))
+                message = f"stage {stage}: offloads a version with forward and backward on devices {where}"
+                yield Violation("stash", f"pipeline {number}", message)
 
 
 def tied_apart(costs: StageCosts, homes: Homes) -> Iterator[Violation]:

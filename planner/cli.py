@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrate", "check", "compare", "plan", "show"]
 
+
+def _listed(title: str, names: Iterable[str]) -> str:
+    return textwrap.fill(f"{title}: {', '.join(names)}.", 76, subsequent_indent="  ", break_on_hyphens=False)
+
+
 _EXAMPLES = f"""\b
 Examples:
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
@@ -41,7 +47,8 @@ Examples:
       --schedule zb-h1 -o plan.json
 
 \b
-{textwrap.fill("Schedules: " + ", ".join(SCHEDULES) + ".", 76, subsequent_indent="  ", break_on_hyphens=False)}
+{_listed("Schedules", SCHEDULES)}
+{_listed("Without a flush", ASYNCHRONOUS)}
 """
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from .jobs import Jobs
 from .memory import CLOSE, DeviceMemory
+from .op_columns import copied_bytes
 from .operations import StageCosts, Structured
 from .plan import Kind
 
@@ -18,7 +19,7 @@ def host_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) 
         return (DeviceMemory(np.zeros(1), np.zeros(1, dtype=np.int64), 0, 0.0, ()),) * len(cluster.node_groups)
     node = np.array([device.node for device in cluster.devices])[ops.device[np.concatenate([out, back])]]
     time = np.concatenate([jobs.start[out], jobs.end[back]])
-    delta = np.concatenate([costs.stash_bytes[ops.stage[out]], -costs.stash_bytes[ops.stage[back]]])
+    delta = np.concatenate([copied_bytes(plan, costs, ops, out), -copied_bytes(plan, costs, ops, back)])
     unit = step_s * CLOSE
     tick = np.rint(time / unit) if unit > 0 else time
     order = np.lexsort((delta, tick))

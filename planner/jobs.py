@@ -15,7 +15,7 @@ import numpy as np
 from .cluster import Cluster
 from .errors import PlanError
 from .kernel import run_jobs
-from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops
+from .op_columns import NOWHERE, Flags, Floats, Ints, Messages, Ops, carries, copied_bytes
 from .operations import StageCosts, Structured, holders
 from .plan import COLLECTIVES, RECEIVES, Kind, Op
 from .reductions import predict_seconds, reduce_seconds, ring, step_seconds
@@ -150,8 +150,9 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
         _parameter_edges(edges, ops, found, latency, receivers_order)
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     if len(copies):
-        duration[copies] = costs.stash_bytes[ops.stage[copies]] / machine.host_bandwidth[ops.device[copies]]
+        duration[copies] = copied_bytes(plan, costs, ops, copies) / machine.host_bandwidth[ops.device[copies]]
         _copy_edges(edges, ops, machine)
+        _leaving_versions(edges, plan, ops)
     free = ops.where(Kind.FREE)
     if len(free):
         _free_edges(edges, ops, free)
@@ -181,6 +182,13 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Mac
             found = [seconds_of(plan, costs, *divmod(home, ops.devices)) for home in homes.tolist()]
             seconds[places] = np.array(found, dtype=np.float64)[same]
     return np.asarray(seconds, dtype=np.float64)
+
+
+def _leaving_versions(edges: _Edges, plan: Structured, ops: Ops) -> None:
+    """A STEP waits until the versions of its stage that go to the host have left."""
+    offload = ops.where(Kind.OFFLOAD)
+    offload = offload[carries(plan, ops, offload)]
+    edges.add(offload, ops.next_of_stage(offload, Kind.STEP))
 
 
 def _message_times(plan: Structured, machine: _Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:
@@ -251,22 +259,9 @@ def _parameter_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, 
     edges.add(table[ops.device[sent], ops.stage[sent], ops.micro_batch[sent] + 1], sent)
     returned = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
     receive = found.receive[returned]
-    user = next_of_stage(ops, receive, Kind.F)
+    user = ops.next_of_stage(receive, Kind.F)
     user[(ops.previous[receive] < 0) & (not placed)] = -1
     edges.add(found.send[returned], user, latency[returned])
-
-
-def next_of_stage(ops: Ops, places: Ints, kind: Kind) -> Ints:
-    """The next op of this kind of each op's stage behind it in its list; -1: none."""
-    among = ops.where(kind)
-    if not len(among):
-        return np.full(len(places), -1, dtype=np.int64)
-    group = ops.device * ops.stages + ops.stage
-    key = group[among] * (len(ops) + 1) + among
-    order = np.argsort(key)
-    at = np.minimum(np.searchsorted(key[order], group[places] * (len(ops) + 1) + places, "right"), len(among) - 1)
-    found = among[order[at]]
-    return np.where((group[found] == group[places]) & (found > places), found, -1)
 
 
 def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:

@@ -14,7 +14,7 @@ from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
 from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes, step_workspace
 from .plan import Kind
-from .version_copies import for_sending, kept_copies, last_gradients, predicted_copies, received_until
+from .version_copies import version_events
 from .weight_policy import FLUSH
 
 CATEGORIES = (
@@ -72,7 +72,7 @@ class _Line:
         return np.asarray(2 * self.op[op] + instant, dtype=np.int64)
 
 
-class _Events:
+class Events:
     """Collects changes of memory: at an instant of the line, or whenever a message or a copy starts or ends."""
 
     def __init__(self, jobs: Jobs, step_s: float) -> None:
@@ -114,14 +114,14 @@ class _Events:
 
 def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> list[DeviceMemory]:
     """Memory over time of every device."""
-    events = _Events(jobs, step_s)
+    events = Events(jobs, step_s)
     _compute_events(events, plan, costs)
     _message_events(events, costs)
     _local_events(events, costs)
     _away_events(events, costs)
     static = static_bytes(plan, costs)
     if plan.weights != FLUSH:
-        _version_events(events, plan, costs, static)
+        version_events(events, plan, costs, static, _VERSION)
     return _curves(events, static)
 
 
@@ -135,7 +135,7 @@ class _Loose:
     category: Ints
 
     @classmethod
-    def of(cls, events: _Events) -> _Loose:
+    def of(cls, events: Events) -> _Loose:
         if not events.loose:
             return cls(NOWHERE, np.zeros(0), NOWHERE, NOWHERE)
         line, parts = events.line, events.loose
@@ -170,7 +170,7 @@ def jobs_of_ops(jobs: Jobs) -> Ints:
     return found
 
 
-def _served_before(events: _Events, op: Ints, tick: Floats, before: Ints) -> Ints:
+def _served_before(events: Events, op: Ints, tick: Floats, before: Ints) -> Ints:
     """The first instants, from these on, that hold up nothing which these ops, of no length, wait for.
 
     Two devices may send one another something at one time where each posts its RECV behind its SEND: only one of
@@ -193,7 +193,7 @@ def _served_before(events: _Events, op: Ints, tick: Floats, before: Ints) -> Int
     return before
 
 
-def _curves(events: _Events, static: list[dict[str, int]]) -> list[DeviceMemory]:
+def _curves(events: Events, static: list[dict[str, int]]) -> list[DeviceMemory]:
     line, loose = events.line, _Loose.of(events)
     instant = np.concatenate([NOWHERE, *(part[0] for part in events.listed)])
     delta = np.concatenate([NOWHERE, *(part[1] for part in events.listed)])
@@ -243,7 +243,7 @@ def _running(base: Ints, edges: list[int], change: Ints, time: Floats) -> tuple[
 
 
 def _parts(
-    events: _Events, loose: _Loose, instant: Ints, delta: Ints, rank: Ints, at: Ints, last: Ints
+    events: Events, loose: _Loose, instant: Ints, delta: Ints, rank: Ints, at: Ints, last: Ints
 ) -> list[list[int]]:
     """Bytes by [device, category] of all changes that come before place `last` of their device."""
     line, devices = events.line, len(last)
@@ -259,7 +259,7 @@ def _parts(
     return sizes
 
 
-def _compute_events(events: _Events, plan: Structured, costs: StageCosts) -> None:
+def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     ops = events.jobs.ops
     if costs.workspace_bytes.any():
         work = ops.where(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -304,7 +304,7 @@ def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> Flags | Non
     return np.asarray(table[pipeline[micro_batch], stage], dtype=np.bool_)
 
 
-def _hold_input(events: _Events, costs: StageCosts, forward: Ints, size: Ints) -> None:
+def _hold_input(events: Events, costs: StageCosts, forward: Ints, size: Ints) -> None:
     """Releases a stage's incoming tensor: into the stash when that is made, the rest when that op ends.
 
     Made again on another device, the stash takes the tensor there, as `_away_events` has it.
@@ -320,7 +320,7 @@ def _hold_input(events: _Events, costs: StageCosts, forward: Ints, size: Ints) -
         events.finish(maker, inside - size, _MESSAGE)
 
 
-def _message_events(events: _Events, costs: StageCosts) -> None:
+def _message_events(events: Events, costs: StageCosts) -> None:
     ops, found = events.jobs.ops, events.jobs.messages
     forwards, backwards = ops.table(Kind.F), ops.table(Kind.B, Kind.I)
     for send_kind, makers in ((Kind.SEND_F, forwards), (Kind.SEND_B, backwards)):
@@ -337,7 +337,7 @@ def _message_events(events: _Events, costs: StageCosts) -> None:
             events.finish(user, -size, _MESSAGE)
 
 
-def _local_events(events: _Events, costs: StageCosts) -> None:
+def _local_events(events: Events, costs: StageCosts) -> None:
     """Tensors handed on inside a device, and the data that enters the model."""
     ops = events.jobs.ops
     forwards, backwards = ops.table(Kind.F), ops.table(Kind.B, Kind.I)
@@ -361,7 +361,7 @@ def _local_events(events: _Events, costs: StageCosts) -> None:
         _hold_input(events, costs, fed, size)
 
 
-def _away_events(events: _Events, costs: StageCosts) -> None:
+def _away_events(events: Events, costs: StageCosts) -> None:
     """Stashes that leave their device: to the host, to another device that holds them, or to their backward's."""
     jobs = events.jobs
     ops, found = jobs.ops, jobs.messages
@@ -382,31 +382,3 @@ def _away_events(events: _Events, costs: StageCosts) -> None:
         ):
             events.left(send[which], -size[which], leaves)
             events.post(receive[which], size[which], comes)
-
-
-def _version_events(events: _Events, plan: Structured, costs: StageCosts, static: list[dict[str, int]]) -> None:
-    """Versions that outlive their replacement, predicted weights, and last gradients that predictions need."""
-    ops = events.jobs.ops
-    for begin, end in (kept_copies(plan, ops), predicted_copies(ops)):
-        size = costs.parameter_bytes[ops.stage[begin]]
-        events.start(begin, size, _VERSION)
-        events.finish(end, -size, _VERSION)
-    _sent_versions(events)
-    for device, count in last_gradients(plan, costs, ops).items():
-        static[device]["gradients"] += count
-
-
-def _sent_versions(events: _Events) -> None:
-    """New parameters on their way: a copy until they have left, and the incoming version until it is used."""
-    ops, found = events.jobs.ops, events.jobs.messages
-    chosen = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
-    send, receive, size = found.send[chosen], found.receive[chosen], found.bytes[chosen]
-    predicts = ops.where(Kind.PREDICT)
-    made = predicts[for_sending(ops, predicts)] if len(predicts) else predicts
-    predicted = np.isin(send, made + 1)
-    events.start(send[predicted] - 1, size[predicted], _VERSION)
-    events.post(send[~predicted], size[~predicted], _VERSION)
-    events.left(send, -size, _VERSION)
-    events.post(receive, size, _VERSION)
-    used = received_until(ops, receive)
-    events.start(used[used >= 0], -size[used >= 0], _VERSION)

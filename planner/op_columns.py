@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import PlanError
-from .operations import StageCosts
+from .operations import OFFLOAD_WEIGHTS, StageCosts, Structured, weights_offloaded
 from .plan import IN_LINE, SENDS, Kind, Op
 from .ties import returned_bytes
 
@@ -124,6 +124,18 @@ class Ops:
         """The table's entry for the stage and micro-batch of each of these ops."""
         return np.asarray(table[self.stage[ops], self.micro_batch[ops]], dtype=np.int64)
 
+    def next_of_stage(self, ops: Ints, kind: Kind) -> Ints:
+        """The next op of this kind of each op's stage behind it in its list; -1: none."""
+        among = self.where(kind)
+        if not len(among):
+            return np.full(len(ops), -1, dtype=np.int64)
+        group = self.device * self.stages + self.stage
+        key = group[among] * (len(self) + 1) + among
+        order = np.argsort(key)
+        after = np.searchsorted(key[order], group[ops] * (len(self) + 1) + ops, "right")
+        found = among[order[np.minimum(after, len(among) - 1)]]
+        return np.where((group[found] == group[ops]) & (found > ops), found, -1)
+
     def abroad(self, ops: Ints) -> Flags:
         """Which of these ops are on another device than the forward of their stage and micro-batch."""
         home = self.at(self.table(Kind.F), ops)
@@ -174,6 +186,20 @@ def direct_bytes(ops: Ops, costs: StageCosts, send: Ints) -> Ints:
             trained = ops.stage[back[ops.device[back] == ops.peer[send[k]]]].tolist()
             size[k] = returned_bytes(int(size[k]), costs.ties, int(stage[k]), trained)
     return np.asarray(size, dtype=np.int64)
+
+
+def copied_bytes(plan: Structured, costs: StageCosts, ops: Ops, copies: Ints) -> Ints:
+    """Bytes of each of these OFFLOADs and FETCHes: the stash, and the version of the weights that goes with it."""
+    return costs.stash_bytes[ops.stage[copies]] + costs.parameter_bytes[ops.stage[copies]] * carries(plan, ops, copies)
+
+
+def carries(plan: Structured, ops: Ops, copies: Ints) -> Flags:
+    """Which of these OFFLOADs and FETCHes take a version of the weights along."""
+    if not any(OFFLOAD_WEIGHTS in row for row in plan.stash):
+        return np.zeros(len(copies), dtype=np.bool_)
+    with_weights = weights_offloaded(plan)
+    pairs = zip(ops.stage[copies].tolist(), ops.micro_batch[copies].tolist(), strict=True)
+    return np.array([pair in with_weights for pair in pairs], dtype=np.bool_)
 
 
 def _match_boundaries(ops: Ops, costs: StageCosts, send: Ints) -> tuple[Ints, Ints]:

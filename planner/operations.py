@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 KEEP = "keep"
 RECOMPUTE = "recompute"
 OFFLOAD = "offload"
+OFFLOAD_WEIGHTS = "offload+weights"
+"""The stash goes to the host, and with it the version of the weights that its backward uses."""
+OFFLOADS = frozenset({OFFLOAD, OFFLOAD_WEIGHTS})
 _SHIP = re.compile(r"ship>(0|[1-9][0-9]*)")
 
 
@@ -40,9 +43,9 @@ def ship_target(policy: str) -> int | None:
 
 
 def valid_policy(policy: str, devices: int) -> bool:
-    """Whether this is a stash policy on a cluster of so many devices: keep, recompute, offload, or ship>D."""
+    """Whether this is a stash policy on so many devices: keep, recompute, offload, offload+weights, or ship>D."""
     target = ship_target(policy)
-    return policy in (KEEP, RECOMPUTE, OFFLOAD) or (target is not None and target < devices)
+    return policy in (KEEP, RECOMPUTE, *OFFLOADS) or (target is not None and target < devices)
 
 
 class Structured(Protocol):
@@ -109,6 +112,17 @@ def update_size(plan: Structured) -> int:
     if plan.weights == FLUSH:
         return workload.micro_batches
     return workload.update_every or WEIGHT_POLICIES[plan.weights].least_update(len(plan.stages))
+
+
+def weights_offloaded(plan: Structured) -> set[tuple[int, int]]:
+    """Stage and micro-batch of every stash that takes a version of the weights to the host with it."""
+    return {
+        (stage, m)
+        for pipeline, row in zip(plan.pipelines, plan.stash, strict=False)
+        for stage, policy in enumerate(row)
+        if policy == OFFLOAD_WEIGHTS
+        for m in pipeline.micro_batches
+    }
 
 
 def closings(plan: Structured) -> list[int]:

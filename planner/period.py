@@ -14,7 +14,7 @@ from .weight_policy import FLUSH
 
 _SAME = 1e-9
 _BODY = 12  # updates between two lengths: whatever alternates with 2, 3, 4, 6 or 12 updates comes out even
-_DOUBLINGS = 4
+_LENGTHS = 5
 
 
 def period_seconds(plan: Plan) -> float | None:
@@ -28,21 +28,36 @@ def period_seconds(plan: Plan) -> float | None:
         return None
     count = plan.problem.workload.micro_batches
     step = _BODY * update_size(plan)
+    first = count - 2 * step if count > 2 * step else count
     try:
-        longer = repeat(plan, count + step)
-    except PlanError:
+        return _settled(plan, first, step)
+    except _NoBody:
         return _run_seconds(plan) / count
-    times = [_run_seconds(plan), _run_seconds(longer)]
-    found = (times[1] - times[0]) / step
-    for _ in range(_DOUBLINGS):
-        before, length = found, longer.problem.workload.micro_batches
-        longer = repeat(plan, length + step)
-        times.append(_run_seconds(longer))
-        found = (times[-1] - times[-2]) / step
-        if math.isclose(found, before, rel_tol=_SAME):
+
+
+def _settled(plan: Plan, length: int, step: int) -> float:
+    """Seconds a micro-batch between runs that are `step` micro-batches apart, twice as many from time to time."""
+    times, found = [_run_seconds(_repeated(plan, length))], 0.0
+    for k in range(_LENGTHS):
+        if k > 1:
+            step *= 2
+        length += step
+        times.append(_run_seconds(_repeated(plan, length)))
+        before, found = found, (times[-1] - times[-2]) / step
+        if k and math.isclose(found, before, rel_tol=_SAME):
             break
-        step *= 2
     return found
+
+
+class _NoBody(Exception):
+    """A plan that has no periodic body."""
+
+
+def _repeated(plan: Plan, length: int) -> Plan:
+    try:
+        return repeat(plan, length)
+    except PlanError as error:
+        raise _NoBody from error
 
 
 def _run_seconds(plan: Plan) -> float:

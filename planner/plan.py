@@ -174,7 +174,8 @@ class Plan:
         stages: layer names of every stage.
         pipelines: at least one; every micro-batch takes exactly one.
         orders: for every device its ops in order.
-        stash: per pipeline, per stage: "keep", "recompute", "offload", or "ship>D": to device D and back. What is
+        stash: per pipeline, per stage: "keep", "recompute", "offload", "offload+weights" (with the version of the
+            weights that the backward uses), or "ship>D": to device D and back. What is
             kept goes from the forward to the backward device where they differ. A choice for single micro-batches
             is one more pipeline on the same devices.
         weights: weight policy, see `weight_policy`; "flush" is synchronous.

@@ -16,6 +16,7 @@ from .errors import PlanError
 from .op_columns import Ints
 from .operations import Candidate, holders, route, update_size
 from .plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
+from .versions import Versions
 
 _KEPT = (IN_LINE | {Kind.RECV_P}) - {Kind.PREDICT}
 
@@ -46,7 +47,22 @@ def _shorter(plan: Plan, micro_batches: int) -> Plan:
     found = replace(found, stash=tuple(rows), forecast=None)
     if holders(found) != holders(plan):
         raise PlanError(f"a run of {micro_batches} micro-batches would leave a replica without any")
-    return found
+    return replace(found, orders=tuple(_sending(found, order) for order in found.orders))
+
+
+def _sending(plan: Plan, order: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A list with the PREDICTs before its SEND_Ps made anew: which forward uses a version first may have changed."""
+    if not any(op.kind is Kind.SEND_P for op in order):
+        return order
+    ahead, size, found = Versions.of(plan).sent_ahead, update_size(plan), list[Op]()
+    for op in order:
+        if op.kind is Kind.SEND_P:
+            if found and found[-1].kind is Kind.PREDICT and found[-1][1:3] == op[1:3]:
+                found.pop()
+            count = ahead.get((op.stage, op.peer, op.micro_batch // size), 0)
+            found += [Op(Kind.PREDICT, op.stage, op.micro_batch, count)] if count else []
+        found.append(op)
+    return tuple(found)
 
 
 def _longer(plan: Plan, micro_batches: int) -> Plan:

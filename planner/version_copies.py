@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from .jobs import next_of_stage
-from .op_columns import Flags, Ints, Ops
+from .op_columns import Flags, Ints, Ops, carries
 from .operations import StageCosts, Structured
 from .plan import Kind, Plan
 from .versions import Versions, kept_versions
 from .weight_policy import WEIGHT_POLICIES
+
+if TYPE_CHECKING:
+    from .memory import Events
 
 
 def kept_copies(plan: Structured, ops: Ops) -> tuple[Ints, Ints]:
@@ -45,8 +49,8 @@ def for_sending(ops: Ops, predicts: Ints) -> Flags:
 
 def received_until(ops: Ops, receive: Ints) -> Ints:
     """The op with which each RECV_P's version takes the place of the one before: its first F, or the next RECV_P."""
-    again = next_of_stage(ops, receive, Kind.RECV_P)
-    first = next_of_stage(ops, receive, Kind.F)
+    again = ops.next_of_stage(receive, Kind.RECV_P)
+    first = ops.next_of_stage(receive, Kind.F)
     return np.where((first < 0) | ((again >= 0) & (again < first)), again, first)
 
 
@@ -80,3 +84,52 @@ def most_copies(plan: Plan) -> tuple[int, ...]:
                 held[max(stage, ~stage)] += 1 if stage >= 0 else -1
             most[op.stage] = max(most[op.stage], held[op.stage] + (op.kind is Kind.PREDICT))
     return tuple(most)
+
+
+def version_events(
+    events: Events, plan: Structured, costs: StageCosts, static: list[dict[str, int]], category: int
+) -> None:
+    """Adds changes of memory: versions that outlive their replacement, predicted weights, parameters on their way.
+
+    Last gradients that predictions need go into `static`, bytes by device and category.
+    """
+    ops = events.jobs.ops
+    for begin, end in (kept_copies(plan, ops), predicted_copies(ops)):
+        size = costs.parameter_bytes[ops.stage[begin]]
+        events.start(begin, size, category)
+        leaves = ops.kind[end] == Kind.OFFLOAD.value
+        events.finish(end[~leaves], -size[~leaves], category)
+        events.left(end[leaves], -size[leaves], category)
+    _sent_versions(events, category)
+    _fetched_versions(events, plan, costs, category)
+    for device, count in last_gradients(plan, costs, ops).items():
+        static[device]["gradients"] += count
+
+
+def _sent_versions(events: Events, category: int) -> None:
+    """New parameters on their way: a copy until they have left, and the incoming version until it is used."""
+    ops, found = events.jobs.ops, events.jobs.messages
+    chosen = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
+    send, receive, size = found.send[chosen], found.receive[chosen], found.bytes[chosen]
+    predicts = ops.where(Kind.PREDICT)
+    made = predicts[for_sending(ops, predicts)] if len(predicts) else predicts
+    predicted = np.isin(send, made + 1)
+    events.start(send[predicted] - 1, size[predicted], category)
+    events.post(send[~predicted], size[~predicted], category)
+    events.left(send, -size, category)
+    events.post(receive, size, category)
+    used = received_until(ops, receive)
+    events.start(used[used >= 0], -size[used >= 0], category)
+
+
+def _fetched_versions(events: Events, plan: Structured, costs: StageCosts, category: int) -> None:
+    """Versions that come back from the host with their stash: until their backward has ended, its W included."""
+    ops = events.jobs.ops
+    fetch = ops.where(Kind.FETCH)
+    fetch = fetch[carries(plan, ops, fetch)]
+    if not len(fetch):
+        return
+    size, user = costs.parameter_bytes[ops.stage[fetch]], ops.at(ops.table(Kind.B, Kind.I), fetch)
+    weights = ops.at(ops.table(Kind.W), fetch)
+    events.arrives(fetch, user, size, category)
+    events.finish(np.where(weights >= 0, weights, user), -size, category)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from .operations import Structured, holders
+from .operations import Structured, holders, weights_offloaded
 from .operations import update_size as update_size
 from .plan import Kind, Op
 from .weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
@@ -129,11 +129,15 @@ class Kept:
 
 
 def kept_versions(plan: Scheduled, versions: Versions) -> list[list[Kept]]:
-    """Per device, the versions that outlive their replacement, in the order in which they are replaced."""
-    return [_kept(order, versions) for order in plan.orders]
+    """Per device, the versions that outlive their replacement, in the order in which they are replaced.
+
+    A backward whose version comes back from the host reads none of them; what takes it there does.
+    """
+    away = weights_offloaded(plan)
+    return [_kept(order, versions, away) for order in plan.orders]
 
 
-def _kept(order: Sequence[Op], versions: Versions) -> list[Kept]:
+def _kept(order: Sequence[Op], versions: Versions, away: set[tuple[int, int]]) -> list[Kept]:
     last: dict[tuple[int, int], int] = {}
     replaced: dict[tuple[int, int], int] = {}
     made: dict[int, int] = {}
@@ -142,9 +146,9 @@ def _kept(order: Sequence[Op], versions: Versions) -> list[Kept]:
             version = made.get(op.stage, 0)
             replaced[op.stage, version] = place
             made[op.stage] = version + 1
-        elif op.kind is Kind.F:
+        elif op.kind is Kind.F or (op.kind is Kind.OFFLOAD and (op.stage, op.micro_batch) in away):
             last[op.stage, versions.forward[op.stage, op.micro_batch]] = place
-        elif op.kind in _BACKWARD:
+        elif op.kind in _BACKWARD and (op.stage, op.micro_batch) not in away:
             last[op.stage, versions.backward[op.stage, op.micro_batch]] = place
     found = [Kept(s, v, at, last[s, v]) for (s, v), at in replaced.items() if last.get((s, v), -1) > at]
     return sorted(found, key=lambda kept: kept.replaced)

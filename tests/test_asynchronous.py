@@ -441,3 +441,62 @@ def test_what_is_sent_is_predicted_for_its_first_forward() -> None:
     found = check(replace(plan, orders=(*plan.orders[:2], gone)))
     assert [violation.code for violation in found] == ["missing-op"]
     assert "sends weights of" in found[0].message
+
+
+# ------------------------------------------------------------------ versions on the host
+
+
+def offloading(weights: str, *choices: str) -> Plan:
+    """Four stages with weights of 30 bytes and stashes of 4; a host link of 40 bytes a second."""
+    model = uniform(4, 1.0, 2.0, parameter_bytes=30, stash_bytes=4)
+    node = NodeGroup(1, 4, DeviceType("device", 1 << 30, 1.0, None), Link(), None, Link(40.0))
+    problem = Problem(model, Cluster((node,)), Workload(12))
+    layout = build("1f1b", 4, 12)
+    rows = (choices,)
+    return assemble(Candidate(problem, one_layer_a_stage(model), layout.pipelines, rows, weights), layout.orders)
+
+
+@pytest.mark.parametrize("weights", ["stash", "vertical"])
+def test_versions_go_to_the_host_with_their_stash(weights: str) -> None:
+    """The device then keeps the newest version and those on their way; the copies carry stash and weights."""
+    keep = ("keep",) * 3
+    plans = {choice: offloading(weights, choice, *keep) for choice in ("keep", "offload", "offload+weights")}
+    assert all(check(plan) == [] for plan in plans.values())
+    held = {
+        choice: dict(plan.forecast.devices[0].peak_parts).get("weight versions", 0) for choice, plan in plans.items()
+    }
+    assert (held["keep"], held["offload"]) == (90, 90)
+    assert held["offload+weights"] <= 60
+    hosts = {choice: simulate(plan).host_memory[0].peak_bytes for choice, plan in plans.items()}
+    assert hosts["keep"] == 0
+    assert hosts["offload+weights"] % 34 == 0
+    assert hosts["offload+weights"] > hosts["offload"]
+    timeline = simulate(plans["offload+weights"])
+    assert {round(item.end_s - item.start_s, 9) for item in timeline.copies[0]} == {34 / 40}
+    longer = repeat(plans["offload+weights"], 20)
+    assert check(longer.with_forecast(evaluate(longer))) == []
+
+
+def test_only_a_stashed_version_goes_to_the_host() -> None:
+    plan = offloading("naive", "offload+weights", "keep", "keep", "keep")
+    assert [str(v) for v in check(plan)] == [
+        "stash: pipeline 0: stage 0: offloads a version that no backward uses with weight policy 'naive'"
+    ]
+    apart = separated("stash", 3, 1)
+    found = check(replace(apart, stash=(("offload+weights", "keep", "keep"),)))
+    assert [str(v) for v in found] == [
+        "stash: pipeline 0: stage 0: offloads a version with forward and backward on devices 0 and 2"
+    ]
+
+
+def test_a_step_waits_for_the_version_that_leaves() -> None:
+    plan = offloading("stash", "offload+weights", "offload+weights", "keep", "keep")
+    timeline = simulate(plan)
+    for device in (0, 1):
+        order = plan.orders[device]
+        ends = {item.op: item.end_s for item in timeline.copies[device]}
+        starts = {item.op: item.start_s for item in timeline.devices[device].ops}
+        for place, op in enumerate(order):
+            if op.kind is Kind.OFFLOAD:
+                steps = [later for later in order[place:] if later.kind is Kind.STEP]
+                assert not steps or starts[steps[0]] >= ends[op] - 1e-9

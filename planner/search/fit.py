@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..lower import Assembled
-from ..operations import OFFLOAD
+from ..operations import OFFLOADS
 from ..plan import Forecast, Plan, Problem
 from ..simulate import simulate
 from ..units import format_bytes
@@ -51,7 +51,7 @@ def _over(problem: Problem, forecast: Forecast) -> list[int]:
 def host_excess(plan: Plan) -> list[int]:
     """Bytes by which offloaded stashes exceed the host memory of every node; 0 where they fit."""
     groups = plan.problem.cluster.node_groups
-    if all(group.host_memory_bytes is None for group in groups) or not any(OFFLOAD in row for row in plan.stash):
+    if all(group.host_memory_bytes is None for group in groups) or all(OFFLOADS.isdisjoint(row) for row in plan.stash):
         return [0] * len(groups)
     found = simulate(plan).host_memory
     allowed = [math.inf if group.host_memory_bytes is None else group.host_memory_bytes for group in groups]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InputError
-from ..operations import OFFLOAD, StageCosts, holders, messages, route
+from ..operations import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, route
 from ..plan import Kind, Pipeline, Plan
 from ..reductions import ring
 from ..units import format_bytes, format_seconds
@@ -224,8 +224,9 @@ def _flows(plan: Plan, costs: StageCosts) -> dict[tuple[Any, Any, str, int], tup
             add(("device", a), ("device", b), "gradient sums", 0, updates * share, updates)
     for p, row in zip(plan.pipelines, plan.stash, strict=True):
         for stage, policy in enumerate(row):
-            if policy == OFFLOAD and p.micro_batches:
-                _add_copies(plan, p, stage, int(costs.stash_bytes[stage]), add)
+            if policy in OFFLOADS and p.micro_batches:
+                weights = int(costs.parameter_bytes[stage]) if policy == OFFLOAD_WEIGHTS else 0
+                _add_copies(plan, p, stage, int(costs.stash_bytes[stage]) + weights, add)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..memory import jobs_of_ops
-from ..op_columns import Floats, Ints
+from ..op_columns import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
 from .svg import direction
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> dict[str, Any]:
     """Everything the page shows. Raises RunTraceError when the run is not of this plan."""
-    items = _Items(timeline)
+    items = _Items(plan, timeline)
     path = CriticalPath.of(timeline)
     binding = Binding.of(plan, timeline, path)
     return {
@@ -67,8 +67,8 @@ def coded(values: Ints | Floats) -> dict[str, list[Any]]:
 class _Items:
     """Which ops are items, and their columns."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.jobs = timeline, timeline.jobs
+    def __init__(self, plan: Plan, timeline: Timeline) -> None:
+        self.plan, self.timeline, self.jobs = plan, timeline, timeline.jobs
         ops = self.jobs.ops
         self.op = np.flatnonzero(
             (self.jobs.rank[: len(ops)] >= 0) | np.isin(ops.kind, [kind.value for kind in COLLECTIVES])
@@ -107,7 +107,7 @@ class _Items:
         size = np.zeros(len(self.jobs.start), dtype=np.int64)
         size[messages.send] = messages.bytes
         copies = ops.where(*sorted(COPIES))
-        size[copies] = costs.stash_bytes[ops.stage[copies]]
+        size[copies] = copied_bytes(self.plan, costs, ops, copies)
         tied = {tie.number: tie.bytes for tie in costs.ties}
         for (kind, number, _), job in self.jobs.reduce_job.items():
             size[job] = tied[number] if kind == Kind.TIE else costs.own_bytes[number]

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..operations import StageCosts, messages
+from ..operations import StageCosts, messages, weights_offloaded
 from ..plan import Forecast, Kind, Op, Plan
 from ..run_trace import DeviceTrace, RunTrace
 from ..simulate import Timeline
@@ -72,7 +72,7 @@ def render(
     other: dict[str, Any] = {"model": plain(plan.problem.model.name), "source": plain(plan.provenance.source)}
     processes: list[_Process] = []
     if not only_run:
-        processes += _forecast(timeline, forecast, flows)
+        processes += _forecast(plan, timeline, forecast, flows)
         other["forecast_step_s"] = forecast.step_s
         if forecast.period_s is not None:
             other["forecast_period_s"] = forecast.period_s
@@ -89,7 +89,7 @@ def render(
 # ---------------------------------------------------------------- what happened
 
 
-def _forecast(timeline: Timeline, forecast: Forecast, flows: Iterator[int]) -> list[_Process]:
+def _forecast(plan: Plan, timeline: Timeline, forecast: Forecast, flows: Iterator[int]) -> list[_Process]:
     """Every device of a simulated step, then the hosts that hold stashes."""
     found = [
         _Process(f"forecast device {d}", f"bubble {percent(x.bubble)}, peak {format_bytes(x.peak_bytes)}")
@@ -111,7 +111,7 @@ def _forecast(timeline: Timeline, forecast: Forecast, flows: Iterator[int]) -> l
             bytes=message.bytes,
         )  # fmt: skip
     copied = [(d, item.op, item.start_s, item.end_s) for d, items in enumerate(timeline.copies) for item in items]
-    _add_copies(found, copied, timeline.costs, flows)
+    _add_copies(plan, found, copied, timeline.costs, flows)
     hosts = enumerate(timeline.host_memory)
     return found + [
         _Process(f"forecast host of node {node}", f"peak {format_bytes(memory.peak_bytes)}",
@@ -147,18 +147,25 @@ def _measured(plan: Plan, costs: StageCosts, run: RunTrace, flows: Iterator[int]
         for item in device.ops
         if item.op.kind in (Kind.OFFLOAD, Kind.FETCH)
     ]
-    _add_copies(found, copied, costs, flows)
+    _add_copies(plan, found, copied, costs, flows)
     return found
 
 
 def _add_copies(
-    found: list[_Process], copied: list[tuple[int, Op, float, float]], costs: StageCosts, flows: Iterator[int]
+    plan: Plan,
+    found: list[_Process],
+    copied: list[tuple[int, Op, float, float]],
+    costs: StageCosts,
+    flows: Iterator[int],
 ) -> None:
     """Copies to and from the host, each stash's two joined by an arrow."""
+    away = weights_offloaded(plan)
     flow = {(op.stage, op.micro_batch): next(flows) for _, op, _, _ in copied if op.kind == Kind.OFFLOAD}
     for device, op, start_s, end_s in copied:
         number = flow.get((op.stage, op.micro_batch), 0)
         size = int(costs.stash_bytes[op.stage])
+        if (op.stage, op.micro_batch) in away:
+            size += int(costs.parameter_bytes[op.stage])
         sign = 1 if op.kind == Kind.OFFLOAD else -1
         found[device].add(_LANES[op.kind], op, start_s, end_s, flow=sign * number, bytes=size)
 

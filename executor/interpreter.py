@@ -214,9 +214,12 @@ class Interpreter(Posting):
         predicted = state.predicted.get(op.stage)
         if predicted is not None:
             return predicted
-        versions = self._course.versions
+        versions, weights = self._course.versions, self.replicas[op.stage].weights
+        carried = state.carried.pop((op.stage, op.micro_batch), None)
+        if carried is not None:
+            return in_place_of(weights, carried)
         if versions is None:
-            return self.replicas[op.stage].weights.parameters
+            return weights.parameters
         of = versions.forward if op.kind is Kind.F else versions.backward
         return state.versions[op.stage].at(of[op.stage, op.micro_batch])
 

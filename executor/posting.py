@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..planner.operations import RECOMPUTE
+from ..planner.operations import OFFLOAD_WEIGHTS, RECOMPUTE
 from ..planner.plan import Kind, Op
 from .addresses import Addresses
 from .course import Course
@@ -87,7 +87,12 @@ class Posting:
 
     def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
         home, back = self._to.devices(op)
-        transfer = self._stashes.offload(state, op, record, None if home == back else back)
+        carried = None
+        if self._stash_policy(op) == OFFLOAD_WEIGHTS and self._course.versions is not None:
+            weights = self.replicas[op.stage].weights
+            version = state.versions[op.stage].at(self._course.versions.backward[op.stage, op.micro_batch])
+            carried = {name: version[name] for name in weights.trained}
+        transfer = self._stashes.offload(state, op, record, None if home == back else back, carried)
         state.departed[op.stage, op.micro_batch] = transfer
         self._leave(state, transfer)
 

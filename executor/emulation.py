@@ -92,18 +92,29 @@ def emulate(
     Args:
         runs: updates between an empty pipeline and an empty pipeline, one number a run.
     """
+    emulator = Emulator(blueprint_of(plan, sum(runs), model, data, seed, lr, dtype, training, engine))
+    return emulator.train(runs)
+
+
+def blueprint_of(
+    plan: Plan,
+    updates: int,
+    model: LayeredModel | str | None = None,
+    data: Dataset | str | None = None,
+    seed: int = 0,
+    lr: float | None = None,
+    dtype: torch.dtype | None = None,
+    training: Training | None = None,
+    engine: Engine = "auto",
+) -> Blueprint:
+    """What the stages of a training of so many updates are built from; arguments as for `execute`."""
     found = find_model(plan, model)
     brought, workload = find_data(found, data), plan.problem.workload
     chosen = training or Training()
-    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, sum(runs))
+    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, updates)
     kind = run_dtype(workload.precision, dtype)
     shapes = match_model(plan, found, brought, kind)
-    emulator = _Emulator(Blueprint(plan, found, brought, shapes, seed, chosen, kind, engine))
-    first, losses = 0, list[float]()
-    for updates in runs:
-        losses += emulator.run(first, updates)
-        first += updates
-    return Emulation(tuple(losses), emulator.state())
+    return Blueprint(plan, found, brought, shapes, seed, chosen, kind, engine)
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,9 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-class _Emulator:
+class Emulator:
+    """One training. What depends on the order in which devices work is in `read_by_forward` and `late`."""
+
     def __init__(self, blueprint: Blueprint) -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
@@ -146,6 +159,14 @@ class _Emulator:
         first = self.policy == "pipeoptim-lookahead"
         smoothed = self.policy == "spectrain"
         self.predictor = Predictor(plan.problem.workload.optimizer, blueprint.training, first, smoothed)
+
+    def train(self, runs: Sequence[int]) -> Emulation:
+        """Runs of so many updates, one after another."""
+        first, losses = 0, list[float]()
+        for updates in runs:
+            losses += self.run(first, updates)
+            first += updates
+        return Emulation(tuple(losses), self.state())
 
     def run(self, first: int, updates: int) -> list[float]:
         """The mean losses of one run."""
@@ -170,7 +191,7 @@ class _Emulator:
         seed = derive_seed(self.blueprint.seed, step, of)
         stashes, read, inputs = [], [], []
         for stage, replica in enumerate(self.replicas):
-            version = self.timing.read(self.policy, stage, m // self.copies)
+            version = self.read_by_forward(stage, m)
             read.append(version)
             weights = self._weights(stage, m, version, backward=False)
             wanted = target if stage == self.depth - 1 else None
@@ -196,11 +217,19 @@ class _Emulator:
 
     def _weights(self, stage: int, m: int, version: int, backward: bool) -> Mapping[str, Tensor]:
         known, weights = self.versions[stage][version], self.replicas[stage].weights
-        ahead = updates_ahead(self.policy, stage, 0 if backward else m // self.update - version, backward)
+        ahead = updates_ahead(self.policy, stage, 0 if backward else self.late(stage, m, version), backward)
         if not ahead:
             return known.parameters
         rate = self.blueprint.training.rate(self.first + version)
         return in_place_of(weights, self.predictor.predict(known, rate, ahead))
+
+    def read_by_forward(self, stage: int, m: int) -> int:
+        """The version that a forward reads."""
+        return self.timing.read(self.policy, stage, m // self.copies)
+
+    def late(self, stage: int, m: int, version: int) -> int:
+        """Updates that the stage takes between a forward's version and its backward."""
+        return m // self.update - version
 
     def _step(self, number: int) -> None:
         training = self.blueprint.training

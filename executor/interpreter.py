@@ -186,6 +186,8 @@ class Interpreter(Posting):
         if self._course.agreement == len(order):  # it steps nothing, but the others wait for its word
             self._agree(state)
         self._complete(state, tuple(state.leaving))
+        for stage in sorted(state.incoming):
+            self._install(state, stage)
         self._exchange_statistics(state)
         self._stashes.settle()
         self._place.synchronize()
@@ -214,9 +216,12 @@ class Interpreter(Posting):
         predicted = state.predicted.get(op.stage)
         if predicted is not None:
             return predicted
-        versions = self._course.versions
+        versions, weights = self._course.versions, self.replicas[op.stage].weights
+        carried = state.carried.pop((op.stage, op.micro_batch), None)
+        if carried is not None:
+            return in_place_of(weights, carried)
         if versions is None:
-            return self.replicas[op.stage].weights.parameters
+            return weights.parameters
         of = versions.forward if op.kind is Kind.F else versions.backward
         return state.versions[op.stage].at(of[op.stage, op.micro_batch])
 
@@ -235,6 +240,7 @@ class Interpreter(Posting):
         seed = derive_seed(self.blueprint.seed, *self._batch(state, m))
         statistics = replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
+        self._install(state, stage)
         weights = self._weights(state, op)
         self._begin(state, record)
         if self._stash_policy(op) == RECOMPUTE:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from ..planner.operations import RECOMPUTE
+from ..planner.operations import OFFLOAD_WEIGHTS, RECOMPUTE
 from ..planner.plan import Kind, Op
 from .addresses import Addresses
 from .course import Course
@@ -17,7 +18,7 @@ from .observe import Observer
 from .place import Place
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
-from .step_state import Key, OpRecord, StepState, Transfer
+from .step_state import Incoming, Key, OpRecord, StepState, Transfer
 from .ties import own_copies
 from .transport import Transport
 
@@ -86,7 +87,12 @@ class Posting:
 
     def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
         home, back = self._to.devices(op)
-        transfer = self._stashes.offload(state, op, record, None if home == back else back)
+        carried = None
+        if self._stash_policy(op) == OFFLOAD_WEIGHTS and self._course.versions is not None:
+            weights = self.replicas[op.stage].weights
+            version = state.versions[op.stage].at(self._course.versions.backward[op.stage, op.micro_batch])
+            carried = {name: version[name] for name in weights.trained}
+        transfer = self._stashes.offload(state, op, record, None if home == back else back, carried)
         state.departed[op.stage, op.micro_batch] = transfer
         self._leave(state, transfer)
 
@@ -150,17 +156,54 @@ class Posting:
             self._stashes.receive_for_good(op, record, arrival)
 
     def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
-        """From the parameters into the parameters, in place: SEND_P or RECV_P."""
-        sends = op.kind is Kind.SEND_P
-        skipped = own_copies(
-            self.blueprint.plan, self.blueprint.model, op.stage, op.peer if sends else self.transport.rank
-        )
+        """SEND_P or RECV_P of a flush: from the parameters into the parameters, in place."""
+        if self._course.versions is not None:
+            self._exchange_version(state, op, record)
+            return
+        named = self._exchanged(op, self.replicas[op.stage].weights.parameters)
+        self._leave(state, self._exchange(op, named, record))
+
+    def _exchange_version(self, state: StepState, op: Op, record: OpRecord) -> None:
+        """SEND_P of a copy, or of what was predicted for it; RECV_P beside the parameters, see `_install`."""
         parameters = self.replicas[op.stage].weights.parameters
-        tensors = [tensor for name, tensor in parameters.items() if name not in skipped]
+        if op.kind is Kind.SEND_P:
+            predicted = state.predicted.pop(op.stage, None)
+            named = self._exchanged(op, parameters if predicted is None else predicted)
+            if predicted is None:
+                named = {name: tensor.clone() for name, tensor in named.items()}
+            self._leave(state, self._exchange(op, named, record))
+            return
+        incoming = state.incoming.get(op.stage)
+        if incoming is None:  # else no forward uses what was expected before: this comes after it, in its place
+            named = {name: torch.empty_like(tensor) for name, tensor in self._exchanged(op, parameters).items()}
+            incoming = state.incoming[op.stage] = Incoming(named)
+        incoming.places.append(state.place)
+        incoming.transfers.append(self._exchange(op, incoming.tensors, record))
+
+    def _install(self, state: StepState, stage: int) -> None:
+        """Puts what has been received of a stage's parameters in their place; before its next forward."""
+        incoming = state.incoming.pop(stage, None)
+        if incoming is None:
+            return
+        for place, transfer in zip(incoming.places, incoming.transfers, strict=True):
+            self._finish(state, transfer)
+            state.versions[stage].replace(keep=place in self._course.replaced)
+        with torch.no_grad():
+            for name, value in incoming.tensors.items():
+                self.replicas[stage].weights.parameters[name].copy_(value)
+
+    def _exchanged(self, op: Op, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those that the receiver does not step itself."""
+        target = op.peer if op.kind is Kind.SEND_P else self.transport.rank
+        skipped = own_copies(self.blueprint.plan, self.blueprint.model, op.stage, target)
+        return {name: tensor for name, tensor in parameters.items() if name not in skipped}
+
+    def _exchange(self, op: Op, named: Mapping[str, Tensor], record: OpRecord) -> Transfer:
+        sends = op.kind is Kind.SEND_P
         post = self.transport.post_send if sends else self.transport.post_receive
-        first = self._to.parameter_tag(op.stage)
+        first, tensors = self._to.parameter_tag(op.stage), list(named.values())
         handles = [post(tensor, op.peer, first + number) for number, tensor in enumerate(tensors)]
-        self._leave(state, Transfer(tensors, handles, record))
+        return Transfer(tensors, handles, record, receives=not sends)
 
     # ------------------------------------------------------------ for all
 

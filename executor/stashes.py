@@ -27,11 +27,15 @@ Tags = Callable[[Op, int], int]
 
 @dataclass
 class _Away:
-    """A stash of this device that is elsewhere: what stayed, and the pieces at the host or back again."""
+    """A stash of this device that is elsewhere: what stayed, and the pieces at the host or back again.
+
+    `weights`: names of the parameters that went with it; they are the last pieces.
+    """
 
     packed: PackedStash
     pieces: list[Tensor] = field(default_factory=list)
     back: Transfer | None = None
+    weights: tuple[str, ...] = ()
 
 
 class Stashes:
@@ -86,14 +90,23 @@ class Stashes:
 
     # ------------------------------------------------------------ host copies
 
-    def offload(self, state: StepState, op: Op, record: OpRecord, reader: int | None = None) -> Transfer:
+    def offload(
+        self,
+        state: StepState,
+        op: Op,
+        record: OpRecord,
+        reader: int | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Transfer:
         """OFFLOAD: starts copying a stash to the host; its memory is released when the copy has ended.
 
-        `reader`: the rank that will fetch it, if it is another one; it is sent the host's copy.
+        `reader`: the rank that will fetch it, if it is another one; it is sent the host's copy. `weights`: go with it,
+        and stay as they are until they have left.
         """
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
-        away = _Away(packed)
+        away = _Away(packed, weights=tuple(weights or ()))
+        pieces += (weights or {}).values()
         record.moved_bytes = sum(piece.nbytes for piece in pieces)
         leaving = self._moves.offload(pieces, away.pieces, state.times, record)
         leaving.op = op
@@ -180,13 +193,15 @@ class Stashes:
     # ------------------------------------------------------------ both
 
     def take(self, state: StepState, stage: int, micro_batch: int) -> Stash:
-        """The stash for its backward, waited for if it was away."""
+        """The stash for its backward, waited for if it was away; weights that went with it are in `state.carried`."""
         key = (stage, micro_batch)
         away = self._away.pop(key, None)
         if away is None:
             return state.stashes.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
         self._finish(state, away.back)
+        for name in reversed(away.weights):
+            state.carried.setdefault(key, {})[name] = away.pieces.pop()
         stash = away.packed.unpack(away.pieces)
         away.pieces.clear()
         return stash

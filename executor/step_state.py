@@ -130,6 +130,18 @@ class Transfer:
 
 
 @dataclass
+class Incoming:
+    """New parameters of a stage, by name, and what brings them: versions that nobody uses come before the last.
+
+    `places`: of the RECV_Ps.
+    """
+
+    tensors: dict[str, Tensor]
+    places: list[int] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+@dataclass
 class StepState:
     """What lives within one step, by (stage, micro-batch).
 
@@ -141,7 +153,8 @@ class StepState:
         reductions: sums under way, by `Op.collective`.
         leaving: what this device sends or copies away, by its place in the list. departed: the same by stash.
         place: of the op that runs. versions: of every stage's weights, where there are several. predicted: weights for
-            the next pass of a stage.
+            the next pass of a stage. carried: those that have come back from the host with a stash.
+        incoming: new parameters that arrive, by stage.
         ended, told: how many updates the rank has done its part of, and has reported. marks: ends of those between.
     """
 
@@ -162,6 +175,8 @@ class StepState:
     place: int = -1
     versions: dict[int, StageVersions] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    carried: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    incoming: dict[int, Incoming] = field(default_factory=dict)
     ended: int = 0
     told: int = 0
     marks: list[Mark] = field(default_factory=list)

@@ -12,7 +12,7 @@ from ..models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resol
 from ..models.data import UnknownData
 from ..models.registry import names
 from ..planner.check import check
-from ..planner.operations import OFFLOAD
+from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS
 from ..planner.plan import Kind, Plan
 from .errors import RunError
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
@@ -26,6 +26,7 @@ def require_executable(plan: Plan, device: str = "cpu") -> None:
     if device != "cpu":
         _require_no_shared_host_copies(plan, device)
     _require_separable(plan)
+    _require_weights_at_home(plan)
     if plan.problem.workload.optimizer not in STATE_NAMES:
         raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
     _require_chain(plan)
@@ -42,6 +43,16 @@ def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
                 raise RunError(
                     f"pipeline {index}, stage {stage}: a stash that goes from one device to another through the host "
                     f"is not executed on {device} yet: plan with --no-offload"
+                )
+
+
+def _require_weights_at_home(plan: Plan) -> None:
+    for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
+        for stage, policy in enumerate(row):
+            if policy == OFFLOAD_WEIGHTS and pipeline.forward[stage] != pipeline.backward[stage]:
+                raise RunError(
+                    f"pipeline {index}, stage {stage}: weights that go to another device through the host with their "
+                    "stash are not executed: plan with offload"
                 )
 
 

@@ -34,7 +34,8 @@ class StageVersions:
         """Before a STEP: what is the newest is it no longer; `keep`: somebody still reads it."""
         if keep:
             with torch.no_grad():
-                copies = {name: self._weights.parameters[name].clone() for name in self._weights.trained}
+                changing = self._weights.trained or self._weights.parameters  # stepped here, or received
+                copies = {name: self._weights.parameters[name].clone() for name in changing}
             self._older[self.newest] = in_place_of(self._weights, copies)
         self.newest += 1
 

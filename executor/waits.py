@@ -17,6 +17,7 @@ from ..planner.memory import CLOSE, jobs_of_ops
 from ..planner.operations import StageCosts
 from ..planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Plan
 from ..planner.simulate import simulate_orders
+from ..planner.weight_policy import FLUSH
 
 _LEAVING = SENDS | {Kind.OFFLOAD}
 
@@ -51,10 +52,12 @@ def _lists(plan: Plan) -> list[_List]:
     job = jobs_of_ops(jobs)
     start, end = (np.rint(time[job] / unit).astype(np.int64).tolist() for time in (jobs.start, jobs.end))
     rank = jobs.rank[job].tolist()
+    taking = RECEIVES if plan.weights == FLUSH else RECEIVES | {Kind.SEND_P}  # which sends a copy
     found, offset = [], 0
     for order in plan.orders:
         after = offset + len(order)
-        found.append(_List([op.kind for op in order], *(x[offset:after] for x in (start, end, rank))))
+        times = start[offset:after], end[offset:after], rank[offset:after]
+        found.append(_List([op.kind for op in order], *times, taking))
         offset = after
     return found
 
@@ -63,6 +66,8 @@ def _lists(plan: Plan) -> list[_List]:
 class _List:
     """One device's ops: kinds, times in units too fine to matter, and the order in which they were served.
 
+    `posted_with_memory`: kinds of messages that take memory where they are posted.
+
     What waits for something ends later, or at the same time and is served later: so nobody waits in a circle.
     """
 
@@ -70,6 +75,7 @@ class _List:
     start: list[int]
     end: list[int]
     rank: list[int]
+    posted_with_memory: frozenset[Kind]
 
     def waits(self) -> Waits:
         kinds = self.kinds
@@ -86,11 +92,11 @@ class _List:
                 gates[k] = next((j for j in reversed(line) if j < k or self._over(j, self.start[k], [k])), -1)
                 later = [s for s in range(k, gates[k]) if kinds[s] in _LEAVING]
                 some = [s for s in (*leaving, *later) if self._over(s, self.start[k], [k])]
-            elif kind in RECEIVES:
+            elif kind in self.posted_with_memory:
                 at = bisect_left(line, k)
                 held_up = range(k, line[at] + 1 if at < len(line) else len(kinds))
                 some = [s for s in leaving if self._over(s, self.end[line[at - 1]] if at else 0, held_up)]
-            elif kind in _LEAVING:
+            if kind in _LEAVING:
                 leaving.append(k)
             left.append(tuple(some))
         return Waits(tuple(left), gates)

@@ -30,6 +30,7 @@ from contraflow.planner.plan import Kind, Op, Plan
 from contraflow.planner.simulate import simulate
 
 TWO_WAYS = Case("chimera", "mlp-tiny", 2, 4)
+ONE_WAY = Case("1f1b", "mlp-tiny", 2, 4)
 V_SHAPED = Case("zb-v", "mlp-deep", 2, 4)
 CLIPPED = Training(clip_norm=0.4, schedule="cosine", warmup_steps=2, lr_floor=1e-3, weight_decay=0.01)
 
@@ -55,8 +56,17 @@ def _run(plan: Plan, training: Training | None = None, steps: int = STEPS, **opt
         (V_SHAPED, replace(CLIPPED, schedule="linear", momentum=0.8)),
         (TWO_WAYS, Training(loss_scale="dynamic", scale_interval=2)),
         (TWO_WAYS._replace(optimizer="adamw"), Training(loss_scale=256.0, betas=(0.8, 0.9), eps=1e-6)),
+        (ONE_WAY._replace(optimizer="nesterov"), Training(weight_decay=0.1, momentum=0.8)),
+        (ONE_WAY._replace(optimizer="rmsprop"), Training(weight_decay=0.1, smoothing=0.9, eps=1e-4)),
     ],
-    ids=["replicas-clipped-cosine", "v-clipped-linear", "replicas-dynamic", "constant-scale-adamw"],
+    ids=[
+        "replicas-clipped-cosine",
+        "v-clipped-linear",
+        "replicas-dynamic",
+        "constant-scale-adamw",
+        "nesterov",
+        "rmsprop",
+    ],
 )
 def test_training_options_equal_single_process(case: Case, training: Training) -> None:
     """Losses, parameters, norms and scales after five steps; clipping does clip."""

@@ -24,15 +24,17 @@ LEAD = 2
 
 
 def run_glance(session: Session, order: Order) -> None:
-    """A first plan in little time: 1F1B with stashes recomputed, or copied to the host, where they do not fit."""
+    """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host."""
     layout = capped(len(order), session.problem.workload.micro_batches, len(order))
     placed = place(layout, order, len(session.problem.cluster))
+    before_s = session.best_s
     for allowed in _techniques(session):
-        try_mixed(session, placed, allowed, layout.name)
+        if session.best_s == before_s:
+            try_mixed(session, placed, allowed, layout.name)
 
 
 def run_mixed(session: Session, order: Order) -> None:
-    """Every named schedule with stashes recomputed, or copied to the host, where they do not fit otherwise."""
+    """Every named schedule with stashes recomputed where they do not fit; copied to the host if that is not allowed."""
     techniques, batches = _techniques(session)[:1], session.problem.workload.micro_batches
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
         if session.over or session.proven:

@@ -36,6 +36,7 @@ from .portfolio import (
 from .result import Result
 from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import overfull, run_sparing
+from .techniques import plain_first
 from .tight import run_glance, run_mixed
 from .widths import Phases, parts, search_widths, splits
 
@@ -104,6 +105,12 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         return
     if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
+    plain_first(session, _space_bound, lambda plain: _search_space(plain, orders))
+    if not (session.over or session.proven):
+        _search_space(session, orders)
+
+
+def _search_space(session: Session, orders: list[Order]) -> None:
     ways = list(splits(session.problem, session.space))
     if ways:
         search_widths(session, orders, ways, Phases(_space_bound, _glance, _quick, _long))
@@ -146,7 +153,7 @@ def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
     if session.space.schedule != "search" or session.over or session.proven:
         return
-    from .techniques import improve_all  # solver and compiler: loaded when they are needed
+    from .improve import improve  # solver and compiler: loaded when they are needed
 
     if session.few is not None:
         limit_uses(session, session.few)
@@ -154,7 +161,7 @@ def _long(session: Session, orders: list[Order]) -> None:
             _long(session.few, orders)
         take_over(session, session.few, orders)
     if not (session.over or session.proven):
-        improve_all(session, orders)
+        improve(session, orders)
 
 
 def _searched(session: Session, apart: bool) -> SearchSpace:

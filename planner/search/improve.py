@@ -44,20 +44,17 @@ class Budget:
     effort: float
 
 
-def improve(session: Session, orders: list[Order], copies: bool = False) -> None:
-    """Improves session.best until nothing searched can be better, or time or effort is used up.
-
-    `copies`: races only orders with copies to the host, beside the best plan.
-    """
+def improve(session: Session, orders: list[Order]) -> None:
+    """Improves session.best until nothing searched can be better, or time or effort is used up."""
     hunt = Hunt(session, orders)
     session.report("exact search")
     try:
-        _improve(session, orders, hunt, copies)
+        _improve(session, orders, hunt)
     finally:
         hunt.note()
 
 
-def _improve(session: Session, orders: list[Order], hunt: Hunt, copies: bool) -> None:
+def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     exact, annealing, windows = (SMALL_SHARES if hunt.ops <= SMALL else SHARES) if hunt.solvable else LARGE_SHARES
     fixed = session.deterministic_limit is not None
     if hunt.solvable:
@@ -68,7 +65,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt, copies: bool) ->
     if not _done(session):
         budget = _budget(session, annealing if fixed else annealing / (1 - exact))
         seconds = budget.deadline - time.monotonic()
-        arms = search_orders(session, orders, seconds, budget.effort, _AGAIN * session.rounds, copies)
+        arms = search_orders(session, orders, seconds, budget.effort, _AGAIN * session.rounds)
         rest = windows if fixed else windows / (1 - exact - annealing)
         _polish(session, _entries(session, arms), _budget(session, rest))
     if hunt.solvable and not _done(session):
@@ -76,7 +73,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt, copies: bool) ->
     number = 0
     while not fixed and not _done(session):
         before, number = session.remaining_s, number + 1
-        arms = search_orders(session, orders, 0.6 * before, math.inf, _AGAIN * session.rounds + number, copies)
+        arms = search_orders(session, orders, 0.6 * before, math.inf, _AGAIN * session.rounds + number)
         _polish(session, _entries(session, arms), _budget(session, 1.0))
         if session.remaining_s > before - 0.1:
             return

@@ -144,8 +144,7 @@ class Session:
         other = replace(
             self, space=space, on_progress=heard, best=self.plain, shapes_s=0.0, together_s=0.0, hopeless=False
         )
-        other.seen = [found for found in self.seen if not any(OFFLOAD in row for row in found.candidate.stash)]
-        other.ledger, other.rounds = self.ledger, self.rounds
+        other.ledger = self.ledger
         return other
 
     def remember(self, found: Assembled) -> None:

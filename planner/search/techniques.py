@@ -1,53 +1,36 @@
-"""Long work where stashes may be copied to the host: the space without copies first, as if nothing else were allowed.
+"""Where stashes may be copied to the host: the space without copies comes first, searched as if it were all there is.
 
-Orders with copies take much effort before they are better than others, if ever, so they compete in a race of their own.
-What they take from the others is a fixed share, and the answer is never worse than what the others' share finds alone.
+Orders with copies take much effort before they are better than others, if ever. So the search without them gets a fixed
+share of the effort, and the answer is never worse than what it finds; the search of everything goes on from there.
 """
 
 from __future__ import annotations
 
-from .. import bounds
-from ..operations import OFFLOAD
-from .improve import improve
-from .orders.shapes import policies
-from .portfolio import Order
-from .session import Session
-from .structure import Hunt
+import math
+from collections.abc import Callable
 
-PLAIN, COPIES = 0.5, 0.4
-"""Shares of the effort left for the space without copies, and then for orders with copies; whatever is ahead then gets
-the rest."""
+from ..operations import OFFLOAD
+from .orders.shapes import policies
+from .session import Session
+
+PLAIN = 0.6
+"""Share of the effort for the space without copies."""
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search decides about everything together."""
 
 
-def improve_all(session: Session, orders: list[Order]) -> None:
-    """Improves session.best until nothing searched can be better, or time or effort is used up."""
-    hunt = Hunt(session, orders)
-    if OFFLOAD not in policies(session.problem, session.space) or (hunt.solvable and hunt.ops <= SMALL):
-        improve(session, orders)
+def plain_first(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
+    """Searches the space without copies, where there are others and the problem is not small; offers what it finds."""
+    problem = session.problem
+    small = 2 * problem.workload.micro_batches * session.stages <= SMALL
+    if small or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
         return
     plain = session.without_copies()
-    plain.bound_s = max(session.bound_s, bounds.space(plain.problem, plain.space))
-    _plain(session, plain, orders, PLAIN)
-    if not _done(session):
-        with session.part(session, COPIES):
-            improve(session, orders, copies=True)
-    if not _done(session):
-        if session.best is plain.best:
-            plain.rounds += 1
-            _plain(session, plain, orders, 1.0)
-        else:
-            improve(session, orders, copies=True)
-
-
-def _plain(session: Session, plain: Session, orders: list[Order], share: float) -> None:
-    """A share of the effort for the space without copies."""
-    with session.part(plain, share):
-        improve(plain, orders)
+    plain.bound_s = max(session.bound_s, bound(plain))
+    if math.isinf(plain.bound_s):
+        return
+    with session.part(plain, PLAIN):
+        search(plain)
+    session.seen += plain.seen
     if plain.best is not None:
-        session.offer(plain.best, "order search")
-
-
-def _done(session: Session) -> bool:
-    return session.over or session.proven or session.hopeless
+        session.offer(plain.best, plain.best.provenance.source)

@@ -24,21 +24,24 @@ LEAD = 2
 
 
 def run_glance(session: Session, order: Order) -> None:
-    """A first plan in little time: 1F1B with stashes recomputed, or copied to the host, where they do not fit."""
+    """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host."""
     layout = capped(len(order), session.problem.workload.micro_batches, len(order))
     placed = place(layout, order, len(session.problem.cluster))
+    before_s = session.best_s
     for allowed in _techniques(session):
-        try_mixed(session, placed, allowed, layout.name)
+        if session.best_s == before_s:
+            try_mixed(session, placed, allowed, layout.name)
 
 
 def run_mixed(session: Session, order: Order) -> None:
-    """Every named schedule with stashes recomputed, or copied to the host, where they do not fit otherwise."""
+    """Every named schedule with stashes recomputed where they do not fit; copied to the host if that is not allowed."""
     techniques, batches = _techniques(session)[:1], session.problem.workload.micro_batches
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
         if session.over or session.proven:
             return
         if layout.stages <= len(session.chain):
-            try_mixed(session, place(layout, order, len(session.problem.cluster)), techniques[0], layout.name)
+            placed = place(layout, order, len(session.problem.cluster))
+            try_mixed(session, placed, techniques[0], layout.name, only_short=True)
 
 
 def _techniques(session: Session) -> list[tuple[str, ...]]:
@@ -47,13 +50,16 @@ def _techniques(session: Session) -> list[tuple[str, ...]]:
     return [some for some in dict.fromkeys((tuple(p for p in allowed if p != OFFLOAD), allowed)) if some]
 
 
-def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase: str) -> None:
-    """Simulates a placed layout with the fates that fit, less memory each time it does not; offers what fits."""
+def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase: str, only_short: bool = False) -> None:
+    """Simulates a placed layout with the fates that fit, less memory each time it does not; offers what fits.
+
+    `only_short`: not where all stashes can be kept as they are.
+    """
     less = [0] * len(session.problem.cluster)
     for _ in range(TRIES):
         if session.over or session.proven:
             return
-        found = _mixed(session, layout, allowed, less)
+        found = _mixed(session, layout, allowed, less, only_short)
         if found is None:
             return
         session.remember(found)
@@ -65,7 +71,9 @@ def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase:
         less = [a + b for a, b in zip(less, over, strict=True)]
 
 
-def _mixed(session: Session, layout: Layout, allowed: Collection[str], less: Sequence[int]) -> Assembled | None:
+def _mixed(
+    session: Session, layout: Layout, allowed: Collection[str], less: Sequence[int], only_short: bool
+) -> Assembled | None:
     """The layout on its best cut with the cheapest fates; None where none fits, or none can be of use."""
     route = layout.pipelines[0].forward
     if len(set(route)) == len(route):
@@ -78,7 +86,7 @@ def _mixed(session: Session, layout: Layout, allowed: Collection[str], less: Seq
     for orders in _halved(layout, not_split(session.space, plain)):
         chosen = lightened(plain, orders, allowed, less)
         if chosen is not None:
-            useful = chosen[1] < session.worth_s
+            useful = chosen[1] < session.worth_s and (any(chosen[0].values()) or not only_short)
             return _assembled(session, with_fates(plain, chosen[0]), orders, layout.name, less) if useful else None
     return None
 

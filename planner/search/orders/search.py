@@ -23,19 +23,17 @@ SHARES = (1.0, 0.4)
 """Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures."""
 
 
-def search_orders(
-    session: Session, orders: list[Order], seconds: float, limit: float, number: int = 0, away: bool = False
-) -> list[Arm]:
+def search_orders(session: Session, orders: list[Order], seconds: float, limit: float, number: int = 0) -> list[Arm]:
     """Improves session.best by annealing orders of many structures for `seconds`, or `limit` units of effort.
 
-    `number`: of the call, so that later ones try something else. `away`: only orders with copies to the host, and the
-    best plan so far. Returns the arms that may still be improved, best first.
+    `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
+    first.
     """
     if min(limit, seconds) < LEAST or not ready(seconds):
         return []
-    if RECOMPUTE in policies(session.problem, session.space) and not away:
+    if RECOMPUTE in policies(session.problem, session.space):
         keep_what_fits(session)
-    candidates = [c for c in _candidates(session, orders, away) if _ops(c) <= MOST_OPS]
+    candidates = [c for c in _candidates(session, orders) if _ops(c) <= MOST_OPS]
     if not candidates:
         return []
     effort = limit if math.isfinite(limit) else seconds * session.workers
@@ -58,11 +56,10 @@ def search_orders(
     return Race(session, arms, effort, "order search").run(end)
 
 
-def _candidates(session: Session, orders: list[Order], away: bool) -> Iterator[Candidate]:
+def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:
     """Structures with stashes kept, and the simpler ones with stashes offloaded."""
     listed = list(structures(session.problem, session.space, session.chain, orders))
-    if not away:
-        yield from listed
+    yield from listed
     if OFFLOAD not in policies(session.problem, session.space) or not _tight(session):
         return
     for candidate in listed:

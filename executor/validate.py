@@ -14,6 +14,7 @@ from ..models.registry import names
 from ..planner.check import check
 from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS
 from ..planner.plan import Kind, Plan
+from ..planner.versions import update_size
 from .errors import RunError
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
 from .random_state import own_random_state
@@ -157,7 +158,7 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
 
 
 def _match_epochs(plan: Plan, data: Dataset) -> None:
-    count, wanted = plan.problem.workload.micro_batches, getattr(data, "per_step", None)
+    count, wanted = update_size(plan), getattr(data, "per_step", None)
     if wanted is not None and wanted != count:
         raise RunError(f"data set {data.name!r} gives {wanted} micro-batches a step, the plan takes {count}")
 

@@ -12,6 +12,7 @@ from ..planner.plan import Kind, Op, Plan
 from ..planner.simulate import simulate
 from .errors import ExecutionError
 from .interpreter import Interpreter
+from .mini_batch import MiniBatch
 from .place import CPU, Place
 from .replica import Blueprint, StageReplica
 from .step_state import OpRecord, StepState
@@ -104,6 +105,11 @@ class Evaluator(Interpreter):
         """Losses of the held-out micro-batches whose last stage this rank holds, by (step, micro-batch)."""
         rounds = ((k, self.run_step(k).losses) for k in range(self._rounds))
         return dict(chain.from_iterable((((k, m), loss) for m, loss in losses.items()) for k, losses in rounds))
+
+    def _mini_batch(self, step: int) -> MiniBatch:
+        """Held-out micro-batches are full."""
+        micro_batches, full = self.plan.problem.workload.micro_batches, self.blueprint.full
+        return MiniBatch(micro_batches, full, micro_batches * full)
 
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica, m = self.replicas[op.stage], op.micro_batch

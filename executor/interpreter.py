@@ -20,10 +20,11 @@ from .addresses import Addresses
 from .agreement import agree
 from .deferral import deferred
 from .errors import Aborted, ExecutionError, failed_op
+from .mini_batch import MiniBatch
 from .observe import Observer
 from .place import CPU, Place
 from .replica import Blueprint, StageReplica
-from .stashes import Stashes
+from .stashes import Layouts, Stashes
 from .step_state import Key, OpRecord, StepRecord, StepState, Transfer
 from .ties import own_copies
 from .transport import Transport
@@ -72,31 +73,19 @@ class Interpreter:
         self._pipeline_of = {m: k for k, p in enumerate(self.plan.pipelines) for m in p.micro_batches}
         self._apart = {s for p in self.plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
         self._scale = 1.0 / self.plan.problem.workload.micro_batches
-        agreed = agree(transport, replicas)
-        self._to = Addresses(self.plan, agreed)
-        layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
-        self._stashes = Stashes(transport, layouts, agreed.piece_bytes, self._to.stash_tag, track, place, self._finish)
+        self._replicas = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
+        agreed = {n: agree(transport, own) for n, own in self._replicas.items()}
+        self._to = Addresses(self.plan, agreed.values())
+        layouts = {n: Layouts.of(own, agreed[n]) for n, own in self._replicas.items()}
+        self._stashes = Stashes(transport, layouts, self._to.stash_tag, track, place, self._finish)
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
-            Kind.F: self._forward,
-            Kind.B: self._backward,
-            Kind.I: self._backward_input,
-            Kind.W: self._backward_weight,
-            Kind.R: self._remake,
-            Kind.SEND_F: self._send,
-            Kind.SEND_B: self._send,
-            Kind.RECV_F: self._receive,
-            Kind.RECV_B: self._receive,
-            Kind.OFFLOAD: self._offload,
-            Kind.FETCH: self._fetch,
-            Kind.FREE: self._free,
-            Kind.SEND_S: self._send_stash,
-            Kind.RECV_S: self._receive_stash,
-            Kind.SEND_P: self._exchange_parameters,
-            Kind.RECV_P: self._exchange_parameters,
-            Kind.REDUCE: self._reduce,
-            Kind.TIE: self._reduce,
-            Kind.STEP: self._step,
-        }
+            Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward_input, Kind.W: self._backward_weight,
+            Kind.R: self._remake, Kind.STEP: self._step, Kind.REDUCE: self._reduce, Kind.TIE: self._reduce,
+            Kind.SEND_F: self._send, Kind.RECV_F: self._receive, Kind.SEND_B: self._send, Kind.RECV_B: self._receive,
+            Kind.OFFLOAD: self._offload, Kind.FETCH: self._fetch, Kind.FREE: self._free,
+            Kind.SEND_S: self._send_stash, Kind.RECV_S: self._receive_stash,
+            Kind.SEND_P: self._exchange_parameters, Kind.RECV_P: self._exchange_parameters,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Ends the threads that copy."""
@@ -112,7 +101,7 @@ class Interpreter:
         self._observer.step(step)
         self.update.begin()
         self.transport.barrier()
-        state = StepState(step, self._place.times(self._clock))
+        state = StepState(step, self._place.times(self._clock), self._mini_batch(step))
         for place, op in enumerate(self._order):
             self._observer.begin(self._listed[place])
             try:
@@ -140,6 +129,17 @@ class Interpreter:
         records = [state.records[place] for place in listed]
         return StepRecord(seconds, self._place.read_losses(state.losses), records)
 
+    def _mini_batch(self, step: int) -> MiniBatch:
+        return self.blueprint.mini_batches.of(step)
+
+    def _replica(self, state: StepState, stage: int, micro_batch: int) -> StageReplica:
+        """The rank's copy of a stage as it runs this micro-batch."""
+        return self._replicas[state.mini_batch.size(micro_batch)][stage]
+
+    def _buffer(self, state: StepState, stage: int, micro_batch: int) -> Tensor:
+        """Memory for the input of a stage or its gradient."""
+        return self.blueprint.shape(stage, state.mini_batch.size(micro_batch)).empty(self._place.device)
+
     def _agree(self, state: StepState) -> None:
         for reduction in state.reductions.values():
             self._finish(state, reduction)
@@ -158,11 +158,10 @@ class Interpreter:
 
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
-        replica = self.replicas[stage]
+        replica = self._replica(state, stage, m)
         remade = self.plan.stash[self._pipeline_of[m]][stage] == RECOMPUTE
         x, target = self._inputs(state, stage, m)
-        seed = derive_seed(self.blueprint.seed, state.step, m)
-        statistics = replica.statistics
+        seed, statistics = derive_seed(self.blueprint.seed, state.step, m), replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
         self._begin(state, record)
         if remade:
@@ -181,15 +180,18 @@ class Interpreter:
 
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         if stage in (0, self._last):
-            inputs, targets = self.blueprint.batch(state.step, m)
+            inputs, targets = self._batch(state, m)
         target = self._place.bring(targets) if stage == self._last else None
         if stage == 0:
             return self._place.bring(inputs), target
         return self._arrived(state, Kind.RECV_F, stage, m, state.activations, stage - 1), target
 
+    def _batch(self, state: StepState, m: int) -> tuple[Tensor, Tensor]:
+        return self.blueprint.batch(state.step, m, state.mini_batch.size(m))
+
     def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
-        replica = self.replicas[stage]
+        replica = self._replica(state, stage, m)
         arriving = state.received.pop((Kind.RECV_S, stage, m), None)
         if arriving is None:
             x = state.inputs.pop((stage, m))
@@ -197,7 +199,7 @@ class Interpreter:
             self._finish(state, arriving)
             x = arriving.tensors.pop()
             del arriving
-        target = self._place.bring(self.blueprint.batch(state.step, m)[1]) if stage == self._last else None
+        target = self._place.bring(self._batch(state, m)[1]) if stage == self._last else None
         seed = derive_seed(self.blueprint.seed, state.step, m)
         self._begin(state, record)
         weights = replica.weights
@@ -205,7 +207,7 @@ class Interpreter:
         state.times.end(record)
 
     def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
+        replica = self._replica(state, op.stage, op.micro_batch)
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
         self._begin(state, record)
@@ -214,7 +216,7 @@ class Interpreter:
         self._hand_back(state, op, result)
 
     def _backward_input(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
+        replica = self._replica(state, op.stage, op.micro_batch)
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
         self._begin(state, record)
@@ -224,7 +226,7 @@ class Interpreter:
         self._hand_back(state, op, result)
 
     def _backward_weight(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
+        replica = self._replica(state, op.stage, op.micro_batch)
         self._begin(state, record)
         weight_stash = state.weight_stashes.pop((op.stage, op.micro_batch))
         replica.program.backward_weight(weight_stash, replica.weights.accumulators)
@@ -233,15 +235,14 @@ class Interpreter:
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
             dtype = self.replicas[op.stage].program.output_spec.dtype
-            scale = self._scale * self.update.scaler.scale
-            return torch.full((), scale, dtype=dtype, device=self._place.device)
+            scale = self._scale * state.mini_batch.weight(op.micro_batch)
+            return torch.full((), scale * self.update.scaler.scale, dtype=dtype, device=self._place.device)
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
     def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
-        if op.stage > 0:
-            if result is None:
-                result = self.blueprint.shapes[op.stage].empty(self._place.device).zero_()
-            state.gradients[op.stage - 1, op.micro_batch] = result
+        stage, m = op.stage, op.micro_batch
+        if stage > 0:
+            state.gradients[stage - 1, m] = self._buffer(state, stage, m).zero_() if result is None else result
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
@@ -266,17 +267,13 @@ class Interpreter:
     # ------------------------------------------------------------ messages
 
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
-        shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
-        buffer = shape.empty(self._place.device)
+        buffer = self._buffer(state, op.stage if op.kind is Kind.RECV_F else op.peer, op.micro_batch)
         handle = self.transport.post_receive(buffer, self._to.device(op), self._to.tag(op, op.peer, op.stage))
         state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
 
     def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
-        if op.kind is Kind.SEND_F:
-            tensor = state.activations.pop((op.stage, op.micro_batch))
-        else:
-            tensor = state.gradients.pop((op.peer, op.micro_batch))
-        tensor = tensor.contiguous()
+        kept, stage = (state.activations, op.stage) if op.kind is Kind.SEND_F else (state.gradients, op.peer)
+        tensor = kept.pop((stage, op.micro_batch)).contiguous()
         handle = self.transport.post_send(tensor, self._to.device(op), self._to.tag(op, op.stage, op.peer))
         self._leave(state, Transfer([tensor], [handle], record))
 
@@ -330,9 +327,7 @@ class Interpreter:
         if home == back:
             arrived = state.departed[op.stage, op.micro_batch]
         else:
-            arrival = self.replicas[op.stage].arrival
-            assert arrival is not None
-            arrived = self._stashes.expect_host_copy(op, home, arrival)
+            arrived = self._stashes.expect_host_copy(state, op, home)
 
         def start() -> None:
             left = [state.leaving[k] for k in self._waits.left[place] if k in state.leaving]
@@ -372,13 +367,11 @@ class Interpreter:
         if home == back:
             self._stashes.receive(state, op, record, home)
         elif policy == RECOMPUTE:
-            buffer = self.blueprint.shapes[op.stage].empty(self._place.device)
+            buffer = self._buffer(state, op.stage, op.micro_batch)
             handle = self.transport.post_receive(buffer, op.peer, self._to.stash_tag(op, 0))
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
         else:
-            arrival = self.replicas[op.stage].arrival
-            assert arrival is not None
-            self._stashes.receive_for_good(op, record, arrival)
+            self._stashes.receive_for_good(state, op, record)
 
     def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
         """From the parameters into the parameters, in place: SEND_P or RECV_P."""

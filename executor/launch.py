@@ -19,6 +19,7 @@ from ..planner.run_trace import RunTrace
 from ..planner.run_trace_file import save_trace
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
+from .mini_batch import MiniBatches
 from .place import require_device
 from .precision import run_dtype
 from .rank import Job, Notice, RankReport, StepReport, run_rank
@@ -47,7 +48,7 @@ class RunResult:
     """What training gave.
 
     Attributes:
-        losses: mean over the micro-batches, one a step.
+        losses: mean over the samples, one a step.
         step_s: median step time in seconds, the first step left out and the memory-tracked ones where there
             are others. step_times: all of them.
         peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
@@ -169,19 +170,24 @@ def prepare(
         raise RunError(f"steps must be at least 1, got {steps}")
     if resume and checkpoint is None:
         raise RunError("resume needs a checkpoint directory")
+    first = 0
     if resume and checkpoint is not None:
         from .checkpoint import check_resumable
 
-        check_resumable(checkpoint, plan)
+        first = check_resumable(checkpoint, plan)
     found = find_model(plan, model)
     workload, chosen = plan.problem.workload, training or Training()
     chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, steps, resume)
     dtype = run_dtype(workload.precision, dtype)
-    match_model(plan, found, find_data(found, data), dtype)
+    source, count = find_data(found, data), workload.micro_batches
+    mini_batches = MiniBatches(count, plan.problem.model.micro_batch_size, chosen.mini_batch, source)
+    sizes = mini_batches.sizes(range(first, first + steps))
+    for samples in sizes:
+        match_model(plan, found, source, dtype, samples)
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, TRACKED_STEPS,
-        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled,
+        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled, sizes=sizes,
     )  # fmt: skip
 
 
@@ -232,7 +238,7 @@ class Collector:
             return
         del self._pending[report.step]
         losses = {m: loss for r in reports for m, loss in r.losses.items()}
-        self.losses.append(sum(losses[m] for m in sorted(losses)) / max(1, len(losses)))
+        self.losses.append(report.mini_batch.mean(losses))
         self.times.append(max(r.seconds for r in reports))
         self.scales.append(report.loss_scale)
         if report.grad_norm is not None:

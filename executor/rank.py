@@ -18,6 +18,7 @@ from .engines import Engine
 from .evaluation import Evaluator
 from .interpreter import Interpreter
 from .memory import StorageTracker
+from .mini_batch import MiniBatch
 from .observe import Observer
 from .place import Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
@@ -32,7 +33,10 @@ from .watch import TIMEOUT_S, Board
 
 @dataclass(frozen=True)
 class Job:
-    """A run, the same for all ranks; picklable if its model and data are. See `launch.execute`."""
+    """A run, the same for all ranks; picklable if its model and data are. See `launch.execute`.
+
+    `sizes`: see `MiniBatches.sizes`; none: all micro-batches are full.
+    """
 
     plan: Plan
     model: LayeredModel | str
@@ -50,6 +54,7 @@ class Job:
     engine: Engine = "auto"
     device: str = "cpu"
     compiled: bool = False
+    sizes: tuple[int, ...] = ()
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -60,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of one rank: seconds, and losses of the micro-batches whose last stage it holds.
+    """One step of one rank: seconds, its samples, and losses of the micro-batches whose last stage it holds.
 
     `grad_norm`: of the whole model, where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses
     of the evaluation after it by (step, micro-batch), None without.
@@ -70,6 +75,7 @@ class StepReport:
     step: int
     seconds: float
     losses: dict[int, float]
+    mini_batch: MiniBatch
     grad_norm: float | None = None
     loss_scale: float = 1.0
     held_out: dict[tuple[int, int], float] | None = None
@@ -126,9 +132,11 @@ def _run(
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
+    smaller = {samples: match_model(job.plan, model, data, job.dtype, samples) for samples in job.sizes[1:]}
     blueprint = Blueprint(
-        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled
-    )
+        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled,
+        smaller,
+    )  # fmt: skip
     rank, tracker = transport.rank, StorageTracker(device=place.device)
     observer = Observer(job.plan.orders[rank], board, rank, tracker)
     place.start_measuring()
@@ -157,7 +165,8 @@ def _run(
             if evaluator is not None and (step + 1) % job.training.evaluate_every == 0:
                 observer.evaluating()
                 held_out = evaluator.run()
-            report(StepReport(rank, step, record.seconds, record.losses, update.grad_norm, scale, held_out))
+            mini_batch, norm = blueprint.mini_batches.of(step), update.grad_norm
+            report(StepReport(rank, step, record.seconds, record.losses, mini_batch, norm, scale, held_out))
             if step - first + 1 == job.tracked_steps:
                 observer.untrack()
                 tracking.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..planner.plan import Kind, Op
+from .mini_batch import MiniBatch
 from .packing import Stash
 from .program import WeightStash
 from .transport import Handle
@@ -130,7 +131,7 @@ class StepState:
     """What lives within one step, by (stage, micro-batch).
 
     Attributes:
-        times: the step's clock.
+        times: the step's clock. mini_batch: its samples.
         received: messages that arrive, by (kind, stage, micro-batch); stashes that visit this device too.
         inputs: of forwards whose stash is recomputed. stashes: on this device, ready for the backward.
         waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
@@ -140,6 +141,7 @@ class StepState:
 
     step: int
     times: Times
+    mini_batch: MiniBatch
     received: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     activations: dict[Key, Tensor] = field(default_factory=dict)
     gradients: dict[Key, Tensor] = field(default_factory=dict)

@@ -29,6 +29,14 @@ class Dataset(Protocol):
         """Inputs and targets of one micro-batch of `size` samples, batch dimension first, on the CPU."""
 
 
+@runtime_checkable
+class EndingDataset(Dataset, Protocol):
+    """A data set that has fewer samples for some steps: where an epoch ends within a mini-batch."""
+
+    def samples(self, step: int, most: int) -> int:
+        """How many of at most `most` samples step `step` has. The last micro-batch is then asked for fewer."""
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """One layer, Tensor -> Tensor: the smallest piece the planner may cut between.

@@ -166,7 +166,7 @@ class _Emulator:
     def _micro_batch(self, m: int) -> float:
         """One forward and one backward through all stages; returns the loss."""
         step, of = self.first + m // self.update, m % self.update
-        x, target = self.blueprint.batch(step, of)
+        x, target = self.blueprint.batch(step, of, self.blueprint.full)
         seed = derive_seed(self.blueprint.seed, step, of)
         stashes, read, inputs = [], [], []
         for stage, replica in enumerate(self.replicas):

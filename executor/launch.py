@@ -221,10 +221,7 @@ def prepare(
         raise RunError(f"{what} would drain the pipeline at every update: only for synchronous plans")
     dtype = run_dtype(workload.precision, dtype)
     source = find_data(found, data)
-    mini_batches = MiniBatches(update_size(plan), plan.problem.model.micro_batch_size, chosen.mini_batch, source)
-    sizes = mini_batches.sizes(range(first, first + steps))
-    if asynchronous(plan) and len(sizes) > 1:
-        raise RunError(f"a last micro-batch of {sizes[1]} samples and not {sizes[0]}: only for synchronous plans")
+    sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
     for samples in sizes:
         match_model(plan, found, source, dtype, samples)
     folder = None if checkpoint is None else str(checkpoint)

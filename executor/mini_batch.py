@@ -1,4 +1,4 @@
-"""How many samples the micro-batches of a step have: all as many, or fewer in the last one."""
+"""How many samples the micro-batches of a step (or update) have: all as many, or fewer in the last one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..models import Dataset, EndingDataset
+from ..planner.plan import Plan
+from ..planner.versions import update_size
 from .errors import RunError
+from .training import Training
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The samples of one step. Every micro-batch is full but the last by number, which has the rest, at least one.
+    """The samples of one step (or update).
+
+    Every micro-batch is full but the last by number, which has the rest, at least one.
 
     Attributes:
         micro_batches: over all pipelines. full: samples of a full one. samples: of the step.
@@ -48,6 +53,11 @@ class MiniBatches:
     full: int
     samples: int | None
     data: Dataset | None
+
+    @classmethod
+    def of_plan(cls, plan: Plan, training: Training, data: Dataset) -> MiniBatches:
+        """Those that a training has; of an asynchronous plan, one an update."""
+        return cls(update_size(plan), plan.problem.model.micro_batch_size, training.mini_batch, data)
 
     def of(self, step: int) -> MiniBatch:
         """The mini-batch of a step. Raises RunError: it does not fit, or leaves a micro-batch empty."""

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..models import Dataset, LayeredModel
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
-from ..planner.versions import update_size
 from ..planner.weight_policy import WEIGHT_POLICIES
 from .course import asynchronous
 from .eager_probe import isolated
@@ -145,7 +144,7 @@ class Blueprint:
     @property
     def mini_batches(self) -> MiniBatches:
         """Of the training."""
-        return MiniBatches(update_size(self.plan), self.full, self.training.mini_batch, self.data)
+        return MiniBatches.of_plan(self.plan, self.training, self.data)
 
     def shape(self, stage: int, samples: int) -> TensorShape:
         """The input of a stage."""

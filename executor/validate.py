@@ -14,6 +14,7 @@ from ..models.registry import names
 from ..planner.check import check
 from ..planner.operations import OFFLOAD
 from ..planner.plan import Kind, Plan
+from ..planner.versions import update_size
 from .errors import RunError
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
 from .random_state import own_random_state
@@ -128,13 +129,13 @@ def match_model(
 
     Raises:
         RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently;
-            or the data set passes through epochs in steps of another number of micro-batches.
+            or the data set passes through epochs in steps of another number of micro-batches, or of other sizes.
     """
     planned = plan.problem.model.layers
-    _match_epochs(plan, data)
     _match_names(plan, model)
     first_of_stage = {stage[0] for stage in plan.stages}
     size = plan.problem.model.micro_batch_size if samples is None else samples
+    _match_epochs(plan, data, size)
     example = as_dtype(data.batch(0, 0, 0, size)[0], dtype).to("meta")
     shapes = []
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
@@ -149,10 +150,13 @@ def match_model(
     return tuple(shapes)
 
 
-def _match_epochs(plan: Plan, data: Dataset) -> None:
-    count, wanted = plan.problem.workload.micro_batches, getattr(data, "per_step", None)
+def _match_epochs(plan: Plan, data: Dataset, size: int) -> None:
+    count, wanted = update_size(plan), getattr(data, "per_step", None)
     if wanted is not None and wanted != count:
         raise RunError(f"data set {data.name!r} gives {wanted} micro-batches a step, the plan takes {count}")
+    full = plan.problem.model.micro_batch_size
+    if wanted is not None and size != full:
+        raise RunError(f"data set {data.name!r} has epochs of micro-batches of {full} samples only, not of {size}")
 
 
 def _match_names(plan: Plan, model: LayeredModel) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..planner.plan import Kind, Op, Plan
 from .agreement import Agreement
 
@@ -10,12 +12,17 @@ _MOST = 4096
 
 
 class Addresses:
-    """Of one plan. Numbers of activations and gradients come first, then those of stashes, then of parameters."""
+    """Of one plan; `agreements`: one for each size of micro-batches.
 
-    def __init__(self, plan: Plan, agreed: Agreement) -> None:
+    Numbers of activations and gradients come first, then those of stashes, then of parameters.
+    """
+
+    def __init__(self, plan: Plan, agreements: Iterable[Agreement]) -> None:
         self._stages, self._micro_batches = len(plan.stages), min(plan.problem.workload.micro_batches, _MOST)
         self._routes = {m: p for p in plan.pipelines for m in p.micro_batches}
-        self._pieces, self._parameters = agreed.widest, agreed.most_parameters
+        known = list(agreements)
+        self._pieces = max(agreed.widest for agreed in known)
+        self._parameters = max(agreed.most_parameters for agreed in known)
 
     def device(self, op: Op) -> int:
         """The device at the other end of an activation or a gradient."""

@@ -92,6 +92,12 @@ _OPTIONS = (
         help=f"For float16: a constant, or {DYNAMIC}.",
     ),
     click.option(
+        "--mini-batch",
+        type=click.IntRange(min=1),
+        metavar="SAMPLES",
+        help="Samples a step; the last micro-batch gets the rest. [default: all that the micro-batches hold]",
+    ),
+    click.option(
         "--evaluate-every", type=click.IntRange(min=1), metavar="N", help="Held-out loss after every N steps."
     ),
     click.option(
@@ -128,6 +134,7 @@ def training_of(options: dict[str, Any]) -> Training:
         eps=take("eps"),
         clip_norm=take("clip_norm"),
         loss_scale=take("loss_scale"),
+        mini_batch=take("mini_batch"),
         evaluate_every=take("evaluate_every") or 0,
         evaluate_steps=take("evaluate_steps"),
     )

@@ -19,6 +19,7 @@ from ..planner.operations import RECOMPUTE, route
 from ..planner.plan import Plan
 from ..planner.versions import update_size
 from .engines import Engine
+from .mini_batch import MiniBatch, MiniBatches
 from .precision import run_dtype
 from .prediction import Predictor
 from .replica import Blueprint, StageReplica
@@ -113,8 +114,10 @@ def blueprint_of(
     chosen = training or Training()
     chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, updates)
     kind = run_dtype(workload.precision, dtype)
-    shapes = match_model(plan, found, brought, kind)
-    return Blueprint(plan, found, brought, shapes, seed, chosen, kind, engine)
+    full, *less = MiniBatches.of_plan(plan, chosen, brought).sizes(range(updates))
+    shapes, *others = (match_model(plan, found, brought, kind, samples) for samples in (full, *less))
+    smaller = dict(zip(less, others, strict=True))
+    return Blueprint(plan, found, brought, shapes, seed, chosen, kind, engine, smaller=smaller)
 
 
 @dataclass(frozen=True)
@@ -179,15 +182,18 @@ class Emulator:
         for number in range(updates):
             for replica in self.replicas:
                 replica.weights.zero_gradients()
-            mine = range(number * self.update, (number + 1) * self.update)
-            means.append(sum(self._micro_batch(m) for m in mine) / self.update)
+            mini_batch, before = self.blueprint.mini_batches.of(first + number), number * self.update
+            losses = {m: self._micro_batch(before + m, mini_batch) for m in range(self.update)}
+            means.append(mini_batch.mean(losses))
             self._step(first + number)
         return means
 
-    def _micro_batch(self, m: int) -> float:
+    def _micro_batch(self, m: int, mini_batch: MiniBatch) -> float:
         """One forward and one backward through all stages; returns the loss."""
         step, of = self.first + m // self.update, m % self.update
-        x, target = self.blueprint.batch(step, of)
+        samples = mini_batch.size(of)
+        programs = [replica.of_size(samples).program for replica in self.replicas]
+        x, target = self.blueprint.batch(step, of, samples)
         seed = derive_seed(self.blueprint.seed, step, of)
         stashes, read, inputs = [], [], []
         for stage, replica in enumerate(self.replicas):
@@ -196,12 +202,12 @@ class Emulator:
             weights = self._weights(stage, m, version, backward=False)
             wanted = target if stage == self.depth - 1 else None
             inputs.append(x)
-            x, stash = replica.program.forward(weights, replica.weights.buffers, x, wanted, seed)
+            x, stash = programs[stage].forward(weights, replica.weights.buffers, x, wanted, seed)
             stashes.append(stash)
         loss = x.item()
         scale = self.blueprint.training.loss_scale
         assert isinstance(scale, int | float)
-        gradient = torch.full((), scale / self.update, dtype=x.dtype)
+        gradient = torch.full((), 1.0 / self.update * mini_batch.weight(of) * scale, dtype=x.dtype)
         for stage in reversed(range(self.depth)):
             stashed = self.policy in ("stash", "vertical", "2bw")
             version = read[stage] if stashed else m // self.update
@@ -209,10 +215,10 @@ class Emulator:
             stash = stashes.pop()
             if self.stash[self.routes[m % len(self.routes)]][stage] == RECOMPUTE:  # from the version, not predicted
                 kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
-                stash = replica.program.remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
-            found = replica.program.backward(stash, weights, gradient, replica.weights.accumulators)
+                stash = programs[stage].remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
+            found = programs[stage].backward(stash, weights, gradient, replica.weights.accumulators)
             if stage > 0:
-                gradient = self.blueprint.shapes[stage].empty().zero_() if found is None else found
+                gradient = self.blueprint.shape(stage, samples).empty().zero_() if found is None else found
         return loss
 
     def _weights(self, stage: int, m: int, version: int, backward: bool) -> Mapping[str, Tensor]:

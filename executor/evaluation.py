@@ -14,6 +14,7 @@ from ..planner.weight_policy import FLUSH
 from .course import Course, asynchronous, lengthened
 from .errors import ExecutionError
 from .interpreter import Interpreter
+from .mini_batch import MiniBatches
 from .place import CPU, Place
 from .replica import Blueprint, StageReplica
 from .step_state import OpRecord, StepState
@@ -116,6 +117,11 @@ class Evaluator(Interpreter):
             for number, record in enumerate(self.run(self._held_out, first), first):
                 found |= {(number, m): loss for m, loss in record.losses.items()}
         return found
+
+    @property
+    def _mini_batches(self) -> MiniBatches:
+        """Held-out micro-batches are full."""
+        return MiniBatches(self._held_out.update, self.blueprint.full, None, None)
 
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica, m = self.replicas[op.stage], op.micro_batch

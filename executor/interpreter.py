@@ -22,12 +22,13 @@ from .addresses import Addresses
 from .agreement import agree
 from .course import Course, asynchronous
 from .errors import Aborted, ExecutionError, failed_op
+from .mini_batch import MiniBatches
 from .observe import Observer
 from .place import CPU, Place
 from .posting import Posting
 from .prediction import Predictor
 from .replica import Blueprint, StageReplica
-from .stashes import Stashes
+from .stashes import Layouts, Stashes
 from .step_state import OpRecord, StepRecord, StepState, Transfer
 from .transport import Transport
 from .update import Update
@@ -71,34 +72,18 @@ class Interpreter(Posting):
         self._predictor = Predictor(
             plan.problem.workload.optimizer, blueprint.training, policy.momentum_first, policy.smoothed
         )
-        self._agreed = agree(transport, replicas)
-        layouts = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
-        self._stashes = Stashes(
-            transport, layouts, self._agreed.piece_bytes, lambda op, k: self._to.stash_tag(op, k), track, place,
-            self._finish,
-        )  # fmt: skip
+        self._replicas = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
+        self._agreed = {n: agree(transport, own) for n, own in self._replicas.items()}
+        layouts = {n: Layouts.of(own, self._agreed[n]) for n, own in self._replicas.items()}
+        self._stashes = Stashes(transport, layouts, lambda op, k: self._to.stash_tag(op, k), track, place, self._finish)
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
-            Kind.F: self._forward,
-            Kind.B: self._backward,
-            Kind.I: self._backward_input,
-            Kind.W: self._backward_weight,
-            Kind.R: self._remake,
-            Kind.PREDICT: self._predict,
-            Kind.SEND_F: self._send,
-            Kind.SEND_B: self._send,
-            Kind.RECV_F: self._receive,
-            Kind.RECV_B: self._receive,
-            Kind.OFFLOAD: self._offload,
-            Kind.FETCH: self._fetch,
-            Kind.FREE: self._free,
-            Kind.SEND_S: self._send_stash,
-            Kind.RECV_S: self._receive_stash,
-            Kind.SEND_P: self._exchange_parameters,
-            Kind.RECV_P: self._exchange_parameters,
-            Kind.REDUCE: self._reduce,
-            Kind.TIE: self._reduce,
-            Kind.STEP: self._step,
-        }
+            Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward_input, Kind.W: self._backward_weight,
+            Kind.R: self._remake, Kind.STEP: self._step, Kind.REDUCE: self._reduce, Kind.TIE: self._reduce,
+            Kind.SEND_F: self._send, Kind.RECV_F: self._receive, Kind.SEND_B: self._send, Kind.RECV_B: self._receive,
+            Kind.OFFLOAD: self._offload, Kind.FETCH: self._fetch, Kind.FREE: self._free,
+            Kind.SEND_S: self._send_stash, Kind.RECV_S: self._receive_stash, Kind.PREDICT: self._predict,
+            Kind.SEND_P: self._exchange_parameters, Kind.RECV_P: self._exchange_parameters,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Ends the threads that copy."""
@@ -107,7 +92,7 @@ class Interpreter(Posting):
     def _follow(self, course: Course) -> None:
         """Another list from now on."""
         self._course = course
-        self._to = Addresses(course.plan, self._agreed)
+        self._to = Addresses(course.plan, self._agreed.values())
         self._observer.follow(course.plan.orders[self.transport.rank])
 
     def run(self, course: Course, first: int) -> Iterator[StepRecord]:
@@ -128,7 +113,7 @@ class Interpreter(Posting):
         self._observer.step(first)
         self.update.begin()
         self.transport.barrier()
-        state = StepState(first, self._place.times(self._clock))
+        state = StepState(first, self._place.times(self._clock), self._mini_batches)
         if course.versions is not None:
             state.versions = {stage: StageVersions(replica.weights) for stage, replica in self.replicas.items()}
         lag = 1 if self._place.queues else 0
@@ -207,9 +192,12 @@ class Interpreter(Posting):
 
     # ------------------------------------------------------------ compute
 
-    def _batch(self, state: StepState, m: int) -> tuple[int, int]:
-        """Step (or update) and micro-batch within it: what data and random state depend on."""
-        return state.step + m // self._course.update, m % self._course.update
+    @property
+    def _mini_batches(self) -> MiniBatches:
+        return self.blueprint.mini_batches
+
+    def _batch(self, state: StepState, m: int) -> tuple[Tensor, Tensor]:
+        return self.blueprint.batch(*state.batch(m), state.samples(m))
 
     def _weights(self, state: StepState, op: Op) -> Mapping[str, Tensor]:
         """What a pass reads: predicted for it, or the version that the weight policy gives it."""
@@ -235,10 +223,9 @@ class Interpreter(Posting):
 
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
-        replica = self.replicas[stage]
+        replica = self._replica(state, op)
         x, target = self._inputs(state, stage, m)
-        seed = derive_seed(self.blueprint.seed, *self._batch(state, m))
-        statistics = replica.statistics
+        seed, statistics = derive_seed(self.blueprint.seed, *state.batch(m)), replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
         self._install(state, stage)
         weights = self._weights(state, op)
@@ -260,7 +247,7 @@ class Interpreter(Posting):
 
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         if stage in (0, self._last):
-            inputs, targets = self.blueprint.batch(*self._batch(state, m))
+            inputs, targets = self._batch(state, m)
         target = self._place.bring(targets) if stage == self._last else None
         if stage == 0:
             return self._place.bring(inputs), target
@@ -268,7 +255,7 @@ class Interpreter(Posting):
 
     def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
-        replica = self.replicas[stage]
+        replica = self._replica(state, op)
         arriving = state.received.pop((Kind.RECV_S, stage, m), None)
         if arriving is None:
             x = state.inputs.pop((stage, m))
@@ -276,16 +263,15 @@ class Interpreter(Posting):
             self._finish(state, arriving)
             x = arriving.tensors.pop()
             del arriving
-        batch = self._batch(state, m)
-        target = self._place.bring(self.blueprint.batch(*batch)[1]) if stage == self._last else None
-        seed = derive_seed(self.blueprint.seed, *batch)
+        target = self._place.bring(self._batch(state, m)[1]) if stage == self._last else None
+        seed = derive_seed(self.blueprint.seed, *state.batch(m))
         weights = self._weights(state, op)
         self._begin(state, record)
         state.stashes[stage, m] = replica.program.remake(weights, replica.weights.buffers, x, target, seed)
         state.times.end(record)
 
     def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
+        replica = self._replica(state, op)
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
         weights = self._weights(state, op)
@@ -295,7 +281,7 @@ class Interpreter(Posting):
         self._hand_back(state, op, result)
 
     def _backward_input(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
+        replica = self._replica(state, op)
         gradient = self._incoming_gradient(state, op)
         stash = self._stashes.take(state, op.stage, op.micro_batch)
         weights = self._weights(state, op)
@@ -306,7 +292,7 @@ class Interpreter(Posting):
         self._hand_back(state, op, result)
 
     def _backward_weight(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica = self.replicas[op.stage]
+        replica = self._replica(state, op)
         self._begin(state, record)
         weight_stash = state.weight_stashes.pop((op.stage, op.micro_batch))
         replica.program.backward_weight(weight_stash, replica.weights.accumulators)
@@ -315,7 +301,7 @@ class Interpreter(Posting):
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
             dtype = self.replicas[op.stage].program.output_spec.dtype
-            scale = self._scale * self.update.scaler.scale
+            scale = self._scale * state.weight(op.micro_batch) * self.update.scaler.scale
             return torch.full((), scale, dtype=dtype, device=self._place.device)
         return self._arrived(state, Kind.RECV_B, op.stage, op.micro_batch, state.gradients, op.stage)
 
@@ -324,7 +310,7 @@ class Interpreter(Posting):
         state.departed.pop((op.stage, op.micro_batch), None)
         if op.stage > 0:
             if result is None:
-                result = self.blueprint.shapes[op.stage].empty(self._place.device).zero_()
+                result = self._buffer(state, op.stage, op.micro_batch).zero_()
             state.gradients[op.stage - 1, op.micro_batch] = result
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:

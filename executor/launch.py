@@ -21,6 +21,7 @@ from ..planner.versions import update_size
 from .course import KEPT_OPS, asynchronous, lengthened, runs
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
+from .mini_batch import MiniBatches
 from .place import require_device
 from .precision import run_dtype
 from .rank import Job, Notice, RankReport, StepReport, run_rank
@@ -72,7 +73,7 @@ class RunResult:
     """What training gave.
 
     Attributes:
-        losses: mean over the micro-batches, one a step (of an asynchronous plan: an update, here and below).
+        losses: mean over the samples, one a step (of an asynchronous plan: an update, here and below).
         step_s: median step time in seconds, the first step left out and the memory-tracked ones where there are
             others. step_times: all of them. Asynchronous: from an update's end to the next, while the pipeline is full.
         peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
@@ -219,11 +220,15 @@ def prepare(
         what = "clipped gradients" if chosen.clip_norm is not None else "a dynamic loss scale"
         raise RunError(f"{what} would drain the pipeline at every update: only for synchronous plans")
     dtype = run_dtype(workload.precision, dtype)
-    match_model(plan, found, find_data(found, data), dtype)
+    source = find_data(found, data)
+    sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
+    for samples in sizes:
+        match_model(plan, found, source, dtype, samples)
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
-        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled, first=first,
+        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled, sizes=sizes,
+        first=first,
     )  # fmt: skip
 
 
@@ -276,7 +281,7 @@ class Collector:
             return
         del self._pending[report.step]
         losses = {m: loss for r in reports for m, loss in r.losses.items()}
-        self.losses.append(sum(losses[m] for m in sorted(losses)) / max(1, len(losses)))
+        self.losses.append(report.mini_batch.mean(losses))
         ended = max(r.seconds for r in reports)
         self.times.append(ended - (self._ended[1] if self._ended[0] == report.run else 0.0))
         self._ended = (report.run, ended)

@@ -29,6 +29,7 @@ class Posting:
     blueprint: Blueprint
     transport: Transport
     replicas: Mapping[int, StageReplica]
+    _replicas: Mapping[int, Mapping[int, StageReplica]]
     _course: Course
     _observer: Observer
     _place: Place
@@ -36,8 +37,7 @@ class Posting:
     _to: Addresses
 
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
-        shape = self.blueprint.shapes[op.stage if op.kind is Kind.RECV_F else op.peer]
-        buffer = shape.empty(self._place.device)
+        buffer = self._buffer(state, op.stage if op.kind is Kind.RECV_F else op.peer, op.micro_batch)
         handle = self.transport.post_receive(buffer, self._to.device(op), self._to.tag(op, op.peer, op.stage))
         state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
 
@@ -105,9 +105,7 @@ class Posting:
         if home == back:
             arrived = state.departed[op.stage, op.micro_batch]
         else:
-            arrival = self.replicas[op.stage].arrival
-            assert arrival is not None
-            arrived = self._stashes.expect_host_copy(op, home, arrival)
+            arrived = self._stashes.expect_host_copy(state, op, home)
 
         def start() -> None:
             left = [state.leaving[k] for k in self._course.waits.left[place] if k in state.leaving]
@@ -147,13 +145,11 @@ class Posting:
         if home == back:
             self._stashes.receive(state, op, record, home)
         elif policy == RECOMPUTE:
-            buffer = self.blueprint.shapes[op.stage].empty(self._place.device)
+            buffer = self._buffer(state, op.stage, op.micro_batch)
             handle = self.transport.post_receive(buffer, op.peer, self._to.stash_tag(op, 0))
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
         else:
-            arrival = self.replicas[op.stage].arrival
-            assert arrival is not None
-            self._stashes.receive_for_good(op, record, arrival)
+            self._stashes.receive_for_good(state, op, record)
 
     def _exchange_parameters(self, state: StepState, op: Op, record: OpRecord) -> None:
         """SEND_P or RECV_P of a flush: from the parameters into the parameters, in place."""
@@ -206,6 +202,14 @@ class Posting:
         return Transfer(tensors, handles, record, receives=not sends)
 
     # ------------------------------------------------------------ for all
+
+    def _replica(self, state: StepState, op: Op) -> StageReplica:
+        """The rank's copy of a stage as it runs the op's micro-batch."""
+        return self._replicas[state.samples(op.micro_batch)][op.stage]
+
+    def _buffer(self, state: StepState, stage: int, micro_batch: int) -> Tensor:
+        """Memory for the input of a stage or its gradient."""
+        return self.blueprint.shape(stage, state.samples(micro_batch)).empty(self._place.device)
 
     def _stash_policy(self, op: Op) -> str:
         return self._course.plan.stash[self._course.routes[op.micro_batch]][op.stage]

@@ -19,6 +19,7 @@ from .engines import Engine
 from .evaluation import Evaluator
 from .interpreter import Interpreter
 from .memory import StorageTracker
+from .mini_batch import MiniBatch
 from .observe import Observer
 from .place import Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
@@ -50,6 +51,8 @@ class Job:
     engine: Engine = "auto"
     device: str = "cpu"
     compiled: bool = False
+    sizes: tuple[int, ...] = ()
+    """See `MiniBatches.sizes`; none: all micro-batches are full."""
     first: int = 0
     """The step it goes on from."""
 
@@ -68,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step (or update) of one rank: its end, and losses of the micro-batches whose last stage it holds.
+    """One step (or update) of one rank: its end, its samples, losses of the micro-batches whose last stage it holds.
 
     `seconds`: from the start of its run to its end; `run`: the first step of that. `grad_norm`: of the whole model,
     where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses of the evaluation after it by
@@ -79,6 +82,7 @@ class StepReport:
     step: int
     seconds: float
     losses: dict[int, float]
+    mini_batch: MiniBatch
     grad_norm: float | None = None
     loss_scale: float = 1.0
     run: int = -1
@@ -138,9 +142,11 @@ def _run(
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
     shapes = match_model(job.plan, model, data, job.dtype)
+    smaller = {samples: match_model(job.plan, model, data, job.dtype, samples) for samples in job.sizes[1:]}
     blueprint = Blueprint(
-        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled
-    )
+        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled,
+        smaller,
+    )  # fmt: skip
     rank, tracker = transport.rank, StorageTracker(device=place.device)
     observer = Observer(board, rank, tracker)
     place.start_measuring()
@@ -173,8 +179,9 @@ def _run(
                     if evaluator is not None and run.end % job.training.evaluate_every == 0:
                         observer.evaluating()
                         held_out = evaluator.evaluate()
+                mini_batch, norm = blueprint.mini_batches.of(step), update.grad_norm
                 report(
-                    StepReport(rank, step, record.seconds, record.losses, update.grad_norm, scale, run.first, held_out)
+                    StepReport(rank, step, record.seconds, record.losses, mini_batch, norm, scale, run.first, held_out)
                 )
                 if step - first + 1 == job.tracked_steps:
                     observer.untrack()

@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from ..models import Dataset, LayeredModel, derive_seed, held_out
 from .evaluation import evaluation_seed
+from .mini_batch import MiniBatch, MiniBatches
 from .precision import autocasting, build_lowered, half_of, run_dtype, wide
 from .program import layer_seed
 from .ties import tie_modules
@@ -51,7 +52,7 @@ def train_reference(
     training: Training | None = None,
     device: str = "cpu",
 ) -> ReferenceRun:
-    """Trains on the micro-batches of every step in order, their gradients averaged; then one optimizer step.
+    """Trains on the micro-batches of every step in order, gradients averaged over samples; then one optimizer step.
 
     Parameters, data and random state are those that `execute` uses for the same seed. With `precision` "mixed" the
     layers hold 16-bit copies and run under autocast, gradients are summed in float32 and step float32 masters.
@@ -59,11 +60,13 @@ def train_reference(
     chosen = training or Training()
     chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(optimizer, steps)
     kind, place = run_dtype(precision, dtype), torch.device(device)
-    trainer = _Trainer(model, find_data(model, data), seed, kind, place, optimizer, chosen)
+    source = find_data(model, data)
+    trainer = _Trainer(model, source, seed, kind, place, optimizer, chosen)
+    mini_batches = MiniBatches(micro_batches, micro_batch_size, chosen.mini_batch, source)
     losses, norms, scales, evaluations = [], [], [], {}
     for step in range(steps):
         scales.append(trainer.scale)
-        losses.append(trainer.accumulate(step, micro_batches, micro_batch_size))
+        losses.append(trainer.accumulate(step, mini_batches.of(step)))
         norm = trainer.update(step)
         norms += [] if norm is None else [norm]
         if chosen.evaluate_every and (step + 1) % chosen.evaluate_every == 0:
@@ -117,17 +120,19 @@ class _Trainer:
         """What losses are multiplied by."""
         return self._constant * self.scaler.get_scale()
 
-    def accumulate(self, step: int, micro_batches: int, size: int) -> float:
-        """The gradients of one step; returns the mean loss."""
+    def accumulate(self, step: int, mini_batch: MiniBatch) -> float:
+        """The gradients of one step; returns the mean loss over its samples."""
         self.stepper.zero_grad()
         total = 0.0
-        for m in range(micro_batches):
+        for m in range(mini_batch.micro_batches):
+            size = mini_batch.size(m)
+            share = size / mini_batch.samples
             loss = self._loss(*self.data.batch(self.seed, step, m, size), derive_seed(self.seed, step, m))
-            scaled = self.scaler.scale(loss * (self._constant / micro_batches))
+            scaled = self.scaler.scale(loss * (self._constant * share))
             scaled.backward()  # type: ignore[no-untyped-call]
             self._sum_up()
-            total += loss.item()
-        return total / micro_batches
+            total += share * loss.item()
+        return total
 
     def _loss(self, inputs: Tensor, targets: Tensor, random: int) -> Tensor:
         x, half = as_dtype(inputs, self.dtype).to(self.device), half_of(self.dtype)

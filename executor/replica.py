@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
 from ..planner.weight_policy import WEIGHT_POLICIES
 from .course import asynchronous
+from .eager_probe import isolated
 from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
+from .mini_batch import MiniBatches
 from .packing import PackedStash
 from .place import CPU
 from .precision import build_lowered, half_of, wide
@@ -42,6 +44,7 @@ class StageReplica:
         ties: numbers of the groups of tied parameters that it shares with other stages.
         evaluation: the forward in evaluation mode, if the run evaluates.
         notice: what the user should know about the engine it runs on.
+        smaller: the same copy for micro-batches of fewer samples, by their number.
     """
 
     stage: int
@@ -56,6 +59,11 @@ class StageReplica:
     ties: tuple[int, ...] = ()
     evaluation: AnyProgram | None = None
     notice: str | None = None
+    smaller: Mapping[int, StageReplica] = field(default_factory=dict)
+
+    def of_size(self, samples: int) -> StageReplica:
+        """The copy as it runs micro-batches of so many samples."""
+        return self.smaller.get(samples, self)
 
     def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
         """The process group and the tensors of a REDUCE or TIE."""
@@ -104,7 +112,12 @@ def _apart(plan: Plan, stage: int) -> bool:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What every rank builds its stages from. `shapes`: every stage's input. `device`: where this rank computes."""
+    """What every rank builds its stages from.
+
+    Attributes:
+        shapes: every stage's input, of a full micro-batch; smaller: of those of fewer samples, by their number.
+        device: where this rank computes.
+    """
 
     plan: Plan
     model: LayeredModel
@@ -116,6 +129,26 @@ class Blueprint:
     engine: Engine = "auto"
     device: torch.device = CPU.device
     compiled: bool = False
+    smaller: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
+
+    @property
+    def full(self) -> int:
+        """Samples of a full micro-batch."""
+        return self.plan.problem.model.micro_batch_size
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples that micro-batches of the run have, the full ones first."""
+        return (self.full, *self.smaller)
+
+    @property
+    def mini_batches(self) -> MiniBatches:
+        """Of the training."""
+        return MiniBatches.of_plan(self.plan, self.training, self.data)
+
+    def shape(self, stage: int, samples: int) -> TensorShape:
+        """The input of a stage."""
+        return self.smaller.get(samples, self.shapes)[stage]
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -127,10 +160,9 @@ class Blueprint:
         first = sum(len(names) for names in self.plan.stages[:stage])
         return range(first, first + len(self.plan.stages[stage]))
 
-    def batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
-        size = self.plan.problem.model.micro_batch_size
-        inputs, targets = self.data.batch(self.seed, step, micro_batch, size)
+        inputs, targets = self.data.batch(self.seed, step, micro_batch, samples)
         return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
 
     def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
@@ -146,36 +178,51 @@ class Blueprint:
         modules = {i: module.to(self.device) for i, (module, _) in built.items()}
         kept = {f"{i}.{name}": tensor for i, (_, own) in built.items() for name, tensor in own.items()}
         masters = {name: tensor.to(self.device) for name, tensor in kept.items()}
-        last = stage == len(self.plan.stages) - 1
+        check_seed = self.seed if self_check else None
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
-            example, wanted = self._example(stage)
-            loss, differentiable = self.model.loss if last else None, stage > 0 and example.is_floating_point()
-            layers = StageLayers(
-                tuple(modules.values()), tuple(ids), loss, differentiable, f"stage {stage}", half_of(self.dtype)
-            )
-            check_seed, limit = self.seed if self_check else None, self._stash_bytes(stage)
-            target = wanted if last else None
-            program, notice = build_program(layers, example, target, self.engine, check_seed, limit, self.compiled)
-        self._require_runnable(program, rank, stage)
+            examples = {samples: self._example(stage, samples) for samples in self.sizes}
+            layers = self._layers(stage, modules)
+            programs = {n: self._program(layers, n, *example, check_seed) for n, example in examples.items()}
+        for program, _ in programs.values():
+            self._require_runnable(program, rank, stage)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
         shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
         optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
         remember = owner and _remembers(self.plan, rank, stage)
         weights = StageWeights(modules, optimizer, self.training, masters, shared, owner, remember)
-        arrival = None
+        arrivals: dict[int, PackedStash] = {}
         if _apart(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
-                arrival = _arrival(program, weights, example, target)
+                arrivals = {n: _arrival(programs[n][0], weights, *example) for n, example in examples.items()}
         statistics = self._statistics(rank, stage, modules, weights)
         evaluation = None
         if self.training.evaluate_every and rank in forwards:
-            evaluation = self._evaluation(layers, example, target, check_seed)
-        return StageReplica(
+            eager = any(program.one_process for program, _ in programs.values())
+            evaluation = self._evaluation(layers, *examples[self.full], check_seed, eager)
+        program, notice = programs[self.full]
+        full = StageReplica(
             stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
-            _statistics_group(self.plan, stage), owner, rank in forwards, arrival, ties_of(self.plan, stage),
-            evaluation, notice,
+            _statistics_group(self.plan, stage), owner, rank in forwards, arrivals.get(self.full),
+            ties_of(self.plan, stage), evaluation, notice,
         )  # fmt: skip
+        less = {n: replace(full, program=programs[n][0], arrival=arrivals.get(n)) for n in self.smaller}
+        return replace(full, smaller=less)
+
+    def _layers(self, stage: int, modules: dict[int, nn.Module]) -> StageLayers:
+        last, dtype = stage == len(self.plan.stages) - 1, self.shapes[stage].dtype
+        loss, differentiable = self.model.loss if last else None, stage > 0 and dtype.is_floating_point
+        label, half = f"stage {stage}", half_of(self.dtype)
+        return StageLayers(tuple(modules.values()), tuple(modules), loss, differentiable, label, half)
+
+    def _program(
+        self, layers: StageLayers, samples: int, x: Tensor, target: Tensor | None, check_seed: int | None
+    ) -> tuple[AnyProgram, str | None]:
+        """The program for micro-batches of so many samples, and a notice as of `build_program`."""
+        if samples != self.full:
+            layers = replace(layers, label=f"{layers.label}, micro-batches of {samples}")
+        limit = self._stash_bytes(layers.layer_ids)
+        return build_program(layers, x, target, self.engine, check_seed, limit, self.compiled)
 
     def _alone_in_order(self, rank: int, stage: int) -> bool:
         """Whether this rank runs all forwards of the stage, in the order of the micro-batches, and their backwards."""
@@ -202,10 +249,16 @@ class Blueprint:
         return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
 
     def _evaluation(
-        self, layers: StageLayers, example: Tensor, target: Tensor | None, check_seed: int | None
+        self, layers: StageLayers, example: Tensor, target: Tensor | None, check_seed: int | None, eager: bool
     ) -> AnyProgram:
-        """The program in evaluation mode, without gradients; the layers cannot be traced for training afterwards."""
-        modules = tuple(module.eval().requires_grad_(False) for module in layers.modules)
+        """The program in evaluation mode, without gradients, on copies of the layers: an `eager` one trains on them.
+
+        Raises RunError: it does, and they cannot be copied.
+        """
+        copies = isolated(layers)
+        if eager and copies is layers:
+            raise RunError(f"{layers.label}: on the eager engine, and its layers cannot be copied to be evaluated")
+        modules = tuple(module.eval().requires_grad_(False) for module in copies.modules)
         held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
         with _SETUP_LOCK, _disable_current_modes():
             return build_program(held_out, example, target, self.engine, check_seed)[0]
@@ -228,21 +281,20 @@ class Blueprint:
                 "micro-batches in order"
             )
 
-    def _stash_bytes(self, stage: int) -> int:
-        """What the plan counts for one stash of the stage."""
-        model = self.plan.problem.model
-        return sum(model.layers[model.index[name]].stash_bytes for name in self.plan.stages[stage])
+    def _stash_bytes(self, layer_ids: Iterable[int]) -> int:
+        """What the plan counts for one stash of these layers."""
+        return sum(self.plan.problem.model.layers[i].stash_bytes for i in layer_ids)
 
-    def _example(self, stage: int) -> tuple[Tensor, Tensor]:
-        """An input of the stage (noise unless it is the first) and targets, to trace and check with."""
-        inputs, targets = (tensor.to(self.device) for tensor in self.batch(0, 0))
-        shape = self.shapes[stage]
+    def _example(self, stage: int, samples: int) -> tuple[Tensor, Tensor | None]:
+        """An input of the stage (noise unless it is the first) and a last stage's target, to trace and check with."""
+        inputs, targets = (tensor.to(self.device) for tensor in self.batch(0, 0, samples))
+        shape = self.shape(stage, samples)
         if stage > 0 and shape.dtype.is_floating_point:
             generator = torch.Generator().manual_seed(self.seed)
             inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator).to(self.device)
         elif stage > 0:
             inputs = shape.empty(self.device).zero_()
-        return inputs, targets
+        return inputs, targets if stage == len(self.plan.stages) - 1 else None
 
 
 def _arrival(program: AnyProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:

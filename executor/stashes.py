@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +22,29 @@ from .place import Place
 from .step_state import Key, OpRecord, StepState, Transfer
 from .transport import Handle, Transport
 
+if TYPE_CHECKING:
+    from .agreement import Agreement
+    from .replica import StageReplica
+
 Tags = Callable[[Op, int], int]
 """(op, piece) -> a number for the message, the same at both ends."""
+
+
+class Layouts(NamedTuple):
+    """How stashes come apart, by stage.
+
+    `own`: of those the rank holds; `arrivals`: how one from another rank is put together; `piece_bytes`: of all stages.
+    """
+
+    own: Mapping[int, StashLayout]
+    arrivals: Mapping[int, PackedStash | None]
+    piece_bytes: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, replicas: Mapping[int, StageReplica], agreed: Agreement) -> Layouts:
+        """Those of a rank's replicas."""
+        own = {stage: replica.program.stash_layout for stage, replica in replicas.items()}
+        return cls(own, {stage: replica.arrival for stage, replica in replicas.items()}, agreed.piece_bytes)
 
 
 @dataclass
@@ -42,7 +64,7 @@ class Stashes:
     """All that one rank moves.
 
     Args:
-        layouts: of the stages the rank holds. piece_bytes: of all stages whose stashes are shipped.
+        layouts: by the samples of a micro-batch.
         track: told about every tensor that another thread allocates on the device.
         place: where the rank computes.
         finish: how the rank waits for a transfer.
@@ -51,8 +73,7 @@ class Stashes:
     def __init__(
         self,
         transport: Transport,
-        layouts: Mapping[int, StashLayout],
-        piece_bytes: Mapping[int, Sequence[int]],
+        layouts: Mapping[int, Layouts],
         tags: Tags,
         track: Callable[[Tensor], None],
         place: Place,
@@ -61,7 +82,6 @@ class Stashes:
         self._finish = finish
         self._transport = transport
         self._layouts = layouts
-        self._piece_bytes = piece_bytes
         self._tags = tags
         self._place = place
         self._moves = moves_of(place, f"rank {transport.rank}", track, not transport.queues)
@@ -82,6 +102,14 @@ class Stashes:
             transfer.finish(lambda _: None)
         self._handing_over.clear()
         self._handed_over.clear()
+
+    def _layout(self, state: StepState, op: Op) -> Layouts:
+        return self._layouts[state.samples(op.micro_batch)]
+
+    def _arrival(self, state: StepState, op: Op) -> PackedStash:
+        arrival = self._layout(state, op).arrivals[op.stage]
+        assert arrival is not None, "the plan has the stage on two devices"
+        return arrival
 
     def close(self) -> None:
         """Ends what is going on."""
@@ -104,7 +132,7 @@ class Stashes:
         and stay as they are until they have left.
         """
         key = (op.stage, op.micro_batch)
-        pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
+        pieces, packed = self._layout(state, op).own[op.stage].pack(state.stashes.pop(key))
         away = _Away(packed, weights=tuple(weights or ()))
         pieces += (weights or {}).values()
         record.moved_bytes = sum(piece.nbytes for piece in pieces)
@@ -123,13 +151,13 @@ class Stashes:
         self._handing_over.append(self._host_copies[str(reader)].put(hand_over))
         return leaving
 
-    def expect_host_copy(self, op: Op, source: int, arrival: PackedStash) -> Transfer:
+    def expect_host_copy(self, state: StepState, op: Op, source: int) -> Transfer:
         """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
         with _disable_current_modes():  # the host's memory, not the device's
-            pieces = [torch.empty(size, dtype=torch.uint8) for size in self._piece_bytes[op.stage]]
+            pieces = [torch.empty(size, dtype=torch.uint8) for size in self._layout(state, op).piece_bytes[op.stage]]
         host = self._transport.host
         handles = [host.post_receive(piece, source, self._tags(op, k)) for k, piece in enumerate(pieces)]
-        self._away[op.stage, op.micro_batch] = _Away(arrival, pieces)
+        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces)
         return Transfer([], handles, None, op=op)
 
     def fetch(self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], arrived: Transfer) -> None:
@@ -139,7 +167,7 @@ class Stashes:
         """
         key = (op.stage, op.micro_batch)
         away = self._away[key]
-        record.moved_bytes = sum(self._piece_bytes[op.stage])
+        record.moved_bytes = sum(self._layout(state, op).piece_bytes[op.stage])
         away.back = self._moves.fetch(away.pieces, arrived, first, state.times, record)
         away.back.op = op
 
@@ -148,7 +176,7 @@ class Stashes:
     def send(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
         """SEND_S on the device that made the stash: posts its pieces; their memory is released when they have left."""
         key = (op.stage, op.micro_batch)
-        pieces, packed = self._layouts[op.stage].pack(state.stashes.pop(key))
+        pieces, packed = self._layout(state, op).own[op.stage].pack(state.stashes.pop(key))
         self._away[key] = _Away(packed)
         handles = [
             self._transport.post_send(piece, op.peer, self._tags(op, number)) for number, piece in enumerate(pieces)
@@ -157,7 +185,7 @@ class Stashes:
 
     def receive(self, state: StepState, op: Op, record: OpRecord, home: int) -> None:
         """RECV_S: allocates the pieces and posts for them, on the visited device or at home again."""
-        pieces, arriving = self._arriving(op, record)
+        pieces, arriving = self._arriving(state, op, record)
         key = (op.stage, op.micro_batch)
         if home == self._transport.rank:
             away = self._away[key]
@@ -165,15 +193,14 @@ class Stashes:
         else:
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = arriving
 
-    def receive_for_good(self, op: Op, record: OpRecord, arrival: PackedStash) -> None:
+    def receive_for_good(self, state: StepState, op: Op, record: OpRecord) -> None:
         """RECV_S on the device that runs the backward of another one's forward."""
-        pieces, arriving = self._arriving(op, record)
-        self._away[op.stage, op.micro_batch] = _Away(arrival, pieces, arriving)
+        pieces, arriving = self._arriving(state, op, record)
+        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces, arriving)
 
-    def _arriving(self, op: Op, record: OpRecord) -> tuple[list[Tensor], Transfer]:
-        pieces = [
-            torch.empty(size, dtype=torch.uint8, device=self._place.device) for size in self._piece_bytes[op.stage]
-        ]
+    def _arriving(self, state: StepState, op: Op, record: OpRecord) -> tuple[list[Tensor], Transfer]:
+        sizes, device = self._layout(state, op).piece_bytes[op.stage], self._place.device
+        pieces = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
         handles = [self._transport.post_receive(p, op.peer, self._tags(op, k)) for k, p in enumerate(pieces)]
         return pieces, Transfer(pieces, handles, record, receives=True)
 

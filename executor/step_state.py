@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..planner.plan import Kind, Op
+from .mini_batch import MiniBatches
 from .packing import Stash
 from .program import WeightStash
 from .transport import Handle
@@ -146,7 +147,7 @@ class StepState:
     """What lives within one step, by (stage, micro-batch).
 
     Attributes:
-        times: the step's clock.
+        times: the step's clock. mini_batches: their samples.
         received: messages that arrive, by (kind, stage, micro-batch); stashes that visit this device too.
         inputs: of forwards whose stash is recomputed. stashes: on this device, ready for the backward.
         waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
@@ -160,6 +161,7 @@ class StepState:
 
     step: int
     times: Times
+    mini_batches: MiniBatches
     received: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     activations: dict[Key, Tensor] = field(default_factory=dict)
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -180,3 +182,17 @@ class StepState:
     ended: int = 0
     told: int = 0
     marks: list[Mark] = field(default_factory=list)
+
+    def batch(self, m: int) -> tuple[int, int]:
+        """Step (or update) and micro-batch within it: what data and random state depend on."""
+        return self.step + m // self.mini_batches.micro_batches, m % self.mini_batches.micro_batches
+
+    def samples(self, m: int) -> int:
+        """Of a micro-batch."""
+        step, number = self.batch(m)
+        return self.mini_batches.of(step).size(number)
+
+    def weight(self, m: int) -> float:
+        """How much a micro-batch counts within its step or update."""
+        step, number = self.batch(m)
+        return self.mini_batches.of(step).weight(number)

@@ -30,6 +30,7 @@ class Training:
         loss_scale: losses are multiplied by it before the backward, and gradients divided before the step: a
             constant, or "dynamic" (arXiv:1710.03740, section 3.2): a step in which any gradient is not finite is left
             out and halves the scale, `scale_interval` others in a row double it.
+        mini_batch: samples a step, no more than its micro-batches hold; the last one has the rest. None: all it holds.
         evaluate_every: held-out losses after so many steps each, 0: never.
         evaluate_steps: how many steps' worth of held-out micro-batches that takes.
 
@@ -49,13 +50,16 @@ class Training:
     clip_norm: float | None = None
     loss_scale: float | str = 1.0
     scale_interval: int = 2000
+    mini_batch: int | None = None
     evaluate_every: int = 0
     evaluate_steps: int = 1
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise RunError(f"unknown learning-rate schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
-        for name, least in (("warmup_steps", 0), ("scale_interval", 1), ("evaluate_every", 0), ("evaluate_steps", 1)):
+        counts = {"warmup_steps": 0, "scale_interval": 1, "evaluate_every": 0, "evaluate_steps": 1}
+        counts |= {} if self.mini_batch is None else {"mini_batch": 1}
+        for name, least in counts.items():
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise RunError(f"{name} must be a whole number of at least {least}, got {count!r}")

@@ -130,20 +130,24 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dtype) -> tuple[TensorShape, ...]:
+def match_model(
+    plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dtype, samples: int | None = None
+) -> tuple[TensorShape, ...]:
     """Compares the model with the plan's fingerprint; returns every stage's input shape.
 
-    Builds every layer without memory (on the meta device) where its builder allows it.
+    Of micro-batches of so many samples (default: the plan's). Builds every layer without memory (on the meta device)
+    where its builder allows it.
 
     Raises:
         RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently;
-            or the data set passes through epochs in steps of another number of micro-batches.
+            or the data set passes through epochs in steps of another number of micro-batches, or of other sizes.
     """
     planned = plan.problem.model.layers
-    _match_epochs(plan, data)
     _match_names(plan, model)
     first_of_stage = {stage[0] for stage in plan.stages}
-    example = as_dtype(data.batch(0, 0, 0, plan.problem.model.micro_batch_size)[0], dtype).to("meta")
+    size = plan.problem.model.micro_batch_size if samples is None else samples
+    _match_epochs(plan, data, size)
+    example = as_dtype(data.batch(0, 0, 0, size)[0], dtype).to("meta")
     shapes = []
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
         with torch.device("meta"):
@@ -157,10 +161,13 @@ def match_model(plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dty
     return tuple(shapes)
 
 
-def _match_epochs(plan: Plan, data: Dataset) -> None:
+def _match_epochs(plan: Plan, data: Dataset, size: int) -> None:
     count, wanted = update_size(plan), getattr(data, "per_step", None)
     if wanted is not None and wanted != count:
         raise RunError(f"data set {data.name!r} gives {wanted} micro-batches a step, the plan takes {count}")
+    full = plan.problem.model.micro_batch_size
+    if wanted is not None and size != full:
+        raise RunError(f"data set {data.name!r} has epochs of micro-batches of {full} samples only, not of {size}")
 
 
 def _match_names(plan: Plan, model: LayeredModel) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .data import load
 from .loss import cross_entropy
-from .protocol import Dataset, LayeredModel, LayerSpec, Loss, Tie, build_layer, derive_seed, held_out
+from .protocol import Dataset, EndingDataset, LayeredModel, LayerSpec, Loss, Tie, build_layer, derive_seed, held_out
 from .registry import UnknownModel, names, resolve
 
 __all__ = [
     "Dataset",
+    "EndingDataset",
     "LayerSpec",
     "LayeredModel",
     "Loss",

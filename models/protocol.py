@@ -29,6 +29,14 @@ class Dataset(Protocol):
         """Inputs and targets of one micro-batch of `size` samples, batch dimension first, on the CPU."""
 
 
+@runtime_checkable
+class EndingDataset(Dataset, Protocol):
+    """A data set that has fewer samples for some steps: where an epoch ends within a mini-batch."""
+
+    def samples(self, step: int, most: int) -> int:
+        """How many of at most `most` samples step `step` has. The last micro-batch is then asked for fewer."""
+
+
 def held_out(data: Dataset) -> Dataset:
     """What to measure a model on that was trained on `data`: its attribute `held_out`, or itself where it has none."""
     kept: Dataset = getattr(data, "held_out", data)

@@ -45,7 +45,7 @@ OPTIONS: dict[str, set[str]] = {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
         "--resume", "--timeout", "--json", "--lr-schedule", "--warmup", "--lr-steps", "--lr-floor", "--weight-decay",
         "--momentum", "--betas", "--eps", "--clip-norm", "--loss-scale", "--evaluate-every", "--evaluate-steps",
-        "--engine", "--device", "--compile",
+        "--engine", "--device", "--compile", "--mini-batch", "--smoothing",
     },
 }  # fmt: skip
 CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'

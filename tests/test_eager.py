@@ -24,6 +24,7 @@ from contraflow.executor.memory import StorageTracker, unique_bytes
 from contraflow.executor.program import StageProgram, named_buffers, named_parameters
 from contraflow.executor.replica import Blueprint, StageReplica
 from contraflow.executor.tracing import StageLayers, TraceError
+from contraflow.executor.training import Training
 from contraflow.models import build_layer, load, resolve
 
 MODELS = {"gpt-tiny-dropout": 4, "resnet-tiny": 2, "lstm-tiny": 4, "mlp-tiny": 1}
@@ -201,10 +202,10 @@ def test_any_wiring_of_parameters_comes_apart_rightly(chain: list[list[str]], fi
 # ---------------------------------------------------------------- what no graph can hold, trained
 
 
-def _run(case: Case, transport: str = "threads", **options: object) -> RunResult:
-    plan = planned(case)
-    result = execute(plan, STEPS, case.model, dtype=case.dtype, transport=transport, return_state=True, **options)  # type: ignore[arg-type]
-    assert_equals_reference(case, result)
+def _run(case: Case, training: Training | None = None, **options: object) -> RunResult:
+    options = {"dtype": case.dtype, "transport": "threads", "return_state": True, "training": training, **options}
+    result = execute(planned(case), STEPS, case.model, **options)  # type: ignore[arg-type]
+    assert_equals_reference(case, result, training)
     assert max(worst_excess(result).values()) <= 1
     return result
 
@@ -234,6 +235,18 @@ def test_untraceable_models_train_as_in_one_process(case: Case) -> None:
     notices = [str(warning.message) for warning in told if str(warning.message).startswith("stage")]
     assert len(notices) == len(set(notices)) <= 2
     assert all("\n" not in notice for notice in notices)
+
+
+def test_python_state_goes_on_through_micro_batches_of_either_size() -> None:
+    """The last micro-batch of a step has one sample of two; it counts as any other."""
+    with pytest.warns(EngineNotice):
+        _run(Case("1f1b", "untraceable:counting", 2, 4), Training(mini_batch=7))
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny-dropout", "resnet-tiny"])
+def test_evaluation_leaves_eager_training_as_it_is(model: str) -> None:
+    """Held-out losses are those of evaluation mode, and the layers stay in training mode."""
+    _run(Case("1f1b", model, 2, 4), Training(evaluate_every=2), engine="eager", self_check=False)
 
 
 def test_processes_forward_their_notices() -> None:

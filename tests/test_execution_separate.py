@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from routes import BOTH_WAYS, LAST_AT_HOME, LINK, MIXED, NODES_OF_THEIR_OWN, ONE_STAGE_REPLICATED, SWAPPED, Routes, made
 from runs import (
     SAMPLES,
     STEPS,
@@ -30,31 +30,12 @@ from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.operations import RECOMPUTE, Candidate
-from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
 from contraflow.planner.presets import PRESETS
 from contraflow.planner.search.apart import solve_apart
 from contraflow.planner.search.solver import Effort
 from contraflow.planner.workload import Workload
-
-LINK = Link(1e9, 20e-6)
-
-
-class Routes(NamedTuple):
-    """Forward and backward devices of every stage, by pipeline; micro-batches take them in turns."""
-
-    forward: tuple[tuple[int, ...], ...]
-    backward: tuple[tuple[int, ...], ...]
-
-
-SWAPPED = Routes(((0, 1),), ((1, 0),))
-LAST_AT_HOME = Routes(((0, 1),), ((2, 1),))
-NODES_OF_THEIR_OWN = Routes(((0, 1),), ((2, 3),))
-MIXED = Routes(((0, 1), (0, 1)), ((1, 1), (0, 0)))
-"""Two pipelines; every stage has two owners, and some micro-batches stay where they are."""
-BOTH_WAYS = Routes(((0, 1), (1, 0)), ((1, 1), (0, 0)))
-ONE_STAGE_REPLICATED = Routes(((0, 1), (0, 2), (0, 2)), ((0, 1), (0, 2), (0, 2)))
-"""Stage 1 has replicas with unequal shares of the micro-batches, stage 0 has none."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,55 +45,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def made(
-    model: str,
-    routes: Routes,
-    policies: Sequence[str],
-    micro_batches: int = 4,
-    lead: int = 2,
-    halves: bool = False,
-    optimizer: str = "momentum",
-) -> Plan:
-    """Layers dealt out evenly; `lead` micro-batches run forward before the first runs backward.
-
-    `policies`: by stage.
-    """
-    graph = profiled(model, torch.float32)
-    count = len(routes.forward[0])
-    names = [layer.name for layer in graph.layers]
-    cuts = [round(s * len(names) / count) for s in range(count + 1)]
-    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    devices = 1 + max(d for routes_of in routes for route in routes_of for d in route)
-    kind = DeviceType("custom", PRESETS["cpu"].memory_bytes)
-    cluster = Cluster((NodeGroup(1, devices, kind, LINK, host_link=LINK),))
-    ways = len(routes.forward)
-    pipelines = tuple(
-        Pipeline(routes.forward[k], routes.backward[k], tuple(range(k, micro_batches, ways))) for k in range(ways)
-    )
-    problem = Problem(graph, cluster, Workload(micro_batches, optimizer))
-    candidate = Candidate(problem, stages, pipelines, (tuple(policies),) * ways)
-    orders: list[list[Op]] = [[] for _ in range(devices)]
-
-    def forward(m: int) -> None:
-        for s, device in enumerate(routes.forward[m % ways]):
-            orders[device].append(Op(Kind.F, s, m))
-
-    def backward(m: int) -> None:
-        for s, device in reversed(list(enumerate(routes.backward[m % ways]))):
-            if policies[s] == RECOMPUTE:
-                orders[device].append(Op(Kind.R, s, m))
-            orders[device] += [Op(Kind.I, s, m), Op(Kind.W, s, m)] if halves else [Op(Kind.B, s, m)]
-
-    for m in range(micro_batches + lead):
-        if m < micro_batches:
-            forward(m)
-        if m >= lead:
-            backward(m - lead)
-    plan = assemble(candidate, orders)
-    assert check(plan) == []
-    return plan
 
 
 def run(plan: Plan, steps: int = STEPS) -> RunResult:

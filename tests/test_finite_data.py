@@ -113,6 +113,9 @@ def test_epochs_of_steps_that_the_plan_does_not_have_are_refused() -> None:
         data = FiniteData("ten", partial(numbered, 10), per_step=count)
         with pytest.raises(RunError, match=f"'ten' gives {count} micro-batches a step, the plan takes 4"):
             execute(plan, 1, data=data, transport="threads")
+    data = FiniteData("ten", partial(numbered, 10), per_step=4)
+    with pytest.raises(RunError, match="'ten' has epochs of micro-batches of 2 samples only, not of 1"):
+        execute(plan, 1, data=data, transport="threads", training=Training(mini_batch=7))
 
 
 # ---------------------------------------------------------------- names, and files that are not there

@@ -39,7 +39,7 @@ from contraflow.planner.run_trace_file import load_trace
 from contraflow.planner.simulate import simulate
 
 UNDER_WAY = 1.02
-"""Parameters are sent where the plan is fullest: a small message may still be under way there, and no plan counts it."""
+"""Parameters are sent where the plan is fullest: a small message may be under way there that no plan counts."""
 TWO_RUNS = (6, 3)
 """An evaluation, a drain, a new start, and the end."""
 

@@ -38,8 +38,8 @@ from contraflow.planner.repeat import repeat
 from contraflow.planner.run_trace_file import load_trace
 from contraflow.planner.simulate import simulate
 
-SCALARS = 64
-"""Bytes of single numbers that no plan counts."""
+UNDER_WAY = 1.02
+"""Parameters are sent where the plan is fullest: a small message may be under way there that no plan counts."""
 TWO_RUNS = (6, 3)
 """An evaluation, a drain, a new start, and the end."""
 
@@ -143,8 +143,8 @@ def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> Non
         losses += wanted.run(first, updates)
     found = run_threads(plan, TWO_RUNS, SCHEDULED, dtype)
     assert_same_floats(found, Emulation(tuple(losses), wanted.state()))
-    excess = [mine - most for mine, most in zip(found.peak_bytes, planned, strict=True)]
-    assert max(excess) <= SCALARS, excess
+    excess = [mine / most for mine, most in zip(found.peak_bytes, planned, strict=True)]
+    assert max(excess) <= UNDER_WAY, excess
 
 
 # ---------------------------------------------------------------- where the methods meet

@@ -85,3 +85,10 @@ def test_infeasible_says_what_is_missing(tmp_path: Path) -> None:
     result = run(tmp_path, "plan", "--asynchronous", "stash", "--memory-limit", 16)
     assert result.exit_code == 1
     assert "device 0: 1 bytes missing" in result.stderr
+
+
+def test_the_table_has_no_pictures(tmp_path: Path) -> None:
+    """Said before any search."""
+    result = run(tmp_path, "compare", "--asynchronous", "stash", "--frontier", 3)
+    assert result.exit_code == 2
+    assert "--asynchronous has no pictures" in result.output

@@ -22,7 +22,7 @@ named schedules take most of the time, they are not tried twice."""
 
 
 def plain_first(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
-    """Searches the space without copies, where there are others and the problem is neither small nor large; offers what it finds."""
+    """Searches the space without copies, if there are others, where the problem is neither small nor large."""
     problem = session.problem
     apart = SMALL < 2 * problem.workload.micro_batches * session.stages <= LARGE
     if not apart or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):

@@ -11,19 +11,21 @@ from collections.abc import Callable
 
 from ..operations import OFFLOAD
 from .orders.shapes import policies
+from .portfolio import LARGE
 from .session import Session
 
 PLAIN = 0.6
 """Share of the effort for the space without copies."""
 SMALL = 300
-"""F and B ops (one stage a device) up to which exact search decides about everything together."""
+"""F and B ops (one stage a device) up to which exact search decides about everything together; above LARGE, where the
+named schedules take most of the time, they are not tried twice."""
 
 
 def plain_first(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
-    """Searches the space without copies, where there are others and the problem is not small; offers what it finds."""
+    """Searches the space without copies, if there are others, where the problem is neither small nor large."""
     problem = session.problem
-    small = 2 * problem.workload.micro_batches * session.stages <= SMALL
-    if small or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
+    apart = SMALL < 2 * problem.workload.micro_batches * session.stages <= LARGE
+    if not apart or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
         return
     plain = session.without_copies()
     plain.bound_s = max(session.bound_s, bound(plain))

@@ -51,7 +51,7 @@ def test_no_peak_exceeds_the_plan(case: Case) -> None:
 # ---------------------------------------------------------------- whatever the weather
 
 
-class _Latest(memory._Events):
+class _Latest(memory.Events):
     """What leaves does so when the executor first waits for it, not when the forecast has it leave."""
 
     def __init__(self, plan: Plan, timeline: Timeline) -> None:
@@ -82,7 +82,7 @@ class _Latest(memory._Events):
         self.listed.append((gate[~early], delta[~early], category))
 
 
-def _peaks(events: memory._Events, plan: Plan, costs: StageCosts) -> list[int]:
+def _peaks(events: memory.Events, plan: Plan, costs: StageCosts) -> list[int]:
     memory._compute_events(events, plan, costs)
     memory._message_events(events, costs)
     memory._local_events(events, costs)

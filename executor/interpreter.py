@@ -196,8 +196,8 @@ class Interpreter(Posting):
     def _mini_batches(self) -> MiniBatches:
         return self.blueprint.mini_batches
 
-    def _batch(self, state: StepState, m: int) -> tuple[Tensor, Tensor]:
-        return self.blueprint.batch(*state.batch(m), state.samples(m))
+    def _target(self, state: StepState, m: int) -> Tensor:
+        return self._place.bring(self.blueprint.targets(*state.batch(m), state.samples(m)))
 
     def _weights(self, state: StepState, op: Op) -> Mapping[str, Tensor]:
         """What a pass reads: predicted for it, or the version that the weight policy gives it."""
@@ -246,10 +246,9 @@ class Interpreter(Posting):
             state.activations[stage, m] = output
 
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
-        if stage in (0, self._last):
-            inputs, targets = self._batch(state, m)
-        target = self._place.bring(targets) if stage == self._last else None
+        target = self._target(state, m) if stage == self._last else None
         if stage == 0:
+            inputs, _ = self.blueprint.batch(*state.batch(m), state.samples(m))
             return self._place.bring(inputs), target
         return self._arrived(state, Kind.RECV_F, stage, m, state.activations, stage - 1), target
 
@@ -263,7 +262,7 @@ class Interpreter(Posting):
             self._finish(state, arriving)
             x = arriving.tensors.pop()
             del arriving
-        target = self._place.bring(self._batch(state, m)[1]) if stage == self._last else None
+        target = self._target(state, m) if stage == self._last else None
         seed = derive_seed(self.blueprint.seed, *state.batch(m))
         weights = self._weights(state, op)
         self._begin(state, record)

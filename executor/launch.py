@@ -28,7 +28,7 @@ from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .replica import reduce_groups
 from .trace import trace_of
 from .training import Training
-from .validate import find_data, find_model, match_model, require_executable
+from .validate import find_data, find_model, match_epochs, match_model, require_executable
 from .watch import TIMEOUT_S, Board, Watcher
 
 if TYPE_CHECKING:
@@ -222,6 +222,7 @@ def prepare(
     dtype = run_dtype(workload.precision, dtype)
     source = find_data(found, data)
     sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
+    match_epochs(plan, source, sizes)
     for samples in sizes:
         match_model(plan, found, source, dtype, samples)
     folder = None if checkpoint is None else str(checkpoint)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..models import Dataset, LayeredModel
+from ..models import Dataset, LayeredModel, TargetedDataset
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
 from ..planner.weight_policy import WEIGHT_POLICIES
@@ -164,6 +164,12 @@ class Blueprint:
         """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
         inputs, targets = self.data.batch(self.seed, step, micro_batch, samples)
         return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
+
+    def targets(self, step: int, micro_batch: int, samples: int) -> Tensor:
+        """The targets of `batch`, where the data set can without its inputs."""
+        if isinstance(self.data, TargetedDataset):
+            return as_dtype(self.data.targets(self.seed, step, micro_batch, samples), wide(self.dtype))
+        return self.batch(step, micro_batch, samples)[1]
 
     def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.

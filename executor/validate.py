@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
@@ -139,14 +140,12 @@ def match_model(
     where its builder allows it.
 
     Raises:
-        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently;
-            or the data set passes through epochs in steps of another number of micro-batches, or of other sizes.
+        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently.
     """
     planned = plan.problem.model.layers
     _match_names(plan, model)
     first_of_stage = {stage[0] for stage in plan.stages}
     size = plan.problem.model.micro_batch_size if samples is None else samples
-    _match_epochs(plan, data, size)
     example = as_dtype(data.batch(0, 0, 0, size)[0], dtype).to("meta")
     shapes = []
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
@@ -161,13 +160,15 @@ def match_model(
     return tuple(shapes)
 
 
-def _match_epochs(plan: Plan, data: Dataset, size: int) -> None:
+def match_epochs(plan: Plan, data: Dataset, sizes: Iterable[int]) -> None:
+    """Raises RunError where a data set passes through epochs in steps of other micro-batches than these."""
     count, wanted = update_size(plan), getattr(data, "per_step", None)
     if wanted is not None and wanted != count:
         raise RunError(f"data set {data.name!r} gives {wanted} micro-batches a step, the plan takes {count}")
     full = plan.problem.model.micro_batch_size
-    if wanted is not None and size != full:
-        raise RunError(f"data set {data.name!r} has epochs of micro-batches of {full} samples only, not of {size}")
+    other = next((size for size in sizes if size != full), None)
+    if wanted is not None and other is not None:
+        raise RunError(f"data set {data.name!r} has epochs of micro-batches of {full} samples only, not of {other}")
 
 
 def _match_names(plan: Plan, model: LayeredModel) -> None:

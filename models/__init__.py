@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from .data import load
 from .loss import cross_entropy
-from .protocol import Dataset, EndingDataset, LayeredModel, LayerSpec, Loss, Tie, build_layer, derive_seed, held_out
+from .protocol import (
+    Dataset,
+    EndingDataset,
+    LayeredModel,
+    LayerSpec,
+    Loss,
+    TargetedDataset,
+    Tie,
+    build_layer,
+    derive_seed,
+    held_out,
+)
 from .registry import UnknownModel, names, resolve
 
 __all__ = [
@@ -13,6 +24,7 @@ __all__ = [
     "LayerSpec",
     "LayeredModel",
     "Loss",
+    "TargetedDataset",
     "Tie",
     "UnknownModel",
     "build_layer",

@@ -73,6 +73,10 @@ class FiniteData:
         """
         return self.take(self.chosen(seed, step, micro_batch, size))
 
+    def targets(self, seed: int, step: int, micro_batch: int, size: int) -> Tensor:
+        """The targets of `batch` alone."""
+        return torch.from_numpy(self.read(self.of_held_out).targets[self.chosen(seed, step, micro_batch, size)])
+
     def take(self, chosen: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the samples with these numbers."""
         samples = self.read(self.of_held_out)

@@ -30,6 +30,14 @@ class Dataset(Protocol):
 
 
 @runtime_checkable
+class TargetedDataset(Dataset, Protocol):
+    """A data set that gives targets alone: whoever holds the last stage need not have the inputs in memory."""
+
+    def targets(self, seed: int, step: int, micro_batch: int, size: int) -> Tensor:
+        """The second part of `batch`."""
+
+
+@runtime_checkable
 class EndingDataset(Dataset, Protocol):
     """A data set that has fewer samples for some steps: where an epoch ends within a mini-batch."""
 

@@ -53,6 +53,22 @@ def test_an_epochs_micro_batch_depends_on_its_arguments_alone() -> None:
     assert any(not torch.equal(TEN.batch(2, step, 0, 3)[1], TEN.batch(1, step, 0, 3)[1]) for step in range(3))
 
 
+@pytest.mark.parametrize("per_step", [2, None])
+def test_targets_alone_are_the_batchs(per_step: int | None) -> None:
+    """What the last stage asks for."""
+    data = replace(TEN, per_step=per_step)
+    for step in range(4):
+        assert torch.equal(data.targets(3, step, 1, 4), data.batch(3, step, 1, 4)[1])
+
+
+def test_the_last_device_does_not_hold_the_inputs() -> None:
+    """They are as large as many stashes here; every measured peak is within the plan's."""
+    case = Case("1f1b", "mlp-fashion", 2, 4)
+    result = execute(planned(case), 2, data="fashion-mnist:8000/5000", transport="threads", dtype=case.dtype)
+    for peak, planned_peak in zip(result.peak_bytes, result.forecast_peak_bytes, strict=True):
+        assert peak <= planned_peak
+
+
 def test_a_step_with_more_micro_batches_than_named_is_an_error() -> None:
     """Both numbers are in the line: the samples would be the next step's."""
     with pytest.raises(ValueError, match=r"'ten' has 2 micro-batches a step, but number 2 was asked for"):

@@ -1,4 +1,4 @@
-"""Asynchronous training without a pipeline: one process, one micro-batch after another, every version kept.
+"""Asynchronous training without a pipeline: one process, one micro-batch after another, versions in a table.
 
 What a plan's run must equal, float by float: the same stage programs, optimizer and predictions, but which version of
 the weights every pass reads is written down here as formulas of stages, updates and micro-batches, from the papers and
@@ -177,7 +177,7 @@ class Emulator:
         self.timing = Timing(self.depth, self.update // self.copies, updates * self.update // self.copies, self.summed)
         for replica in self.replicas:
             replica.weights.forget_gradients()
-        self.versions = [[_Version.of(replica)] for replica in self.replicas]
+        self.versions = [{0: _Version.of(replica)} for replica in self.replicas]
         means = []
         for number in range(updates):
             for replica in self.replicas:
@@ -251,7 +251,9 @@ class Emulator:
                 for flat in (*replica.weights.gradients, *replica.weights.tied_gradients.values()):
                     flat.mul_(1 / training.loss_scale)
             replica.weights.step(training.rate(number))
-            versions.append(_Version.of(replica))
+            newest = max(versions) + 1
+            versions[newest] = _Version.of(replica)
+            versions.pop(newest - self.depth - 1, None)  # nobody is that late
 
     def state(self) -> dict[str, Tensor]:
         """As `execute` returns it."""

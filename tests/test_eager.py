@@ -120,7 +120,7 @@ def test_both_engines_keep_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("halves", [False, True], ids=["B", "I+W"])
 def test_an_eager_backward_frees_its_stash_on_the_way(name: str, halves: bool) -> None:
-    """Nothing is left but the input's gradient; the peak is the graph's and a weight's gradient, which that has added."""
+    """Nothing is left but the input's gradient; the peak is the graph's and a weight's gradient, which that adds."""
     stage, peaks = Stage(name), []
     for program in (stage.graph(), stage.eager()):
         buffers, sums, scale = stage.buffers(), stage.zeros(), torch.tensor(1.0)

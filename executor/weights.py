@@ -27,8 +27,8 @@ STATE_NAMES: dict[str, tuple[str, ...]] = {
 def make_optimizer(kind: str, parameters: Sequence[Tensor], training: Training, fused: bool) -> torch.optim.Optimizer:
     """The torch optimizer a workload names; the rate is set anew at every step.
 
-    `fused` steps need no temporaries; without it (torch has no fused RMSprop), foreach is off, so that there is one
-    tensor's worth. StageWeights adds RMSprop's weight decay itself, in place.
+    `fused` steps need no temporaries; without it (torch has no fused RMSprop), foreach is off, so that there are two
+    tensors' in a row. StageWeights adds RMSprop's weight decay itself, in place.
     """
     options: dict[str, Any] = {"fused": True} if fused and kind != "rmsprop" else {"foreach": False}
     options["lr"] = training.rate(0)

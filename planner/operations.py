@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -237,9 +238,10 @@ def training_bytes(workload: Workload, parameters: int, tensors: int) -> dict[st
 
 
 def step_workspace(plan: Structured) -> NDArray[np.int64]:
-    """Bytes that a STEP of every stage takes while it runs: room for its largest gradient, where it needs any.
+    """Bytes that a STEP of every stage takes while it runs: room for two gradients in a row, where it needs any.
 
-    A layer whose shapes are not known counts as one tensor.
+    The unfused step lets go of a tensor only when it has made the next one. A layer whose shapes are not known counts
+    as one tensor.
     """
     import numpy as np
 
@@ -247,14 +249,17 @@ def step_workspace(plan: Structured) -> NDArray[np.int64]:
     found = np.zeros(len(plan.stages), dtype=np.int64)
     if workload.optimizer in UNFUSED:
         for stage, names in enumerate(plan.stages):
-            largest = max(_largest_tensor(model.layers[model.index[name]]) for name in names)
-            found[stage] = workload.gradient_bytes(largest)
+            sizes = [size for name in names for size in _tensor_bytes(model.layers[model.index[name]])]
+            found[stage] = workload.gradient_bytes(max(map(sum, pairwise([0, *sizes])), default=0))
     return found
 
 
-def _largest_tensor(layer: Layer) -> int:
+def _tensor_bytes(layer: Layer) -> list[int]:
+    """Of its parameters, in order."""
     sizes = [prod(shape) for shape in layer.parameter_shapes or ()]
-    return -(-layer.parameter_bytes * max(sizes) // sum(sizes)) if any(sizes) else layer.parameter_bytes
+    if any(sizes):
+        return [-(-layer.parameter_bytes * size // sum(sizes)) for size in sizes]
+    return [layer.parameter_bytes] if layer.parameter_bytes else []
 
 
 def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:

@@ -16,7 +16,7 @@ OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 1, "adam"
 STEP_COUNTERS = frozenset({"adam", "adamw", "rmsprop"})
 """Optimizers that count steps: 4 bytes for every tensor of parameters."""
 UNFUSED = frozenset({"rmsprop"})
-"""Optimizers whose step needs room for one more tensor, as large as the largest of its gradients."""
+"""Optimizers whose step needs room for two more tensors, as large as two of its gradients in a row."""
 PREDICTED_FROM_GRADIENT = frozenset({"sgd", "nesterov", "rmsprop"})
 """Optimizers whose next direction needs the last gradient, not their state alone."""
 PRECISIONS = ("fp32", "mixed")

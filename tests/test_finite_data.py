@@ -17,7 +17,6 @@ from contraflow.executor.errors import RunError
 from contraflow.executor.launch import execute
 from contraflow.executor.reference import train_reference
 from contraflow.executor.training import Training
-from contraflow.executor.validate import match_model
 from contraflow.models import Dataset, data_images, data_verses, held_out, load, resolve
 from contraflow.models.data import MissingData, UnknownData
 from contraflow.models.finite import FiniteData, Samples, split
@@ -132,7 +131,7 @@ def test_epochs_of_steps_that_the_plan_does_not_have_are_refused() -> None:
             execute(plan, 1, data=data, transport="threads")
     data = FiniteData("ten", partial(numbered, 10), per_step=4)
     with pytest.raises(RunError, match="'ten' has epochs of micro-batches of 2 samples only, not of 1"):
-        match_model(plan, resolve("mlp-tiny"), data, torch.float32, samples=1)
+        execute(plan, 1, data=data, transport="threads", training=Training(mini_batch=7))
 
 
 # ---------------------------------------------------------------- names, and files that are not there

@@ -19,8 +19,11 @@ from contraflow.models import LayeredModel, load, resolve
 from contraflow.models.protocol import build_layer, held_out
 from contraflow.models.words import PADDING
 from contraflow.planner import Cluster, ModelGraph, Workload
-from contraflow.planner.plan import Pipeline, Plan, Problem
+from contraflow.planner.lower import assemble
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.presets import PRESETS
+from contraflow.planner.schedules.one_way import one_f_one_b
 from contraflow.planner.weight_policy import FLUSH
 
 HELD_OUT_BATCH = 500
@@ -122,17 +125,15 @@ def _epochs(updates: int, epochs: int) -> list[int]:
 
 @cache
 def _plan(task: str, optimizer: str, policy: str, size: int, each: int) -> Plan:
-    """Stages and policy; nobody reads its op lists."""
+    """Stages, policy, and a run long enough to fill the pipeline: the emulation makes runs of its own lengths."""
     chosen = TASKS[task]
     content = analytic_profile(resolve(chosen.model), size, PRESETS["V100-16GB"], data=load(chosen.data))
     graph, count = ModelGraph.from_dict(content), chosen.stages
-    workload = Workload(each, optimizer, update_every=each)
+    run = each * (count + 1)
+    problem = Problem(graph, Cluster.uniform(count), Workload(run, optimizer, update_every=each))
+    order = one_f_one_b(count, run)
     stages = _even(tuple(layer.name for layer in graph.layers), count)
-    route = tuple(range(count))
-    return Plan(
-        Problem(graph, Cluster.uniform(count), workload), stages, (Pipeline(route, route, tuple(range(each))),),
-        ((),) * count, (("keep",) * count,), policy,
-    )  # fmt: skip
+    return assemble(Candidate(problem, stages, order.pipelines, weights=policy), order.orders)
 
 
 def _even(names: Sequence[str], count: int) -> tuple[tuple[str, ...], ...]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.graph import CodeGen
 
-from .accumulation import accumulate_products
 from .tracing import JointGraph
 
 _aten = torch.ops.aten
@@ -197,7 +196,6 @@ class _Builder:
 
     def finish(self, outputs: Sequence[fx.Node]) -> GraphPart:
         self.graph.output(tuple(self._copied(node) for node in outputs))
-        accumulate_products(self.graph)
         self.graph.set_codegen(BoxedCodeGen())
         self.graph.lint()
         return GraphPart(fx.GraphModule(self.joint.module, self.graph), self.inputs, tuple(outputs))

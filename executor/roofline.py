@@ -85,13 +85,7 @@ def _lstm_backward_flops(x: Any, of_input: Any, of_state: Any, *others: Any) -> 
     return 2 * _lstm_flops(x, of_input, of_state)
 
 
-def _added_product_flops(total: Any, left: Any, right: Any) -> int:
-    """A product that is added to what is there."""
-    return int(2 * left[0] * left[1] * right[1])
-
-
 _OWN_FORMULAS: dict[Any, Callable[..., int]] = {
-    _aten.addmm_: _added_product_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     _aten.mkldnn_rnn_layer: _lstm_flops,

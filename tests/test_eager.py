@@ -120,7 +120,7 @@ def test_both_engines_keep_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("halves", [False, True], ids=["B", "I+W"])
 def test_an_eager_backward_frees_its_stash_on_the_way(name: str, halves: bool) -> None:
-    """Nothing is left but the input's gradient; the peak is the graph's and a weight's gradient, which that adds."""
+    """Nothing is left but the input's gradient; the peak is the graph's."""
     stage, peaks = Stage(name), []
     for program in (stage.graph(), stage.eager()):
         buffers, sums, scale = stage.buffers(), stage.zeros(), torch.tensor(1.0)
@@ -142,7 +142,7 @@ def test_an_eager_backward_frees_its_stash_on_the_way(name: str, halves: bool) -
         if halves:
             with pytest.raises(ValueError, match=r"stage.*: the weight stash was consumed already"):
                 program.backward_weight(weight_stash, sums)
-    assert peaks[1] <= 1.03 * peaks[0] + max(tensor.nbytes for tensor in stage.parameters.values())
+    assert peaks[1] <= 1.03 * peaks[0]
 
 
 class Wired(nn.Module):

@@ -14,6 +14,7 @@ from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.plan import Plan
 from contraflow.planner.search.driver import plan
+from contraflow.planner.search.orders.ready import warm
 from contraflow.planner.workload import SearchSpace, Workload
 
 CASE = Case("search", "gpt-tiny", 2, 4)
@@ -23,7 +24,8 @@ KEPT_1F1B = 2_658_816
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
+    """Small tensors gain nothing from threads, ranks run with one, and five seconds are too few to compile in."""
+    warm()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

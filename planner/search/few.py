@@ -47,7 +47,7 @@ def smaller(session: Session, bound: Callable[[Session], float]) -> Session | No
     small = Session(
         Problem(problem.model, problem.cluster, workload), session.space, session.deadline, session.seed,
         session.workers, session.deterministic_limit, lambda event: session.report(f"{event.phase}, few micro-batches"),
-        session.started,
+        session.started, call_until=session.call_until,
     )  # fmt: skip
     small.bound_s = bound(small)
     limit_uses(session, small)

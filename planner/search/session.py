@@ -50,6 +50,7 @@ class Session:
     widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
     device each. most_s: plans in which some device computes for so long are of no use, whatever they are for.
+    call_until: deadline of the whole call, of which this may be a part (0: this is it).
     """
 
     problem: Problem
@@ -69,8 +70,10 @@ class Session:
     together_s: float = 0.0
     interrupted: bool = False
     most_s: float = math.inf
+    call_until: float = 0.0
 
     def __post_init__(self) -> None:
+        self.call_until = self.call_until or self.deadline
         self.chain = Chain.of(self.problem)
         self.seen: list[Assembled] = []
         self.few: Session | None = None

@@ -207,7 +207,7 @@ def _width(session: Session, groups: Groups) -> Width:
 
     inner = Session(
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
-        session.started,
+        session.started, call_until=session.call_until,
     )  # fmt: skip
     fits = possible(small, space) and not overfull(inner)
     inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf

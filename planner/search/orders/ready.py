@@ -18,9 +18,15 @@ COMPILATION_S = 18.0
 """Time that a first compilation takes at most on a slow, busy computer."""
 
 
-def ready(seconds: float) -> bool:
-    """Whether the compiled kernels are in memory or on disk, or there is time to compile them."""
-    return seconds > COMPILATION_S or all(map(_compiled, (anneal.anneal, greedy.hunt, kernels.run)))
+def ready(seconds: float, call_s: float) -> bool:
+    """Whether the compiled kernels are in memory or on disk, or there is time to compile them.
+
+    That is, in the `seconds` for the order search; or in the `call_s` that are left of the whole call, which then gives
+    at most half of them to it.
+    """
+    if seconds > COMPILATION_S or call_s > 2 * COMPILATION_S:
+        return True
+    return all(map(_compiled, (anneal.anneal, greedy.hunt, kernels.run)))
 
 
 def _compiled(function: object) -> bool:

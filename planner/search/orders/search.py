@@ -29,7 +29,7 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
     first.
     """
-    if min(limit, seconds) < LEAST or not ready(seconds):
+    if min(limit, seconds) < LEAST or not ready(seconds, session.call_until - time.monotonic()):
         return []
     if RECOMPUTE in policies(session.problem, session.space):
         keep_what_fits(session)

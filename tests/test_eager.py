@@ -368,6 +368,7 @@ def test_an_unknown_engine_is_refused() -> None:
         execute(planned(BRANCHING), 1, BRANCHING.model, transport="threads", engine="graph")
 
 
+@pytest.mark.slow
 def test_commands_say_in_one_line_what_runs_eagerly(tmp_path: Path) -> None:
     """On stderr; the result goes to stdout as ever."""
     output = str(tmp_path / "model.json")

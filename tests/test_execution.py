@@ -80,7 +80,7 @@ def test_every_other_schedule_on_processes_equals_single_process(tmp_path: Path)
         assert_equals_reference(case, result)
 
 
-@pytest.mark.parametrize("devices", TOGETHER)
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_equal_single_process(devices: int, tmp_path: Path) -> None:
     """The same on gloo processes."""
     cases = TOGETHER[devices]

@@ -62,6 +62,7 @@ def test_threads_equal_single_process(case: Case) -> None:
     assert all(share <= 1 for share in worst_excess(result).values()), worst_excess(result)
 
 
+@pytest.mark.slow
 def test_processes_equal_single_process(tmp_path: Path) -> None:
     """The same on gloo: one direction, two, and both ends on one device."""
     cases = [Case("1f1b", MODEL, 2, 4), Case("chimera", MODEL, 2, 4), Case("zb-v", MODEL, 2, 4)]

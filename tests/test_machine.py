@@ -27,6 +27,7 @@ def fail(pace: object) -> None:
     raise RuntimeError("no")
 
 
+@pytest.mark.slow
 def test_companions_change_seconds_only() -> None:
     """Bytes and shapes are those of a process alone."""
     alone, together = (profile_model(resolve("mlp-tiny"), 2, rounds=1, load=load) for load in (1, 2))

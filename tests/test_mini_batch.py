@@ -100,6 +100,7 @@ def test_a_smaller_last_micro_batch_equals_single_process_within_the_planned_mem
     assert_equal(run(plan, training), reference(plan, training))
 
 
+@pytest.mark.slow
 def test_processes_equal_single_process(tmp_path: Path) -> None:
     """The same on gloo processes, where a buffer of the wrong size is an error."""
     plans = [

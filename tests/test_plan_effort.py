@@ -45,7 +45,7 @@ UNEVEN = (10, 12, 8, 0.5)
 TWO_WAYS = replace(KEEP_ALL, pipelines=2)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_seed_gives_the_same_plan(workers: int) -> None:
     """With a deterministic limit and time enough: exact search, order search and windows all had their turn."""
     problem, found, phases = share_problem(4, 10, 2, UNEVEN), [], set()
@@ -115,7 +115,9 @@ def test_a_hint_is_never_lost() -> None:
     assert step(again) <= step(best)
 
 
-@pytest.mark.parametrize(("devices", "batches", "seconds"), [(8, 32, 5), (32, 128, 12)])
+@pytest.mark.parametrize(
+    ("devices", "batches", "seconds"), [(8, 32, 5), pytest.param(32, 128, 12, marks=pytest.mark.slow)]
+)
 def test_time_limits_are_kept(devices: int, batches: int, seconds: float) -> None:
     """A plan that fits, within the time and what a busy machine adds."""
     problem = share_problem(devices, batches, devices / 2, UNEVEN)

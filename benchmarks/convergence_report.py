@@ -12,6 +12,8 @@ from convergence_runs import Outcome, Run
 
 SMOOTHED = 25
 """Updates that a point of the plot is the mean of."""
+HIGHEST = 1.5
+"""Of the first loss: what rises further leaves the plot."""
 REFERENCE = "synchronous"
 _HEAD = "| method | updates | held-out accuracy | mean training loss | above synchronous | last tenth |"
 
@@ -101,11 +103,9 @@ def plot(found: Mapping[Run, Outcome], path: Path) -> None:
     panels = list(dict.fromkeys((run.task, run.optimizer) for run in found))
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False)
     for axis, (task, optimizer) in zip(axes[0], panels, strict=True):
-        names = list(dict.fromkeys(r.method.name for r in found if (r.task, r.optimizer) == (task, optimizer)))
-        for name in names:
-            each = [
-                o.losses for r, o in found.items() if (r.task, r.optimizer, r.method.name) == (task, optimizer, name)
-            ]
+        here = {run: outcome for run, outcome in found.items() if (run.task, run.optimizer) == (task, optimizer)}
+        for name in dict.fromkeys(run.method.name for run in here):
+            each = [outcome.losses for run, outcome in here.items() if run.method.name == name]
             mean = [statistics.fmean(step) for step in zip(*each, strict=True)]
             smooth = [statistics.fmean(mean[max(0, k - SMOOTHED) : k + 1]) for k in range(len(mean))]
             share = [(k + 1) / len(mean) for k in range(len(mean))]
@@ -113,7 +113,7 @@ def plot(found: Mapping[Run, Outcome], path: Path) -> None:
         axis.set_title(f"{task}, {optimizer}")
         axis.set_xlabel("share of the samples seen")
         axis.set_ylabel(f"training loss (mean of {SMOOTHED} updates)")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, HIGHEST * max(outcome.losses[0] for outcome in here.values()))
         axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -17,6 +17,8 @@ from .watch import Board, Doing, Hang, Slot, Watcher
 
 _MESSAGE = struct.Struct("=5q")
 _BEAT_S = 1.0
+_BEATS = 2
+"""A rank that says nothing new for so many beats may have gone quiet: one that waits tells how long at every beat."""
 _GRACE_S = 5.0
 """How long at most the rank that hangs may take to say so itself before another one says it."""
 
@@ -53,7 +55,9 @@ class Watchdog:
         suspected_s = 0.0
         while not self._over.wait(self._beat_s):
             slots = self._exchange()
-            hang = self._watcher.hang(slots) or self._silent(slots)
+            hang = self._silent(slots)
+            if hang is None and not self._pending(slots):
+                hang = self._watcher.hang(slots)
             suspected_s = suspected_s + self._beat_s if hang is not None else 0.0
             if hang is None:
                 continue
@@ -62,11 +66,23 @@ class Watchdog:
                 sys.stderr.flush()
                 os._exit(1)
 
+    def _quiet_s(self, slots: Sequence[Slot]) -> dict[int, float]:
+        """How long the ranks that this one listens to have said nothing new."""
+        now = time.monotonic_ns()
+        return {
+            rank: (now - since_ns) / 1e9
+            for rank, (_, since_ns) in self._heard.items()
+            if slots[rank].doing is not Doing.DONE
+        }
+
+    def _pending(self, slots: Sequence[Slot]) -> bool:
+        """Whether some rank may have gone quiet, so that its last words say nothing about what it does now."""
+        return any(quiet_s > _BEATS * self._beat_s for quiet_s in self._quiet_s(slots).values())
+
     def _silent(self, slots: Sequence[Slot]) -> Hang | None:
         """A rank whose own watchdog has gone quiet: its last words may be older than what it hangs in."""
-        for rank, (_, since_ns) in self._heard.items():
-            quiet_s = (time.monotonic_ns() - since_ns) / 1e9
-            if quiet_s > self._watcher.timeout_s and slots[rank].doing is not Doing.DONE:
+        for rank, quiet_s in self._quiet_s(slots).items():
+            if quiet_s > self._watcher.timeout_s:
                 where = self._watcher.where(rank, slots[rank])
                 text = f"rank {rank} has not been heard of for {self._watcher.timeout_s:g} s, last seen {where}"
                 return Hang(rank, text)

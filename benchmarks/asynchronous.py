@@ -3,7 +3,7 @@
 Layers and machine are profiled once for every number of processes; then plans take turns on gloo processes with one
 thread each, so that what else the computer does slows all alike.
 
-    python benchmarks/asynchronous.py                       gpt-mini on 2 and on 4 processes
+    python benchmarks/asynchronous.py                       gpt-small on 2 and on 4 processes
     python benchmarks/asynchronous.py --processes 2 --methods pipeoptim --rounds 5
     python benchmarks/asynchronous.py --memory              one weight policy in 3/4 of the memory it takes
 """
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from contraflow.executor import execute
+from contraflow.executor.launch import execute
 from contraflow.executor.machine import measure_machine
 from contraflow.executor.profile import profile_model
 from contraflow.models import resolve
@@ -144,7 +144,7 @@ def in_little_memory(setting: Setting, processes: int, method: str) -> str:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="gpt-mini")
+    parser.add_argument("--model", default="gpt-small")
     parser.add_argument("--micro-batch-size", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8, help="a synchronous step")
     parser.add_argument("--optimizer", default="adam")

@@ -130,13 +130,15 @@ def in_little_memory(setting: Setting, processes: int, method: str) -> str:
     lines = [
         f"{setting.model}, {processes} processes, {method}; limit {format_bytes(limit)} a device but for the first row",
         "",
-        "| plan | planned peak | of it measured | forecast ms | measured ms |",
-        "|---|---|---|---|---|",
+        "| plan | stashes | planned peak | of it measured | forecast ms | measured ms |",
+        "|---|---|---|---|---|---|",
     ]
     for name, made in plans.items():
         assert made.forecast is not None
         seconds, peaks = results[name]
-        row = [name, format_bytes(max(made.forecast.peak_bytes)), f"{max(peaks):.3f}"]
+        used = ", ".join(sorted({policy for row in made.stash for policy in row}))
+        row = [f"{name} allowed" if name != "all kept" else name, used]
+        row += [format_bytes(max(made.forecast.peak_bytes)), f"{max(peaks):.3f}"]
         lines.append(f"| {' | '.join([*row, f'{1000 * each_s(made):.1f}', f'{1000 * seconds:.1f}'])} |")
     return "\n".join(lines)
 

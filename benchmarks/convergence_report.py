@@ -14,8 +14,10 @@ SMOOTHED = 25
 """Updates that a point of the plot is the mean of."""
 HIGHEST = 1.5
 """Of the first loss: what rises further leaves the plot."""
-REFERENCE = "synchronous"
-_HEAD = "| method | updates | held-out accuracy | mean training loss | above synchronous | last tenth |"
+REFERENCE, RIVAL = "synchronous", "pipeoptim"
+"""What all methods are compared with, seed by seed."""
+_HEAD = ("method", "updates", "held-out accuracy", "mean training loss", f"above {REFERENCE}", f"above {RIVAL}",
+         "last tenth")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Row:
     Attributes:
         loss: mean training loss over all updates.
         gap: loss minus the synchronous run's, seed by seed.
+        behind: loss minus PipeOptim's, seed by seed.
         late: mean training loss over the last tenth of the updates.
     """
 
@@ -54,7 +57,8 @@ class Row:
     updates: int
     accuracy: Spread
     loss: Spread
-    gap: Spread
+    gap: Spread | None
+    behind: Spread | None
     late: Spread
 
 
@@ -66,14 +70,19 @@ def rows(found: Mapping[Run, Outcome]) -> list[Row]:
     made = []
     for (task, optimizer, method), by_seed in groups.items():
         means = {seed: statistics.fmean(outcome.losses) for seed, outcome in by_seed.items()}
-        base = groups.get((task, optimizer, REFERENCE), {})
-        gaps = [means[seed] - statistics.fmean(base[seed].losses) for seed in means if seed in base]
         losses = [outcome.losses for outcome in by_seed.values()]
         late = [statistics.fmean(each[-max(1, len(each) // 10) :]) for each in losses]
-        accuracy = Spread.of([outcome.accuracy for outcome in by_seed.values()])
-        spreads = accuracy, Spread.of([*means.values()]), Spread.of(gaps or [math.nan]), Spread.of(late)
+        accuracy = [outcome.accuracy for outcome in by_seed.values()]
+        gap, behind = (_above(groups.get((task, optimizer, name), {}), means) for name in (REFERENCE, RIVAL))
+        spreads = Spread.of(accuracy), Spread.of([*means.values()]), gap, behind, Spread.of(late)
         made.append(Row(task, optimizer, method, len(losses[0]), *spreads))
     return made
+
+
+def _above(base: Mapping[int, Outcome], means: Mapping[int, float]) -> Spread | None:
+    """Differences of mean losses to runs of the same seeds; None where there are none."""
+    found = [means[seed] - statistics.fmean(base[seed].losses) for seed in means if seed in base]
+    return Spread.of(found) if found else None
 
 
 def table(found: Iterable[Row]) -> str:
@@ -84,12 +93,11 @@ def table(found: Iterable[Row]) -> str:
         if (row.task, row.optimizer) != last:
             last = row.task, row.optimizer
             lines += ["", f"**{row.task}, {row.optimizer}**", ""]
-            lines.append(
-                "| method | updates | held-out accuracy | mean training loss | above synchronous | last tenth |"
-            )
-            lines.append("|---|---|---|---|---|---|")
-        gap = "" if row.method == REFERENCE else str(row.gap)
-        lines.append(f"| {row.method} | {row.updates} | {row.accuracy} | {row.loss} | {gap} | {row.late} |")
+            lines += [f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|"]
+        gap = "" if row.gap is None or row.method == REFERENCE else row.gap
+        behind = "" if row.behind is None or row.method == RIVAL else row.behind
+        cells = row.method, row.updates, row.accuracy, row.loss, gap, behind, row.late
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines[1:])
 
 

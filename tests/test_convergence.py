@@ -35,17 +35,19 @@ def outcome(*losses: float) -> Any:
 
 def test_rows_compare_seed_by_seed() -> None:
     """Gaps to the synchronous run of the same seed; a run that diverged is named so."""
-    plain, other, lost = (runs.Method(name, name) for name in ("synchronous", "stash", "naive"))
+    plain, other, lost, best = (runs.Method(name, name) for name in ("synchronous", "stash", "naive", "pipeoptim"))
     found = {
         runs.Run("mlp-fashion", "adam", plain, 0): outcome(1.0, 3.0),
         runs.Run("mlp-fashion", "adam", plain, 1): outcome(2.0, 4.0),
         runs.Run("mlp-fashion", "adam", other, 0): outcome(2.0, 4.0),
         runs.Run("mlp-fashion", "adam", other, 1): outcome(4.0, 6.0),
         runs.Run("mlp-fashion", "adam", lost, 0): outcome(1.0, math.nan),
+        runs.Run("mlp-fashion", "adam", best, 1): outcome(2.0, 5.0),
     }
     made = {row.method: row for row in report.rows(found)}
     assert (made["stash"].gap.mean, made["stash"].gap.deviation) == pytest.approx((1.5, statistics.stdev([1, 2])))
     assert made["stash"].late.mean == 5.0
+    assert (made["stash"].behind.mean, made["synchronous"].behind.mean, made["naive"].behind) == (1.5, -0.5, None)
     assert "diverged" in report.table(made.values())
     assert report.table(made.values()).count("\n| synchronous |") == 1
 
@@ -75,11 +77,11 @@ def test_every_method_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fashion")
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_predicted_weights_train_best_without_a_flush(optimizer: str) -> None:
-    """Eight stages, three seeds: PipeOptim's mean training loss is the least, at the end beyond the spread."""
+    """Eight stages: PipeOptim's mean training loss is the least, seed by seed, by more than the differences spread."""
     chosen = [m for m in runs.methods(8) if m.name in ("naive", "stash", "spectrain", "pipeoptim")]
-    wanted = [runs.Run("mlp-fashion", optimizer, m, seed) for m in chosen for seed in range(3)]
+    wanted = [runs.Run("mlp-fashion", optimizer, m, seed) for m in chosen for seed in range(5)]
     made = {row.method: row for row in report.rows(benchmark.measured(wanted, {}, 2, None))}
     best = made.pop("pipeoptim")
     for other in made.values():
-        assert best.loss.mean < other.loss.mean, other.method
+        assert other.behind.mean > other.behind.deviation > 0, other.method
         assert best.late.mean + best.late.deviation < other.late.mean, other.method

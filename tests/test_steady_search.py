@@ -15,7 +15,7 @@ from contraflow.planner import plan as search
 from contraflow.planner.cluster import NodeGroup
 from contraflow.planner.errors import InputError
 from contraflow.planner.model_graph import SharedParameters
-from contraflow.planner.operations import OFFLOAD, RECOMPUTE
+from contraflow.planner.operations import OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
 from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.presets import DeviceType
@@ -45,9 +45,14 @@ def solved(model: ModelGraph, cluster: Cluster, *methods: str, batches: int = 24
 def period(found: Result) -> float:
     """Seconds a micro-batch of a result's plan."""
     assert found.plan is not None
-    assert found.plan.forecast is not None
-    assert found.plan.forecast.period_s is not None
-    return found.plan.forecast.period_s
+    return period_of(found.plan)
+
+
+def period_of(plan: Plan) -> float:
+    """Seconds a micro-batch of a plan."""
+    assert plan.forecast is not None
+    assert plan.forecast.period_s is not None
+    return plan.forecast.period_s
 
 
 def in_flight(plan: Plan) -> list[int]:
@@ -165,6 +170,24 @@ def test_less_memory_than_stashing_needs_is_met_by_copies_and_recomputation() ->
     assert max(evaluate(again).peak_bytes) <= limit
 
 
+def test_versions_of_large_weights_go_to_the_host() -> None:
+    """Three versions of 40 bytes on the first of four devices, stashes of 4: half of them have room."""
+    model = uniform(4, 1.0, 2.0, stash_bytes=4, parameter_bytes=40, output_bytes=1)
+    cluster = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 20), host_link=Link(80.0)),))
+    limit = 2 * 40 + 40 + 2 * (4 + 1) + 20
+    found = solved(model, cluster, "stash", memory_limit_bytes=limit, optimizer="sgd")
+    assert (found.status, period(found)) == ("optimal", 3.0)
+    assert found.plan is not None
+    assert found.plan.stash[0][0] == OFFLOAD_WEIGHTS
+    assert max(evaluate(found.plan).peak_bytes) <= limit
+    kept = SearchSpace(asynchronous=("stash",), offload=False, recompute=False)
+    alone = search(model, cluster, Workload(24, "sgd", memory_limit_bytes=limit), kept).plan
+    assert alone is None or period_of(alone) > 3.0
+    # a link that copies no version in 3 s
+    slow = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 20), host_link=Link(10.0)),))
+    assert period(solved(model, slow, "stash", memory_limit_bytes=limit, optimizer="sgd")) > 3.0
+
+
 def test_never_worse_than_a_named_schedule_that_fits() -> None:
     """Uneven layers and a memory limit, for every method on its own."""
     rng = random.Random(5)
@@ -242,7 +265,7 @@ def every_plan(problem: Problem, space: SearchSpace, most: int) -> Iterator[Plan
                         yield made
 
 
-def tiny(rng: random.Random, devices: int) -> Problem:
+def tiny(rng: random.Random, devices: int, host: Link = Link()) -> Problem:  # noqa: B008 - immutable
     """Up to three uneven layers, links that take time, and perhaps too little memory to keep every stash."""
     layers = [
         Layer(
@@ -261,13 +284,14 @@ def tiny(rng: random.Random, devices: int) -> Problem:
     held = sum(x.parameter_bytes for x in layers) * 4 // devices
     memory = rng.choice([None, held + rng.randint(10, 40)])
     workload = Workload(12, memory_limit_bytes=memory, staleness_limit=rng.choice([None, None, 1]))
-    return Problem(ModelGraph.chain(layers), Cluster.uniform(devices, 1 << 20, link), workload)
+    node = NodeGroup(1, devices, DeviceType("tiny", 1 << 20), link, host_link=host)
+    return Problem(ModelGraph.chain(layers), Cluster((node,)), workload)
 
 
-def judged(seed: int, devices: int, most: int) -> None:
+def judged(seed: int, devices: int, most: int, host: Link = Link()) -> None:  # noqa: B008 - immutable
     """The search finds the best of all plans of a random problem, and proves it."""
     rng = random.Random(seed)
-    problem = tiny(rng, devices)
+    problem = tiny(rng, devices, host)
     method = rng.choice([name for name in METHODS if name != "2bw"])
     space = SearchSpace(asynchronous=(method,), pipelines=1)
     found = search(problem.model, problem.cluster, problem.workload, space)
@@ -292,6 +316,12 @@ def judged(seed: int, devices: int, most: int) -> None:
 def test_no_plan_of_the_space_is_better(seed: int) -> None:
     """One or two devices, up to four in flight."""
     judged(seed, 2 if seed else 1, 4)
+
+
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_no_plan_with_copies_is_better(seed: int) -> None:
+    """The same with host links, so that stashes, and versions of the weights, may leave."""
+    judged(seed, 2, 3, Link((3.0, 10.0, 40.0)[seed % 3], 0.1))
 
 
 @pytest.mark.slow

@@ -28,22 +28,23 @@ def routes(order: Order, chunks: int) -> list[Order]:
     return found
 
 
-def balanced(chain: Chain, route: Order) -> Cuts | None:
-    """A cut for a route that visits devices repeatedly: the dynamic programme's, then boundaries moved.
+def balanced(chain: Chain, route: Order, twin: Order = ()) -> Cuts | None:
+    """A cut for a route, and one in the opposite direction if there is one: the dynamic programme's, boundaries moved.
 
-    The programme balances stages; what counts is the load of a device, the sum over its stages.
+    The programme balances stages; what counts is the load of a device, the sum over its stages on both routes.
     """
     start = cut(chain, route, [0] * len(route), buffers=0)
-    if start is None or len(set(route)) == len(route):
+    if start is None or (not twin and len(set(route)) == len(route)):
         return start
     seconds = chain.seconds
     speed = {d: chain.speed(d) for d in route}
 
     def worst(cuts: list[int]) -> tuple[float, float]:
         ends = [0, *cuts, len(chain)]
-        load: dict[int, float] = {}
-        for s, d in enumerate(route):
-            load[d] = load.get(d, 0.0) + float(seconds[ends[s], ends[s + 1]]) / speed[d]
+        load = dict.fromkeys(route, 0.0)
+        for way in (route, twin):
+            for s, d in enumerate(way):
+                load[d] += float(seconds[ends[s], ends[s + 1]]) / speed[d]
         return max(load.values()), sum(x * x for x in load.values())
 
     cuts = list(start)
@@ -100,7 +101,10 @@ def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[
                     twin = dict(zip(order, order[::-1], strict=True))
                     back = tuple(twin[d] for d in route)
                     down, up = tuple(range(0, batches, 2)), tuple(range(1, batches, 2))
-                    yield Candidate(problem, stages, (Pipeline(route, route, down), Pipeline(back, back, up)))
+                    shared = fitting(chain, route, balanced(chain, route, back)) or cuts
+                    yield Candidate(
+                        problem, chain.stages(shared), (Pipeline(route, route, down), Pipeline(back, back, up))
+                    )
 
 
 def policies(problem: Problem, space: SearchSpace) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...bounds.whole import load
 from ...errors import WorkloadError
-from ...operations import KEEP
+from ...operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
 from ...partition.chain import Chain
 from ...plan import Problem
 from ...weight_policy import WEIGHT_POLICIES
@@ -157,7 +157,9 @@ def alternatives(problem: Problem, space: SearchSpace) -> list[Alternative]:
 def _of_split(method: str, split: Split, space: SearchSpace) -> Iterator[Alternative]:
     workload, width = split.whole.workload, len(split.groups)
     stages = min(len(split.chain), len(split.groups[0]))
-    stashes = (KEEP, *priced(split.whole, space))
+    stashes: tuple[str, ...] = (KEEP, *priced(split.whole, space))
+    if OFFLOAD in stashes and WEIGHT_POLICIES[method].stashed:
+        stashes += (OFFLOAD_WEIGHTS,)
     for count in range(stages, 0, -1) if stages <= FEW_STAGES else (stages,):
         least = WEIGHT_POLICIES[method].least_update(count)
         update = workload.update_every or least

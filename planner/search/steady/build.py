@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import PlanError
 from ...lower import assembled
-from ...operations import OFFLOAD, RECOMPUTE, Candidate, StageCosts
+from ...operations import OFFLOADS, RECOMPUTE, Candidate, StageCosts
 from ...partition.chain import Chain
 from ...period import period_seconds
 from ...plan import Kind, Op, Pipeline, Plan, Problem
@@ -69,7 +69,7 @@ def _sloping(stages: Sequence[Stage]) -> list[Stage]:
 
 def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
     """F, B, R and FREE of one stage."""
-    again, away = stage.stash == RECOMPUTE, stage.stash == OFFLOAD and leaving is not None
+    again, away = stage.stash == RECOMPUTE, stage.stash in OFFLOADS and leaving is not None
     begun = 0
 
     def forward() -> Iterator[Op]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...operations import OFFLOAD_WEIGHTS, OFFLOADS
 from .tables import Floats, Intervals, Ints, Place
 
 
@@ -24,6 +25,7 @@ class Pairs:
     backward: Floats
     links: Floats
     copy: Floats
+    copy_weights: Floats
     step: Floats
     predict: Floats
     reduce: Floats
@@ -45,6 +47,12 @@ class Pairs:
     def work(self) -> Floats:
         """Seconds of forward and backward."""
         return self.forward + self.backward
+
+    def copied(self, stash: str) -> Floats:
+        """Seconds a micro-batch on the host link, one way, with this stash policy."""
+        if stash not in OFFLOADS:
+            return np.zeros_like(self.copy)
+        return self.copy + self.copy_weights if stash == OFFLOAD_WEIGHTS else self.copy
 
     def least(self, value: Floats) -> Ints:
         """For every first layer that has a finite value, the first interval with the least."""
@@ -79,6 +87,7 @@ def pairs_within(c: Intervals, place: Place, k: int, count: int, period: float) 
         backward=of(place.backward),
         links=of(place.links),
         copy=of(place.copy),
+        copy_weights=of(place.copy_weights),
         step=of(place.step),
         predict=of(place.predict),
         reduce=of(place.reduce),

@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...operations import KEEP, OFFLOAD, RECOMPUTE
+from ...operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, OFFLOADS, RECOMPUTE
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
 from .tables import Floats, Intervals, Place
@@ -92,7 +92,8 @@ class Programme:
             total += float(each[0, -1]) + place.reduce_latency + float(place.there_and_back.max())
             total += float(place.links.max())
             if OFFLOAD in self.stashes:
-                total += 2 * place.host_share * (float(place.copy[0, -1]) + place.copy_latency)
+                copies = float((place.copy + place.copy_weights)[0, -1])
+                total += 2 * place.host_share * (copies + place.copy_latency)
         return max(total, 1e-12) * (1 + c.size * 1e-12)
 
     @cached_property
@@ -196,15 +197,13 @@ class Programme:
             asked = c.work + behind + (c.forward if stash == RECOMPUTE else 0.0)
         else:
             asked = c.work + np.where(np.isinf(behind) | c.waits, behind + c.there_and_back, 0.0)
-        if stash == OFFLOAD:
-            asked = np.maximum(asked, c.work + 2 * (c.copy + c.place.copy_latency))
+        if stash in OFFLOADS:
+            asked = np.maximum(asked, c.work + 2 * (c.copied(stash) + c.place.copy_latency))
         return np.asarray(asked, dtype=np.float64)
 
     def _busy(self, c: Pairs, stash: str) -> Floats:
         """Seconds a micro-batch on links, on the host link, and from an update's first backward to the next one's."""
-        found = c.links
-        if stash == OFFLOAD:
-            found = np.maximum(found, c.copy * (c.place.host_share if self.margin.shared else 1.0))
+        found = np.maximum(c.links, c.copied(stash) * (c.place.host_share if self.margin.shared else 1.0))
         if not self.rules.reduced:
             return found
         update = self.rules.update
@@ -220,7 +219,7 @@ class Programme:
 
     def _bytes(self, k: int, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:
         """Memory at the forward or the backward that needs more: stashes, weights, tensors sent and received."""
-        copies = rules.copies(in_flight, c.late)
+        copies = np.zeros_like(in_flight) if stash == OFFLOAD_WEIGHTS else rules.copies(in_flight, c.late)
         ahead = rules.predicted_share(k, in_flight, c.late) > 0
         at_forward = c.behind + c.held * (np.maximum(copies - 1, 0.0) + ahead)
         at_backward = c.before + c.behind + c.held * (copies + rules.predicts_backward(k))
@@ -230,17 +229,21 @@ class Programme:
         elif stash == RECOMPUTE:
             peak = np.maximum(in_flight * c.incoming + at_forward, (in_flight - 1) * c.incoming + c.stash + at_backward)
         else:
-            passing = np.maximum(at_forward, at_backward) + c.stash
-            peak = np.maximum(passing, self._resting(c, period, in_flight, rules))
+            # a version that comes back is on the device besides the newest during the backward
+            back = c.held if stash == OFFLOAD_WEIGHTS else 0.0
+            passing = np.maximum(at_forward, at_backward + back) + c.stash
+            peak = np.maximum(passing, self._resting(c, period, stash, in_flight, rules))
         return np.asarray(fixed + peak + (self.margin.spare[k] if self.margin.spare else 0), dtype=np.float64)
 
-    def _resting(self, c: Pairs, period: float, in_flight: Floats, rules: Rules) -> Floats:
+    def _resting(self, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:
         """Bytes, but for what is fixed, when most stashes are there that go to the host.
 
         A stash is on the device during F and its copy out, and during its copy in and B: as many as that time holds
         periods, rounded up, are there at some instant. No op need run then.
         """
-        there = c.work + 2 * c.copy + c.place.copy_latency
+        there = c.work + 2 * c.copied(stash) + c.place.copy_latency
         count = np.ceil(there / period * (1 - 1e-9))
-        versions = np.maximum(rules.lag(in_flight, c.late) // rules.update - 1, 0.0) if rules.policy.stashed else 0.0
+        versions: Floats | float = 0.0
+        if rules.policy.stashed and stash == OFFLOAD:
+            versions = np.maximum(rules.lag(in_flight, c.late) // rules.update - 1, 0.0)
         return np.asarray(count * c.stash - c.workspace + c.held * versions, dtype=np.float64)

@@ -133,7 +133,7 @@ class Place:
     Attributes:
         there_and_back: seconds that a tensor takes to the next stage and its gradient back, by cut; 0 at the end.
         links: seconds a micro-batch on the busiest link, NIC or reduction of the device.
-        copy, copy_latency: seconds of a stash on the host link, one way.
+        copy, copy_weights, copy_latency: seconds of a stash, and of a version of the weights, one way on the host link.
         step, predict: seconds of an optimizer step, and of a prediction.
         reduce, reduce_latency: of adding up a stage's gradients between groups.
         host_share: devices of the pipeline on the same host link. limit: bytes the device may fill.
@@ -144,6 +144,7 @@ class Place:
     there_and_back: Floats
     links: Floats
     copy: Floats
+    copy_weights: Floats
     copy_latency: float
     host_share: float
     step: Floats
@@ -187,6 +188,7 @@ def _place(
         _there_and_back(intervals, order, k),
         _links(intervals, order, k, reduce / update if _on_network(whole, members) else np.zeros_like(reduce)),
         intervals.stash / host.host_link.bandwidth,
+        intervals.held / host.host_link.bandwidth,
         host.host_link.latency_s,
         float(sum(cluster.host_links[d] == cluster.host_links[device] for d in order)),
         many * update_seconds(problem, device, _MANY),

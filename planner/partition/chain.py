@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
 
@@ -35,6 +35,7 @@ class Chain:
         costs: costs of every layer on its own (stage = layer).
         static_bytes: bytes of every layer that stay all step, alone and with a replica elsewhere: shape (2, L).
         shared_bytes: at most so many of these are counted twice when tied layers meet on one device.
+        found: cuts by what they were asked for, so that nobody looks for the same one twice.
     """
 
     problem: Problem
@@ -42,6 +43,7 @@ class Chain:
     costs: StageCosts
     static_bytes: Floats
     shared_bytes: float
+    found: dict[object, Cuts | None] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, problem: Problem) -> Chain:

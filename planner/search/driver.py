@@ -36,7 +36,7 @@ from .portfolio import (
 from .result import Result
 from .session import PROVEN, OnProgress, Progress, Session
 from .sparing import overfull, run_sparing
-from .techniques import plain_first
+from .techniques import by_turns
 from .tight import run_glance, run_mixed
 from .widths import Phases, parts, search_widths, splits
 
@@ -105,9 +105,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         return
     if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
-    plain_first(session, _space_bound, lambda plain: _search_space(plain, orders))
-    if not (session.over or session.proven):
-        _search_space(session, orders)
+    by_turns(session, _space_bound, lambda part: _search_space(part, orders))
 
 
 def _search_space(session: Session, orders: list[Order]) -> None:
@@ -122,7 +120,7 @@ def _search_space(session: Session, orders: list[Order]) -> None:
 
 def _glance(session: Session, orders: list[Order]) -> None:
     """One plan at once where memory is tight."""
-    for order in orders if session.space.schedule == "search" else ():
+    for order in orders if session.space.schedule == "search" and not session.resumed else ():
         run_glance(session, order)
 
 
@@ -133,6 +131,10 @@ def _space_bound(session: Session) -> float:
 def _quick(session: Session, orders: list[Order]) -> None:
     """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer."""
     searching = session.space.schedule == "search"
+    if session.resumed:
+        for order in orders:
+            run_mixed(session, order, copies=True)
+        return
     session.few = smaller(session, _space_bound)
     if session.few is not None:
         for order in orders:

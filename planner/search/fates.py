@@ -6,6 +6,7 @@ enter as two at each boundary, and the simulation has the last word.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,11 +25,16 @@ TURNS = (0, 2, 1, 3)
 
 
 def lightened(
-    candidate: Candidate, orders: Sequence[Sequence[Op]], policies: Collection[str], less: Sequence[int]
+    candidate: Candidate,
+    orders: Sequence[Sequence[Op]],
+    policies: Collection[str],
+    less: Sequence[int],
+    most_s: float = math.inf,
 ) -> tuple[dict[Unit, int], float] | None:
     """The fate of every unit of a candidate under these compute orders, and the seconds of its busiest device.
 
-    None where some device does not hold what the order needs. `less`: bytes taken off every device's limit.
+    None where some device does not hold what the order needs in less than most_s. `less`: bytes taken off every
+    device's limit.
     """
     options = fates(policies)
     found: dict[Unit, int] = {}
@@ -39,7 +45,7 @@ def lightened(
         if not orders[d]:
             continue
         device = _Device.of(candidate, d, instants[d], limit - static[d] - less[d])
-        chosen = device.choose(options)
+        chosen = device.choose(options, most_s)
         if chosen is None:
             return None
         found.update(zip(device.full.units, chosen, strict=True))
@@ -119,15 +125,30 @@ class _Device:
         """Up to so many micro-batches of a unit are alive."""
         return int(self.full.live.max(initial=0)) + 1
 
+    @cached_property
+    def _pending(self) -> Ints:
+        """Bytes between I and W at every instant."""
+        return np.asarray(self.full.pending @ self.later, dtype=np.int64)
+
+    @cached_property
+    def _held(self) -> list[list[Ints]]:
+        """Bytes of every unit under every fate at every instant."""
+        found = []
+        for k in range(len(self.full.units)):
+            live, fates = self.full.live[:, k], []
+            for fate in range(AWAY + 1):
+                whole = np.array([kept(n, fate) for n in range(self._few)])[live]
+                again = self.entering[k] if 0 < fate <= QUARTERS else 0
+                fates.append(whole * self.stash[k] + (live - whole) * again)
+            found.append(fates)
+        return found
+
     def bytes(self, chosen: Sequence[int]) -> int:
         """The most that is alive under these fates."""
-        total = self.full.pending @ self.later
-        again = 0
+        total, again = self._pending.copy(), 0
         for k, fate in enumerate(chosen):
-            whole = np.array([kept(n, fate) for n in range(self._few)])[self.full.live[:, k]]
-            total = total + whole * self.stash[k]
+            total += self._held[k][fate]
             if 0 < fate <= QUARTERS:
-                total = total + (self.full.live[:, k] - whole) * self.entering[k]
                 again = max(again, int(self.stash[k] - self.entering[k]))
         return int(total.max(initial=0)) + again
 
@@ -138,12 +159,17 @@ class _Device:
         copies = self.counts @ np.where(fate == AWAY, self.copy_s, 0.0)
         return float(max(self.counts @ (self.work_s + remade), copies))
 
-    def choose(self, options: Sequence[int]) -> list[int] | None:
-        """Fates under which the device holds its order: by turns what costs least time a byte; None without any."""
+    def choose(self, options: Sequence[int], most_s: float) -> list[int] | None:
+        """Fates under which the device holds its order: by turns what costs least time a byte; None without any.
+
+        Nor where they take most_s seconds.
+        """
         chosen = [0] * len(self.full.units)
         held = self.bytes(chosen)
         while held > self.room:
             before, best = self.seconds(chosen), None
+            if before >= most_s:
+                return None
             for k, fate in self._changes(chosen, options):
                 other = [*chosen[:k], fate, *chosen[k + 1 :]]
                 saved = held - self.bytes(other)

@@ -23,7 +23,7 @@ from .structure import Hunt
 from .windows import improve as improve_window
 
 SMALL = 300
-"""F and B ops (one stage a device) up to which exact search comes first with all its weight."""
+"""F and B ops (one stage a device) up to which exact search that lists all cuts comes first with all its weight."""
 SMALL_SHARES, SHARES = (0.2, 0.4, 0.2), (0.05, 0.6, 0.33)
 """Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
 LARGE_SHARES = (0.0, 0.6, 0.4)
@@ -55,7 +55,8 @@ def improve(session: Session, orders: list[Order]) -> None:
 
 
 def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
-    exact, annealing, windows = (SMALL_SHARES if hunt.ops <= SMALL else SHARES) if hunt.solvable else LARGE_SHARES
+    small = hunt.ops <= SMALL and (hunt.complete or session.apart)
+    exact, annealing, windows = (SMALL_SHARES if small else SHARES) if hunt.solvable else LARGE_SHARES
     fixed = session.deterministic_limit is not None
     if hunt.solvable:
         _hunt(hunt, _budget(session, exact))

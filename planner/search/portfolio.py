@@ -183,7 +183,8 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     name, most = space.schedule, space.pipelines
     if name == "search":
         for _, layout in variants(devices, micro_batches, layers):
-            if most is None or len(layout.pipelines) <= most:
+            # several stages on the only device are one
+            if (most is None or len(layout.pipelines) <= most) and (devices > 1 or layout.stages == 1):
                 yield layout
         return
     mine = [layout for _, layout in variants(devices, micro_batches, layers, name)]

@@ -41,6 +41,17 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """How far a search on one way to form groups came: its best plan of one group, that plan's step on all groups in
+    seconds, what it simulated, and how often it has been searched at length."""
+
+    best: Plan | None
+    laid_s: float
+    seen: list[Assembled]
+    rounds: int
+
+
 @dataclass
 class Session:
     """One search. `deadline`: time.monotonic() at which it must be done.
@@ -51,6 +62,8 @@ class Session:
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
     device each. most_s: plans in which some device computes for so long are of no use, whatever they are for.
     call_until: deadline of the whole call, of which this may be a part (0: this is it).
+    begun: what an earlier search of the same problem came to, by groups of devices. resumed: whether it had the quick
+    plans of this problem. descended: plans whose stash decisions have been looked at one by one.
     """
 
     problem: Problem
@@ -71,6 +84,8 @@ class Session:
     interrupted: bool = False
     most_s: float = math.inf
     call_until: float = 0.0
+    begun: dict[object, Begun] = field(default_factory=dict)
+    resumed: bool = False
 
     def __post_init__(self) -> None:
         self.call_until = self.call_until or self.deadline
@@ -79,6 +94,7 @@ class Session:
         self.few: Session | None = None
         self.ledger = Ledger()
         self.rounds = 0
+        self.descended: list[Plan] = []
         searching = self.space.schedule == "search"
         self.apart = searching and pays(self.problem, self.space) and searchable(self.problem)
 
@@ -135,6 +151,18 @@ class Session:
             self.deterministic_limit = None if limit is None else limit * (1 - share)
             self.interrupted |= inner.interrupted
 
+    @contextmanager
+    def hurried(self, share: float) -> Iterator[None]:
+        """This search itself, with a share of the time and of the deterministic effort that are left."""
+        deadline, limit = self.deadline, self.deterministic_limit
+        self.deadline = time.monotonic() + share * max(0.0, self.remaining_s)
+        self.deterministic_limit = None if limit is None else share * limit
+        try:
+            yield
+        finally:
+            self.deadline = deadline
+            self.deterministic_limit = None if limit is None else limit * (1 - share)
+
     def without_copies(self) -> Session:
         """A search without copies to the host, from the best such plan on; what it finds is offered to this one."""
 
@@ -145,7 +173,14 @@ class Session:
 
         space = replace(self.space, offload=False)
         other = replace(
-            self, space=space, on_progress=heard, best=self.plain, shapes_s=0.0, together_s=0.0, hopeless=False
+            self,
+            space=space,
+            on_progress=heard,
+            best=self.plain,
+            shapes_s=0.0,
+            together_s=0.0,
+            hopeless=False,
+            begun={},
         )
         other.ledger = self.ledger
         return other

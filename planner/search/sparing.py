@@ -13,7 +13,8 @@ from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..partition.chain import Cuts, cut, lightest
 from ..plan import Kind, Op, Pipeline, Plan
 from .fit import fits
-from .orders.shapes import MOST_CHUNKS, Order, balanced, policies, resized, routes
+from .orders.balance import Order, balanced
+from .orders.shapes import MOST_CHUNKS, policies, resized, routes
 from .session import Session
 
 MOST_SIZES = 24

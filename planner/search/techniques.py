@@ -1,7 +1,7 @@
 """Where stashes may be copied to the host: the space without copies comes first, searched as if it were all there is.
 
 Orders with copies take much effort before they are better than others, if ever. So the search without them gets a fixed
-share of the effort, and the answer is never worse than what it finds; the search of everything goes on from there.
+share of the effort, then everything is searched from the best plan on; what is left goes to the one that found it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,48 @@ from .orders.shapes import policies
 from .portfolio import LARGE
 from .session import Session
 
-PLAIN = 0.6
-"""Share of the effort for the space without copies."""
+PLAIN, EVERYTHING = 0.6, 0.4
+"""Shares of the effort left for the space without copies, and then for everything."""
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search decides about everything together; above LARGE, where the
 named schedules take most of the time, they are not tried twice."""
 
 
-def plain_first(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
-    """Searches the space without copies, if there are others, where the problem is neither small nor large."""
+def by_turns(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
+    """Searches the space, in turns where stashes may be copied and the problem is neither small nor large."""
+    plain = _plain(session, bound)
+    if plain is not None:
+        _search_plain(session, plain, search, PLAIN)
+        session.seen += plain.seen
+        session.begun, session.rounds, session.resumed = dict(plain.begun), plain.rounds + 1, True
+        if not _done(session):
+            with session.hurried(EVERYTHING):
+                search(session)
+        if not _done(session) and session.best is not None and session.best is session.plain:
+            plain.best, plain.resumed, plain.rounds = session.plain, True, plain.rounds + 1
+            _search_plain(session, plain, search, 1.0)
+        session.rounds += 1
+    if not _done(session):
+        search(session)
+
+
+def _done(session: Session) -> bool:
+    return session.over or session.proven
+
+
+def _plain(session: Session, bound: Callable[[Session], float]) -> Session | None:
+    """The search without copies, where there are others and it is worth a search of its own."""
     problem = session.problem
     apart = SMALL < 2 * problem.workload.micro_batches * session.stages <= LARGE
     if not apart or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
-        return
+        return None
     plain = session.without_copies()
     plain.bound_s = max(session.bound_s, bound(plain))
-    if math.isinf(plain.bound_s):
-        return
-    with session.part(plain, PLAIN):
+    return None if math.isinf(plain.bound_s) else plain
+
+
+def _search_plain(session: Session, plain: Session, search: Callable[[Session], None], share: float) -> None:
+    with session.part(plain, share):
         search(plain)
-    session.seen += plain.seen
     if plain.best is not None:
         session.offer(plain.best, plain.best.provenance.source)

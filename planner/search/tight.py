@@ -13,8 +13,9 @@ from ..schedules import Layout, capped
 from .fates import lightened, with_fates, with_recomputation
 from .fit import missing
 from .fullest import in_flight
-from .orders.shapes import balanced, policies
-from .portfolio import Order, named_layouts, not_split, place, whole_backwards
+from .orders.balance import balanced
+from .orders.shapes import policies
+from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
 from .session import Session
 
 TRIES = 4
@@ -33,9 +34,13 @@ def run_glance(session: Session, order: Order) -> None:
             try_mixed(session, placed, allowed, layout.name)
 
 
-def run_mixed(session: Session, order: Order) -> None:
-    """Every named schedule with stashes recomputed where they do not fit; copied to the host if that is not allowed."""
-    techniques, batches = _techniques(session)[:1], session.problem.workload.micro_batches
+def run_mixed(session: Session, order: Order, copies: bool = False) -> None:
+    """Every named schedule with stashes recomputed where they do not fit; copied to the host if that is not allowed.
+
+    `copies`: with stashes copied to the host as well.
+    """
+    every, batches = _techniques(session), session.problem.workload.micro_batches
+    techniques = every[-1:] if copies and any(OFFLOAD in some for some in every) else every[: 0 if copies else 1]
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
         if session.over or session.proven:
             return
@@ -83,8 +88,10 @@ def _mixed(
     if cuts is None:
         return None
     plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
+    if busiest_s(plain) >= session.worth_s:
+        return None
     for orders in _halved(layout, not_split(session.space, plain)):
-        chosen = lightened(plain, orders, allowed, less)
+        chosen = lightened(plain, orders, allowed, less, session.worth_s)
         if chosen is not None:
             useful = chosen[1] < session.worth_s and (any(chosen[0].values()) or not only_short)
             return _assembled(session, with_fates(plain, chosen[0]), orders, layout.name, less) if useful else None

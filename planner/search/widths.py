@@ -19,7 +19,7 @@ from ..plan import Op, Pipeline, Plan, Problem
 from ..reductions import reduce_seconds
 from ..workload import SearchSpace
 from .portfolio import Order, device_orders, own_orders
-from .session import Progress, Session
+from .session import Begun, Progress, Session
 from .sparing import overfull
 
 WHOLE, QUICK = 0.5, 0.12
@@ -103,6 +103,11 @@ class Width:
     laid_s: float = math.inf
     ended: bool = False
 
+    def begun(self) -> Begun:
+        """What to go on from in a later search."""
+        inner = self.session
+        return Begun(inner.best, self.laid_s, inner.seen, inner.rounds + self.ended)
+
     @property
     def guess_s(self) -> float:
         """What this width may come to: part of the way from its best plan to its bound; infinite without a plan."""
@@ -118,7 +123,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     """
     problem = session.problem
     one = (tuple(range(len(problem.cluster))),)
-    whole = Width(session, one, orders)
+    whole = Width(session, one, orders, laid_s=session.begun[one].laid_s if one in session.begun else math.inf)
     ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
     idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
@@ -134,7 +139,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for _ in range(PROBED if session.space.schedule == "search" else 0):
+    for _ in range(PROBED if session.space.schedule == "search" and not session.resumed else 0):
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
         if session.over or not hopeful or len(still) < 2:
@@ -149,6 +154,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         if fixed or session.space.schedule != "search" or session.remaining_s > before - 0.1:
             break
     for width in every:
+        session.begun[width.groups] = width.begun()
         if width is not whole:
             _note(session, width)
 
@@ -209,9 +215,13 @@ def _width(session: Session, groups: Groups) -> Width:
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
         session.started, call_until=session.call_until,
     )  # fmt: skip
+    known = session.begun.get(groups) if session.resumed else None
+    if known is not None:
+        inner.best, inner.resumed, inner.rounds, inner.seen = known.best, True, known.rounds, list(known.seen)
     fits = possible(small, space) and not overfull(inner)
     inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
-    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups))
+    laid_s = math.inf if known is None else known.laid_s
+    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
 
 
 def _run(
@@ -219,6 +229,8 @@ def _run(
 ) -> None:
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner, before_s = width.session, session.best_s
+    if inner is not session:
+        inner.most_s = before_s
     with session.part(inner, share, effort):
         try:
             phase(inner, width.orders)

@@ -34,7 +34,8 @@ cache.refresh()
 class Arm:
     """A structure, searched with its own random numbers.
 
-    seconds: makespan of `order`, NEVER without one. bound_s: no order of the structure takes less.
+    seconds: makespan of `order`, NEVER without one. bound_s: no order of the structure takes less. known: the order it
+    was given, to go back to.
     """
 
     candidate: Candidate
@@ -46,6 +47,7 @@ class Arm:
     seconds: float = NEVER
     rounds: int = 0
     bound_s: float = 0.0
+    known: Ints | None = None
     arrays: Arrays = field(init=False)
     state: NDArray[np.uint64] = field(init=False)
 
@@ -79,7 +81,8 @@ class Arm:
 
     def seed_with(self, orders: Sequence[Sequence[Op]]) -> None:
         """Starts from known compute orders of the same structure."""
-        self.accept(from_ops(self.candidate, self.arrays, orders))
+        self.known = from_ops(self.candidate, self.arrays, orders)
+        self.accept(self.known)
 
     def start(self, tries: int, target_s: float, stop: Ints) -> None:
         """Greedy orders by random rules; with offloaded stashes, woven into orders that have more memory."""
@@ -142,21 +145,29 @@ class Arm:
         candidate = replace(self.candidate, stash=rows)
         other = replace(
             self, candidate=candidate, order=None, seconds=NEVER, seed=self.seed + 15485863,
-            bound_s=bounds.candidate(candidate, None, split),
+            bound_s=bound(candidate, split),
         )  # fmt: skip
-        other.accept(remade(other.arrays, self.order))
+        other.known = remade(other.arrays, self.order)
+        other.accept(other.known)
         return other if other.order is not None else None
 
     def _draw(self) -> float:
         return float(kernels.draw(self.state))
 
     def tightened(self, lowered: tuple[int, ...]) -> Arm:
-        """The same structure with bytes taken off its limits: for tensors in transit that the arrays leave out."""
-        return replace(self, lowered=lowered, order=None, seconds=NEVER)
+        """The same structure with bytes taken off its limits: for tensors in transit that the arrays leave out.
+
+        Its order is the arm's where that still fits, or the one that the arm began with.
+        """
+        found = replace(self, lowered=lowered, order=None, seconds=NEVER)
+        for order in (self.order, self.known):
+            if found.order is None and order is not None:
+                found.accept(order)
+        return found
 
     def again(self, number: int) -> Arm:
         """The same structure with other random numbers."""
-        return replace(self, seed=self.seed + 104729 * (number + 1), order=None, seconds=NEVER, rounds=0)
+        return replace(self, seed=self.seed + 104729 * (number + 1), order=None, seconds=NEVER, rounds=0, known=None)
 
     def stretched(self, longer: Arm) -> Arm:
         """The arm of a structure with more micro-batches, its order the best repetition of this one's."""
@@ -171,9 +182,14 @@ class Arm:
         return arm
 
 
+def bound(candidate: Candidate, split: bool) -> float:
+    """No order of a candidate takes less, with its own shares of the micro-batches (seconds)."""
+    return bounds.candidate(candidate, tuple(len(p.micro_batches) for p in candidate.pipelines), split)
+
+
 def arms_of(candidate: Candidate, split: bool, seed: int, copies: int) -> list[Arm]:
     """The arms of a structure: `copies` with different random numbers, and folded ones where it is mirrored."""
-    bound_s = bounds.candidate(candidate, None, split)
+    bound_s = bound(candidate, split)
     kinds = [False] + ([True] if mirror(candidate) is not None else [])
     return [
         Arm(candidate, split, folded, seed * 1009 + 2 * k + folded, bound_s=bound_s)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import PlanError
 from ...lower import assemble
-from ...operations import OFFLOAD
+from ...operations import KEEP, OFFLOAD
 from ...plan import Plan
 from ..considered import describe
 from ..fit import excess
@@ -37,13 +37,14 @@ LEAST_SLICE, FEWEST = 0.25, 8
 TWIGS = (9, 6, 4, 2)
 """How many more starts the best structures of the first round get, the best one most."""
 MUTATED, MUTATIONS = 3, 3
-"""How many of the best arms get how many variations of their stash policies in a round."""
+"""How many of the best arms get how many variations of their stash policies in a round; while the
+best plan keeps every stash, as many stay as there are arms."""
 ROUNDS = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
 """How many arms stay on, round after round, and the share of the effort left that each round takes."""
 HOPE = 0.5
 """How much of the distance to its bound an arm is trusted to make good."""
 TRIES = 12
-_MOST_TIGHTER = 4
+_MOST_TIGHTER = 6
 
 
 class Race:
@@ -118,12 +119,15 @@ class Race:
         if not allowed or not self.offers:
             return
         split = self.session.space.split_backward
-        made = [arm.mutated(allowed, split) for arm in self.arms[:MUTATED] for _ in range(MUTATIONS)]
+        tried = [arm.mutated(allowed, split) for arm in self.arms[:MUTATED] for _ in range(MUTATIONS)]
         best_s = min((arm.seconds for arm in self.arms), default=NEVER)
-        self.arms += [arm for arm in made if arm is not None and arm.seconds < 1.1 * best_s]
+        made = [arm for arm in tried if arm is not None and arm.seconds < 1.1 * best_s]
+        best = self.session.best
+        kept = best is None or all(policy == KEEP for row in best.stash for policy in row)
+        self.arms += sorted(made, key=lambda arm: arm.seconds)[: len(self.arms) if kept else len(made)]
 
     def _thin_out(self) -> int:
-        """Leaves out arms where the effort is too small for all, those with many ops first.
+        """Leaves out arms where the effort is too small for all, those with many ops first, but none that has an order.
 
         Returns how many starts may follow.
         """
@@ -132,7 +136,8 @@ class Race:
             first: dict[tuple[int, bool], Arm] = {}
             for arm in self.arms:
                 first.setdefault((id(arm.candidate), arm.folded), arm)
-            self.arms = sorted(first.values(), key=lambda arm: arm.ops)[: max(FEWEST, int(most * 0.6))]
+            ranked = sorted(first.values(), key=lambda arm: (arm.order is None, arm.ops))
+            self.arms = ranked[: max(FEWEST, int(most * 0.6))]
         return max(len(TWIGS), most - len(self.arms))
 
     def _branch(self, effort: float, twigs: int) -> None:
@@ -239,8 +244,6 @@ class Race:
             return arm
         lowered = arm.lowered or (0,) * len(over)
         tight = arm.tightened(tuple(less + more for less, more in zip(lowered, over, strict=True)))
-        if arm.order is not None:
-            tight.accept(arm.order)
         if tight.order is None:
             tight.start(100, 0.0, self.stop)
         return tight

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ... import bounds
 from ...operations import Candidate
-from .arm import Arm
+from .arm import Arm, bound
 from .kernels import NEVER
 
 _SLACK = 1.02
@@ -33,9 +32,7 @@ def recut(arm: Arm) -> Arm:
 def _with(arm: Arm, stages: Stages) -> Arm:
     """The arm's order on another cut, with its makespan there."""
     candidate = replace(arm.candidate, stages=stages)
-    other = replace(
-        arm, candidate=candidate, order=None, seconds=NEVER, bound_s=bounds.candidate(candidate, None, arm.split)
-    )
+    other = replace(arm, candidate=candidate, order=None, seconds=NEVER, bound_s=bound(candidate, arm.split))
     assert arm.order is not None
     if other.bound_s < arm.seconds:
         other.accept(arm.order)

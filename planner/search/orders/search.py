@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Iterator
 
-from ... import bounds
 from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ..session import Session
-from .arm import Arm, arms_of
+from .arm import Arm, arms_of, bound
+from .balance import Order
 from .descent import keep_what_fits
 from .race import Race
 from .ready import ready
-from .shapes import Order, policies, resized, routes, structures, with_policy
+from .shapes import binding, policies, resized, routes, structures, with_policy
 
 MOST_OPS = 150_000
 """Ops of an order up to which it is annealed; beyond, the named orders stand."""
@@ -93,14 +93,14 @@ def _few(session: Session, arms: list[Arm]) -> dict[int, Arm]:
         n: Arm(
             smaller.setdefault(id(arm.candidate), resized(arm.candidate, batches - left_out)),
             arm.split, arm.folded, arm.seed,
-            bound_s=bounds.candidate(smaller[id(arm.candidate)], None, arm.split),
+            bound_s=bound(smaller[id(arm.candidate)], arm.split),
         )
         for n, arm in enumerate(arms)
     }  # fmt: skip
 
 
 def _known(session: Session) -> list[Arm]:
-    """The best plan so far as an arm."""
+    """The best plan so far as an arm; where memory binds, also one with room for tensors in transit."""
     plan = session.best
     if plan is None or any(policy not in (KEEP, RECOMPUTE) for row in plan.stash for policy in row):
         return []
@@ -108,8 +108,19 @@ def _known(session: Session) -> list[Arm]:
     apart = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
     if apart or _ops(candidate) * len(plan.pipelines) > MOST_OPS:
         return []
-    shares = tuple(len(pipeline.micro_batches) for pipeline in plan.pipelines)
-    split = session.space.split_backward
-    arm = Arm(candidate, split, False, session.seed, bound_s=bounds.candidate(candidate, shares, split))
-    arm.seed_with(plan.orders)
-    return [arm] if arm.order is not None else []
+    split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
+    margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]
+    arms = [Arm(candidate, split, False, session.seed + k, m, bound_s=least_s) for k, m in enumerate(margins)]
+    for arm in arms:
+        arm.seed_with(plan.orders)
+    return [arm for arm in arms if arm.order is not None]
+
+
+def _in_transit(candidate: Candidate) -> tuple[int, ...]:
+    """Bytes of two tensors at every boundary of a device's stages, which arrays leave out."""
+    found = [0] * len(candidate.problem.cluster)
+    for producer, consumer, size in candidate.costs.edges:
+        ends = {(p.forward[producer], p.forward[consumer]) for p in candidate.pipelines}
+        for device in {d for pair in ends if pair[0] != pair[1] for d in pair}:
+            found[device] += 2 * size
+    return tuple(found)

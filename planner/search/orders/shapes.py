@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ... import bounds
 from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from ...partition.chain import Chain, Cuts, cut, lightest
 from ...plan import Pipeline, Problem
 from ...workload import SearchSpace
 from ..fit import limits
+from .balance import Order, balanced
 
 MOST_CHUNKS = 4
 """Stages a device at most."""
-Order = tuple[int, ...]
 
 
 def routes(order: Order, chunks: int) -> list[Order]:
@@ -26,39 +27,6 @@ def routes(order: Order, chunks: int) -> list[Order]:
     if chunks > 1:
         found.append(order * chunks)
     return found
-
-
-def balanced(chain: Chain, route: Order, twin: Order = ()) -> Cuts | None:
-    """A cut for a route, and one in the opposite direction if there is one: the dynamic programme's, boundaries moved.
-
-    The programme balances stages; what counts is the load of a device, the sum over its stages on both routes.
-    """
-    start = cut(chain, route, [0] * len(route), buffers=0)
-    if start is None or (not twin and len(set(route)) == len(route)):
-        return start
-    seconds = chain.seconds
-    speed = {d: chain.speed(d) for d in route}
-
-    def worst(cuts: list[int]) -> tuple[float, float]:
-        ends = [0, *cuts, len(chain)]
-        load = dict.fromkeys(route, 0.0)
-        for way in (route, twin):
-            for s, d in enumerate(way):
-                load[d] += float(seconds[ends[s], ends[s + 1]]) / speed[d]
-        return max(load.values()), sum(x * x for x in load.values())
-
-    cuts = list(start)
-    best = worst(cuts)
-    improved = True
-    while improved:
-        improved = False
-        for k in range(len(cuts)):
-            for by in (-1, 1):
-                moved = [*cuts[:k], cuts[k] + by, *cuts[k + 1 :]]
-                low, high = ([0, *moved, len(chain)][k], [0, *moved, len(chain)][k + 2])
-                if low < moved[k] < high and worst(moved) < best:
-                    cuts, best, improved = moved, worst(moved), True
-    return tuple(cuts)
 
 
 def fitting(chain: Chain, route: Order, cuts: Cuts | None) -> Cuts | None:
@@ -79,32 +47,34 @@ def fitting(chain: Chain, route: Order, cuts: Cuts | None) -> Cuts | None:
 
 def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[Order]) -> Iterator[Candidate]:
     """Candidates with one pipeline or two in opposite directions, stashes kept."""
-    batches, layers = problem.workload.micro_batches, len(chain)
-    two = batches > 1 and (space.pipelines is None or space.pipelines > 1)
+    two = problem.workload.micro_batches > 1 and (space.pipelines is None or space.pipelines > 1)
     for order in orders:
         if len(order) < 1 or (order[::-1] in orders and orders.index(order[::-1]) < orders.index(order)):
             continue
         for chunks in range(1, MOST_CHUNKS + 1):
-            if chunks * len(order) > layers:
+            if chunks * len(order) > len(chain):
                 break
             for route in routes(order, chunks) if len(order) > 1 else [order * chunks][: 1 if chunks == 1 else 0]:
-                cuts = fitting(chain, route, balanced(chain, route))
-                if cuts is None:
-                    continue
-                stages = chain.stages(cuts)
-                yield Candidate(problem, stages, (Pipeline(route, route, tuple(range(batches))),))
-                if (
-                    two
-                    and len(order) > 1
-                    and (chunks == 1 or route[: len(order)] != route[len(order) : 2 * len(order)])
-                ):
-                    twin = dict(zip(order, order[::-1], strict=True))
-                    back = tuple(twin[d] for d in route)
-                    down, up = tuple(range(0, batches, 2)), tuple(range(1, batches, 2))
-                    shared = fitting(chain, route, balanced(chain, route, back)) or cuts
-                    yield Candidate(
-                        problem, chain.stages(shared), (Pipeline(route, route, down), Pipeline(back, back, up))
-                    )
+                other_way = chunks == 1 or route[: len(order)] != route[len(order) : 2 * len(order)]
+                twin = dict(zip(order, order[::-1], strict=True))
+                for back in ((), tuple(twin[d] for d in route)) if two and len(order) > 1 and other_way else ((),):
+                    found = _best_cut(problem, space, chain, route, back)
+                    if found is not None:
+                        yield found
+
+
+def _best_cut(problem: Problem, space: SearchSpace, chain: Chain, route: Order, back: Order) -> Candidate | None:
+    """A route, and perhaps the one back, on the cut whose bound is least: of equal stages, or of equal devices."""
+    batches = problem.workload.micro_batches
+    pipelines: tuple[Pipeline, ...] = (Pipeline(route, route, tuple(range(0, batches, 2 if back else 1))),)
+    pipelines += (Pipeline(back, back, tuple(range(1, batches, 2))),) if back else ()
+    tried = [cut(chain, route, [0] * len(route), buffers=0), balanced(chain, route, back)]
+    fit = dict.fromkeys(c for c in (fitting(chain, route, cuts) for cuts in tried) if c is not None)
+    found = [Candidate(problem, chain.stages(cuts), pipelines) for cuts in fit]
+    shares = tuple(len(pipeline.micro_batches) for pipeline in pipelines)
+    if len(found) < 2:
+        return found[0] if found else None
+    return min(found, key=lambda one: bounds.candidate(one, shares, space.split_backward))
 
 
 def policies(problem: Problem, space: SearchSpace) -> list[str]:

@@ -17,7 +17,7 @@ from ...partition.chain import Chain, Cuts, cut
 TRIES = 1500
 EVEN = 0.1
 """What an uneven cut costs: of the mean load, for a stage twice the mean of all."""
-_WORST, _SLACK = 24.0, 0.01
+_WORST, _SLACK = 24.0, 0.2
 """Exponent by which the worst device counts most, and how much worse a move may be at first."""
 Order = tuple[int, ...]
 

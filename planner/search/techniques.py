@@ -27,7 +27,9 @@ def by_turns(session: Session, bound: Callable[[Session], float], search: Callab
     if plain is not None:
         _search_plain(session, plain, search, PLAIN)
         session.seen += plain.seen
-        session.begun, session.rounds, session.resumed = dict(plain.begun), plain.rounds + 1, True
+        # groups without a plan so far may have one with copies, so they begin again
+        session.begun = {groups: begun for groups, begun in plain.begun.items() if math.isfinite(begun.laid_s)}
+        session.rounds, session.resumed = plain.rounds + 1, plain.best is not None
         if not _done(session):
             with session.hurried(EVERYTHING):
                 search(session)

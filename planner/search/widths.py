@@ -124,6 +124,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     problem = session.problem
     one = (tuple(range(len(problem.cluster))),)
     whole = Width(session, one, orders, laid_s=session.begun[one].laid_s if one in session.begun else math.inf)
+    session.resumed &= one in session.begun
     ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
     idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
@@ -139,7 +140,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for _ in range(PROBED if session.space.schedule == "search" and not session.resumed else 0):
+    for _ in range(PROBED if session.space.schedule == "search" and not session.begun else 0):
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
         if session.over or not hopeful or len(still) < 2:
@@ -215,7 +216,7 @@ def _width(session: Session, groups: Groups) -> Width:
         small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
         session.started, call_until=session.call_until,
     )  # fmt: skip
-    known = session.begun.get(groups) if session.resumed else None
+    known = session.begun.get(groups)
     if known is not None:
         inner.best, inner.resumed, inner.rounds, inner.seen = known.best, True, known.rounds, list(known.seen)
     fits = possible(small, space) and not overfull(inner)

@@ -50,6 +50,7 @@ class Steady:
         self.problem, self.space, self.deadline = problem, space, deadline
         self.on_progress, self.started = on_progress, started
         self.best: Plan | None = None
+        self.longest_s = 0.0
         self.ledger = Ledger()
         self.pool = Pool(problem)
         self.every = [replace(a, deadline=deadline) for a in alternatives(problem, space)]
@@ -66,8 +67,9 @@ class Steady:
 
     @property
     def over(self) -> bool:
-        """Whether time is up."""
-        return time.monotonic() >= self.deadline
+        """Whether time is up, or there is a plan and no time to simulate another like the longest so far."""
+        spare = 0.0 if self.best is None else self.longest_s
+        return time.monotonic() + spare >= self.deadline
 
     @property
     def proven(self) -> bool:
@@ -196,7 +198,9 @@ class Steady:
 
     def _try(self, alternative: Alternative, stages: tuple[Stage, ...], source: str = "search") -> Tried | None:
         """Simulates these stages and offers their plan where it fits."""
+        began = time.monotonic()
         tried = self.pool.tried(alternative, stages, source)
+        self.longest_s = max(self.longest_s, time.monotonic() - began)
         if tried is not None and not tried.excess.total:
             self._take(tried.plan, alternative.name)
         return tried

@@ -221,12 +221,11 @@ def prepare(
     source = find_data(found, data)
     sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
     match_epochs(plan, source, sizes)
-    for samples in sizes:
-        match_model(plan, found, source, dtype, samples)
+    shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
-        folder, resume, self_check, return_state, timeout_s, engine, device, compiled, sizes, first,
+        folder, resume, self_check, return_state, timeout_s, engine, device, compiled, shapes, first,
     )  # fmt: skip
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from .trace import StepSamples, environment
 from .training import LossScaler, Training
 from .transport import Transport
 from .update import GROUP
-from .validate import find_data, find_model, match_model
+from .validate import TensorShape, find_data, find_model
 from .watch import TIMEOUT_S, Board
 
 
@@ -51,8 +51,8 @@ class Job:
     engine: Engine = "auto"
     device: str = "cpu"
     compiled: bool = False
-    sizes: tuple[int, ...] = ()
-    """See `MiniBatches.sizes`; none: all micro-batches are full."""
+    shapes: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
+    """Every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`)."""
     first: int = 0
     """The step it goes on from."""
 
@@ -191,11 +191,11 @@ def _run(
 
 
 def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:
-    """What a run's stages are built from; raises RunError where model or data do not match the plan."""
+    """What a run's stages are built from; raises RunError where model or data are not to be found."""
     model = find_model(job.plan, job.model)
     data = find_data(model, job.data)
-    shapes = match_model(job.plan, model, data, job.dtype)
-    smaller = {samples: match_model(job.plan, model, data, job.dtype, samples) for samples in job.sizes[1:]}
+    smaller = dict(job.shapes)
+    shapes = smaller.pop(job.plan.problem.model.micro_batch_size)
     return Blueprint(
         job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, device, job.compiled, smaller
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -63,11 +63,17 @@ class Case(NamedTuple):
 
 
 @cache
-def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
-    """A real, short profile; its seconds are those of warm caches."""
+def measured(model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES) -> dict[str, Any]:
+    """A real, short profile; its seconds are those of warm caches. Not to be changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_run, "CACHE_BYTES", 1)
-        return ModelGraph.from_dict(profile_model(resolve(model), SAMPLES, rounds=1, dtype=dtype))
+        return profile_model(resolve(model), samples, rounds=1, dtype=dtype)
+
+
+@cache
+def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
+    """The same for the planner."""
+    return ModelGraph.from_dict(measured(model, dtype))
 
 
 @cache

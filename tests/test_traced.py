@@ -12,15 +12,15 @@ from contraflow.executor import program, traced
 from contraflow.executor.launch import execute
 from contraflow.executor.training import Training
 from contraflow.models import LayeredModel, resolve
-from contraflow.planner.plan import Plan
 
-PLAN = planned(Case("chimera", "mlp-tiny", 2, 4))
+CASE = Case("chimera", "mlp-tiny", 2, 4)
 """Two stages, each on both devices."""
 
 
 @pytest.fixture
 def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is traced, in order."""
+    planned(CASE)  # profiled before
     found: list[str] = []
     trace = program.trace_joint
 
@@ -37,24 +37,24 @@ def fresh() -> LayeredModel:
     return replace(resolve("mlp-tiny"))
 
 
-def losses(plan: Plan, model: LayeredModel, **options: object) -> tuple[float, ...]:
-    return execute(plan, 2, model, transport="threads", **options).losses  # type: ignore[arg-type]
+def losses(model: LayeredModel, **options: object) -> tuple[float, ...]:
+    return execute(planned(CASE), 2, model, transport="threads", **options).losses  # type: ignore[arg-type]
 
 
 def test_replicas_and_later_runs_share_what_was_traced(labels: list[str]) -> None:
     """Two ranks hold two stages each, twice: two graphs, and the same losses."""
     model = fresh()
-    assert losses(PLAN, model) == losses(PLAN, model)
+    assert losses(model) == losses(model)
     assert sorted(labels) == ["stage 0", "stage 1"]
 
 
 def test_other_types_sizes_and_seeds_are_traced_by_themselves(labels: list[str]) -> None:
     """And so are micro-batches of fewer samples, and evaluation."""
     model = fresh()
-    losses(PLAN, model)
+    losses(model)
     for options in ({"dtype": torch.float64}, {"seed": 1}, {"training": Training(mini_batch=7, evaluate_every=1)}):
         labels.clear()
-        losses(PLAN, model, **options)
+        losses(model, **options)
         assert labels, options
     assert sorted(labels) == [
         f"stage {s}, {what}" for s in (0, 1) for what in ("evaluation", "micro-batches of 1")
@@ -64,7 +64,7 @@ def test_other_types_sizes_and_seeds_are_traced_by_themselves(labels: list[str])
 def test_another_model_object_is_traced_anew(labels: list[str]) -> None:
     """Nobody knows whether it is the same."""
     for _ in range(2):
-        losses(PLAN, fresh())
+        losses(fresh())
     assert sorted(labels) == ["stage 0", "stage 0", "stage 1", "stage 1"]
 
 
@@ -73,5 +73,5 @@ def test_what_was_used_last_is_kept(labels: list[str], monkeypatch: pytest.Monke
     monkeypatch.setattr(traced, "MOST", 2)
     model = fresh()
     for seed in (0, 1, 0):
-        losses(PLAN, model, seed=seed)
+        losses(model, seed=seed)
     assert len(labels) == 6

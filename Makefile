@@ -35,7 +35,7 @@ demo: $(VENV)/.installed
 	bash examples/demo.sh $(BIN) $(OUT)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

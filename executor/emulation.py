@@ -9,7 +9,7 @@ take micro-batches in turn, gradients are summed in another order than by the ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ from ..planner.operations import RECOMPUTE, route
 from ..planner.plan import Plan
 from ..planner.versions import update_size
 from .engines import Engine
-from .mini_batch import MiniBatch, MiniBatches
-from .precision import run_dtype
+from .launch import prepare
+from .mini_batch import MiniBatch
 from .prediction import Predictor
+from .rank import blueprint_of
 from .replica import Blueprint, StageReplica
 from .training import Training
-from .validate import find_data, find_model, match_model
 from .versions import in_place_of
 
 
@@ -92,32 +92,10 @@ def emulate(
 
     Args:
         runs: updates between an empty pipeline and an empty pipeline, one number a run.
+        model, data, seed, lr, dtype, training, engine: as of `execute`.
     """
-    emulator = Emulator(blueprint_of(plan, sum(runs), model, data, seed, lr, dtype, training, engine))
-    return emulator.train(runs)
-
-
-def blueprint_of(
-    plan: Plan,
-    updates: int,
-    model: LayeredModel | str | None = None,
-    data: Dataset | str | None = None,
-    seed: int = 0,
-    lr: float | None = None,
-    dtype: torch.dtype | None = None,
-    training: Training | None = None,
-    engine: Engine = "auto",
-) -> Blueprint:
-    """What the stages of a training of so many updates are built from; arguments as for `execute`."""
-    found = find_model(plan, model)
-    brought, workload = find_data(found, data), plan.problem.workload
-    chosen = training or Training()
-    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, updates)
-    kind = run_dtype(workload.precision, dtype)
-    full, *less = MiniBatches.of_plan(plan, chosen, brought).sizes(range(updates))
-    shapes, *others = (match_model(plan, found, brought, kind, samples) for samples in (full, *less))
-    smaller = dict(zip(less, others, strict=True))
-    return Blueprint(plan, found, brought, shapes, seed, chosen, kind, engine, smaller=smaller)
+    job = prepare(plan, sum(runs), model, data, seed, lr, dtype, training=training, engine=engine)
+    return Emulator(blueprint_of(job)).train(runs)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from .eager_probe import isolated
 from .packing import Stash, StashLayout
 from .program import StageProgram, TensorSpec, WeightStash
 from .selfcheck import ProgramMismatch
+from .traced import Sharing, traced_anew
 from .tracing import StageLayers, TraceError
 
 Engine = Literal["auto", "graph", "eager"]
@@ -107,6 +108,7 @@ def build_program(
     check_seed: int | None = None,
     stash_limit: int = 0,
     compiled: bool = False,
+    sharing: Sharing = traced_anew,
 ) -> tuple[AnyProgram, str | None]:
     """(the stage's program, a notice if "auto" came to the eager engine).
 
@@ -115,6 +117,7 @@ def build_program(
         check_seed: of the random layers in the self-check; None: no check.
         stash_limit: as of an `EagerProgram`.
         compiled: whether graphs go through torch's compiler.
+        sharing: where a graph may have been traced before.
 
     Raises:
         TraceError, ProgramMismatch: the engine asked for, or both, cannot run the stage; the reasons.
@@ -126,13 +129,16 @@ def build_program(
             program.self_check(isolated(layers).modules, x, target, check_seed)
         return program
 
-    def graph() -> AnyProgram:
+    def traced() -> StageProgram:
         program = StageProgram.of(isolated(layers), x, target)
         if compiled:
             from .compiled import compile_program
 
             compile_program(program)
         return program
+
+    def graph() -> AnyProgram:
+        return sharing(layers, x, target, traced)
 
     def eager() -> AnyProgram:
         return EagerProgram(layers, x, target, stash_limit)

@@ -148,19 +148,14 @@ def execute(
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
             line that names rank, stage, op and micro-batch.
     """
-    if transport not in ("processes", "threads"):
-        raise RunError(f"unknown transport {transport!r}; known: processes, threads")
-    if not 0 < timeout_s < math.inf:
-        raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
+    run = _runner(transport)
     job = prepare(
         plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine,
-        device, compiled,
+        device, compiled, timeout_s,
     )  # fmt: skip
-    job = replace(job, timeout_s=timeout_s)
     if trace is not None:
         _require_traceable(job)
     collected = Collector(len(plan.orders), on_step)
-    run = _runner(transport)
     result = collected.result(plan, run(job, collected, threads_per_process))
     if trace is not None and os.environ.get("RANK", "0") == "0":
         save_trace(result.trace, trace)
@@ -194,8 +189,11 @@ def prepare(
     engine: Engine = "auto",
     device: str = "cpu",
     compiled: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
+    if not 0 < timeout_s < math.inf:
+        raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
     require_executable(plan, device)
     if engine not in ENGINES:
         raise RunError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
@@ -223,13 +221,11 @@ def prepare(
     source = find_data(found, data)
     sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
     match_epochs(plan, source, sizes)
-    for samples in sizes:
-        match_model(plan, found, source, dtype, samples)
+    shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
     folder = None if checkpoint is None else str(checkpoint)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
-        folder, resume, self_check, return_state, engine=engine, device=device, compiled=compiled, sizes=sizes,
-        first=first,
+        folder, resume, self_check, return_state, timeout_s, engine, device, compiled, shapes, first,
     )  # fmt: skip
 
 
@@ -244,10 +240,12 @@ Runner = Callable[[Job, "Collector", int], Sequence[RankReport]]
 
 
 def _runner(transport: str) -> Runner:
-    from . import processes
-
+    if transport not in ("processes", "threads"):
+        raise RunError(f"unknown transport {transport!r}; known: processes, threads")
     if transport == "threads":
         return run_threads
+    from . import processes
+
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return processes.run_joined
     return processes.run_processes

@@ -103,7 +103,7 @@ class LayerRun:
     ) -> dict[str, Any]:
         """A layer's entry in model.json, without its name.
 
-        `pace` is called before every repetition, `recall` before every op with what has just arrived. Seconds are
+        `pace` is called before every repetition, `recall` before every timed op with what has just arrived. Seconds are
         medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided as the
         halves took alone.
         """
@@ -154,21 +154,22 @@ class LayerRun:
         """Median seconds of F, B, I, W. An op finds what just arrived in the cache, and nothing else."""
         program, laps = self.program, []
 
-        def timed(work: Callable[[], Any], arrived: Tensor) -> tuple[float, Any]:
+        def timed(work: Callable[[], Any], arrived: Tensor, recall: Recall) -> tuple[float, Any]:
             recall(arrived)
             start = clock()
             result = work()
             return clock() - start, result
 
-        for _ in range(warmups + rounds):
+        for lap in range(warmups + rounds):
+            ready = recall if lap >= warmups else nothing
             pace()
-            forward_s, (_, stash) = timed(self._forward, self.x)
+            forward_s, (_, stash) = timed(self._forward, self.x, ready)
             whole = partial(program.backward, stash, self.parameters, self.grad_output, self.sums)
-            backward_s, _ = timed(whole, self.grad_output)
+            backward_s, _ = timed(whole, self.grad_output, ready)
             _, stash = self._forward()
             half = partial(program.backward_input, stash, self.parameters, self.grad_output)
-            input_s, (_, weight_stash) = timed(half, self.grad_output)
-            weight_s, _ = timed(partial(program.backward_weight, weight_stash, self.sums), self.grad_output)
+            input_s, (_, weight_stash) = timed(half, self.grad_output, ready)
+            weight_s, _ = timed(partial(program.backward_weight, weight_stash, self.sums), self.grad_output, ready)
             laps.append((forward_s, backward_s, input_s, weight_s))
         forward_s, backward_s, input_s, weight_s = map(statistics.median, zip(*laps[warmups:], strict=True))
         return forward_s, backward_s, input_s, weight_s

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,13 +21,13 @@ from .interpreter import Interpreter
 from .memory import StorageTracker
 from .mini_batch import MiniBatch
 from .observe import Observer
-from .place import Place, place_of
+from .place import CPU, Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
 from .trace import StepSamples, environment
 from .training import LossScaler, Training
 from .transport import Transport
 from .update import GROUP
-from .validate import find_data, find_model, match_model
+from .validate import TensorShape, find_data, find_model
 from .watch import TIMEOUT_S, Board
 
 
@@ -51,8 +51,8 @@ class Job:
     engine: Engine = "auto"
     device: str = "cpu"
     compiled: bool = False
-    sizes: tuple[int, ...] = ()
-    """See `MiniBatches.sizes`; none: all micro-batches are full."""
+    shapes: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
+    """Every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`)."""
     first: int = 0
     """The step it goes on from."""
 
@@ -139,14 +139,7 @@ def run_rank(
 def _run(
     job: Job, transport: Transport, place: Place, report: Callable[[StepReport | Notice], None], board: Board | None
 ) -> RankReport:
-    model = find_model(job.plan, job.model)
-    data = find_data(model, job.data)
-    shapes = match_model(job.plan, model, data, job.dtype)
-    smaller = {samples: match_model(job.plan, model, data, job.dtype, samples) for samples in job.sizes[1:]}
-    blueprint = Blueprint(
-        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, place.device, job.compiled,
-        smaller,
-    )  # fmt: skip
+    blueprint = blueprint_of(job, place.device)
     rank, tracker = transport.rank, StorageTracker(device=place.device)
     observer = Observer(board, rank, tracker)
     place.start_measuring()
@@ -189,17 +182,23 @@ def _run(
         observer.untrack()
         allocated = place.allocated_bytes()
     observer.ending()
-    state = named_state(blueprint, replicas, current=True)
-    if job.checkpoint is not None:
-        from .checkpoint import save
-
-        save(job.checkpoint, state, first + job.steps, job.plan, transport, update.scaler.to_dict())
-    returned = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if job.return_state else None
+    state = _final_state(job, blueprint, replicas, transport, first + job.steps, update.scaler)
     observer.done()
     return RankReport(
         rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
-        environment(job, transport), returned, allocated, traced,
+        environment(job, transport), state, allocated, traced,
     )  # fmt: skip
+
+
+def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:
+    """What a run's stages are built from; raises RunError where model or data are not to be found."""
+    model = find_model(job.plan, job.model)
+    data = find_data(model, job.data)
+    smaller = dict(job.shapes)
+    shapes = smaller.pop(job.plan.problem.model.micro_batch_size)
+    return Blueprint(
+        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, device, job.compiled, smaller
+    )
 
 
 def _course(job: Job, rank: int, updates: int) -> Course:
@@ -228,6 +227,23 @@ def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica], s
     for replica in replicas.values():
         replica.weights.set_step(step - scaler.skipped)
     return step
+
+
+def _final_state(
+    job: Job,
+    blueprint: Blueprint,
+    replicas: dict[int, StageReplica],
+    transport: Transport,
+    step: int,
+    scaler: LossScaler,
+) -> dict[str, Tensor] | None:
+    """Saves the state after the last step and returns it, each where the job asks for it."""
+    state = named_state(blueprint, replicas, current=True)
+    if job.checkpoint is not None:
+        from .checkpoint import save
+
+        save(job.checkpoint, state, step, job.plan, transport, scaler.to_dict())
+    return {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if job.return_state else None
 
 
 def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica], current: bool = False) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from .place import CPU
 from .precision import build_lowered, half_of, wide
 from .statistics import StatisticsExchange
 from .ties import sharing, tie_group, tie_groups, ties_of
+from .traced import Sharing, shared_by
 from .tracing import StageLayers
 from .training import Training
 from .validate import TensorShape, as_dtype
@@ -221,6 +222,10 @@ class Blueprint:
         label, half = f"stage {stage}", half_of(self.dtype)
         return StageLayers(tuple(modules.values()), tuple(modules), loss, differentiable, label, half)
 
+    @property
+    def _sharing(self) -> Sharing:
+        return shared_by(self.model, self.seed, self.dtype, self.compiled)
+
     def _program(
         self, layers: StageLayers, samples: int, x: Tensor, target: Tensor | None, check_seed: int | None
     ) -> tuple[AnyProgram, str | None]:
@@ -228,7 +233,7 @@ class Blueprint:
         if samples != self.full:
             layers = replace(layers, label=f"{layers.label}, micro-batches of {samples}")
         limit = self._stash_bytes(layers.layer_ids)
-        return build_program(layers, x, target, self.engine, check_seed, limit, self.compiled)
+        return build_program(layers, x, target, self.engine, check_seed, limit, self.compiled, self._sharing)
 
     def _alone_in_order(self, rank: int, stage: int) -> bool:
         """Whether this rank runs all forwards of the stage, in the order of the micro-batches, and their backwards."""
@@ -267,7 +272,7 @@ class Blueprint:
         modules = tuple(module.eval().requires_grad_(False) for module in copies.modules)
         held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
         with _SETUP_LOCK, _disable_current_modes():
-            return build_program(held_out, example, target, self.engine, check_seed)[0]
+            return build_program(held_out, example, target, self.engine, check_seed, sharing=self._sharing)[0]
 
     def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
         """Raises RunError where the plan asks for what the stage cannot do."""

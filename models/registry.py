@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def resolve(name: str) -> LayeredModel:
         UnknownModel: not registered, cannot be imported, or not what a model function returns.
     """
     if name in _PRESETS:
-        return _PRESETS[name]()
+        return _preset(name)
     if ":" not in name:
         raise UnknownModel(name, "not registered, and not package.module:function")
     factory = _import(name)
@@ -58,6 +58,11 @@ def resolve(name: str) -> LayeredModel:
     loss = getattr(factory, "loss", cross_entropy)
     layers = _as_layers(name, factory, made)
     return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
+
+
+@cache
+def _preset(name: str) -> LayeredModel:
+    return _PRESETS[name]()
 
 
 def _import(name: str) -> Callable[[], Any]:

@@ -21,10 +21,7 @@ class BasicBlock(nn.Module):
         self.conv2 = _conv(outputs, outputs, 1)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
-        self.skip: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.skip = nn.Sequential(project, nn.BatchNorm2d(outputs))
+        self.skip = _skip(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
@@ -48,10 +45,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
-        self.skip: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.skip = nn.Sequential(project, nn.BatchNorm2d(outputs))
+        self.skip = _skip(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -62,6 +56,13 @@ class Bottleneck(nn.Module):
 
 def _conv(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+def _skip(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """Past the convolutions: the input itself, or a projection where the shape changes."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
 
 def stem(outputs: int) -> nn.Module:

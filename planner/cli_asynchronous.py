@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .cli_common import print_json
+from .cli_table import Line, print_table
 from .errors import InputError
 from .plan import Problem
 from .schedules.asynchronous import ASYNCHRONOUS, WEIGHTS
@@ -155,27 +156,20 @@ def _row(name: str, space: SearchSpace, search: Callable[[SearchSpace], Result],
 
 
 def _print(rows: list[AsynchronousRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("schedule", "weights", "a micro-batch", "bound", "peak", "staleness"):
-        table.add_column(heading, justify="left" if heading in ("schedule", "weights") else "right")
     best = min((row.micro_batch_s for row in rows if row.micro_batch_s is not None), default=None)
-    for row in rows:
-        if row.micro_batch_s is None:
-            table.add_row(row.schedule, row.status, style="dim")
-            continue
-        table.add_row(
-            row.schedule,
-            row.weights,
-            format_seconds(row.micro_batch_s),
-            format_seconds(row.bound_s or 0.0),
-            format_bytes(max(row.peak_bytes or (0,))),
-            "0" if row.staleness is None else str(max(row.staleness)),
-            style="bold" if row.micro_batch_s == best else None,
-        )
-    Console(highlight=False).print(table)
-    for row in rows:
-        if row.note:
-            click.echo(f"{row.schedule}: {row.note}", err=True)
+    headings = ("schedule", "weights", "a micro-batch", "bound", "peak", "staleness")
+    print_table(headings, [_line(row, best) for row in rows], words=2)
+
+
+def _line(row: AsynchronousRow, best: float | None) -> Line:
+    if row.micro_batch_s is None:
+        return Line((row.schedule, row.status), "dim", row.note)
+    cells = (
+        row.schedule,
+        row.weights or "",
+        format_seconds(row.micro_batch_s),
+        format_seconds(row.bound_s or 0.0),
+        format_bytes(max(row.peak_bytes or (0,))),
+        "0" if row.staleness is None else str(max(row.staleness)),
+    )
+    return Line(cells, "bold" if row.micro_batch_s == best else None, row.note)

@@ -12,6 +12,7 @@ from .cli_asynchronous import asynchronous_options, compare_asynchronous, fittin
 from .cli_common import load_problem, print_json, problem_options
 from .cli_compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
 from .cli_progress import SearchProgress
+from .cli_table import Line, print_table
 from .cluster import Cluster
 from .errors import InputError
 from .plan import Problem
@@ -127,7 +128,7 @@ def _compare_schedules(
         more = {"frontier": points_to_dicts(points)} if points else {}
         print_json({"bound_s": found.bound_s, "rows": [asdict(row) for row in rows]} | more)
     elif options["form"] == "text":
-        _print_table(rows)
+        _print(rows)
         if points:
             from .view.frontier import table
 
@@ -174,31 +175,22 @@ def _entries(rows: list[Row], plans: dict[str, Plan]) -> list[Entry]:
     ]  # fmt: skip
 
 
-def _print_table(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _print(rows: list[Row]) -> None:
+    best = min((row.step_s for row in rows if row.step_s is not None and row.memory_ok), default=None)
+    print_table(("schedule", "step", "bubble", "peak", "memory", "gap"), [_line(row, best) for row in rows])
 
+
+def _line(row: Row, best: float | None) -> Line:
     from .view.text import percent
 
-    table = Table()
-    for heading in ("schedule", "step", "bubble", "peak", "memory", "gap"):
-        table.add_column(heading, justify="left" if heading == "schedule" else "right")
-    best = min((row.step_s for row in rows if row.step_s is not None and row.memory_ok), default=None)
-    for row in rows:
-        if row.step_s is None:
-            table.add_row(row.schedule, row.status, style="dim")
-            continue
-        table.add_row(
-            row.schedule,
-            format_seconds(row.step_s),
-            percent(row.bubble or 0.0),
-            format_bytes(max(row.peak_bytes or (0,))),
-            "ok" if row.memory_ok else "over",
-            "" if row.gap is None else percent(max(0.0, row.gap)),
-            style="dim" if not row.memory_ok else "bold" if row.step_s == best else None,
-        )
-    console = Console(highlight=False)
-    console.print(table)
-    for row in rows:
-        if row.note:
-            click.echo(f"{row.schedule}: {row.note}", err=True)
+    if row.step_s is None:
+        return Line((row.schedule, row.status), "dim", row.note)
+    cells = (
+        row.schedule,
+        format_seconds(row.step_s),
+        percent(row.bubble or 0.0),
+        format_bytes(max(row.peak_bytes or (0,))),
+        "ok" if row.memory_ok else "over",
+        "" if row.gap is None else percent(max(0.0, row.gap)),
+    )
+    return Line(cells, "dim" if not row.memory_ok else "bold" if row.step_s == best else None, row.note)

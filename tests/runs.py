@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from kept_ranks import kept
 from torch import Tensor
 
+from contraflow.executor import layer_run
 from contraflow.executor.launch import Collector, RunResult, prepare
 from contraflow.executor.profile import profile_model
 from contraflow.executor.rank import Job, RankReport, StepReport, run_rank
@@ -61,10 +63,17 @@ class Case(NamedTuple):
 
 
 @cache
+def measured(model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES) -> dict[str, Any]:
+    """A real, short profile; its seconds are those of warm caches. Not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_run, "CACHE_BYTES", 1)
+        return profile_model(resolve(model), samples, rounds=1, dtype=dtype)
+
+
+@cache
 def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
-    """A real, short profile."""
-    content = profile_model(resolve(model), SAMPLES, rounds=1, dtype=dtype)
-    return ModelGraph.from_dict(content)
+    """The same for the planner."""
+    return ModelGraph.from_dict(measured(model, dtype))
 
 
 @cache
@@ -178,7 +187,10 @@ def run_together(
     training: Training | None = None,
     rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
 ) -> list[RunResult]:
-    """Runs cases of equal device counts one after another in one set of gloo processes, each of which calls `rank`."""
+    """Runs cases of equal device counts one after another in one set of gloo processes.
+
+    They have been there before, and will be, unless they are to call `rank`.
+    """
     plans, dtypes = [planned(case) for case in cases], [case.dtype for case in cases]
     return run_plans_together(plans, folder, dtypes, training, rank)
 
@@ -197,7 +209,10 @@ def run_plans_together(
         prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True, training=training)
         for plan, dtype in zip(plans, kinds, strict=True)
     ]
-    multiprocessing.spawn(rank or run_rank_of, (ranks, jobs, str(folder)), nprocs=ranks)
+    if rank is None:
+        kept(ranks).run(run_rank_of, ranks, jobs, str(folder))
+    else:
+        multiprocessing.spawn(rank, (ranks, jobs, str(folder)), nprocs=ranks)
     parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
     results = []
     for index, plan in enumerate(plans):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from runs import measured
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -49,9 +50,9 @@ def sizes(profile: dict[str, Any]) -> list[dict[str, Any]]:
 def test_bytes_equal_those_of_a_measured_profile(name: str, precision: str) -> None:
     """Parameters, stash, weight stash, output, input, workspace and buffers: every byte of every layer."""
     estimated = analytic_profile(resolve(name), 2, A100, precision)
-    measured = profile_model(resolve(name), 2, rounds=1, dtype=PRECISIONS[precision])
-    assert sizes(estimated) == sizes(measured)
-    assert estimated["edges"] == measured["edges"]
+    found = measured(name, PRECISIONS[precision], 2)
+    assert sizes(estimated) == sizes(found)
+    assert estimated["edges"] == found["edges"]
     assert estimated["device"] == "A100-80GB"
 
 

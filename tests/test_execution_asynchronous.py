@@ -24,10 +24,11 @@ from async_plans import (
 from async_plans import run as run_threads
 from runs import SAMPLES, STEPS, run_plans_together
 
-from contraflow.executor.emulation import Emulation, blueprint_of, emulate
+from contraflow.executor.emulation import Emulation, emulate
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.interpreter import Interpreter
-from contraflow.executor.launch import execute
+from contraflow.executor.launch import execute, prepare
+from contraflow.executor.rank import blueprint_of
 from contraflow.executor.reference import train_reference
 from contraflow.executor.training import Training
 from contraflow.executor.watch import Doing, Slot, Watcher
@@ -134,7 +135,7 @@ def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> Non
     """New parameters are sent after every update, and used from where the list says that they have arrived."""
     dtype = Async(policy, 3, optimizer=optimizer).dtype
     plan = separated(policy, 3, 2, optimizer)
-    wanted = Listed(blueprint_of(plan, sum(TWO_RUNS), dtype=dtype, training=SCHEDULED))
+    wanted = Listed(blueprint_of(prepare(plan, sum(TWO_RUNS), dtype=dtype, training=SCHEDULED)))
     losses, planned = [], [0, 0, 0]
     for first, updates in ((0, TWO_RUNS[0]), (TWO_RUNS[0], TWO_RUNS[1])):
         ran = repeat(plan, 2 * updates)

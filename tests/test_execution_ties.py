@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, planned, run_together, truth, worst_excess
+from runs import (
+    SAMPLES,
+    STEPS,
+    Case,
+    assert_equals_reference,
+    assert_same,
+    measured,
+    planned,
+    run_together,
+    truth,
+    worst_excess,
+)
 from torch import Tensor, nn
 
 from contraflow.executor.errors import RunError
@@ -263,9 +274,8 @@ def test_gpt2_is_tied_as_published() -> None:
 
 def test_a_profile_says_what_is_shared() -> None:
     """64 values of 4 bytes for each of 256 tokens; the layers' own bytes include them."""
-    content = profile_model(resolve(MODEL), SAMPLES, rounds=1)
-    assert content["shared"] == [{"layers": ["embedding", "head"], "bytes": 4 * 64 * 256}]
-    assert "shared" not in profile_model(resolve("mlp-tiny"), SAMPLES, rounds=1)
+    assert measured(MODEL)["shared"] == [{"layers": ["embedding", "head"], "bytes": 4 * 64 * 256}]
+    assert "shared" not in measured("mlp-tiny")
 
 
 def test_another_models_ties_are_refused() -> None:

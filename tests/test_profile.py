@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import measured
 from torch import nn
 
 from contraflow.executor.memory import StorageTracker
@@ -57,7 +58,7 @@ def planned_peaks(layers: list[dict[str, Any]]) -> tuple[int, int]:
 @pytest.mark.parametrize(("first", "last"), [(1, 4), (0, 3), (3, 6), (0, 6)])
 def test_summed_layers_bound_a_gpt_stages_memory_within_ten_percent(first: int, last: int) -> None:
     """First, middle, last and only stage: F and B peak below the plan, but not far below."""
-    profile = profile_model(resolve("gpt-tiny"), micro_batch_size=4, rounds=1)
+    profile = measured("gpt-tiny", samples=4)
     planned_forward, planned_backward = planned_peaks(profile["layers"][first:last])
     forward, backward = measured_peaks("gpt-tiny", first, last, size=4)
     assert forward <= planned_forward
@@ -68,7 +69,7 @@ def test_summed_layers_bound_a_gpt_stages_memory_within_ten_percent(first: int, 
 @pytest.mark.parametrize(("name", "first", "last"), [("resnet-tiny", 1, 4), ("mlp", 1, 5), ("mlp", 3, 7)])
 def test_summed_layers_bound_other_stages_memory(name: str, first: int, last: int) -> None:
     """Where neighbours stash the same tensor the sum counts it twice: a bound still, only less tight."""
-    profile = profile_model(resolve(name), micro_batch_size=16, rounds=1)
+    profile = measured(name, samples=16)
     planned_forward, planned_backward = planned_peaks(profile["layers"][first:last])
     forward, backward = measured_peaks(name, first, last, size=16)
     assert forward <= planned_forward
@@ -111,7 +112,7 @@ def test_layers_alike_are_measured_once() -> None:
 
 def test_batchnorm_statistics_are_buffers_and_not_stash() -> None:
     """Two statistics a channel and a counter: 8 channels make 72 bytes."""
-    stem = profile_model(resolve("resnet-tiny"), micro_batch_size=2, rounds=1)["layers"][0]
+    stem = measured("resnet-tiny")["layers"][0]
     assert stem["buffer_bytes"] == 2 * 8 * 4 + 8
 
 

@@ -90,69 +90,114 @@ def weave(a: Arrays, order: Ints, lead: int) -> Ints | None:
 
 
 def _weave_device(a: Arrays, mine: list[int], limit: int, lead: int) -> list[int] | None:
+    weaver = _Weaver(a, limit)
+    fetches = _fetches(a, mine)
+    nth = 0
+    for n, o in enumerate(mine):
+        if not weaver.due(o):
+            continue
+        while nth < len(fetches) and fetches[nth][0] <= n + lead:
+            at, u, k = fetches[nth]
+            if weaver.made[u] <= k:
+                break
+            if not weaver.fetch(u, k, urgent=at == n):
+                if at == n:
+                    return None
+                break
+            nth += 1
+        if not weaver.run(o):
+            return None
+    return weaver.woven
+
+
+def _fetches(a: Arrays, mine: list[int]) -> list[tuple[int, int, int]]:
+    """(index of the backward, unit, count) of every stash that one device's order has to fetch, in order."""
     units = len(a.batches)
-    stash = a.delta[FETCH * units :].tolist()
-    need, delta = a.need.tolist(), a.delta.tolist()
-    need_at = {}  # (unit, count) -> index of its backward
     counts = [0] * len(a.home)
+    found = []
     for n, o in enumerate(mine):
         if o // units == B and a.away[o % units]:
-            need_at[o % units, counts[o]] = n
+            found.append((n, o % units, counts[o]))
         counts[o] += 1
-    fetches = sorted((n, u, k) for (u, k), n in need_at.items())
-    woven: list[int] = []
-    home: list[tuple[int, int]] = []  # offloaded stashes on the device, oldest first
-    pending: list[int] = []  # units whose weight halves can run
-    early = [0] * units  # weight halves that ran before their turn
-    held, made, nth = 0, [0] * units, 0
+    return found
 
-    def free_some(room: int) -> bool:
+
+class _Weaver:
+    """One device's order under construction and what the device holds meanwhile.
+
+    Attributes:
+        made: by unit, forwards so far whose stashes are offloaded.
+        home: (unit, count) of those stashes that are still on the device, oldest first.
+        pending: units whose weight halves can run. early: by unit, weight halves that ran before their turn.
+    """
+
+    def __init__(self, a: Arrays, limit: int) -> None:
+        self.a, self.limit, self.units = a, limit, len(a.batches)
+        self.stash = a.delta[FETCH * self.units :].tolist()
+        self.need, self.delta = a.need.tolist(), a.delta.tolist()
+        self.woven: list[int] = []
+        self.held = 0
+        self.made = [0] * self.units
+        self.home: list[tuple[int, int]] = []
+        self.pending: list[int] = []
+        self.early = [0] * self.units
+
+    def due(self, o: int) -> bool:
+        """Whether the next op of the order still has to run; a weight half may have run early."""
+        kind, u = divmod(o, self.units)
+        if kind != W:
+            return True
+        if self.early[u]:
+            self.early[u] -= 1
+            return False
+        self.pending.remove(u)
+        return True
+
+    def fetch(self, u: int, k: int, urgent: bool) -> bool:
+        """Fetches a stash where there is room for it, if `urgent` also by making room; returns whether it did.
+
+        Everything that is offloaded leaves before it is fetched.
+        """
+        if (u, k) in self.home:
+            self.home.remove((u, k))
+            self._free(u)
+        if not self._fits(self.stash[u]) and not (urgent and self._make_room(self.stash[u])):
+            return False
+        self.woven.append(FETCH * self.units + u)
+        self.held += self.stash[u]
+        return True
+
+    def run(self, o: int) -> bool:
+        """Appends an op of the order; returns False where it cannot fit."""
+        if not self._fits(self.need[o]) and not self._make_room(self.need[o]):
+            return False
+        self.woven.append(o)
+        self.held += self.delta[o]
+        kind, u = divmod(o, self.units)
+        if kind == F and self.a.away[u]:
+            self.home.append((u, self.made[u]))
+            self.made[u] += 1
+        elif kind == B and self.a.split[u]:
+            self.pending.append(u)
+        return True
+
+    def _fits(self, room: int) -> bool:
+        return self.held + room <= self.limit
+
+    def _free(self, u: int) -> None:
+        self.woven.append(FREE * self.units + u)
+        self.held -= self.stash[u]
+
+    def _make_room(self, room: int) -> bool:
         """Runs weight halves and frees the oldest stashes on the device until `room` bytes are there."""
-        nonlocal held
-        while held + room > limit:
-            if pending:
-                u = pending.pop(0)
-                early[u] += 1
-                woven.append(W * units + u)
-                held += delta[W * units + u]
-            elif home:
-                u, _ = home.pop(0)
-                woven.append(FREE * units + u)
-                held -= stash[u]
+        while not self._fits(room):
+            if self.pending:
+                u = self.pending.pop(0)
+                self.early[u] += 1
+                self.woven.append(W * self.units + u)
+                self.held += self.delta[W * self.units + u]
+            elif self.home:
+                self._free(self.home.pop(0)[0])
             else:
                 return False
         return True
-
-    for n, o in enumerate(mine):
-        kind, u = divmod(o, units)
-        if kind == W:
-            if early[u]:
-                early[u] -= 1
-                continue
-            pending.remove(u)
-        while nth < len(fetches) and fetches[nth][0] <= n + lead:
-            at, v, k = fetches[nth]
-            if made[v] <= k:
-                break
-            urgent = at == n
-            if (v, k) in home:  # everything that is offloaded leaves before it is fetched
-                home.remove((v, k))
-                woven.append(FREE * units + v)
-                held -= stash[v]
-            if held + stash[v] > limit and not (urgent and free_some(stash[v])):
-                if urgent:
-                    return None
-                break
-            woven.append(FETCH * units + v)
-            held += stash[v]
-            nth += 1
-        if held + need[o] > limit and not free_some(need[o]):
-            return None
-        woven.append(o)
-        held += delta[o]
-        if kind == F and a.away[u]:
-            home.append((u, made[u]))
-            made[u] += 1
-        elif kind == B and a.split[u]:
-            pending.append(u)
-    return woven

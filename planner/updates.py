@@ -46,9 +46,7 @@ def with_steps(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> 
     return stepped
 
 
-def with_returns(
-    candidate: Candidate, compute_orders: Sequence[Sequence[Op]], ahead: Sequence[int]
-) -> list[list[Op]]:
+def with_returns(candidate: Candidate, compute_orders: Sequence[Sequence[Op]], ahead: Sequence[int]) -> list[list[Op]]:
     """The compute orders with the RECV_Ps of devices that only run forwards: what keeps these from running away.
 
     An update's stands before the first forward that is `ahead[stage]` micro-batches behind the update's last one, which

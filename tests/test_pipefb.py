@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from math import ceil
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import named, uniform
-from steady_plans import machine, passes, planned
+from steady_plans import passes, planned
 
-from contraflow.__main__ import cli
-from contraflow.planner import check, load_plan
-from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
+from contraflow.planner import check
+from contraflow.planner.cluster import Link
 from contraflow.planner.errors import InputError
-from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.plan import Kind, Plan
+from contraflow.planner.plan import Kind
 from contraflow.planner.repeat import repeat
 from contraflow.planner.schedules import build
-from contraflow.planner.search.driver import Result
-from contraflow.planner.search.driver import plan as search
 from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.versions import Versions
-from contraflow.planner.workload import SearchSpace, Workload
+from contraflow.planner.workload import Workload
 
 # ------------------------------------------------------------------ the schedule
 
 
 def test_half_of_the_devices_run_forwards() -> None:
-    """Stage s forward on device s, backward on device D - 1 - s, and its new parameters back in time for F(2(D/2-s))."""
+    """Stage s forward on device s, backward on device D - 1 - s, and its new parameters back for F(D - 2s)."""
     plan = planned("pipefb", 4, 6)
     assert (plan.pipelines[0].forward, plan.pipelines[0].backward) == ((0, 1), (3, 2))
     assert passes(plan, 0) == "F0 F1 F2 F3 F4 F5"

@@ -1,7 +1,7 @@
 """Asynchronous schedules: one forward, one backward without a flush, each with its weight policy; and PipeFB.
 
-The orders of the former are those of 1F1B over the whole run, so a run starts and ends as 1F1B does; STEPs and PREDICTs are put
-between the ops when the plan is assembled. Update 0 of a pipeline of 3 stages, one micro-batch an update:
+The orders of the former are those of 1F1B over the whole run, so a run starts and ends as 1F1B does; STEPs and
+PREDICTs are put between the ops when the plan is assembled. A pipeline of 3 stages, one micro-batch an update:
 
     F0 F1 F2       B0 STEP F3 B1 STEP F4 ...      device 0: F3 runs on version 1, B3 takes version 3
        F0 F1 B0 STEP F2 B1 STEP F3 ...            device 1

@@ -47,8 +47,8 @@ class Apart:
     layout: Layout
     update: int
     space = (
-        "this schedule on any cut into as many contiguous stages, on these devices in any of the orders tried, any number "
-        "of micro-batches ahead, stashes of the first stages recomputed or offloaded as allowed"
+        "this schedule on any cut into as many contiguous stages, on these devices in any of the orders tried, any "
+        "number of micro-batches ahead, stashes of the first stages recomputed or offloaded as allowed"
     )
 
     @classmethod
@@ -147,8 +147,7 @@ class Apart:
         """Least period of any cut: the heaviest device or link, whatever happens to stashes."""
         policies = sorted({policy for row in self.rows for policy in row})
         tables = (
-            np.minimum.reduce([self.loads(stage, policy) for policy in policies])
-            for stage in range(self.layout.stages)
+            np.minimum.reduce([self.loads(stage, policy) for policy in policies]) for stage in range(self.layout.stages)
         )
         return bottleneck(tables, self._intervals.size)[0]
 
@@ -188,23 +187,31 @@ class Apart:
             [full, tuple(n + 1 for n in full), *(tuple(min(n, most) for n in full) for most in range(max(full), 0, -1))]
         ):
             least_s = max(load_s, trips.least_s(ahead, self.update))
-            ways = [partial(self._ordered, candidate, ahead, leaving) for leaving in (NEVER, LATE, SOON)]
+            ways = [
+                partial(self._ordered, candidate, ahead, leaving, waits)
+                for waits in ((False, True) if OFFLOAD in row else (False,))
+                for leaving in (NEVER, LATE, SOON)
+            ]
             yield Trial(candidate, ways, layout.name, least_s, begun=max(ahead) + self.update)
 
-    def _ordered(self, candidate: Candidate, ahead: Sequence[int], leaving: int | None) -> Orders:
+    def _ordered(self, candidate: Candidate, ahead: Sequence[int], leaving: int | None, waits: bool) -> Orders:
+        row = candidate.stash[0]
         orders = with_recomputation(candidate, self.layout.orders)
-        if leaving is not None:
-            orders = [_freed(order, candidate.stash[0], leaving) for order in orders]
-        return with_returns(candidate, orders, ahead)
+        return with_returns(candidate, [_spared(order, row, leaving, waits) for order in orders], ahead)
 
 
-def _freed(order: Sequence[Op], row: Row, leaving: int) -> list[Op]:
-    """A compute order whose forwards wait until at most so many stashes of their stage are still leaving."""
+def _spared(order: Sequence[Op], row: Row, leaving: int | None, waits: bool) -> list[Op]:
+    """A compute order that holds fewer stashes for more waiting.
+
+    leaving: forwards wait until at most so many stashes of their stage are still leaving. waits: a stash comes from the
+    host when the backward before its own has ended, not while it runs.
+    """
     found: list[Op] = []
     for op in order:
-        gone = op.micro_batch - 1 - leaving
-        if op.kind is Kind.F and row[op.stage] != RECOMPUTE and gone >= 0:
-            found.append(Op(Kind.FREE, op.stage, gone))
+        if op.kind is Kind.F and leaving is not None and row[op.stage] != RECOMPUTE and op.micro_batch > leaving:
+            found.append(Op(Kind.FREE, op.stage, op.micro_batch - 1 - leaving))
+        if op.kind is Kind.B and waits and row[op.stage] == OFFLOAD:
+            found.append(Op(Kind.FETCH, op.stage, op.micro_batch))
         found.append(op)
     return found
 

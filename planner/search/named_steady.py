@@ -29,6 +29,7 @@ from .portfolio import FEW_CUTS, LARGE, Order, place
 from .session import PROVEN, Session
 from .trials import Trial, Tried
 
+
 @dataclass(frozen=True)
 class _Placed:
     """A schedule on devices, one for every stage.

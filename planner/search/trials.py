@@ -1,4 +1,4 @@
-"""Plans of a named schedule without a flush, tried one after the other: the best that fits, and what the others lack."""
+"""Plans of a named schedule without a flush, tried one after the other: the best that fits, or what is missing."""
 
 from __future__ import annotations
 

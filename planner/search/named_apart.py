@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from ..cluster import Link
-from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, update_size
+from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes, update_size
 from ..partition.chain import Cuts, Floats, bottleneck, compositions, trace
 from ..plan import Kind, Op, Pipeline
 from ..reductions import step_seconds
@@ -22,6 +22,7 @@ from ..schedules import Layout, build
 from ..updates import require_sound, with_returns
 from ..weight_policy import WEIGHT_POLICIES
 from .fates import with_recomputation
+from .fit import limits
 from .orders.shapes import priced
 from .portfolio import FEW_CUTS, LARGE, Order, device_orders, place
 from .session import Session
@@ -171,9 +172,11 @@ class Apart:
         return list(dict.fromkeys([*found, *(self._every or ())]))
 
     def trials(self) -> Iterator[Trial]:
-        """Everything that is tried, what can be fastest first."""
+        """Everything that is tried, what can be fastest first; where nothing can fit, what lacks least memory."""
         found = [trial for row in self.rows for cuts in self._cuts(row) for trial in self._with_all(row, cuts)]
-        yield from sorted(found, key=lambda trial: trial.least_s)
+        lacks = [_lacks(trial.candidate) for trial in found]
+        worth = [trial for trial, lack in zip(found, lacks, strict=True) if lack <= 0]
+        yield from sorted(worth or [found[int(np.argmin(lacks))]], key=lambda trial: trial.least_s)
 
     def _with_all(self, row: Row, cuts: Cuts) -> Iterator[Trial]:
         """With every number of micro-batches ahead that is worth trying: of a full pipeline, one more, and fewer."""
@@ -198,6 +201,20 @@ class Apart:
         row = candidate.stash[0]
         orders = with_recomputation(candidate, self.layout.orders)
         return with_returns(candidate, [_spared(order, row, leaving, waits) for order in orders], ahead)
+
+
+def _lacks(candidate: Candidate) -> int:
+    """Bytes that some device lacks at least: beside what stays, it holds a stash that it makes or uses."""
+    costs, (pipeline,) = candidate.costs, candidate.pipelines
+    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
+    worst = 0
+    for s, policy in enumerate(candidate.stash[0]):
+        here, there = pipeline.forward[s], pipeline.backward[s]
+        held = int(costs.workspace_bytes[s] + costs.stash_bytes[s])
+        forward = int(costs.workspace_bytes[s]) if policy == RECOMPUTE else held
+        allowed = limits(candidate.problem)
+        worst = max(worst, static[here] + forward - allowed[here], static[there] + held - allowed[there])
+    return worst
 
 
 def _spared(order: Sequence[Op], row: Row, leaving: int | None, waits: bool) -> list[Op]:

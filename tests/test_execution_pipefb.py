@@ -25,13 +25,13 @@ from contraflow.planner.plan import Kind, Plan
 BATCHES, SAMPLES = 16, 64
 CLUSTER = """
 [[nodes]]
-devices = 4
+devices = {devices}
 device = "cpu"
-link = {bandwidth = "1GB/s", latency = "20us"}
-host_link = {bandwidth = "2GB/s", latency = "20us"}
+link = {{bandwidth = "1GB/s", latency = "20us"}}
+host_link = {{bandwidth = "2GB/s", latency = "20us"}}
 """
-LIMITED = "170KB"
-"""A device that runs the backward of the first stage does not hold all stashes of a full pipeline."""
+LIMITED = {4: "170KB", 2: "330KB"}
+"""By devices: one that runs the backward of the first stage does not hold all stashes of a full pipeline."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,10 +51,10 @@ def model() -> ModelGraph:
     return replace(found, layers=tuple(replace(layer, **seconds) for layer in found.layers))
 
 
-def planned(folder: Path, *more: object) -> Plan:
-    """What `contraflow plan` writes for four devices."""
+def planned(folder: Path, devices: int, *more: object) -> Plan:
+    """What `contraflow plan` writes."""
     model().save(folder / "model.json")
-    (folder / "cluster.toml").write_text(CLUSTER)
+    (folder / "cluster.toml").write_text(CLUSTER.format(devices=devices))
     given = ["plan", folder / "model.json", "--cluster", folder / "cluster.toml", "--micro-batches", BATCHES, *more]
     given += ["--schedule", "pipefb", "--optimizer", "momentum", "-o", folder / "plan.json"]
     result = CliRunner().invoke(cli, [str(part) for part in given])
@@ -89,13 +89,13 @@ def emulated(plan: Plan, runs: tuple[int, ...]) -> Emulation:
     ("more", "policies"),
     [
         (("--no-offload", "--no-recompute"), {"keep"}),
-        (("--no-recompute", "--memory-limit", LIMITED), {"offload"}),
-        (("--no-offload", "--memory-limit", LIMITED, "--update-every", 2), {"recompute"}),
+        (("--no-recompute", "--memory-limit", LIMITED[4]), {"offload"}),
+        (("--no-offload", "--memory-limit", LIMITED[4], "--update-every", 2), {"recompute"}),
     ],
 )
 def test_threads_equal_the_emulation(more: tuple[object, ...], policies: set[str], tmp_path: Path) -> None:
     """Two runs with an evaluation between them; no device above its planned peak, nor that above the limit."""
-    plan = planned(tmp_path, *more)
+    plan = planned(tmp_path, 4, *more)
     assert set(plan.stash[0]) >= policies
     assert plan.forecast is not None
     assert max(plan.forecast.peak_bytes) <= (plan.problem.workload.memory_limit_bytes or 1 << 30)
@@ -104,7 +104,8 @@ def test_threads_equal_the_emulation(more: tuple[object, ...], policies: set[str
 
 
 def test_processes_equal_the_emulation(tmp_path: Path) -> None:
-    """On gloo processes, stashes through the memory of their host."""
-    plan = planned(tmp_path, "--no-recompute", "--memory-limit", LIMITED)
+    """On two gloo processes, stashes through the memory of their host."""
+    plan = planned(tmp_path, 2, "--no-recompute", "--memory-limit", LIMITED[2])
+    assert plan.stash == (("offload",),)
     (found,) = run_plans_together([plan], tmp_path, training=SCHEDULED)
     assert_exact(found, emulated(plan, (STEPS,)))

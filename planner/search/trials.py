@@ -39,13 +39,13 @@ class Trial:
         for way in self.ways:
             try:
                 found = assembled(self.candidate, way(), self.source, period=False)
+                fits = not lacking(found) and not (self.begun and excess_for_long(found.plan, self.begun).total)
+                period_s = period_seconds(found.plan) if fits else None
             except PlanError:
                 continue
-            fits = not lacking(found) and not (self.begun and excess_for_long(found.plan, self.begun).total)
+            yield replace(found, forecast=replace(found.forecast, period_s=period_s))
             if fits:
-                yield replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
                 return
-            yield found
 
 
 @dataclass

@@ -96,16 +96,16 @@ def peak(found: Result) -> int:
 def test_what_pipedream_exceeds_on_every_cut_is_met_with_offload() -> None:
     """Below the least that it takes it is refused; the search keeps up the pace there through the host."""
     kept = SearchSpace("pipedream", offload=False, recompute=False)
-    fits, fails = peak(tight(None, kept, layers=6)), 0
+    fits, fails = peak(tight(None, kept, layers=4)), 0
     while fits - fails > 16:
         middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if tight(middle, kept, layers=6).plan is not None else (fits, middle)
-    refused = tight(fails, kept, layers=6)
+        fits, fails = (middle, fails) if tight(middle, kept, layers=4).plan is not None else (fits, middle)
+    refused = tight(fails, kept, layers=4)
     assert (refused.status, refused.plan) == ("infeasible", None)
     assert refused.violations
     limit = fits * 9 // 10
     spaces = [SearchSpace(asynchronous=("stash",), offload=offload, recompute=False) for offload in (True, False)]
-    away, slow = (tight(limit, space, layers=6) for space in spaces)
+    away, slow = (tight(limit, space, layers=4) for space in spaces)
     assert max(peak(away), peak(slow)) <= limit
     assert away.plan is not None
     assert slow.plan is not None

@@ -125,13 +125,17 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Emulator:
-    """One training. What depends on the order in which devices work is in `read_by_forward` and `late`."""
+    """One training. What depends on the order in which devices work is in `read_by_forward` and `late`.
+
+    kept: versions of a stage before the newest that somebody may still read.
+    """
 
     def __init__(self, blueprint: Blueprint) -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.policy, self.update, self.depth = plan.weights, update_size(plan), len(plan.stages)
         self.stash, self.routes = plan.stash, route(plan)
+        self.kept = self.depth
         devices = plan.pipelines[0].backward
         self.replicas = [blueprint.build(devices[stage], stage, self_check=False) for stage in range(self.depth)]
         self.copies = len({pipeline.forward for pipeline in plan.pipelines})
@@ -231,7 +235,7 @@ class Emulator:
             replica.weights.step(training.rate(number))
             newest = max(versions) + 1
             versions[newest] = _Version.of(replica)
-            versions.pop(newest - self.depth - 1, None)  # nobody is that late
+            versions.pop(newest - self.kept - 1, None)
 
     def state(self) -> dict[str, Tensor]:
         """As `execute` returns it."""

@@ -224,10 +224,10 @@ class Interpreter(Posting):
     def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
         stage, m = op.stage, op.micro_batch
         replica = self._replica(state, op)
+        self._install(state, stage)  # first: what has come in makes room for the data
         x, target = self._inputs(state, stage, m)
         seed, statistics = derive_seed(self.blueprint.seed, *state.batch(m)), replica.statistics
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
-        self._install(state, stage)
         weights = self._weights(state, op)
         self._begin(state, record)
         if self._stash_policy(op) == RECOMPUTE:

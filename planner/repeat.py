@@ -69,9 +69,12 @@ def _longer(plan: Plan, micro_batches: int) -> Plan:
     from .lower import complete
 
     size, now = update_size(plan), plan.problem.workload.micro_batches
-    lines = [_Line.of([op for op in order if op.kind in _KEPT]) for order in plan.orders]
-    bodies = _bodies(lines, size, now // size)
-    if bodies is None:
+    for keeps in (_keeps, _keeps_in_line):
+        lines = [_Line.of(keeps(order)) for order in plan.orders]
+        bodies = _bodies(lines, size, now // size)
+        if bodies is not None:
+            break
+    else:
         raise PlanError(
             f"cannot run {micro_batches} micro-batches: the plan of {now} has no part that repeats itself;"
             " plan more micro-batches"
@@ -89,6 +92,19 @@ def _longer(plan: Plan, micro_batches: int) -> Plan:
     found = complete(candidate, candidate.costs, orders)
     long = replace(plan, problem=candidate.problem, pipelines=pipelines, orders=found, forecast=None)
     return long if total == micro_batches else _shorter(long, micro_batches)
+
+
+def _keeps_in_line(order: Sequence[Op]) -> list[Op]:
+    """The ops of a list whose places a longer one keeps."""
+    return [op for op in order if op.kind in _KEPT]
+
+
+def _keeps(order: Sequence[Op]) -> list[Op]:
+    """The same, and its FETCHes where each stands directly before the backward that it is for: for lack of room."""
+    line = [op for op in order if op.kind in _KEPT or op.kind is Kind.FETCH]
+    passes = [(op, after) for op, after in pairwise(line) if op.kind is Kind.FETCH]
+    waits = all(after.kind in (Kind.B, Kind.I) and after[1:3] == op[1:3] for op, after in passes)
+    return line if waits else _keeps_in_line(order)
 
 
 def _problem(plan: Plan, micro_batches: int) -> Problem:
@@ -209,6 +225,6 @@ class _Line:
     def micro_batches(self, cut: _Cut, shift: int, times: int) -> tuple[list[int], list[int]]:
         """Micro-batch of every pass of the list with so many more bodies: before the shift, and after."""
         places, shifts = self._shifts(cut, shift, times)
-        passes = ~np.isin(self.columns[places, 0], (Kind.STEP.value, Kind.RECV_P.value))
+        passes = ~np.isin(self.columns[places, 0], (Kind.STEP.value, Kind.RECV_P.value, Kind.FETCH.value))
         old = self.columns[places, 2]
         return old[passes].tolist(), (old + shifts)[passes].tolist()

@@ -6,6 +6,7 @@ gradients are summed over devices first, right before the stage's next backward,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from .errors import PlanError
@@ -43,6 +44,24 @@ def with_steps(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> 
         missing = [stage for stage, on in owners.items() if device in on and stage not in given]
         stepped.append(_with_steps(candidate, device, line, {stage: stage in late for stage in missing}))
     return stepped
+
+
+def with_returns(candidate: Candidate, compute_orders: Sequence[Sequence[Op]], ahead: Sequence[int]) -> list[list[Op]]:
+    """The compute orders with the RECV_Ps of devices that only run forwards: what keeps these from running away.
+
+    An update's stands before the first forward that is `ahead[stage]` micro-batches behind the update's last one, which
+    then waits for its STEP; those that no forward waits for stand at the end. `ahead`: at least 1.
+    """
+    found, ends = [list(order) for order in compute_orders], closings(candidate)
+    for stage, source, target in parameter_returns(candidate, candidate.costs):
+        line: list[Op] = []
+        waiting = deque(Op(Kind.RECV_P, stage, m, source) for m in ends)
+        for op in found[target]:
+            while op.kind is Kind.F and op.stage == stage and waiting and waiting[0][2] <= op[2] - ahead[stage]:
+                line.append(waiting.popleft())
+            line.append(op)
+        found[target] = [*line, *waiting]
+    return found
 
 
 def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:

@@ -8,6 +8,7 @@ from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.operations import Candidate
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.schedules import build
+from contraflow.planner.updates import with_returns
 from contraflow.planner.workload import Workload
 
 
@@ -39,4 +40,5 @@ def named(
     model = model or uniform(layout.stages, forward, backward)
     problem = Problem(model, Cluster.uniform(devices, memory, link), workload or Workload(micro_batches))
     candidate = Candidate(problem, one_layer_a_stage(model), layout.pipelines, (), layout.weights)
-    return assemble(candidate, layout.orders, name)
+    orders = with_returns(candidate, layout.orders, layout.ahead) if layout.ahead else layout.orders
+    return assemble(candidate, orders, name)

@@ -7,12 +7,13 @@ from instances import named, uniform
 from contraflow.planner.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.plan import Kind, Plan
 from contraflow.planner.presets import DeviceType
-from contraflow.planner.schedules import ASYNCHRONOUS
+from contraflow.planner.schedules import ASYNCHRONOUS, build
 from contraflow.planner.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.workload import Workload
 
 POLICIES = [name for name in WEIGHT_POLICIES if name != FLUSH]
-NAMES = list(ASYNCHRONOUS)
+NAMES = [name for name in ASYNCHRONOUS if name != "pipefb"]
+"""Schedules with one device a stage."""
 
 
 def machine(devices: int, bandwidth: float | None = None, link: Link = Link(), memory: int = 1 << 30) -> Cluster:  # noqa: B008
@@ -21,7 +22,8 @@ def machine(devices: int, bandwidth: float | None = None, link: Link = Link(), m
 
 def planned(name: str, devices: int, batches: int, update: int | None = None, **costs: int) -> Plan:
     """A named schedule of uniform stages: forward 1 s, backward 2 s, 3 bytes of parameters, messages free."""
-    model = uniform(devices, 1.0, 2.0, **({"parameter_bytes": 3} | costs))
+    stages = build(name, devices, batches).stages
+    model = uniform(stages, 1.0, 2.0, **({"parameter_bytes": 3} | costs))
     return named(name, devices, batches, model=model, workload=Workload(batches, update_every=update))
 
 

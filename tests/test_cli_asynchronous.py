@@ -73,7 +73,7 @@ def test_compare_lists_schedules_without_and_the_search_with_a_flush(tmp_path: P
         assert "pipedream" in result.stdout
         return
     rows = {row["schedule"]: row for row in json.loads(result.stdout)["rows"]}
-    assert list(rows) == ["pipedream", "pipedream-2bw", "search", "search, with a flush"]
+    assert list(rows) == ["pipedream", "pipedream-2bw", "pipefb", "search", "search, with a flush"]
     assert rows["pipedream"]["micro_batch_s"] == rows["search"]["micro_batch_s"] == 3.0
     assert rows["pipedream"]["staleness"] == [1, 0]
     assert rows["search, with a flush"]["micro_batch_s"] > 3.0

@@ -39,8 +39,6 @@ from contraflow.planner.repeat import repeat
 from contraflow.planner.run_trace_file import load_trace
 from contraflow.planner.simulate import simulate
 
-UNDER_WAY = 1.02
-"""Parameters are sent where the plan is fullest: a small message may be under way there that no plan counts."""
 TWO_RUNS = (6, 3)
 """An evaluation, a drain, a new start, and the end."""
 
@@ -132,7 +130,10 @@ def test_replicas_equal_the_emulation(policy: str) -> None:
     ],
 )
 def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> None:
-    """New parameters are sent after every update, and used from where the list says that they have arrived."""
+    """New parameters are sent after every update, and used from where the list says that they have arrived.
+
+    No device is above the peak that is planned for lists of these lengths.
+    """
     dtype = Async(policy, 3, optimizer=optimizer).dtype
     plan = separated(policy, 3, 2, optimizer)
     wanted = Listed(blueprint_of(prepare(plan, sum(TWO_RUNS), dtype=dtype, training=SCHEDULED)))
@@ -145,7 +146,7 @@ def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> Non
     found = run_threads(plan, TWO_RUNS, SCHEDULED, dtype)
     assert_same_floats(found, Emulation(tuple(losses), wanted.state()))
     excess = [mine / most for mine, most in zip(found.peak_bytes, planned, strict=True)]
-    assert max(excess) <= UNDER_WAY, excess
+    assert max(excess) <= 1, excess
 
 
 # ---------------------------------------------------------------- where the methods meet

@@ -16,7 +16,8 @@ class Layout:
 
     `orders` holds only compute ops (F, B, I, W, R), one tuple a device; `in_flight` is the number of stashes of
     each stage that are alive at once, summed over pipelines, for the partition to plan memory with. `weights`: its
-    weight policy.
+    weight policy. `ahead`: by stage, how many micro-batches its forwards may be ahead of its STEPs, where those are on
+    another device and without a flush; then also `in_flight`.
     """
 
     name: str
@@ -24,10 +25,13 @@ class Layout:
     pipelines: tuple[Pipeline, ...]
     orders: tuple[tuple[Op, ...], ...]
     weights: str = FLUSH
+    ahead: tuple[int, ...] = ()
 
     @property
     def in_flight(self) -> tuple[int, ...]:
         """Most stashes of each stage alive at once on one device; a stash leaves with its B, or with its W."""
+        if self.ahead:
+            return self.ahead
         most = [0] * self.stages
         for order in self.orders:
             alive: dict[int, int] = {}

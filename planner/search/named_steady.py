@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ... import __version__
 from ..bounds.whole import load
-from ..errors import PlanError
-from ..lower import Assembled, assembled
 from ..operations import Candidate
 from ..partition.chain import Cuts, Floats, bottleneck, compositions, link_seconds, trace
 from ..plan import Kind, Plan, Provenance
@@ -24,16 +23,16 @@ from ..weight_policy import WEIGHT_POLICIES
 from ..workload import Workload
 from .considered import Considered
 from .driver import Result
-from .fit import lacking, shortages
+from .fit import shortages
+from .named_apart import Apart
 from .portfolio import FEW_CUTS, LARGE, Order, place
 from .session import PROVEN, Session
-
-SPACE = "this schedule on any cut into as many contiguous stages, on these devices in any of the orders tried"
+from .trials import Trial, Tried
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A schedule on devices.
+    """A schedule on devices, one for every stage.
 
     copies: the most copies of every stage's weights beyond the newest version. predictions: PREDICTs of every stage a
     micro-batch in steady state. update: micro-batches an update.
@@ -45,6 +44,7 @@ class _Placed:
     copies: tuple[int, ...]
     predictions: tuple[float, ...]
     update: int
+    space = "this schedule on any cut into as many contiguous stages, on these devices in any of the orders tried"
 
     @classmethod
     def of(cls, session: Session, order: Order) -> _Placed:
@@ -103,14 +103,26 @@ class _Placed:
             worst, choices = bottleneck(tables, size)
             if math.isfinite(worst):
                 found.append(trace(choices, size - 1))
-        small = 2 * self.session.problem.workload.micro_batches * self.layout.stages <= LARGE
-        every = compositions(size - 1, self.layout.stages, FEW_CUTS) if small else None
-        return list(dict.fromkeys([*found, *(every or ())]))
+        return list(dict.fromkeys([*found, *(self._every or ())]))
 
-    def load_of(self, cuts: Cuts) -> float:
-        """The heaviest device or link with this cut: no period is shorter."""
-        ends = (0, *cuts, len(self.session.chain))
-        return max(float(table[a, b]) for table, a, b in zip(self.loads(), ends, ends[1:], strict=False))
+    @cached_property
+    def _every(self) -> list[Cuts] | None:
+        small = 2 * self.session.problem.workload.micro_batches * self.layout.stages <= LARGE
+        return compositions(len(self.session.chain), self.layout.stages, FEW_CUTS) if small else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cut is tried."""
+        return self._every is not None
+
+    def trials(self) -> Iterator[Trial]:
+        """A plan of every cut worth simulating; no period is shorter than its heaviest device or link."""
+        problem, chain, layout = self.session.problem, self.session.chain, self.layout
+        for cuts in self.cuts():
+            ends = (0, *cuts, len(chain))
+            least_s = max(float(table[a, b]) for table, a, b in zip(self.loads(), ends, ends[1:], strict=False))
+            candidate = Candidate(problem, chain.stages(cuts), layout.pipelines, (), layout.weights)
+            yield Trial(candidate, [lambda: layout.orders], layout.name, least_s)
 
 
 def _listed(session: Session, order: Order, workload: Workload) -> Plan:
@@ -134,52 +146,32 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     Raises InputError where the schedule does not exist for these numbers.
     """
     batches = session.problem.workload.micro_batches
-    placed = [_Placed.of(session, order) for order in orders]
+    placed: list[_Placed | Apart]
+    if build(session.space.schedule, 2, batches).ahead:
+        placed = [Apart.of(session, order) for order in Apart.orders(session)]
+    else:
+        placed = [_Placed.of(session, order) for order in orders]
     bound_s = max(load(session.problem) / batches, min(one.bound_s for one in placed))
-    best: Assembled | None = None
-    tried: list[Assembled] = []
+    tried = Tried(complete=all(one.complete for one in placed))
     try:
         for one in placed:
-            for found in _simulated(one, best, tried):
-                best = found
+            tried.run(session, one.trials())
     except KeyboardInterrupt:
-        session.interrupted = True
-    return _answer(session, best, tried, bound_s)
+        session.interrupted, tried.complete = True, False
+    return _answer(session, tried, bound_s, placed[0].space)
 
 
-def _simulated(one: _Placed, best: Assembled | None, tried: list[Assembled]) -> Iterator[Assembled]:
-    """Plans that fit, each better than the one before; everything simulated is added to `tried`."""
-    session = one.session
-    for cuts in one.cuts():
-        if session.over or (best is not None and one.load_of(cuts) > best.forecast.objective_s * (1 + PROVEN)):
-            continue
-        candidate = Candidate(session.problem, session.chain.stages(cuts), one.layout.pipelines, (), one.layout.weights)
-        try:
-            found = assembled(candidate, one.layout.orders, one.layout.name)
-        except PlanError:
-            continue
-        tried.append(found)
-        if not lacking(found) and (best is None or _key(found) < _key(best)):
-            best = found
-            yield found
-
-
-def _key(found: Assembled) -> tuple[float, float]:
-    return found.forecast.objective_s * (1 - 1e-12), found.forecast.step_s
-
-
-def _answer(session: Session, best: Assembled | None, tried: list[Assembled], bound_s: float) -> Result:
-    fit = [found.forecast.objective_s for found in tried if not lacking(found)]
-    what = f"{session.space.schedule} on its best cuts: {len(tried)} simulated, {len(fit)} fit"
-    considered = (Considered(what, bound_s, min(fit, default=None), "simulated"),)
+def _answer(session: Session, tried: Tried, bound_s: float, space: str) -> Result:
+    best, fit_s = tried.best, None if tried.best is None else tried.best_s
+    what = f"{session.space.schedule} on its best cuts: {tried.simulated} simulated, {tried.fit} fit"
+    considered = (Considered(what, bound_s, fit_s, "simulated"),)
     if best is None:
-        least = min(tried, key=lacking, default=None)
-        short = shortages(least.plan) if least is not None else ()
-        return Result("unknown", None, bound_s, None, short, considered)
+        short = shortages(tried.least_bad.plan) if tried.least_bad is not None else ()
+        return Result("infeasible" if tried.complete and short else "unknown", None, bound_s, None, short, considered)
     seconds = best.forecast.objective_s
     bound_s = min(bound_s, seconds)
     gap = seconds / bound_s - 1 if bound_s > 0 else (0.0 if seconds == 0 else math.inf)
     status = "optimal" if gap <= PROVEN else "feasible"
-    made = Provenance(__version__, session.seed, best.source, seconds=time.monotonic() - session.started, space=SPACE)
+    made = Provenance(__version__, session.seed, best.source, seconds=time.monotonic() - session.started, space=space)
     forecast = replace(best.forecast, bound_s=bound_s, gap=gap, status=status)
     return Result(status, replace(best.plan, forecast=forecast, provenance=made), bound_s, gap, (), considered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -52,7 +53,7 @@ def place(layout: Layout, order: Order, devices: int) -> Layout:
     orders: list[tuple[Op, ...]] = [()] * devices
     for d, listed in enumerate(layout.orders):
         orders[order[d]] = listed
-    return Layout(layout.name, layout.stages, pipelines, tuple(orders), layout.weights)
+    return replace(layout, pipelines=pipelines, orders=tuple(orders))
 
 
 # ------------------------------------------------------------------ cuts for a layout

@@ -103,10 +103,14 @@ class Excess:
         return sum(self.devices) + self.hosts
 
 
-def excess_for_long(plan: Plan) -> Excess:
-    """What a plan with a forecast exceeds, in its run and in one that is long enough to reach its steady state."""
+def excess_for_long(plan: Plan, begun: int | None = None) -> Excess:
+    """What a plan with a forecast exceeds, in its run and in one that is long enough to reach its steady state.
+
+    `begun`: most micro-batches between F and B of a stage; None: as the lists of its devices say.
+    """
     runs, update = [plan], update_size(plan)
-    needed = 2 * len(plan.pipelines) * (max(map(_most_begun, plan.orders)) + 1) + 2 * update
+    most = max(map(_most_begun, plan.orders)) if begun is None else begun
+    needed = 2 * len(plan.pipelines) * (most + 1) + 2 * update
     if plan.problem.workload.micro_batches < needed:
         try:
             longer = repeat(plan, -(-needed // update) * update)

@@ -14,7 +14,7 @@ from ...lower import assemble
 from ...operations import KEEP, Candidate
 from ...partition.chain import cut, lightest
 from ...plan import Plan, Problem, Provenance
-from ...schedules.asynchronous import WEIGHTS
+from ...schedules.asynchronous import ALTERNATING
 from ...versions import Versions
 from ...workload import SearchSpace
 from ..considered import Considered, Ledger
@@ -157,7 +157,7 @@ class Steady:
 
     def named(self, seed: int) -> None:
         """The named schedules of these methods on their best cuts."""
-        for name, method in WEIGHTS.items():
+        for name, method in ALTERNATING.items():
             if method in self.space.asynchronous and not self.over and not self.proven:
                 space = SearchSpace(name)
                 session = Session(self.problem, space, self.deadline, seed, 1, None, None, self.started)

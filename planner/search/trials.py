@@ -1,0 +1,93 @@
+"""Plans of a named schedule without a flush, tried one after the other: the best that fits, or what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..errors import PlanError
+from ..lower import Assembled, assembled
+from ..operations import Candidate
+from ..period import period_seconds
+from ..plan import Op
+from .fit import lacking
+from .session import PROVEN, Session
+from .steady.build import excess_for_long
+
+Orders = Sequence[Sequence[Op]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate to simulate.
+
+    Attributes:
+        ways: make its orders; the next is tried where a plan does not fit.
+        least_s: its period is no shorter (seconds).
+        begun: micro-batches between the first pass and the last of a stage, where a longer run must fit too.
+    """
+
+    candidate: Candidate
+    ways: Sequence[Callable[[], Orders]]
+    source: str
+    least_s: float
+    begun: int = 0
+
+    def plans(self) -> Iterator[Assembled]:
+        """One a way, with its period where it fits."""
+        for way in self.ways:
+            try:
+                found = assembled(self.candidate, way(), self.source, period=False)
+                fits = not lacking(found) and not (self.begun and excess_for_long(found.plan, self.begun).total)
+                period_s = period_seconds(found.plan) if fits else None
+            except PlanError:
+                continue
+            yield replace(found, forecast=replace(found.forecast, period_s=period_s))
+            if fits:
+                return
+
+
+@dataclass
+class Tried:
+    """What has been simulated.
+
+    Attributes:
+        best: the plan that fits with the shortest period, or of several the shortest run.
+        least_bad: the plan that lacks least memory, if none fits. complete: nothing was left out for want of time.
+    """
+
+    best: Assembled | None = None
+    least_bad: Assembled | None = None
+    simulated: int = 0
+    fit: int = 0
+    complete: bool = True
+    _missing: float = field(default=math.inf, repr=False)
+
+    @property
+    def best_s(self) -> float:
+        """Period of the best plan; infinite before there is one."""
+        return math.inf if self.best is None else self.best.forecast.objective_s
+
+    def run(self, session: Session, trials: Iterable[Trial]) -> None:
+        """Simulates what can be better than the best plan so far, until time is up."""
+        for trial in trials:
+            if session.over:
+                self.complete = False
+                return
+            if trial.least_s <= self.best_s * (1 + PROVEN):
+                for found in trial.plans():
+                    self._take(found)
+
+    def _take(self, found: Assembled) -> None:
+        self.simulated += 1
+        if found.forecast.period_s is not None:
+            self.fit += 1
+            if self.best is None or _key(found) < _key(self.best):
+                self.best = found
+        elif lacking(found) < self._missing:
+            self.least_bad, self._missing = found, lacking(found)
+
+
+def _key(found: Assembled) -> tuple[float, float]:
+    return found.forecast.objective_s * (1 - 1e-12), found.forecast.step_s

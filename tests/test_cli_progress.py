@@ -30,7 +30,7 @@ cli()
     [
         ("exact search", 12, ["--time-limit", "60"]),
         ("order search", 128, ["--time-limit", "60"]),
-        ("windows", 12, ["--time-limit", "24", "--no-offload"]),
+        ("windows", 48, ["--time-limit", "24", "--no-offload"]),
     ],
 )
 def test_a_real_ctrl_c_keeps_the_best_plan_of_every_phase(

@@ -15,8 +15,10 @@ from click.testing import CliRunner
 from runs import STEPS, run_plans_together
 
 from contraflow.__main__ import cli
-from contraflow.executor.emulation import Emulation, Emulator, blueprint_of
+from contraflow.executor.emulation import Emulation, Emulator
+from contraflow.executor.launch import prepare
 from contraflow.executor.profile import profile_model
+from contraflow.executor.rank import blueprint_of
 from contraflow.models import resolve
 from contraflow.planner import check, load_plan
 from contraflow.planner.model_graph import ModelGraph
@@ -82,7 +84,8 @@ class Ahead(Emulator):
 
 
 def emulated(plan: Plan, runs: tuple[int, ...]) -> Emulation:
-    return Ahead(blueprint_of(plan, sum(runs), dtype=torch.float32, training=SCHEDULED)).look().train(runs)
+    job = prepare(plan, sum(runs), dtype=torch.float32, training=SCHEDULED)
+    return Ahead(blueprint_of(job)).look().train(runs)
 
 
 @pytest.mark.parametrize(

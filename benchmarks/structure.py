@@ -53,17 +53,22 @@ def techniques(effort: Effort) -> Iterator[Row]:
 
 
 def _compared(case: Case, effort: Effort) -> Iterator[Row]:
-    """A row for every technique; the last one, of all together, is judged by the best of the others."""
+    """A row for every technique; the last one, of all together, is judged by the best of the others.
+
+    It has the time of the others together: so long it takes to try them one by one.
+    """
     rivals: list[tuple[float, str]] = []
     peer = best_named(replace(case, space=search_cases.KEEP_ALL), effort)
     if peer is not None:
         rivals.append((peer[1], peer[0]))
     for name, space in cases.TECHNIQUES.items():
         row = Row(1, f"{case.name}: {name}", case.limit)
+        allowed = effort
         if name == "joint" and rivals:
             row.peer_step, row.peer = min(rivals)
             row.goal = row.peer_step
-        solve(replace(case, space=space), effort, row)
+            allowed = replace(effort, seconds=effort.seconds * (len(cases.TECHNIQUES) - 1))
+        solve(replace(case, space=space), allowed, row)
         if row.ours is not None:
             rivals.append((row.ours, name))
         yield row.judge()

@@ -73,7 +73,7 @@ def test_no_random_order_is_faster(seed: int) -> None:
         hold(plan, False)
 
 
-@pytest.mark.parametrize("seed", [*range(4, 8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [4, 6, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 5))])
 def test_no_named_schedule_is_faster(seed: int) -> None:
     """Every named schedule on random costs, one layer a stage."""
     rng = random.Random(seed)

@@ -117,7 +117,7 @@ def rivals(problem: Problem, seed: int, most: int) -> Iterator[Plan]:
             yield found
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2))])
 def test_never_worse_than_a_named_schedule_that_fits(block: int) -> None:
     """Ten random instances a block: valid plans, no named schedule on any cut better, or below the bound."""
     for seed in range(10 * block, 10 * block + 10):

@@ -13,6 +13,7 @@ from steady_plans import passes, planned
 from contraflow.planner import check
 from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.errors import InputError
+from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.plan import Kind
 from contraflow.planner.repeat import repeat
 from contraflow.planner.schedules import build
@@ -118,7 +119,7 @@ def test_what_pipedream_exceeds_on_every_cut_is_met_with_offload() -> None:
     [
         (None, False, False, {"keep"}, 8.0),  # four layers' backwards
         (600, True, True, {"offload", "keep"}, 8.0),
-        (450, False, True, {"recompute"}, 12.0),
+        (450, False, True, {"recompute", "keep"}, 12.0),
     ],
 )
 def test_pipefb_does_what_a_limit_asks_for(
@@ -170,3 +171,14 @@ def test_a_longer_run_waits_for_room_as_the_plan_does() -> None:
     assert peak(found) <= 400
     longer = repeat(found.plan, 60)
     assert max(evaluate(longer).peak_bytes) <= 400
+
+
+def test_stashes_are_kept_where_copies_gain_nothing() -> None:
+    """Equal periods but for round-off: the shorter run, without copies."""
+    layers = [
+        Layer(f"l{k}", 1.0, 2.0, separable=False, stash_bytes=10, output_bytes=1, parameter_bytes=4) for k in range(4)
+    ]
+    cluster = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 20), Link(100.0), host_link=Link(50.0)),))
+    found = search(ModelGraph.chain(layers), cluster, Workload(8), SearchSpace("pipefb"), 5).plan
+    assert found is not None
+    assert found.stash == (("keep", "keep"),)

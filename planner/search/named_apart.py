@@ -15,7 +15,7 @@ import numpy as np
 
 from ..cluster import Link
 from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes, update_size
-from ..partition.chain import Cuts, Floats, bottleneck, compositions, trace
+from ..partition.chain import Cuts, Floats, bottleneck, trace
 from ..plan import Kind, Op, Pipeline
 from ..reductions import step_seconds
 from ..schedules import Layout, build
@@ -24,12 +24,12 @@ from ..weight_policy import WEIGHT_POLICIES
 from .fates import with_recomputation
 from .fit import limits
 from .orders.shapes import priced
-from .portfolio import FEW_CUTS, LARGE, Order, device_orders, place
+from .portfolio import Order, device_orders, place
 from .session import Session
 from .steady.build import LATE, NEVER, SOON
 from .steady.rules import Rules
 from .steady.tables import Intervals
-from .trials import Orders, Trial
+from .trials import Orders, Trial, every_cut
 
 Row = tuple[str, ...]
 """A stash policy for every stage."""
@@ -154,8 +154,7 @@ class Apart:
 
     @cached_property
     def _every(self) -> list[Cuts] | None:
-        small = 2 * self.session.problem.workload.micro_batches * self.layout.stages <= LARGE
-        return compositions(len(self.session.chain), self.layout.stages, FEW_CUTS) if small else None
+        return every_cut(self.session, self.layout.stages)
 
     @property
     def complete(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from ... import __version__
 from ..bounds.whole import load
 from ..operations import Candidate
-from ..partition.chain import Cuts, Floats, bottleneck, compositions, link_seconds, trace
+from ..partition.chain import Cuts, Floats, bottleneck, link_seconds, trace
 from ..plan import Kind, Plan, Provenance
 from ..schedules import Layout, build
 from ..updates import on_lists, with_updates
@@ -25,9 +25,9 @@ from .considered import Considered
 from .driver import Result
 from .fit import shortages
 from .named_apart import Apart
-from .portfolio import FEW_CUTS, LARGE, Order, place
+from .portfolio import Order, place
 from .session import PROVEN, Session
-from .trials import Trial, Tried
+from .trials import Trial, Tried, every_cut
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,7 @@ class _Placed:
 
     @cached_property
     def _every(self) -> list[Cuts] | None:
-        small = 2 * self.session.problem.workload.micro_batches * self.layout.stages <= LARGE
-        return compositions(len(self.session.chain), self.layout.stages, FEW_CUTS) if small else None
+        return every_cut(self.session, self.layout.stages)
 
     @property
     def complete(self) -> bool:

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field, replace
 from ..errors import PlanError
 from ..lower import Assembled, assembled
 from ..operations import Candidate
+from ..partition.chain import Cuts, compositions
 from ..period import period_seconds
 from ..plan import Op
 from .fit import lacking
+from .portfolio import FEW_CUTS, LARGE
 from .session import PROVEN, Session
 from .steady.build import excess_for_long
 
 Orders = Sequence[Sequence[Op]]
+SAME = 1e-9
+"""Seconds that differ by less than this share are equal."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,21 @@ class Tried:
         self.simulated += 1
         if found.forecast.period_s is not None:
             self.fit += 1
-            if self.best is None or _key(found) < _key(self.best):
+            if self.best is None or _better(found, self.best):
                 self.best = found
         elif lacking(found) < self._missing:
             self.least_bad, self._missing = found, lacking(found)
 
 
-def _key(found: Assembled) -> tuple[float, float]:
-    return found.forecast.objective_s * (1 - 1e-12), found.forecast.step_s
+def _better(found: Assembled, best: Assembled) -> bool:
+    """Whether the period is shorter, beyond round-off, or is the same and the run is shorter."""
+    new, old = found.forecast, best.forecast
+    if math.isclose(new.objective_s, old.objective_s, rel_tol=SAME):
+        return new.step_s < old.step_s * (1 - SAME)
+    return new.objective_s < old.objective_s
+
+
+def every_cut(session: Session, stages: int) -> list[Cuts] | None:
+    """All cuts into so many stages, where they and the ops of a plan are few enough to simulate all; else None."""
+    small = 2 * session.problem.workload.micro_batches * stages <= LARGE
+    return compositions(len(session.chain), stages, FEW_CUTS) if small else None

@@ -21,6 +21,7 @@ from ..planner.versions import update_size
 from .course import KEPT_OPS, asynchronous, lengthened, runs
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
+from .identity import RunIdentity
 from .mini_batch import MiniBatches
 from .place import require_device
 from .precision import run_dtype
@@ -223,9 +224,11 @@ def prepare(
     match_epochs(plan, source, sizes)
     shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
     folder = None if checkpoint is None else str(checkpoint)
+    inputs = str(shapes[plan.problem.model.micro_batch_size][0])
+    identity = RunIdentity.of(plan, found.name, inputs, source.name, seed, dtype, chosen)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
-        folder, resume, self_check, return_state, timeout_s, engine, device, compiled, shapes, first,
+        folder, resume, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, first,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from .carry import carried
 from .course import Course, asynchronous, lengthened, run_at, runs
 from .engines import Engine
 from .evaluation import Evaluator
+from .identity import RunIdentity
 from .interpreter import Interpreter
 from .memory import StorageTracker
 from .mini_batch import MiniBatch
@@ -47,6 +48,7 @@ class Job:
     resume: bool
     self_check: bool
     return_state: bool
+    identity: RunIdentity
     timeout_s: float = TIMEOUT_S
     engine: Engine = "auto"
     device: str = "cpu"

@@ -121,6 +121,9 @@ class TensorShape:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {str(self.dtype).removeprefix('torch.')}"
+
     def empty(self, device: torch.device | str = "cpu") -> Tensor:
         """A new contiguous tensor."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)

@@ -5,9 +5,15 @@ BIN := $(VENV)/bin
 OUT := demo-out
 # Processes that run tests side by side; the slowest tests bring threads of their own.
 JOBS ?= 2
+# More for pytest, such as FLAGS="-x tests/test_check.py".
+FLAGS ?=
+# Where tests look for data sets first (docs/models.md), here for those that pip brings but does not install.
+export CONTRAFLOW_DATA ?= $(CURDIR)/$(VENV)/data
 
 # The CPU build that CI uses; `pip install contraflow` alone takes the range in pyproject.toml.
 TORCH := torch==2.13.0
+
+REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 
 # mypy does not follow the import hook of an editable install: it reads the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
@@ -34,8 +40,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	bash examples/demo.sh $(BIN) $(OUT)
 
-test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow"
+# The reviews are in a source distribution alone; without it the tests that read them are skipped and say so.
+$(REVIEWS): | $(VENV)/.installed-dev
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --retries 1 --no-deps \
+	    --no-binary vadersentiment -d $(@D) vaderSentiment==3.3.2 || echo "no reviews to be had"
+
+test: $(VENV)/.installed-dev $(REVIEWS)
+	$(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""Where the packaged data sets lie: a folder of the user's, then where their packages install them."""
+"""Where the packaged data sets lie: a folder of the user's, then where their packages install them.
+
+$CONTRAFLOW_DATA is the first, $CONTRAFLOW_SYSTEM_DATA the folder of the operating system's packages (default
+/usr/share); set and empty, that one is looked for nowhere.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 VARIABLE = "CONTRAFLOW_DATA"
+SYSTEM_VARIABLE = "CONTRAFLOW_SYSTEM_DATA"
 
 
 class UnknownData(ValueError):
@@ -22,6 +27,12 @@ def data_folder() -> Path:
     if given := os.environ.get(VARIABLE):
         return Path(given)
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "contraflow"
+
+
+def system_folder(relative: str) -> Path | None:
+    """Where packages of the operating system put `relative`; None: $CONTRAFLOW_SYSTEM_DATA is empty."""
+    given = os.environ.get(SYSTEM_VARIABLE, "/usr/share")
+    return Path(given) / relative if given else None
 
 
 def find(data_set: str, relative: str, installed: Path | None, install: str) -> Path:

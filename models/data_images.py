@@ -12,11 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .data_files import find, package_folder
+from .data_files import find, package_folder, system_folder
 from .finite import FiniteData, Read, Samples, split
 
 PIXELS = 28 * 28
-FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FASHION_SAMPLES = (60_000, 10_000)
 """For training and held out (Xiao et al. 2017, arXiv:1708.07747)."""
 FASHION_SCALE = (72.94, 90.02)
@@ -41,7 +40,8 @@ def fashion(counts: tuple[int, int], images: bool) -> tuple[Read, Callable[..., 
 
 
 def _fashion_file(name: str) -> Path:
-    return find("fashion-mnist", name, FASHION_FOLDER, "apt-get install dataset-fashion-mnist")
+    folder = system_folder("datasets/fashion-mnist")
+    return find("fashion-mnist", name, folder, "apt-get install dataset-fashion-mnist")
 
 
 @cache

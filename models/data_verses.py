@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .data_files import MissingData, find, package_folder
+from .data_files import MissingData, find, package_folder, system_folder
 from .finite import FiniteData, Samples, split
 from .words import END, START, Vocabulary, Words, padded, words
 
@@ -17,7 +17,6 @@ VOCABULARY = 2048
 """Of either language."""
 DEFAULT_LENGTH = 24
 HELD_OUT = 1_000
-FOLDER = Path("/usr/share/sword")
 TEXTS = {"engKJV2006eb": "sword-text-kjv", "spaRV1909eb": "sword-text-sparv"}
 _NOT_OF_THE_VERSE = re.compile(r"<(note|title)\b.*?</\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
@@ -40,7 +39,8 @@ def verses(name: str, length: int, per_step: int | None) -> FiniteData:
 
 def text_folder(module: str) -> Path:
     """Where a text lies. Raises MissingData."""
-    return find("verses", f"modules/texts/ztext/{module}", FOLDER, f"apt-get install {TEXTS[module]}")
+    install = f"apt-get install {TEXTS[module]}"
+    return find("verses", f"modules/texts/ztext/{module}", system_folder("sword"), install)
 
 
 def _read(paths: tuple[Path, ...], length: int, held_out: bool) -> Samples:

@@ -1,10 +1,15 @@
-"""What the tests start can be interrupted, also where a shell started pytest in the background, with SIGINT ignored."""
+"""What the tests start can be interrupted, also where a shell started pytest in the background, with SIGINT ignored.
+
+`--skipped FILE` writes which tests were skipped, one a line, so that `pytest @FILE` runs them again when what they
+lack is there.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +20,37 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 
 for helper in ("async_plans", "runs", "routes", "steady_plans"):
     pytest.register_assert_rewrite(helper)
+
+
+class Skipped:
+    """Writes the node ids of tests, and of modules, that were skipped."""
+
+    def __init__(self, path: Path) -> None:
+        """Begins with an empty file."""
+        self.path = path
+        self.path.write_text("")
+        self.seen: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in self.seen:
+            self.seen.add(report.nodeid)
+            with self.path.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--skipped FILE`."""
+    parser.addoption("--skipped", type=Path, metavar="FILE", help="write the ids of skipped tests, one a line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the process that sees all reports writes, not xdist's workers."""
+    path = config.getoption("--skipped")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(path))

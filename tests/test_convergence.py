@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from contraflow.models.data import MissingData, load
+from packaged import installed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 runs: Any = importlib.import_module("convergence_runs")
@@ -23,10 +22,7 @@ benchmark: Any = importlib.import_module("convergence")
 @pytest.fixture
 def fashion() -> None:
     """Tests with it are skipped where its package is not there."""
-    try:
-        load("fashion-mnist:8000/5000")
-    except MissingData as error:
-        pytest.skip(str(error))
+    installed("fashion-mnist:8000/5000")
 
 
 def outcome(*losses: float) -> Any:

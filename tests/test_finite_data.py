@@ -15,12 +15,14 @@ from torch import Tensor
 from contraflow.__main__ import cli
 from contraflow.executor.errors import RunError
 from contraflow.executor.launch import execute
+from contraflow.executor.profile import profile_model
 from contraflow.executor.reference import train_reference
 from contraflow.executor.training import Training
-from contraflow.models import Dataset, data_images, data_verses, held_out, load, resolve
+from contraflow.models import Dataset, data_verses, held_out, load, resolve
 from contraflow.models.data import MissingData, UnknownData
 from contraflow.models.finite import FiniteData, Samples, split
 from contraflow.models.words import END, PADDING, UNKNOWN, Vocabulary, padded, words
+from contraflow.planner import Cluster, ModelGraph, SearchSpace, Workload, plan
 
 
 def numbered(count: int, kept: bool) -> Samples:
@@ -61,10 +63,19 @@ def test_targets_alone_are_the_batchs(per_step: int | None) -> None:
         assert torch.equal(data.targets(3, step, 1, 4), data.batch(3, step, 1, 4)[1])
 
 
+def wide(count: int, kept: bool) -> Samples:
+    """Inputs of the width that mlp-fashion takes, in its ten classes."""
+    draw = np.random.default_rng(kept)
+    return Samples(draw.random((count, 784), dtype=np.float32), draw.integers(0, 10, count))
+
+
 def test_the_last_device_does_not_hold_the_inputs() -> None:
     """They are as large as many stashes here; every measured peak is within the plan's."""
-    case = Case("1f1b", "mlp-fashion", 2, 4)
-    result = execute(planned(case), 2, data="fashion-mnist:8000/5000", transport="threads", dtype=case.dtype)
+    data = FiniteData("wide", partial(wide, 64))
+    profile = profile_model(resolve("mlp-fashion"), 2, rounds=1, data=data)
+    made = plan(ModelGraph.from_dict(profile), Cluster.uniform(2), Workload(4), SearchSpace(schedule="1f1b")).plan
+    assert made is not None
+    result = execute(made, 2, data=data, transport="threads")
     for peak, planned_peak in zip(result.peak_bytes, result.forecast_peak_bytes, strict=True):
         assert peak <= planned_peak
 
@@ -124,14 +135,14 @@ def test_held_out_losses_are_of_the_held_out_part() -> None:
 
 def test_epochs_of_steps_that_the_plan_does_not_have_are_refused() -> None:
     """Fewer micro-batches would run out, more would leave samples out of every epoch."""
-    plan = planned(Case("1f1b", "mlp-tiny", 2, 4))
+    made = planned(Case("1f1b", "mlp-tiny", 2, 4))
     for count in (2, 8):
         data = FiniteData("ten", partial(numbered, 10), per_step=count)
         with pytest.raises(RunError, match=f"'ten' gives {count} micro-batches a step, the plan takes 4"):
-            execute(plan, 1, data=data, transport="threads")
+            execute(made, 1, data=data, transport="threads")
     data = FiniteData("ten", partial(numbered, 10), per_step=4)
     with pytest.raises(RunError, match="'ten' has epochs of micro-batches of 2 samples only, not of 1"):
-        execute(plan, 1, data=data, transport="threads", training=Training(mini_batch=7))
+        execute(made, 1, data=data, transport="threads", training=Training(mini_batch=7))
 
 
 # ---------------------------------------------------------------- names, and files that are not there
@@ -171,10 +182,23 @@ def test_a_data_set_that_is_not_installed_says_how_to(
 ) -> None:
     """At the time it is loaded, before anything is computed."""
     monkeypatch.setenv("CONTRAFLOW_DATA", str(tmp_path))
-    monkeypatch.setattr(data_images, "FASHION_FOLDER", tmp_path)
-    monkeypatch.setattr(data_verses, "FOLDER", tmp_path)
+    monkeypatch.setenv("CONTRAFLOW_SYSTEM_DATA", "")
     with pytest.raises(MissingData, match=message):
         load(name)
+
+
+@pytest.mark.parametrize("inside", ["CONTRAFLOW_DATA", "CONTRAFLOW_SYSTEM_DATA"])
+def test_a_text_is_found_in_either_folder(inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's folder holds what a package would, the system's is that of all packages."""
+    folders = {"CONTRAFLOW_DATA": tmp_path / "own", "CONTRAFLOW_SYSTEM_DATA": tmp_path / "share"}
+    for variable, folder in folders.items():
+        monkeypatch.setenv(variable, str(folder))
+    root = folders[inside] / ("" if inside == "CONTRAFLOW_DATA" else "sword")
+    text = root / "modules" / "texts" / "ztext" / "engKJV2006eb"
+    with pytest.raises(MissingData):
+        data_verses.text_folder("engKJV2006eb")
+    text.mkdir(parents=True)
+    assert data_verses.text_folder("engKJV2006eb") == text
 
 
 def test_the_command_line_says_what_to_install_in_one_line(

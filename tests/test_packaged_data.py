@@ -8,19 +8,16 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from packaged import installed
 
 from contraflow.models import data_reviews, data_verses, load
-from contraflow.models.data import MissingData
 from contraflow.models.finite import FiniteData
 from contraflow.models.words import END, PADDING, START
 
 
-def installed(name: str) -> FiniteData:
-    """The data set; a test without it is skipped and says what is missing."""
-    try:
-        data = load(name)
-    except MissingData as error:
-        pytest.skip(str(error))
+def packaged(name: str) -> FiniteData:
+    """The data set, or the test is skipped."""
+    data = installed(name)
     assert isinstance(data, FiniteData)
     return data
 
@@ -32,7 +29,7 @@ def installed(name: str) -> FiniteData:
 @pytest.mark.parametrize("option", ["", ",micro-batches=2"])
 def test_a_micro_batch_depends_on_its_arguments_alone(name: str, option: str) -> None:
     """Found again under its name, it gives the same; other steps, micro-batches and seeds give others."""
-    data = installed(name + option)
+    data = packaged(name + option)
     assert data.name == name + option
     x, target = data.batch(0, 3, 1, 4)
     again, target_again = load(data.name).batch(0, 3, 1, 4)
@@ -46,7 +43,7 @@ def test_a_micro_batch_depends_on_its_arguments_alone(name: str, option: str) ->
 
 def test_fashion_mnists_bounded_part_is_its_beginning() -> None:
     """8,000 and 5,000 samples of about zero mean and unit variance; labels as published; images are the same pixels."""
-    data = installed("fashion-mnist:8000/5000")
+    data = packaged("fashion-mnist:8000/5000")
     kept = data.held_out
     assert isinstance(kept, FiniteData)
     assert (len(data), len(kept)) == (8000, 5000)
@@ -58,14 +55,14 @@ def test_fashion_mnists_bounded_part_is_its_beginning() -> None:
     assert labels[:8].tolist() == [9, 0, 0, 3, 0, 2, 7, 2]
     assert kept.take(np.arange(6))[1].tolist() == [9, 2, 1, 1, 6, 1]
     assert labels.bincount().min() > 700
-    images = installed("fashion-mnist-images:8000/5000").take(np.arange(3))[0]
+    images = packaged("fashion-mnist-images:8000/5000").take(np.arange(3))[0]
     assert images.shape == (3, 1, 28, 28)
     assert torch.equal(images.flatten(1), x[:3])
 
 
 def test_mnist_5k_has_500_of_every_digit() -> None:
     """4,000 to train on and 1,000 held out, in mixed order."""
-    data = installed("mnist-5k")
+    data = packaged("mnist-5k")
     kept = data.held_out
     assert isinstance(kept, FiniteData)
     parts = [data.take(np.arange(4000)), kept.take(np.arange(1000))]
@@ -77,7 +74,7 @@ def test_mnist_5k_has_500_of_every_digit() -> None:
 
 def test_reviews_are_the_published_rows_and_their_sign() -> None:
     """10,605 snippets, 5,242 of them rated above 0; a short one is filled in front, as the last state counts."""
-    data = installed("reviews")
+    data = packaged("reviews")
     kept = data.held_out
     assert isinstance(kept, FiniteData)
     x, target = data.take(np.arange(len(data)))
@@ -92,7 +89,7 @@ def test_reviews_are_the_published_rows_and_their_sign() -> None:
 
 def test_verses_are_pairs_and_targets_are_one_word_ahead() -> None:
     """31,084 verses are in both texts; a pair is kept where both fit, and the decoder reads what it said before."""
-    data = installed("verses:16")
+    data = packaged("verses:16")
     x, target = data.take(np.arange(len(data)))
     source, asked = x[:, :16], x[:, 16:]
     assert len(data) == 3_339 - data_verses.HELD_OUT

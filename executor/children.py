@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ExecutionError, RunError
+from .process_state import ProcessState, process_state
+from .pulse import Stillness
 from .rank import Notice, RankReport, StepReport
-from .watch import NOWHERE, Board, Doing, Watcher
+from .shared_file import SharedFile
+from .watch import NOWHERE, Board, Doing, Hang, Watcher
 
 if TYPE_CHECKING:
     from .launch import Collector
@@ -64,18 +67,19 @@ class Children:
 
     Args:
         context: of multiprocessing.
-        target: called in each process as target(rank, outbox, board memory, *arguments).
+        target: called in each process as target(rank, outbox, board's file, *arguments).
     """
 
     def __init__(self, context: Any, ranks: int, target: Callable[..., None], arguments: Sequence[Any]) -> None:
-        memory = context.RawArray("b", Board.size(ranks))
-        self._board = Board(memory)
+        self._file = SharedFile(Board.size(ranks))
+        self._board = Board(self._file.memory())
+        self._stillness = Stillness()
         self._inboxes: list[Connection] = []
         self._outboxes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for rank in range(ranks):
             inbox, outbox = context.Pipe(duplex=False)
-            process = context.Process(target=target, args=(rank, outbox, memory, *arguments), daemon=True)
+            process = context.Process(target=target, args=(rank, outbox, self._file, *arguments), daemon=True)
             process.name = f"rank {rank}"
             self._inboxes.append(inbox)
             self._outboxes.append(outbox)
@@ -85,7 +89,8 @@ class Children:
         """Starts all; from now on `end` is due."""
         for rank, process in enumerate(self._processes):
             self._board.write(rank, Doing.STARTING, NOWHERE, NOWHERE, NOWHERE, time.monotonic_ns())
-            process.start()
+            with without_interrupts():
+                process.start()
             self._outboxes[rank].close()  # so that its death is the end of the pipe
 
     def collect(self, collected: Collector, watcher: Watcher) -> list[RankReport]:
@@ -106,12 +111,18 @@ class Children:
                     failures.append(message)
             if failures:
                 raise self._cause(failures, watcher).error()
-            hang = watcher.hang(self._board.read_all())
+            hang = self._hang(watcher)
             if hang is not None:
                 raise ExecutionError(hang.text)
+        deadline = time.monotonic() + _GRACE_S
         for process in self._processes:
-            process.join(_GRACE_S)
+            process.join(max(0.0, deadline - time.monotonic()))
         return [finished[rank] for rank in sorted(finished)]
+
+    def _hang(self, watcher: Watcher) -> Hang | None:
+        slots, states = self._board.read_all(), {rank: _state(p) for rank, p in enumerate(self._processes)}
+        still = self._stillness.seconds(slots, self._board.beats(), states)
+        return watcher.hang(slots, still=still, awake_ns=self._stillness.awake_ns)
 
     def _receive(self, watcher: Watcher) -> Iterator[tuple[int, Any]]:
         """What arrives within a short while; that a process ended without a last word is a failure that arrives."""
@@ -144,7 +155,9 @@ class Children:
         """Terminates whoever still runs, and makes sure of it."""
         started = [process for process in self._processes if process.pid is not None]
         for process in started:
-            if process.is_alive():
+            if _state(process).stopped:
+                process.kill()  # it cannot follow a request
+            elif process.is_alive():
                 process.terminate()
         deadline = time.monotonic() + _GRACE_S
         for process in started:
@@ -154,6 +167,25 @@ class Children:
                 process.join()
         for inbox in self._inboxes:
             inbox.close()
+        self._file.close()
+
+
+def _state(process: BaseProcess) -> ProcessState:
+    return ProcessState() if process.pid is None else process_state(process.pid)
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes started meanwhile begin with SIGINT blocked: a Ctrl-C waits until they have said what they do with it.
+
+    So does one of this thread.
+    """
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -176,14 +208,3 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def die_with(parent: BaseProcess, clean_up: Callable[[], None]) -> None:
-    """Ends this process when its parent has ended, whatever this process does then."""
-
-    def watch() -> None:
-        parent.join()
-        clean_up()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

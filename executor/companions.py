@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch.multiprocessing as multiprocessing
 
 from .allocator import keep_freed_memory
-from .children import die_with
 from .errors import ExecutionError, RunError
+from .process_state import die_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
@@ -75,9 +75,7 @@ def _wait(barrier: Barrier) -> None:
 def _companion(work: Callable[[Pace], object], barrier: Barrier) -> None:
     """Ends quietly: the one that is measured has ended, or it meets the same error and tells of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    die_with(parent, lambda: None)
+    die_with_parent()
     keep_freed_memory()
     try:
         work(lambda: _wait(barrier))

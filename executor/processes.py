@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import signal
-import tempfile
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -16,60 +15,74 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from . import spawned
 from .allocator import keep_freed_memory
-from .children import Children, Failure, die_with, ended_by_sigterm
+from .children import Children, Failure, ended_by_sigterm, one_line
 from .errors import ExecutionError, RunError
 from .rank import Job, Notice, RankReport, StepReport, run_rank
+from .shared_file import SharedFile
 from .transport import BACKSTOP_S, GlooTransport
 from .watch import Board, Watcher, lost_another
 
 if TYPE_CHECKING:
     from .launch import Collector
 
+_LOOPBACK = ("lo", "lo0")
+
 
 def run_processes(job: Job, collected: Collector, threads: int) -> list[RankReport]:
     """Spawns a process per device, collects their reports, and leaves none behind whatever happens."""
     try:
-        pickle.dumps(job)
+        content = pickle.dumps(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RunError(
             f"the model or data cannot be sent to other processes ({error}): give package.module:function"
         ) from None
     context = multiprocessing.get_context("spawn")
-    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
-        children = Children(context, len(job.plan.orders), _child, (job, folder, threads))
+    with ended_by_sigterm(), ExitStack() as closing:
         try:
-            children.start()
-            return children.collect(collected, Watcher(job.plan, job.timeout_s, orders_at=job.orders_at))
-        finally:
-            children.end()
+            rendezvous = SharedFile()
+            closing.callback(rendezvous.close)
+            children = Children(context, len(job.plan.orders), spawned.rank, (rendezvous, content, threads))
+        except OSError as error:
+            raise ExecutionError(f"no room for what the ranks share: {one_line(error)}") from None
+        closing.callback(children.end)
+        children.start()
+        return children.collect(collected, Watcher(job.plan, job.timeout_s, orders_at=job.orders_at))
 
 
-def _child(rank: int, outbox: Connection, memory: Any, job: Job, folder: str, threads: int) -> None:
-    """A rank's process: its result or its error goes to the outbox; it dies with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    die_with(parent, lambda: shutil.rmtree(folder, ignore_errors=True))
+def run_spawned(
+    rank: int, outbox: Connection, board: Board, rendezvous: SharedFile, content: bytes, threads: int
+) -> bool:
+    """One rank of `run_processes`: its result or its error goes to the outbox; whether it was a result."""
 
     def post(message: object) -> None:
         outbox.send_bytes(pickle.dumps(message))  # torch would otherwise share tensors with a process that ends
 
-    board = Board(memory)
+    job: Job | None = None
     try:
+        job = pickle.loads(content)
+        assert job is not None
         torch.set_num_threads(threads)
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/rendezvous",
-            rank=rank,
-            world_size=len(job.plan.orders),
-            timeout=timedelta(seconds=BACKSTOP_S),
-        )
+        listen_locally()
+        ranks = len(job.plan.orders)
+        store = dist.FileStore(rendezvous.path, ranks)  # type: ignore[attr-defined]
+        limit = timedelta(seconds=BACKSTOP_S)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
         post(_run(job, post, board))
         dist.destroy_process_group()
     except Exception as error:
-        post(Failure.of(error, rank, lost_another(job.orders_at, rank, board.read(rank))))
-        os._exit(1)
+        lost = job is not None and lost_another(job.orders_at, rank, board.read(rank))
+        post(Failure.of(error, rank, lost))
+        return False
+    return True
+
+
+def listen_locally() -> None:
+    """Ranks of one machine talk over its loopback interface, unless GLOO_SOCKET_IFNAME names another."""
+    found = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
+    if found is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
 
 
 def _run(

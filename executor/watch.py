@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..planner.op_columns import Messages, Ops
@@ -25,6 +26,8 @@ SETUP_S = 1800.0
 """The same before the first step (imports, tracing, checking, loading) and after the last (saving)."""
 
 _SLOT = struct.Struct("=5q")
+_BEAT = struct.Struct("=q")
+_STRIDE = _SLOT.size + _BEAT.size
 NOWHERE = -1
 OrdersAt = Callable[[int], Sequence[Sequence[Op]]]
 """The op lists that the ranks follow in a step."""
@@ -41,7 +44,8 @@ class Doing(IntEnum):
     EVALUATING = 5
 
 
-_LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)
+LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)
+"""May take much longer than an op."""
 _OUTSIDE = {
     Doing.STARTING: "while starting",
     Doing.ENDING: "while saving",
@@ -65,7 +69,10 @@ class Slot(NamedTuple):
 
 
 class Board:
-    """A slot for each rank in a buffer of `Board.size(ranks)` bytes, written without locks: one writer a slot."""
+    """A slot for each rank in a buffer of `Board.size(ranks)` bytes, and when its process was last known to run.
+
+    Written without locks: one writer a slot, and one a beat.
+    """
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
@@ -73,20 +80,29 @@ class Board:
     @staticmethod
     def size(ranks: int) -> int:
         """Bytes for so many ranks."""
-        return ranks * _SLOT.size
+        return ranks * _STRIDE
 
     def write(self, rank: int, doing: int, step: int, place: int, awaited: int, since_ns: int) -> None:
         """Publishes a rank's state; well under a microsecond."""
-        _SLOT.pack_into(self._memory, rank * _SLOT.size, doing, step, place, awaited, since_ns)
+        _SLOT.pack_into(self._memory, rank * _STRIDE, doing, step, place, awaited, since_ns)
 
     def read(self, rank: int) -> Slot:
         """A rank's state."""
-        doing, *rest = _SLOT.unpack_from(self._memory, rank * _SLOT.size)
+        doing, *rest = _SLOT.unpack_from(self._memory, rank * _STRIDE)
         return Slot(Doing(doing), *rest)
+
+    def beat(self, rank: int, now_ns: int) -> None:
+        """Says that the rank's process runs."""
+        _BEAT.pack_into(self._memory, rank * _STRIDE + _SLOT.size, now_ns)
+
+    def beats(self) -> list[int]:
+        """When every rank's process was last known to run, 0: never."""
+        found = range(_SLOT.size, len(self._memory), _STRIDE)
+        return [_BEAT.unpack_from(self._memory, offset)[0] for offset in found]
 
     def read_all(self) -> list[Slot]:
         """The states of all ranks."""
-        return [self.read(rank) for rank in range(len(self._memory) // _SLOT.size)]
+        return [self.read(rank) for rank in range(len(self._memory) // _STRIDE)]
 
 
 class Hang(NamedTuple):
@@ -119,7 +135,7 @@ class Watcher:
 
     def where(self, rank: int, slot: Slot) -> str:
         """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
-        if slot.doing in (*_LONG, Doing.DONE):
+        if slot.doing in (*LONG, Doing.DONE):
             return _OUTSIDE[slot.doing]
         order = self._orders(slot)[rank]
         if not 0 <= slot.place < len(order):
@@ -135,26 +151,41 @@ class Watcher:
             return f"rank {rank} ended without a result (exit code {exit_code}) {self.where(rank, slot)}"
         return f"rank {rank} was killed by signal {-exit_code}{_signal_name(-exit_code)} {self.where(rank, slot)}"
 
-    def hang(self, slots: Sequence[Slot], now_ns: int | None = None) -> Hang | None:
+    def hang(
+        self,
+        slots: Sequence[Slot],
+        now_ns: int | None = None,
+        still: Mapping[int, float] = MappingProxyType({}),
+        awake_ns: int = 0,
+    ) -> Hang | None:
         """Who hangs where; None while there is progress.
 
-        A rank that computes hangs when its operation takes longer than the timeout. Ranks that wait are to blame
-        only when all of them do: then nobody is left who could end it.
+        A rank whose process does not run is to blame before all others. One that computes hangs when its operation
+        takes longer than the timeout. Ranks that wait are to blame only when all of them do: then nobody is left who
+        could end it.
+
+        Args:
+            still: seconds for which the processes of ranks have not run (see `pulse.Stillness`).
+            awake_ns: what was before counts as begun then.
         """
         now = time.monotonic_ns() if now_ns is None else now_ns
+        if still:
+            longest = max(still, key=lambda rank: (still[rank], -rank))
+            over = still[longest] > self.timeout_s
+            return self._stopped(longest, slots[longest]) if over else None
         started = {rank: slot for rank, slot in enumerate(slots) if slot.since_ns > 0}
-        age = {rank: (now - slot.since_ns) / 1e9 for rank, slot in started.items()}
+        age = {rank: (now - max(slot.since_ns, awake_ns)) / 1e9 for rank, slot in started.items()}
         busy = [rank for rank, slot in started.items() if slot.doing is Doing.COMPUTING and age[rank] > self.timeout_s]
         if busy:
             worst = max(busy, key=lambda rank: age[rank])
             return self._hang(worst, slots[worst], self.timeout_s)
-        outside = [rank for rank, slot in started.items() if slot.doing in _LONG]
+        outside = [rank for rank, slot in started.items() if slot.doing in LONG]
         late = [rank for rank in outside if age[rank] > self.setup_s]
         if late:
             return self._hang(min(late), slots[min(late)], self.setup_s)
         waiting = {rank: slot for rank, slot in started.items() if slot.doing is Doing.WAITING}
-        over = [rank for rank, slot in enumerate(slots) if slot.doing is Doing.DONE]
-        if not waiting or len(waiting) + len(over) < len(slots) or min(age[r] for r in waiting) <= self.timeout_s:
+        done = [rank for rank, slot in enumerate(slots) if slot.doing is Doing.DONE]
+        if not waiting or len(waiting) + len(done) < len(slots) or min(age[r] for r in waiting) <= self.timeout_s:
             return None
         root = self._root(waiting)
         others = "".join(f"; rank {r} {self.where(r, s)}" for r, s in waiting.items() if r != root)
@@ -162,6 +193,10 @@ class Watcher:
 
     def _hang(self, rank: int, slot: Slot, limit_s: float, others: str = "") -> Hang:
         return Hang(rank, f"rank {rank} hangs {self.where(rank, slot)}: no progress for {limit_s:g} s{others}")
+
+    def _stopped(self, rank: int, slot: Slot) -> Hang:
+        where = self.where(rank, slot)
+        return Hang(rank, f"rank {rank} has been stopped {where}: its process has not run for {self.timeout_s:g} s")
 
     def _root(self, waiting: Mapping[int, Slot]) -> int:
         """Follows who waits for whom from the rank that has waited longest, up to a rank met before."""

@@ -1,6 +1,7 @@
 """A model whose last layer fails on demand, in the middle of a forward: what the fault tests run.
 
-FAULT says how ("raise", "kill", "stop", "sleep"), FAULT_AT at which real call of the layer in its process.
+FAULT says how ("raise", "kill", "stop", "sleep"), FAULT_AT at which real call of the layer in its process; "build":
+while the stage is built. FAULT_LISTEN: a file for the addresses at which the run listens in that moment.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.process import parent_process
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from contraflow.executor.process_state import children_of
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec
 from contraflow.planner.cluster import Cluster
@@ -32,9 +38,22 @@ def faulty(x: Tensor) -> Tensor:
     """The identity, until it fails."""
     global calls
     calls += 1
-    if calls == int(os.environ.get("FAULT_AT", "0")):
+    if str(calls) == os.environ.get("FAULT_AT"):
+        if "FAULT_LISTEN" in os.environ:
+            parent = os.getppid()
+            Path(os.environ["FAULT_LISTEN"]).write_text("\n".join(listening([parent, *children_of(parent)])))
         _fail(os.environ["FAULT"])
     return x.clone()
+
+
+def listening(processes: Sequence[int]) -> list[str]:
+    """The addresses, as in /proc/net, of the listening TCP sockets that processes of this machine have."""
+    own = set()
+    for path in (path for pid in processes for path in Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):
+            own.add(str(path.readlink()))
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
 
 
 def _fail(how: str) -> None:
@@ -58,6 +77,8 @@ class Faulty(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        if os.environ.get("FAULT_AT") == "build" and parent_process() is not None:
+            _fail(os.environ["FAULT"])
         self.linear = nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:

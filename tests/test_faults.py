@@ -69,10 +69,10 @@ def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
     assert left_folders() == set()
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, how: str, transport: str, timeout_s: float = 60.0) -> str:
-    """Runs the faulty model, which fails in step 1, micro-batch 2; the message."""
+def fail(monkeypatch: pytest.MonkeyPatch, how: str, transport: str, timeout_s: float = 60.0, at: str = "7") -> str:
+    """Runs the faulty model, which fails in step 1, micro-batch 2, unless told otherwise; the message."""
     monkeypatch.setenv("FAULT", how)
-    monkeypatch.setenv("FAULT_AT", "7")
+    monkeypatch.setenv("FAULT_AT", at)
     with pytest.raises(ExecutionError) as caught:
         execute(
             faulty.planned(), 3, model=MODEL, transport=transport, timeout_s=timeout_s, self_check=False,
@@ -86,9 +86,19 @@ def test_a_rank_that_raises(monkeypatch: pytest.MonkeyPatch, transport: str) -> 
     assert fail(monkeypatch, "raise", transport) == f"rank 1, {WHERE}: ValueError: out of luck"
 
 
-def test_a_rank_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the kernel does when memory runs out."""
+def test_a_rank_that_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the kernel does when memory runs out. Until then nobody else can connect: all listen on the loopback."""
+    monkeypatch.setenv("FAULT_LISTEN", str(tmp_path / "listening"))
     assert fail(monkeypatch, "kill", "processes") == f"rank 1 was killed by signal 9 (SIGKILL) in {WHERE}"
+    addresses = (tmp_path / "listening").read_text().splitlines()
+    assert len(addresses) >= 2, "a socket of each rank"
+    assert set(addresses) == {"0100007F"}
+
+
+def test_a_rank_that_is_stopped_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found although starting may take long, and named although the other rank waits for it as long."""
+    message = fail(monkeypatch, "stop", "processes", 2.5, at="build")
+    assert message == "rank 1 has been stopped while starting: its process has not run for 2.5 s"
 
 
 def test_a_rank_that_exits() -> None:

@@ -1,0 +1,26 @@
+"""How a spawned rank begins: it is watched, and bound to its parent, before anything large is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.connection import Connection
+
+from .process_state import die_with_parent
+from .pulse import beat
+from .shared_file import SharedFile
+from .watch import Board
+
+
+def rank(number: int, outbox: Connection, file: SharedFile, rendezvous: SharedFile, job: bytes, threads: int) -> None:
+    """A rank's process. `job`: a pickled `rank.Job`, whose model may come from modules that fail to be imported."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    die_with_parent()
+    board = Board(file.memory())
+    over = beat(board, number)
+    from .processes import run_spawned
+
+    if not run_spawned(number, outbox, board, rendezvous, job, threads):
+        os._exit(1)
+    over.set()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .errors import ClusterError, InputError
+from . import reading
+from .errors import ClusterError
+from .limits import LEAST_RATE, MOST_DEVICES, MOST_MEMORY_BYTES, MOST_RATE, MOST_SECONDS, MOST_SPEED
 from .presets import PRESETS, DeviceType
+from .printable import listed, shown
+from .reading import refusing
 from .units import parse_bandwidth, parse_bytes, parse_seconds
 
 
@@ -66,8 +69,11 @@ class Cluster:
     network: Link = Link()
 
     def __post_init__(self) -> None:
-        if not self.devices:
+        count = sum(group.count * group.devices for group in self.nodes)
+        if count < 1:
             raise ClusterError("the cluster has no devices")
+        if count > MOST_DEVICES:
+            raise ClusterError(f"the cluster has {count} devices, at most {MOST_DEVICES} are planned for")
 
     @classmethod
     def uniform(
@@ -157,23 +163,14 @@ class Cluster:
     @classmethod
     def from_dict(cls, content: object) -> Cluster:
         """The cluster of a parsed cluster.toml; raises ClusterError naming the table and key."""
-        try:
+        with refusing(ClusterError):
             return _cluster_from(content)
-        except ClusterError:
-            raise
-        except InputError as error:
-            raise ClusterError(str(error)) from None
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """Reads cluster.toml; raises ClusterError (one line) when it is not one."""
-        try:
-            content = tomllib.loads(Path(path).read_text())
-        except OSError as error:
-            raise ClusterError(f"cannot read {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise ClusterError(f"{path} is not TOML: {error}") from None
-        return cls.from_dict(content)
+        with refusing(ClusterError):
+            return cls.from_dict(reading.read_toml(path))
 
 
 def _link_to_dict(link: Link) -> dict[str, float]:
@@ -202,12 +199,7 @@ def _group_to_dict(group: NodeGroup) -> dict[str, Any]:
 
 
 def _table(content: object, where: str, known: set[str]) -> Mapping[str, Any]:
-    if not isinstance(content, dict):
-        raise ClusterError(f"{where} must be a table, got {content!r}")
-    for key in content:
-        if key not in known:
-            raise ClusterError(f"{where}: unknown key {key!r}")
-    return content
+    return reading.mapping(content, where, known, "a table")
 
 
 def _link_from(content: object, where: str, extra: str) -> Link:
@@ -215,36 +207,41 @@ def _link_from(content: object, where: str, extra: str) -> Link:
     table = _table(content, where, {"bandwidth", "latency", extra})
 
     def bandwidth(key: str) -> float | None:
-        return parse_bandwidth(table[key], f"{where}.{key}") if key in table else None
+        return _rate(table[key], key, where) if key in table else None
 
     latency_s = parse_seconds(table.get("latency", 0), f"{where}.latency")
+    reading.number(latency_s, "latency", where, MOST_SECONDS)
     return Link(bandwidth("bandwidth") or math.inf, latency_s, bandwidth("reduce_bandwidth"))
 
 
+def _rate(value: object, key: str, where: str) -> float:
+    rate = parse_bandwidth(value, f"{where}.{key}")
+    return reading.positive(rate, key, where, LEAST_RATE, MOST_RATE)
+
+
+def _memory(value: object, key: str, where: str) -> int:
+    return reading.whole(parse_bytes(value, f"{where}.{key}"), key, where, most=MOST_MEMORY_BYTES)
+
+
 def _kind_from(name: str, content: object) -> DeviceType:
-    where = f"devices.{name}"
+    where = f"devices.{reading.name_in(name)}"
     table = _table(content, where, {"memory", "speed", "memory_bandwidth", "flops"})
-    kind = PRESETS.get(name, DeviceType(name, 0))
+    kind = PRESETS.get(name, DeviceType(reading.text(name, "the name", "a device"), 0))
     if "memory" in table:
-        kind = replace(kind, memory_bytes=parse_bytes(table["memory"], f"{where}.memory"))
+        kind = replace(kind, memory_bytes=_memory(table["memory"], "memory", where))
     if kind.memory_bytes <= 0:
-        raise ClusterError(f"{where}: memory must be more than 0, got {table.get('memory', 'nothing')!r}")
-    speed = table.get("speed", kind.speed)
-    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed < math.inf:
-        raise ClusterError(f"{where}: speed must be a finite number more than 0, got {speed!r}")
-    kind = replace(kind, speed=float(speed))
+        raise ClusterError(f"{where}: memory must be more than 0, got {shown(table.get('memory', 'nothing'))}")
+    if "speed" in table:
+        kind = replace(kind, speed=reading.positive(table["speed"], "speed", where, 1 / MOST_SPEED, MOST_SPEED))
     if "memory_bandwidth" in table:
-        kind = replace(kind, memory_bandwidth=parse_bandwidth(table["memory_bandwidth"], f"{where}.memory_bandwidth"))
+        kind = replace(kind, memory_bandwidth=_rate(table["memory_bandwidth"], "memory_bandwidth", where))
     if "flops" in table:
-        kind = replace(kind, flops=float(table["flops"]))
+        kind = replace(kind, flops=reading.positive(table["flops"], "flops", where, LEAST_RATE, MOST_RATE))
     return kind
 
 
 def _count(table: Mapping[str, Any], key: str, where: str) -> int:
-    value = table.get(key, 1)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ClusterError(f"{where}: {key} must be a whole number of at least 1, got {value!r}")
-    return value
+    return reading.whole(table.get(key, 1), key, where, 1, MOST_DEVICES)
 
 
 _GROUP_KEYS = {"count", "devices", "device", "link", "host_memory", "host_link"}
@@ -254,7 +251,7 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
     table = _table(content, where, _GROUP_KEYS)
     name = table.get("device")
     if not isinstance(name, str) or name not in kinds:
-        raise ClusterError(f"{where}: unknown device {name!r}; known: {', '.join(sorted(kinds))}")
+        raise ClusterError(f"{where}: unknown device {shown(name)}; known: {listed(sorted(kinds))}")
     host = table.get("host_link", {})
     host_memory = table.get("host_memory")
     return NodeGroup(
@@ -262,7 +259,7 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
         _count(table, "devices", where),
         kinds[name],
         _link_from(table.get("link", {}), f"{where}.link", "reduce_bandwidth"),
-        None if host_memory is None else parse_bytes(host_memory, f"{where}.host_memory"),
+        None if host_memory is None else _memory(host_memory, "host_memory", where),
         _link_from(host, f"{where}.host_link", "shared_by"),
         _count(host, "shared_by", f"{where}.host_link"),
     )
@@ -270,12 +267,12 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
 
 def _cluster_from(content: object) -> Cluster:
     table = _table(content, "cluster", {"nodes", "network", "devices"})
-    custom = table.get("devices", {})
-    if not isinstance(custom, dict):
-        raise ClusterError("devices must be a table of tables")
+    custom = reading.mapping(table.get("devices", {}), "devices", what="a table of tables")
+    reading.at_most(len(custom), MOST_DEVICES, "devices")
     kinds = PRESETS | {name: _kind_from(name, entry) for name, entry in custom.items()}
     groups = table.get("nodes")
     if not isinstance(groups, list) or not groups:
         raise ClusterError("the cluster has no [[nodes]]")
+    reading.at_most(len(groups), MOST_DEVICES, "nodes")
     nodes = tuple(_group_from(entry, f"nodes[{k}]", kinds) for k, entry in enumerate(groups))
     return Cluster(nodes, _link_from(table.get("network", {}), "network", "reduce_bandwidth"))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import reading
 from .errors import ModelError
 from .files import write_text
+from .limits import MOST_BYTES, MOST_EDGES, MOST_LAYERS, MOST_NAME, MOST_SECONDS
+from .printable import shown
+from .reading import refusing
 
 if TYPE_CHECKING:
     import networkx
@@ -60,15 +64,19 @@ class Layer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ModelError(f"layer name must be a non-empty string, got {self.name!r}")
-        for key in _TIMES:
-            _check_number(self.name, key, getattr(self, key), whole=False)
-        for key in _SIZES:
-            _check_number(self.name, key, getattr(self, key), whole=True)
-        if self.input_bytes is not None:
-            _check_number(self.name, "input_bytes", self.input_bytes, whole=True)
+            raise ModelError(f"layer name must be a non-empty string, got {shown(self.name)}")
+        where = f"layer {shown(self.name)}"
+        with refusing(ModelError):
+            reading.text(self.name, "name", where)
+            for key in _TIMES:
+                reading.number(getattr(self, key), key, where, MOST_SECONDS)
+            for key in _SIZES:
+                reading.whole(getattr(self, key), key, where, most=MOST_BYTES)
+            if self.input_bytes is not None:
+                reading.whole(self.input_bytes, "input_bytes", where, most=MOST_BYTES)
 
 
+_MOST_DIMENSIONS = 64  # of a tensor, in torch
 _TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
 _SIZES = (
     "parameter_bytes",
@@ -78,15 +86,6 @@ _SIZES = (
     "workspace_bytes",
     "buffer_bytes",
 )
-
-
-def _check_number(layer: str, key: str, value: object, whole: bool) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ModelError(f"layer {layer!r}: {key} must be a number, got {value!r}")
-    if not math.isfinite(value) or value < 0:
-        raise ModelError(f"layer {layer!r}: {key} must be finite and not negative, got {value!r}")
-    if whole and value != int(value):
-        raise ModelError(f"layer {layer!r}: {key} must be a whole number of bytes, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -116,34 +115,51 @@ class ModelGraph:
 
         if not self.layers:
             raise ModelError("the model has no layers")
+        self._check_sizes()
         seen: set[str] = set()
         for layer in self.layers:
             if layer.name in seen:
-                raise ModelError(f"layer {layer.name!r} appears twice")
+                raise ModelError(f"layer {shown(layer.name)} appears twice")
             seen.add(layer.name)
         for source, target in self.edges:
             for end in (source, target):
                 if end not in seen:
-                    raise ModelError(f"edge {source!r} -> {target!r}: there is no layer {end!r}")
+                    raise ModelError(f"edge {shown(source)} -> {shown(target)}: there is no layer {shown(end)}")
         self._check_shared(seen)
         graph = networkx.DiGraph(self.edges)
         if not networkx.is_directed_acyclic_graph(graph):
             cycle = [edge[0] for edge in networkx.find_cycle(graph)]
-            raise ModelError(f"the layer graph has a cycle: {' -> '.join(map(repr, [*cycle, cycle[0]]))}")
+            few = [*map(shown, cycle[:4]), *(["..."] if len(cycle) > 4 else []), shown(cycle[0])]
+            raise ModelError(f"the layer graph has a cycle: {' -> '.join(few)}")
+
+    def _check_sizes(self) -> None:
+        """Whatever adds up layers stays exact."""
+        with refusing(ModelError):
+            reading.at_most(len(self.layers), MOST_LAYERS, "layers")
+            reading.at_most(len(self.edges), MOST_EDGES, "edges")
+        if self.total_bytes > MOST_BYTES:
+            raise ModelError(
+                f"the layers have {self.total_bytes} bytes together, at most {MOST_BYTES} are planned with"
+            )
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """All sizes of all layers: more than anything that a micro-batch needs, however it is counted."""
+        return sum(sum(getattr(x, key) for key in _SIZES) + (x.input_bytes or 0) for x in self.layers)
 
     def _check_shared(self, known: set[str]) -> None:
         shared: dict[str, int] = {}
         for group in self.shared:
             for member in group.layers:
                 if member not in known:
-                    raise ModelError(f"shared parameters name layer {member!r}, which does not exist")
+                    raise ModelError(f"shared parameters name layer {shown(member)}, which does not exist")
                 shared[member] = shared.get(member, 0) + group.bytes
             if len(group.layers) < 2 or len(set(group.layers)) < len(group.layers):
-                raise ModelError(f"shared parameters need two or more different layers, got {list(group.layers)}")
+                raise ModelError(f"shared parameters need two or more different layers, got {shown(group.layers)}")
         for member, size in shared.items():
             whole = self.layers[self.index[member]].parameter_bytes
             if size > whole:
-                raise ModelError(f"layer {member!r} shares {size} bytes of parameters, but has {whole}")
+                raise ModelError(f"layer {shown(member)} shares {size} bytes of parameters, but has {whole}")
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -202,30 +218,27 @@ class ModelGraph:
     @classmethod
     def from_dict(cls, content: object) -> ModelGraph:
         """The model graph of a parsed model.json; raises ModelError naming the key or layer."""
-        if not isinstance(content, dict):
-            raise ModelError(f"a model must be a JSON object, got {type(content).__name__}")
-        known = {"format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared"}
-        _no_unknown(content, known, "model")
-        if content.get("format") != FORMAT:
-            raise ModelError(f"format must be {FORMAT!r}, got {content.get('format')!r}")
-        if content.get("version") != VERSION:
-            raise ModelError(f"model version must be {VERSION}, got {content.get('version')!r}")
-        layers = content.get("layers")
-        if not isinstance(layers, list):
-            raise ModelError("layers must be a list")
-        size = content.get("micro_batch_size", 1)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ModelError(f"micro_batch_size must be a whole number of at least 1, got {size!r}")
-        name, device = content.get("name", "model"), content.get("device")
-        if not isinstance(name, str) or not (device is None or isinstance(device, str)):
-            raise ModelError("name and device must be strings")
+        with refusing(ModelError):
+            return cls._read(content)
+
+    @classmethod
+    def _read(cls, content: object) -> ModelGraph:
+        top = reading.mapping(content, "a model", what="a JSON object")
+        reading.mapping(top, "model", _KEYS)
+        if top.get("format") != FORMAT:
+            raise ModelError(f"format must be {FORMAT!r}, got {shown(top.get('format'))}")
+        if top.get("version") != VERSION:
+            raise ModelError(f"model version must be {VERSION}, got {shown(top.get('version'))}")
+        layers = reading.items(top, "layers", "model", MOST_LAYERS)
+        size = reading.whole(top.get("micro_batch_size", 1), "micro_batch_size", "model", 1, MOST_BYTES)
+        device = top.get("device")
         return cls(
             tuple(_layer_from_dict(entry, position) for position, entry in enumerate(layers)),
-            _edges_from(content.get("edges", [])),
-            name,
+            _edges_from(top.get("edges", [])),
+            reading.text(top.get("name", "model"), "name", "model"),
             size,
-            device,
-            _shared_from(content.get("shared", [])),
+            None if device is None else reading.text(device, "device", "model"),
+            _shared_from(top.get("shared", [])),
         )
 
     def save(self, path: str | Path) -> None:
@@ -235,21 +248,11 @@ class ModelGraph:
     @classmethod
     def load(cls, path: str | Path) -> ModelGraph:
         """Reads model.json; raises ModelError (one line) when it is not one."""
-        try:
-            content = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise ModelError(f"{path} is not JSON: {error}") from None
-        return cls.from_dict(content)
+        with refusing(ModelError):
+            return cls.from_dict(reading.read_json(path))
 
 
-def _no_unknown(content: Mapping[str, object], known: set[str], where: str) -> None:
-    for key in content:
-        if key not in known:
-            raise ModelError(f"{where}: unknown key {key!r}")
-
-
+_KEYS = {"format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared"}
 _LAYER_KEYS = {f.name for f in fields(Layer)} - {"separable"} | {"backward_s"}
 
 
@@ -271,47 +274,52 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
 
 
 def _layer_from_dict(entry: object, position: int) -> Layer:
-    if not isinstance(entry, dict):
-        raise ModelError(f"layers[{position}] must be an object, got {entry!r}")
-    values: dict[str, Any] = dict(entry)
-    where = f"layer {values.get('name', position)!r}"
-    _no_unknown(values, _LAYER_KEYS, where)
+    values = dict(reading.mapping(entry, f"layers[{position}]"))
+    where = f"layer {shown(values.get('name', position))}"
+    reading.mapping(values, where, _LAYER_KEYS)
     if "name" not in values:
         raise ModelError(f"layers[{position}] has no name")
     if "backward_s" in values:
         if "backward_input_s" in values or "backward_weight_s" in values:
             raise ModelError(f"{where}: give backward_s or its two halves, not both")
+        reading.number(values["backward_s"], "backward_s", where, MOST_SECONDS)
         values["backward_input_s"] = values.pop("backward_s")
         values["separable"] = False
     if "weight_stash_bytes" not in values:
         values["weight_stash_bytes"] = values.get("stash_bytes", 0)
-    shapes = values.get("parameter_shapes")
-    if shapes is not None:
-        try:
-            values["parameter_shapes"] = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        except (TypeError, ValueError):
-            raise ModelError(f"{where}: parameter_shapes must be a list of lists of sizes") from None
+    if values.get("parameter_shapes") is not None:
+        values["parameter_shapes"] = _shapes_from(values["parameter_shapes"], where)
     layer = Layer(**values)
     whole = {k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes") if getattr(layer, k) is not None}
     return Layer(**(values | whole))
 
 
+def _shapes_from(content: object, where: str) -> tuple[tuple[int, ...], ...]:
+    """At most so many numbers as a name has letters: nobody's layer has more."""
+    shapes = reading.sequence(content, f"{where}: parameter_shapes", MOST_NAME)
+    found = []
+    for shape in shapes:
+        sizes = reading.sequence(shape, f"{where}: parameter_shapes: a shape", _MOST_DIMENSIONS)
+        found.append(tuple(reading.whole(n, "parameter_shapes", where, most=MOST_BYTES) for n in sizes))
+        if prod(found[-1]) > MOST_BYTES:
+            raise ModelError(f"{where}: a parameter of shape {shown(shape)} has more than {MOST_BYTES} numbers")
+    return tuple(found)
+
+
 def _edges_from(content: object) -> tuple[tuple[str, str], ...]:
-    if not isinstance(content, list):
-        raise ModelError("edges must be a list of pairs of layer names")
-    for edge in content:
+    edges = reading.sequence(content, "edges", MOST_EDGES)
+    for edge in edges:
         if not (isinstance(edge, list) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
-            raise ModelError(f"edge {edge!r} must be a pair of layer names")
-    return tuple(dict.fromkeys((edge[0], edge[1]) for edge in content))
+            raise ModelError(f"edge {shown(edge)} must be a pair of layer names")
+    return tuple(dict.fromkeys((edge[0], edge[1]) for edge in edges))
 
 
 def _shared_from(content: object) -> tuple[SharedParameters, ...]:
-    if not isinstance(content, list):
-        raise ModelError("shared must be a list")
     groups = []
-    for entry in content:
-        if not isinstance(entry, dict) or set(entry) != {"layers", "bytes"}:
-            raise ModelError(f"shared entry {entry!r} must have exactly the keys layers and bytes")
-        _check_number(str(entry["layers"]), "shared bytes", entry["bytes"], whole=True)
-        groups.append(SharedParameters(tuple(entry["layers"]), int(entry["bytes"])))
+    for position, entry in enumerate(reading.sequence(content, "shared", MOST_LAYERS)):
+        where = f"shared[{position}]"
+        group = reading.mapping(entry, where, {"layers", "bytes"})
+        size = reading.whole(reading.required(group, "bytes", where), "bytes", where, most=MOST_BYTES)
+        members = reading.texts(reading.items(group, "layers", where, MOST_LAYERS), "layers", where)
+        groups.append(SharedParameters(members, size))
     return tuple(groups)

@@ -7,6 +7,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from .cluster import Cluster
+from .errors import WorkloadError
+from .limits import MOST_STEP_BYTES
 from .model_graph import ModelGraph
 from .workload import Workload
 
@@ -104,11 +106,17 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Problem:
-    """What was asked: the model, the cluster and the workload."""
+    """What was asked: the model, the cluster and the workload. Raises WorkloadError where sizes would not add up."""
 
     model: ModelGraph
     cluster: Cluster
     workload: Workload
+
+    def __post_init__(self) -> None:
+        count = self.model.total_bytes * self.workload.micro_batches
+        if count > MOST_STEP_BYTES:
+            each = f"{self.workload.micro_batches} micro-batches of {self.model.total_bytes} bytes"
+            raise WorkloadError(f"{each} are {count} bytes, at most {MOST_STEP_BYTES} are planned with")
 
 
 @dataclass(frozen=True)

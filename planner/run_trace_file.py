@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import PlanError
 from .files import write_text
-from .formats.reading import items, mapping, number, parse_json, positive, read_text, required, whole
+from .limits import (
+    MOST_DEVICES,
+    MOST_LAYERS,
+    MOST_MEMORY_BYTES,
+    MOST_MICRO_BATCHES,
+    MOST_OPS,
+    MOST_SECONDS,
+    MOST_SPEED,
+    MOST_STAGES,
+)  # fmt: skip
 from .plan import Pipeline
 from .plan_file import op_from_text
+from .printable import SHOWN, one_line, shown
+from .reading import (
+    any_number,
+    file_name,
+    items,
+    mapping,
+    number,
+    positive,
+    read_json,
+    refusing,
+    required,
+    sequence,
+    text,
+    texts,
+)
+from .reading import whole as whole_number
 from .run_trace import DeviceTrace, OpTrace, RunTrace, RunTraceError
 
 FORMAT = "contraflow/run"
@@ -69,40 +93,50 @@ def save_trace(trace: RunTrace, path: str | Path) -> None:
 
 
 def load_trace(path: str | Path) -> RunTrace:
-    """Reads a run trace. Raises InputError, one line that names the key, when it is not one."""
-    return trace_from_dict(parse_json(read_text(path), str(path)), str(path))
+    """Reads a run trace. Raises RunTraceError, one line that names the key, when it is not one."""
+    with refusing(RunTraceError):
+        return trace_from_dict(read_json(path), file_name(path))
 
 
 def trace_from_dict(content: object, where: str = "run") -> RunTrace:
-    """The trace of a parsed file; raises InputError naming the key that is wrong."""
+    """The trace of a parsed file; raises RunTraceError naming the key that is wrong."""
+    with refusing(RunTraceError):
+        return _trace_from(content, where)
+
+
+def _trace_from(content: object, where: str) -> RunTrace:
     top = mapping(content, where)
     if top.get("format") != FORMAT:
-        raise RunTraceError(f"{where}: format must be {FORMAT!r}, got {top.get('format')!r}")
+        raise RunTraceError(f"{where}: format must be {FORMAT!r}, got {shown(top.get('format'))}")
     if top.get("version") != VERSION:
-        raise RunTraceError(f"{where}: run version must be {VERSION}, got {top.get('version')!r}")
-    _only(top, _TOP, where)
-    stages = _rows(top, "stages", where)
-    pipelines = tuple(_pipeline(entry, f"{where}: pipelines[{k}]") for k, entry in _listed(top, "pipelines", where))
-    devices = tuple(
-        _device(entry, f"{where}: devices[{k}]", len(stages)) for k, entry in _listed(top, "devices", where)
+        raise RunTraceError(f"{where}: run version must be {VERSION}, got {shown(top.get('version'))}")
+    mapping(top, where, _TOP)
+    stages = _rows(top, "stages", where, MOST_STAGES)
+    pipelines = tuple(
+        _pipeline(entry, f"{where}: pipelines[{k}]")
+        for k, entry in enumerate(items(top, "pipelines", where, MOST_MICRO_BATCHES))
     )
-    if not devices:
+    found = [
+        _device(entry, f"{where}: devices[{k}]", len(stages))
+        for k, entry in enumerate(items(top, "devices", where, MOST_DEVICES))
+    ]
+    if not found:
         raise RunTraceError(f"{where}: devices must not be empty")
     return RunTrace(
-        _text(top, "plan", where),
-        _text(top, "model", where),
-        _text(top, "model_fingerprint", where),
+        text(required(top, "plan", where), "plan", where),
+        text(required(top, "model", where), "model", where),
+        text(required(top, "model_fingerprint", where), "model_fingerprint", where),
         whole(required(top, "micro_batch_size", where), "micro_batch_size", where, 1),
         stages,
         pipelines,
-        _rows(top, "stash", where),
+        _rows(top, "stash", where, MOST_MICRO_BATCHES),
         _environment(top, where),
-        positive(required(top, "step_s", where), "step_s", where),
-        tuple(number(x, "step_times", where) for x in items(top, "step_times", where)),
-        tuple(_loss(x, where) for x in items(top, "losses", where)),
-        tuple(whole(x, "timed_steps", where) for x in items(top, "timed_steps", where)),
-        tuple(whole(x, "tracked_steps", where) for x in items(top, "tracked_steps", where)),
-        devices,
+        positive(required(top, "step_s", where), "step_s", where, most=MOST_SECONDS),
+        tuple(_seconds(x, "step_times", where) for x in items(top, "step_times", where, MOST_OPS)),
+        tuple(any_number(x, "losses", where) for x in items(top, "losses", where, MOST_OPS)),
+        tuple(whole(x, "timed_steps", where) for x in items(top, "timed_steps", where, MOST_OPS)),
+        tuple(whole(x, "tracked_steps", where) for x in items(top, "tracked_steps", where, MOST_OPS)),
+        tuple(found),
     )
 
 
@@ -112,75 +146,72 @@ _TOP = {
 }  # fmt: skip
 
 
-def _only(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for key in content:
-        if key not in known:
-            raise RunTraceError(f"{where}: unknown key {key!r}")
+def whole(value: object, key: str, where: str, least: int = 0) -> int:
+    """A whole number that any counter or size of a run may have; raises InputError."""
+    return whole_number(value, key, where, least, MOST_MEMORY_BYTES)
 
 
-def _listed(content: Mapping[str, Any], key: str, where: str) -> Iterable[tuple[int, Any]]:
-    return enumerate(items(content, key, where))
+def _seconds(value: object, key: str, where: str) -> float:
+    return number(value, key, where, MOST_SECONDS)
 
 
-def _text(content: Mapping[str, Any], key: str, where: str) -> str:
-    value = required(content, key, where)
-    if not isinstance(value, str):
-        raise RunTraceError(f"{where}: {key} must be a string, got {value!r}")
-    return value
+def _rows(content: Mapping[str, Any], key: str, where: str, most: int) -> tuple[tuple[str, ...], ...]:
+    """A list of lists of strings."""
+    found = []
+    for number_, row in enumerate(items(content, key, where, most)):
+        place = f"{where}: {key}[{number_}]"
+        found.append(texts(sequence(row, place, MOST_LAYERS), "each entry", place))
+    return tuple(found)
 
 
-def _loss(value: object, where: str) -> float:
-    """A loss may be anything that a training run can arrive at, NaN included."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RunTraceError(f"{where}: losses must be numbers, got {value!r}")
-    return float(value)
-
-
-def _rows(content: Mapping[str, Any], key: str, where: str) -> tuple[tuple[str, ...], ...]:
-    rows = items(content, key, where)
-    if not all(isinstance(row, list) and all(isinstance(x, str) for x in row) for row in rows):
-        raise RunTraceError(f"{where}: {key} must be lists of strings")
-    return tuple(tuple(row) for row in rows)
+_FACTS = 1000  # of an environment
 
 
 def _environment(content: Mapping[str, Any], where: str) -> dict[str, str | int]:
-    found = mapping(required(content, "environment", where), f"{where}: environment")
-    for key, value in found.items():
-        if not isinstance(value, (str, int)):
-            raise RunTraceError(f"{where}: environment: {key} must be a string or a whole number, got {value!r}")
-    return dict(found)
+    place = f"{where}: environment"
+    found = mapping(required(content, "environment", where), place)
+    if len(found) > _FACTS:
+        raise RunTraceError(f"{place}: {len(found)} keys, at most {_FACTS} are read")
+    return {text(key, "a key", place): _fact(value, one_line(key, SHOWN), place) for key, value in found.items()}
+
+
+def _fact(value: object, key: str, where: str) -> str | int:
+    if isinstance(value, int):
+        return whole_number(int(value), key, where, -MOST_MEMORY_BYTES, MOST_MEMORY_BYTES)
+    return text(value, key, where)
 
 
 def _pipeline(entry: object, where: str) -> Pipeline:
-    content, keys = mapping(entry, where), ("forward", "backward", "micro_batches")
-    _only(content, keys, where)
-    return Pipeline(*(tuple(whole(x, key, where) for x in items(content, key, where)) for key in keys))
-
-
-def _device(entry: object, where: str, stages: int) -> DeviceTrace:
-    content = mapping(entry, where)
-    _only(content, ("busy_s", "bubble", "peak_bytes", "speed", "ops"), where)
-    return DeviceTrace(
-        number(required(content, "busy_s", where), "busy_s", where),
-        number(required(content, "bubble", where), "bubble", where),
-        whole(required(content, "peak_bytes", where), "peak_bytes", where),
-        positive(required(content, "speed", where), "speed", where),
-        tuple(_op(x, f"{where}: ops[{k}]", stages) for k, x in _listed(content, "ops", where)),
+    keys = ("forward", "backward", "micro_batches")
+    content = mapping(entry, where, keys)
+    return Pipeline(
+        *(tuple(whole(x, key, where) for x in items(content, key, where, MOST_MICRO_BATCHES)) for key in keys)
     )
 
 
+def _device(entry: object, where: str, stages: int) -> DeviceTrace:
+    content = mapping(entry, where, ("busy_s", "bubble", "peak_bytes", "speed", "ops"))
+    return DeviceTrace(
+        _seconds(required(content, "busy_s", where), "busy_s", where),
+        _seconds(required(content, "bubble", where), "bubble", where),
+        whole(required(content, "peak_bytes", where), "peak_bytes", where),
+        positive(required(content, "speed", where), "speed", where, 1 / MOST_SPEED, MOST_SPEED),
+        tuple(_op(x, f"{where}: ops[{k}]", stages) for k, x in enumerate(items(content, "ops", where, MOST_OPS))),
+    )
+
+
+_OP_KEYS = frozenset({"op", *_TIMES, *_MORE_TIMES, *_BYTES})
+
+
 def _op(entry: object, where: str, stages: int) -> OpTrace:
-    content = mapping(entry, where)
-    _only(content, ("op", *_TIMES, *_MORE_TIMES, *_BYTES), where)
-    try:
-        op = op_from_text(required(content, "op", where))
-    except PlanError as error:
-        raise RunTraceError(f"{where}: {error}") from None
+    content = mapping(entry, where, _OP_KEYS)
+    with refusing(RunTraceError, f"{where}: "):
+        op = op_from_text(required(content, "op", "the operation"))
     if op.stage >= stages:
         raise RunTraceError(f"{where}: op {op} is of stage {op.stage}, but there are {stages} stages")
-    start, end, duration = (number(required(content, key, where), key, where) for key in _TIMES)
+    start, end, duration = (_seconds(required(content, key, where), key, where) for key in _TIMES)
     if end < start:
         raise RunTraceError(f"{where}: op {op} ends at {end} s, before it starts at {start} s")
-    spread, waited, overhead = (number(content.get(key, 0), key, where) for key in _MORE_TIMES)
+    spread, waited, overhead = (_seconds(content.get(key, 0), key, where) for key in _MORE_TIMES)
     moved, live, peak = (whole(content.get(key, 0), key, where) for key in _BYTES)
     return OpTrace(op, start, end, duration, spread, waited, overhead, moved, live, peak)

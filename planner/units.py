@@ -6,28 +6,38 @@ import math
 import re
 
 from .errors import InputError
+from .printable import shown
 
 _BYTES = {"B": 1} | {f"{p}{u}": b ** (k + 1) for k, p in enumerate("KMGT") for u, b in (("iB", 1024), ("B", 1000))}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_LETTERS = 100  # of a quantity
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*(?:/s)?)\s*")
 
 
 def _parse(value: object, what: str, table: dict[str, float], example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise InputError(f"{what}: expected a quantity like {example!r}, got {value!r}")
+        raise InputError(f"{what}: expected a quantity like {example!r}, got {shown(value)}")
     if isinstance(value, (int, float)):
-        number = float(value)
+        number = _float(value)
     else:
-        match = _QUANTITY.fullmatch(value)
+        match = _QUANTITY.fullmatch(value) if len(value) <= _LETTERS else None
         if match is None:
-            raise InputError(f"{what}: expected a quantity like {example!r}, got {value!r}")
+            raise InputError(f"{what}: expected a quantity like {example!r}, got {shown(value)}")
         unit = match[2]
         if unit and unit not in table:
-            raise InputError(f"{what}: unknown unit {unit!r} in {value!r}; use {', '.join(table)}")
-        number = float(match[1]) * (table[unit] if unit else 1.0)
+            raise InputError(f"{what}: unknown unit {shown(unit)} in {shown(value)}; use {', '.join(table)}")
+        number = _float(match[1]) * (table[unit] if unit else 1.0)
     if not math.isfinite(number) or number < 0:
-        raise InputError(f"{what}: must be finite and not negative, got {value!r}")
+        raise InputError(f"{what}: must be finite and not negative, got {shown(value)}")
     return number
+
+
+def _float(value: int | float | str) -> float:
+    """Infinity for what is larger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def parse_bytes(value: object, what: str) -> int:
@@ -44,7 +54,7 @@ def parse_bandwidth(value: object, what: str) -> float:
     """Bytes per second from "25GB/s" or a number, more than zero; raises InputError naming `what`."""
     rate = _parse(value, what, {f"{unit}/s": scale for unit, scale in _BYTES.items()}, "25GB/s")
     if rate <= 0:
-        raise InputError(f"{what}: a bandwidth must be more than 0, got {value!r}")
+        raise InputError(f"{what}: a bandwidth must be more than 0, got {shown(value)}")
     return rate
 
 

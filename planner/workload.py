@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from . import reading
 from .errors import WorkloadError
+from .limits import MOST_MEMORY_BYTES, MOST_MICRO_BATCHES
+from .printable import shown
+from .reading import refusing
 from .weight_policy import FLUSH, WEIGHT_POLICIES
 
 # State bytes per byte of parameters. Mixed precision keeps 16-bit parameters, and an fp32 master copy (2 bytes per
@@ -48,21 +51,26 @@ class Workload:
     staleness_limit: int | None = None
 
     def __post_init__(self) -> None:
-        n = self.micro_batches
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise WorkloadError(f"micro-batches must be a whole number of at least 1, got {n!r}")
+        with refusing(WorkloadError):
+            self._check()
+
+    def _check(self) -> None:
+        n, m = self.micro_batches, self.update_every
+        _whole(n, "micro-batches", 1, MOST_MICRO_BATCHES)
+        reading.text(self.optimizer, "optimizer", "workload")
+        reading.text(self.precision, "precision", "workload")
         if self.optimizer not in OPTIMIZER_STATES:
-            raise WorkloadError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZER_STATES)}")
+            raise WorkloadError(f"unknown optimizer {shown(self.optimizer)}; known: {', '.join(OPTIMIZER_STATES)}")
         if self.precision not in PRECISIONS:
-            raise WorkloadError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
-        limit = self.memory_limit_bytes
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise WorkloadError(f"memory limit must be a whole number of bytes, got {limit!r}")
-        m, staleness = self.update_every, self.staleness_limit
-        if m is not None and (isinstance(m, bool) or not isinstance(m, int) or m < 1 or n % m):
-            raise WorkloadError(f"micro-batches an update must be a whole number that divides {n}, got {m!r}")
-        if staleness is not None and (isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0):
-            raise WorkloadError(f"staleness limit must be a whole number of updates, got {staleness!r}")
+            raise WorkloadError(f"unknown precision {shown(self.precision)}; known: {', '.join(PRECISIONS)}")
+        if self.memory_limit_bytes is not None:
+            _whole(self.memory_limit_bytes, "memory limit", 0, MOST_MEMORY_BYTES)
+        if m is not None:
+            _whole(m, "micro-batches an update", 1, MOST_MICRO_BATCHES)
+            if n % m:
+                raise WorkloadError(f"micro-batches an update must be a whole number that divides {n}, got {m}")
+        if self.staleness_limit is not None:
+            _whole(self.staleness_limit, "staleness limit", 0, MOST_MICRO_BATCHES)
 
     def gradient_bytes(self, parameter_bytes: int) -> int:
         """Bytes of the gradient accumulators of parameters of `parameter_bytes`."""
@@ -107,15 +115,17 @@ class Workload:
     @classmethod
     def from_dict(cls, content: object) -> Workload:
         """From plan.json; raises WorkloadError."""
-        if not isinstance(content, Mapping):
-            raise WorkloadError("workload must be an object")
-        known = {f.name for f in fields(cls)}
-        for key in content:
-            if key not in known:
-                raise WorkloadError(f"workload: unknown key {key!r}")
-        if "micro_batches" not in content:
-            raise WorkloadError("workload: micro_batches is missing")
-        return cls(**content)
+        with refusing(WorkloadError):
+            values = reading.mapping(content, "workload", {f.name for f in fields(cls)})
+            reading.required(values, "micro_batches", "workload")
+        return cls(**values)
+
+
+def _whole(value: object, what: str, least: int, most: int) -> None:
+    """Raises InputError unless this is an int of this range; a float is none, whatever its value."""
+    if isinstance(value, float):
+        raise WorkloadError(f"{what} must be a whole number, got {shown(value)}")
+    reading.whole(value, what, "workload", least, most)
 
 
 @dataclass(frozen=True)
@@ -137,10 +147,10 @@ class SearchSpace:
     asynchronous: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        k = self.pipelines
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise WorkloadError(f"pipelines must be a whole number of at least 1, got {k!r}")
+        if self.pipelines is not None:
+            with refusing(WorkloadError):
+                _whole(self.pipelines, "pipelines", 1, MOST_MICRO_BATCHES)
         for name in self.asynchronous:
             if name not in WEIGHT_POLICIES or name == FLUSH:
                 known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)
-                raise WorkloadError(f"unknown asynchronous method {name!r}; known: {known}")
+                raise WorkloadError(f"unknown asynchronous method {shown(name)}; known: {known}")

@@ -203,10 +203,10 @@ BAD = {
     "op 7F0 is of stage 7, but there are 2 stages": change("devices.0.ops.0.op", "7F0"),
     "before it starts at": change("devices.0.ops.0.start_s", 1e9),
     "duration_s must be finite and not negative": change("devices.0.ops.0.duration_s", -1),
-    "stages must be lists of strings": change("stages.0", "layer"),
+    "stages.* must be a list": change("stages.0", "layer"),
     "pipelines.0.: forward must be a whole number": change("pipelines.0.forward.0", 0.5),
     "environment: torch must be a string": change("environment.torch", [2]),
-    "losses must be numbers": change("losses.0", "low"),
+    "losses must be a number": change("losses.0", "low"),
     "plan must be a string": change("plan", 3),
 }
 

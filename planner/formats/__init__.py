@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import reading
 from ..model_graph import ModelGraph
-from . import dnn_partitioning, pipedream, piper, reading
+from . import dnn_partitioning, pipedream, piper
 from .dnn_partitioning import PlacementInstance
 from .pipedream import PipeDreamProfile
 from .piper import PiperInstance
-from .reading import FormatError
+from .published import FormatError, as_format
 
 Published = PipeDreamProfile | PlacementInstance | PiperInstance
 
@@ -20,12 +21,13 @@ __all__ = ["FormatError", "PipeDreamProfile", "PiperInstance", "PlacementInstanc
 
 def read(path: str | Path) -> Published:
     """What a published file says, its format recognised by its content; raises FormatError, one line."""
-    text = reading.read_text(path)
-    if _profile(text):
-        return pipedream.load(path)
-    found = _published(reading.parse_json(text, str(path)), Path(path).stem)
+    with as_format():
+        text = reading.read_text(path)
+        if _profile(text):
+            return pipedream.load(path)
+        found = _published(reading.parse_json(text, reading.file_name(path)), Path(path).stem)
     if found is None:
-        raise FormatError(f"{path} is no PipeDream profile, dnn-partitioning or Piper instance")
+        raise FormatError(f"{reading.file_name(path)} is no PipeDream profile, dnn-partitioning or Piper instance")
     return found
 
 
@@ -34,7 +36,7 @@ def load_model(path: str | Path) -> ModelGraph:
     text = reading.read_text(path)
     if _profile(text):
         return pipedream.load(path).model
-    content = reading.parse_json(text, str(path))
+    content = reading.parse_json(text, reading.file_name(path))
     found = _published(content, Path(path).stem)
     return ModelGraph.from_dict(content) if found is None else found.model
 

@@ -8,19 +8,24 @@ backward edges, which is what the authors' own programme does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .. import reading
+from ..limits import MOST_BYTES, MOST_DEVICES, MOST_EDGES, MOST_LAYERS, MOST_SECONDS
 from ..model_graph import Layer, ModelGraph
-from . import reading
-from .reading import FormatError
+from . import published
+from .published import FormatError
 
 TRANSFER_BYTES_PER_MS = 2**31 / 1000
 """Bandwidth behind the transfer costs of the published operator graphs; for edges that give no size."""
 _SAME_COST = 1e-6
+_TOP = "the instance"
+_MOST_MS = 1000 * MOST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -121,72 +126,85 @@ class PlacementInstance:
         """Every group's first forward node by name, with its id where names repeat."""
         first = [next((i for i in ids if not self.node[i].backward), ids[0]) for ids in self.groups.members]
         names = [self.node[i].name for i in first]
-        return [name if names.count(name) == 1 else f"{name} #{i}" for name, i in zip(names, first, strict=True)]
+        times = Counter(names)
+        return [name if times[name] == 1 else f"{name} #{i}" for name, i in zip(names, first, strict=True)]
 
 
 def parse(content: object, name: str) -> PlacementInstance:
     """The instance in a parsed JSON file; raises FormatError naming the node or the edge."""
-    top = reading.mapping(content, name)
-    nodes = tuple(_operator(entry, i) for i, entry in enumerate(reading.items(top, "nodes", name)))
+    with published.as_format():
+        return _instance(content, name)
+
+
+def _instance(content: object, name: str) -> PlacementInstance:
+    top = reading.mapping(content, _TOP)
+    nodes = tuple(_operator(entry, i) for i, entry in enumerate(reading.items(top, "nodes", _TOP, MOST_LAYERS)))
     if not nodes:
-        raise FormatError(f"{name}: there are no nodes")
+        raise FormatError(f"{_TOP}: there are no nodes")
     seen: dict[int, Operator] = {}
     for node in nodes:
         if node.id in seen:
             raise FormatError(f"node {node.id} appears twice")
         seen[node.id] = node
-    edges = tuple(_transfer(entry, i, seen) for i, entry in enumerate(reading.items(top, "edges", name)))
+    edges = tuple(_transfer(entry, i, seen) for i, entry in enumerate(reading.items(top, "edges", _TOP, MOST_EDGES)))
     _one_cost(edges)
-    reading.acyclic((edge.source, edge.target) for edge in edges)
+    published.acyclic((edge.source, edge.target) for edge in edges)
     return PlacementInstance(
         name,
         nodes,
         edges,
-        reading.whole(reading.required(top, "maxFPGAs", name), "maxFPGAs", name),
-        reading.whole(reading.required(top, "maxCPUs", name), "maxCPUs", name),
-        reading.number(reading.required(top, "maxSizePerFPGA", name), "maxSizePerFPGA", name),
+        reading.whole(reading.required(top, "maxFPGAs", _TOP), "maxFPGAs", _TOP, most=MOST_DEVICES),
+        reading.whole(reading.required(top, "maxCPUs", _TOP), "maxCPUs", _TOP, most=MOST_DEVICES),
+        reading.number(reading.required(top, "maxSizePerFPGA", _TOP), "maxSizePerFPGA", _TOP),
     )
 
 
 def load(path: str | Path) -> PlacementInstance:
     """Reads an instance, named after its file; raises FormatError."""
-    return parse(reading.parse_json(reading.read_text(path), str(path)), Path(path).stem)
+    with published.as_format():
+        return parse(reading.read_json(path), Path(path).stem)
 
 
 def _operator(entry: object, position: int) -> Operator:
     values = reading.mapping(entry, f"nodes[{position}]")
-    identity = reading.identity(reading.required(values, "id", f"nodes[{position}]"), "id", f"nodes[{position}]")
+    identity = published.identity(reading.required(values, "id", f"nodes[{position}]"), "id", f"nodes[{position}]")
     where = f"node {identity}"
     color = values.get("colorClass")
     return Operator(
         identity,
-        str(values.get("name", identity)) or str(identity),
-        reading.number(reading.required(values, "fpgaLatency", where), "fpgaLatency", where),
-        reading.number(reading.required(values, "cpuLatency", where), "cpuLatency", where),
-        reading.number(values.get("size", 0.0), "size", where),
-        reading.flag(reading.required(values, "isBackwardNode", where), "isBackwardNode", where),
-        None if color is None else reading.identity(color, "colorClass", where),
-        reading.flag(values.get("supportedOnFpga", True), "supportedOnFpga", where),
+        _name(values, identity, where),
+        reading.number(reading.required(values, "fpgaLatency", where), "fpgaLatency", where, _MOST_MS),
+        reading.number(reading.required(values, "cpuLatency", where), "cpuLatency", where, _MOST_MS),
+        reading.number(values.get("size", 0.0), "size", where, MOST_BYTES),
+        published.flag(reading.required(values, "isBackwardNode", where), "isBackwardNode", where),
+        None if color is None else published.identity(color, "colorClass", where),
+        published.flag(values.get("supportedOnFpga", True), "supportedOnFpga", where),
     )
+
+
+def _name(values: Mapping[str, Any], identity: int, where: str) -> str:
+    """The node's name; its id where it has none."""
+    found = values.get("name", identity)
+    return str(found) if isinstance(found, int | float) else reading.text(found, "name", where) or str(identity)
 
 
 def _transfer(entry: object, position: int, nodes: Mapping[int, Operator]) -> Transfer:
     where = f"edges[{position}]"
     values = reading.mapping(entry, where)
     source, target = (
-        reading.identity(reading.required(values, key, where), key, where) for key in ("sourceId", "destId")
+        published.identity(reading.required(values, key, where), key, where) for key in ("sourceId", "destId")
     )
     where = f"edge {source} -> {target}"
-    reading.known(source, nodes, where)
-    reading.known(target, nodes, where)
+    published.known(source, nodes, where)
+    published.known(target, nodes, where)
     if nodes[source].backward and not nodes[target].backward:
         raise FormatError(f"{where} leads from a backward node to a forward node")
     size: Any = values.get("size")
     return Transfer(
         source,
         target,
-        reading.number(reading.required(values, "cost", where), "cost", where),
-        None if size is None else reading.number(size, "size", where),
+        reading.number(reading.required(values, "cost", where), "cost", where, _MOST_MS),
+        None if size is None else reading.number(size, "size", where, MOST_BYTES),
     )
 
 

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from .. import reading
+from ..limits import MOST_BYTES, MOST_EDGES, MOST_LAYERS, MOST_SECONDS
 from ..model_graph import Layer, ModelGraph
-from . import reading
-from .reading import FormatError
+from ..printable import shown
+from . import published
+from .published import FormatError
 
 _TIMES = ("forward_compute_time", "backward_compute_time")
 _KEYS = (*_TIMES, "activation_size", "parameter_size")
@@ -73,7 +76,7 @@ class PipeDreamProfile:
             and not (node.id not in read and node.description.startswith("__getitem__"))
         }
         if not kept:
-            raise FormatError(f"{self.name}: there is nothing but inputs")
+            raise FormatError(f"{shown(self.name)}: there is nothing but inputs")
         nodes = tuple(node for node in self.nodes if node.id in kept)
         return PipeDreamProfile(self.name, nodes, tuple(e for e in self.edges if kept.issuperset(e)))
 
@@ -93,6 +96,11 @@ def looks_like(text: str) -> bool:
 
 def parse(text: str, name: str) -> PipeDreamProfile:
     """The profile in a graph.txt; raises FormatError naming the line or the node."""
+    with published.as_format():
+        return _profile(text, name)
+
+
+def _profile(text: str, name: str) -> PipeDreamProfile:
     nodes: dict[str, ProfileNode] = {}
     edges: dict[tuple[str, str], int] = {}
     for count, line in enumerate(text.splitlines(), start=1):
@@ -103,34 +111,37 @@ def parse(text: str, name: str) -> PipeDreamProfile:
             continue
         node = _node(line, f"line {count}")
         if node.id in nodes:
-            raise FormatError(f"line {count}: node {node.id!r} appears twice")
+            raise FormatError(f"line {count}: node {shown(node.id)} appears twice")
         nodes[node.id] = node
+    reading.at_most(len(nodes), MOST_LAYERS, "nodes")
+    reading.at_most(len(edges), MOST_EDGES, "edges")
     if not nodes:
-        raise FormatError(f"{name}: there are no nodes")
+        raise FormatError("the profile: there are no nodes")
     for (source, target), count in edges.items():
         for end in (source, target):
-            reading.known(end, nodes, f"line {count}: edge {source} -- {target}")
-    reading.acyclic(edges)
+            published.known(end, nodes, f"line {count}: edge {reading.name_in(source)} -- {reading.name_in(target)}")
+    published.acyclic(edges)
     return PipeDreamProfile(name, tuple(nodes.values()), tuple(edges))
 
 
 def load(path: str | Path) -> PipeDreamProfile:
     """Reads graph.txt, named after its folder; raises FormatError."""
-    return parse(reading.read_text(path), Path(path).resolve().parent.name or "profile")
+    with published.as_format():
+        return parse(reading.read_text(path), Path(path).resolve().parent.name or "profile")
 
 
 def _edge(line: str, where: str) -> tuple[str, str]:
     ends = [part.strip() for part in line.split(" -- ")]
     if len(ends) != 2 or not all(ends):
-        raise FormatError(f"{where}: an edge must read `source -- target`, got {line.strip()!r}")
+        raise FormatError(f"{where}: an edge must read `source -- target`, got {shown(line.strip())}")
     return ends[0], ends[1]
 
 
 def _node(line: str, where: str) -> ProfileNode:
     parts = [part.strip() for part in line.split(" -- ")]
     if len(parts) < 3 or not parts[0]:
-        raise FormatError(f"{where}: a node must read `id -- description -- costs`, got {line.strip()[:60]!r}")
-    where = f"{where}: node {parts[0]!r}"
+        raise FormatError(f"{where}: a node must read `id -- description -- costs`, got {shown(line.strip())}")
+    where = f"{where}: node {shown(parts[0])}"
     costs = dict(_cost(entry, where) for entry in parts[2].split(","))
     for key in _KEYS:
         reading.required(costs, key, where)
@@ -144,7 +155,7 @@ def _node(line: str, where: str) -> ProfileNode:
 def _cost(entry: str, where: str) -> tuple[str, tuple[float, ...]]:
     key, equals, value = (part.strip() for part in entry.partition("="))
     if not equals:
-        raise FormatError(f"{where}: a cost must read `key=number`, got {entry.strip()!r}")
+        raise FormatError(f"{where}: a cost must read `key=number`, got {shown(entry.strip())}")
     listed = re.fullmatch(r"\[(.*)\]", value)
     return key, tuple(_number(part, key, where) for part in (listed[1].split(";") if listed else [value]))
 
@@ -153,5 +164,5 @@ def _number(text: str, key: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise FormatError(f"{where}: {key} must be a number, got {text.strip()!r}") from None
-    return reading.number(value, key, where)
+        raise FormatError(f"{where}: {key} must be a number, got {shown(text.strip())}") from None
+    return reading.number(value, key, where, 1000 * MOST_SECONDS if key in _TIMES else MOST_BYTES)

@@ -7,18 +7,32 @@ micro-batch in flight and B bytes all the time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from .. import reading
+from ..limits import (
+    LEAST_RATE,
+    MOST_BYTES,
+    MOST_DEVICES,
+    MOST_EDGES,
+    MOST_LAYERS,
+    MOST_MICRO_BATCHES,
+    MOST_RATE,
+    MOST_SECONDS,
+)  # fmt: skip
 from ..model_graph import Layer, ModelGraph
-from . import reading
-from .reading import FormatError
+from ..printable import shown
+from . import published
+from .published import FormatError
 
 ModeName = Literal["vanilla", "recompute"]
 _RECOMPUTE = "activation recomp"
+_TOP = "the instance"
 _FORWARD_SHARE = 1 / 3
 """Forward's share of a layer's time where the file does not tell: the backward does twice the work."""
 
@@ -103,63 +117,79 @@ class PiperInstance:
 
     def _names(self) -> dict[int, str]:
         """Names by id, with the id where names repeat."""
-        names = [node.name for node in self.nodes]
-        return {n.id: n.name if names.count(n.name) == 1 else f"{n.name} #{n.id}" for n in self.nodes}
+        times = Counter(node.name for node in self.nodes)
+        return {n.id: n.name if times[n.name] == 1 else f"{n.name} #{n.id}" for n in self.nodes}
 
 
 def parse(content: object, name: str) -> PiperInstance:
     """The instance in a parsed JSON file; raises FormatError naming the node or the edge."""
-    top = reading.mapping(content, name)
-    nodes = tuple(_layer(entry, i) for i, entry in enumerate(reading.items(top, "nodes", name)))
+    with published.as_format():
+        return _instance(content, name)
+
+
+def _instance(content: object, name: str) -> PiperInstance:
+    top = reading.mapping(content, _TOP)
+    nodes = tuple(_layer(entry, i) for i, entry in enumerate(reading.items(top, "nodes", _TOP, MOST_LAYERS)))
     if not nodes:
-        raise FormatError(f"{name}: there are no nodes")
+        raise FormatError(f"{_TOP}: there are no nodes")
     seen: set[int] = set()
     for node in nodes:
         if node.id in seen:
             raise FormatError(f"node {node.id} appears twice")
         seen.add(node.id)
     edges: dict[tuple[int, int], float] = {}
-    for position, entry in enumerate(reading.items(top, "edges", name)):
+    for position, entry in enumerate(reading.items(top, "edges", _TOP, MOST_EDGES)):
         source, target, size = _edge(entry, position, seen)
         if (source, target) in edges:
             raise FormatError(f"edge {source} -> {target} appears twice")
         edges[source, target] = size
-    reading.acyclic(edges)
+    published.acyclic(edges)
     batch = "mbsInBatch" if "mbsInBatch" in top else "maxBatchSize"
     return PiperInstance(
         name,
         nodes,
         tuple((source, target, size) for (source, target), size in edges.items()),
-        reading.whole(reading.required(top, "maxDevices", name), "maxDevices", name, least=1),
-        reading.number(reading.required(top, "maxMemoryPerDevice", name), "maxMemoryPerDevice", name),
-        reading.positive(reading.required(top, "bandwidth", name), "bandwidth", name),
-        reading.whole(top.get(batch, 1), batch, name, least=1),
+        reading.whole(reading.required(top, "maxDevices", _TOP), "maxDevices", _TOP, 1, MOST_DEVICES),
+        reading.number(reading.required(top, "maxMemoryPerDevice", _TOP), "maxMemoryPerDevice", _TOP),
+        reading.positive(reading.required(top, "bandwidth", _TOP), "bandwidth", _TOP, LEAST_RATE, MOST_RATE),
+        reading.whole(top.get(batch, 1), batch, _TOP, 1, MOST_MICRO_BATCHES),
     )
 
 
 def load(path: str | Path) -> PiperInstance:
     """Reads an instance, named after its file; raises FormatError."""
-    return parse(reading.parse_json(reading.read_text(path), str(path)), Path(path).stem)
+    with published.as_format():
+        return parse(reading.read_json(path), Path(path).stem)
 
 
 def _layer(entry: object, position: int) -> PiperLayer:
     values = reading.mapping(entry, f"nodes[{position}]")
-    identity = reading.identity(reading.required(values, "id", f"nodes[{position}]"), "id", f"nodes[{position}]")
+    identity = published.identity(reading.required(values, "id", f"nodes[{position}]"), "id", f"nodes[{position}]")
     where = f"node {identity}"
     degrees = reading.mapping(reading.required(values, "TMPCs", where), f"{where}: TMPCs")
     modes: dict[str, Mode] = {}
     for entry in reading.items(degrees, "1", f"{where}: TMPCs"):
         mode = reading.mapping(entry, f"{where}: mode")
-        modes[str(reading.required(mode, "id", f"{where}: mode"))] = _mode(mode, where)
+        name = str(reading.required(mode, "id", f"{where}: mode"))
+        modes[name] = _mode(mode, f"{where}, mode {shown(name)}")
     if "vanilla" not in modes:
         raise FormatError(f"{where} has no mode 'vanilla' on one device")
-    return PiperLayer(identity, str(values.get("name", identity)), modes["vanilla"], modes.get(_RECOMPUTE))
+    return PiperLayer(identity, _name(values, identity, where), modes["vanilla"], modes.get(_RECOMPUTE))
 
 
-def _mode(values: Mapping[str, object], node: str) -> Mode:
-    where = f"{node}, mode {values['id']!r}"
-    keys = ("timePerSample", "parameterSize", "memoryUsageA", "memoryUsageB")
-    costs = [reading.number(reading.required(values, key, where), key, where) for key in keys]
+def _name(values: Mapping[str, object], identity: int, where: str) -> str:
+    """The layer's name; its id where it has none."""
+    found = values.get("name", identity)
+    return str(found) if isinstance(found, int | float) else reading.text(found, "name", where) or str(identity)
+
+
+_COSTS = {
+    "timePerSample": MOST_SECONDS, "parameterSize": MOST_BYTES, "memoryUsageA": MOST_BYTES, "memoryUsageB": MOST_BYTES,
+}  # fmt: skip
+
+
+def _mode(values: Mapping[str, object], where: str) -> Mode:
+    costs = [reading.number(reading.required(values, key, where), key, where, most) for key, most in _COSTS.items()]
     syncs = [_syncs(values.get(key, {}), key, where) for key in ("syncTimeFw", "syncTimeBw")]
     return Mode(costs[0], costs[1], costs[2], costs[3], any(syncs))
 
@@ -174,10 +204,10 @@ def _edge(entry: object, position: int, nodes: set[int]) -> tuple[int, int, floa
     where = f"edges[{position}]"
     values = reading.mapping(entry, where)
     source, target = (
-        reading.identity(reading.required(values, key, where), key, where) for key in ("sourceId", "destId")
+        published.identity(reading.required(values, key, where), key, where) for key in ("sourceId", "destId")
     )
     where = f"edge {source} -> {target}"
-    reading.known(source, nodes, where)
-    reading.known(target, nodes, where)
-    cost = reading.number(reading.required(values, "communicationCost", where), "communicationCost", where)
+    published.known(source, nodes, where)
+    published.known(target, nodes, where)
+    cost = reading.number(reading.required(values, "communicationCost", where), "communicationCost", where, MOST_BYTES)
     return source, target, cost

@@ -1,0 +1,30 @@
+"""How much a file may ask for: far above any use, and below what would hang or fill a machine."""
+
+from __future__ import annotations
+
+MOST_FILE_BYTES = 1 << 30
+MOST_TABLE_FILE_BYTES = 1 << 22
+"""Of a cluster.toml: TOML is read a letter at a time."""
+MOST_LEVELS = 100
+"""Lists and objects inside one another."""
+MOST_NAME = 1 << 14
+"""Letters of a name."""
+MOST_DEVICES = 1 << 14
+MOST_LAYERS = 100_000
+MOST_EDGES = 1_000_000
+MOST_STAGES = 1 << 13
+MOST_MICRO_BATCHES = 1_000_000
+MOST_OPS = 10_000_000
+"""Operations of a plan or a run; so many passes (stages times micro-batches) at most, too."""
+MOST_BYTES = 1 << 53
+"""Of a size, and of all layers of a model together: as far as float64 counts exactly."""
+MOST_MEMORY_BYTES = 1 << 60
+"""Of a device or a host."""
+MOST_STEP_BYTES = 1 << 60
+"""Of the tensors of all micro-batches: sums of them fit 63 bits."""
+MOST_SECONDS = 1e12
+MOST_RATE = 1e30
+"""Bytes or floating-point operations a second."""
+LEAST_RATE = 1e-6
+MOST_SPEED = 1e9
+"""Of a device against the one that was measured; one over it is the least."""

@@ -141,7 +141,7 @@ class _Loose:
         line, parts = events.line, events.loose
         op, time, delta = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
         category = np.repeat([part[3] for part in parts], [len(part[0]) for part in parts])
-        first, tick = line.at(op), line.tick(time, events.jobs.ops.device[op])
+        first, tick = line.at(op) + (delta < 0), line.tick(time, events.jobs.ops.device[op])
         before = np.maximum(first, np.searchsorted(line.ticks, tick, "left"))
         jobs, device = events.jobs, line.device[line.op[op]]
         sudden = line.tick(jobs.start[op], device) == line.tick(jobs.end[op], device)

@@ -6,6 +6,7 @@ never loads torch.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,7 +42,7 @@ Example:
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 -o plan.json
   contraflow execute plan.json --steps 40
 
-Exit codes: 0 done, 1 infeasible or check failed, 2 bad input.
+Exit codes: 0 done, 1 infeasible, failed or check failed, 2 bad input, 128 and its number: ended by a signal.
 """
 
 
@@ -80,8 +81,8 @@ class CommandLine(click.Group):
             return run()
         try:
             code: object = run()
-        except (click.Abort, KeyboardInterrupt):
-            _fail("interrupted", 130)
+        except (click.Abort, KeyboardInterrupt) as error:
+            _fail(str(error) or "interrupted", 128 + getattr(error, "number", signal.SIGINT))
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(2)

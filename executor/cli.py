@@ -127,8 +127,6 @@ def _run(work: Any) -> RunResult:
         result: RunResult = work()
     except (ExecutionError, ProgramMismatch, TraceError) as error:
         fail(error)
-    except KeyboardInterrupt:
-        fail("interrupted")
     except SystemExit as ending:  # a SIGTERM, after everything has been cleaned up
         click.echo("contraflow: terminated", err=True)
         raise SystemExit(ending.code) from None

@@ -195,8 +195,8 @@ class Watcher:
         return Hang(rank, f"rank {rank} hangs {self.where(rank, slot)}: no progress for {limit_s:g} s{others}")
 
     def _stopped(self, rank: int, slot: Slot) -> Hang:
-        where = self.where(rank, slot)
-        return Hang(rank, f"rank {rank} has been stopped {where}: its process has not run for {self.timeout_s:g} s")
+        seen, for_s = self.where(rank, slot), f"{self.timeout_s:g} s"
+        return Hang(rank, f"rank {rank} has been stopped, last seen {seen}: its process has not run for {for_s}")
 
     def _root(self, waiting: Mapping[int, Slot]) -> int:
         """Follows who waits for whom from the rank that has waited longest, up to a rank met before."""

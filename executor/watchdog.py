@@ -1,4 +1,4 @@
-"""A rank that nobody spawned watches itself, and tells the others what it does through the job's store (torchrun)."""
+"""A rank that nobody spawned watches itself and its neighbours, and tells the others what it does (torchrun)."""
 
 from __future__ import annotations
 
@@ -7,39 +7,47 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
-import torch.distributed as dist
-
+from .job_store import JobStore
+from .process_state import ProcessState
+from .pulse import Stillness
+from .siblings import Siblings, under_torchrun
 from .watch import Board, Doing, Hang, Slot, Watcher
 
-_MESSAGE = struct.Struct("=5q")
-_BEAT_S = 1.0
-_BEATS = 2
-"""A rank that says nothing new for so many beats may have gone quiet: one that waits tells how long at every beat."""
-_GRACE_S = 5.0
+_MESSAGE = struct.Struct("=6q")
+_BEAT_S = 0.5
+_GRACE_S = 3.0
 """How long at most the rank that hangs may take to say so itself before another one says it."""
+_NOTICED_S = 0.5
+"""How long after its connections a process that was killed may take to be seen as ended."""
 
 
 class Watchdog:
     """A thread that ends this process with one line on stderr when a rank hangs.
 
     The rank that hangs says so itself where it can; torchrun then ends the others. Where it cannot (it is stopped, or
-    its node is gone) the first rank that waits does.
+    its node is gone) the first rank that notices does, and kills it if it is stopped on this machine. It also ends a
+    rank that torchrun has left behind, or that can expect nothing from a torchrun that is stopped.
+
+    Attributes:
+        watcher: may be replaced by one that knows the op lists.
     """
 
-    def __init__(self, watcher: Watcher, board: Board, rank: int) -> None:
-        self._watcher = watcher
+    def __init__(self, watcher: Watcher, board: Board, rank: int, store: JobStore | None = None) -> None:
+        self.watcher = watcher
         self._board = board
         self._rank = rank
         self._ranks = len(watcher.plan.orders)
         self._beat_s = min(_BEAT_S, watcher.timeout_s / 4)
         self._grace_s = min(_GRACE_S, watcher.timeout_s)
+        self._store = store or JobStore()
+        self._siblings = Siblings(rank)
+        self._stillness, self._parents = Stillness(), Stillness()
         self._heard: dict[int, tuple[bytes, int]] = {}
+        self._count = 0
         self._over = threading.Event()
-        self._store: Any = None
 
     def __enter__(self) -> Watchdog:
         self._board.write(self._rank, Doing.STARTING, -1, -1, -1, time.monotonic_ns())
@@ -54,82 +62,92 @@ class Watchdog:
     def _watch(self) -> None:
         suspected_s = 0.0
         while not self._over.wait(self._beat_s):
-            slots = self._exchange()
-            hang = self._silent(slots)
-            if hang is None and not self._pending(slots):
-                hang = self._watcher.hang(slots)
+            self._follow_parent()
+            hang = self._hang()
             suspected_s = suspected_s + self._beat_s if hang is not None else 0.0
-            if hang is None:
-                continue
-            if hang.rank == self._rank or (suspected_s > self._grace_s and self._speaks_for(hang)):
-                sys.stderr.write(f"contraflow: {hang.text}\n")
-                sys.stderr.flush()
-                os._exit(1)
+            if hang is not None and (hang.rank == self._rank or suspected_s > self._grace_s):
+                self._end(hang.text, self._store.first_word())
 
-    def _quiet_s(self, slots: Sequence[Slot]) -> dict[int, float]:
-        """How long the ranks that this one listens to have said nothing new."""
-        now = time.monotonic_ns()
-        return {
-            rank: (now - since_ns) / 1e9
-            for rank, (_, since_ns) in self._heard.items()
-            if slots[rank].doing is not Doing.DONE
-        }
+    def _end(self, text: str, aloud: bool) -> None:
+        if self._over.is_set():
+            return
+        if aloud:
+            sys.stderr.write(f"contraflow: {text}\n")
+            sys.stderr.flush()
+        self._siblings.kill_stopped()
+        os._exit(1)
 
-    def _pending(self, slots: Sequence[Slot]) -> bool:
-        """Whether some rank may have gone quiet, so that its last words say nothing about what it does now."""
-        return any(quiet_s > _BEATS * self._beat_s for quiet_s in self._quiet_s(slots).values())
+    # ------------------------------------------------------------ who started the ranks
 
-    def _silent(self, slots: Sequence[Slot]) -> Hang | None:
-        """A rank whose own watchdog has gone quiet: its last words may be older than what it hangs in."""
-        for rank, quiet_s in self._quiet_s(slots).items():
-            if quiet_s > self._watcher.timeout_s:
-                where = self._watcher.where(rank, slots[rank])
-                text = f"rank {rank} has not been heard of for {self._watcher.timeout_s:g} s, last seen {where}"
-                return Hang(rank, text)
+    def _follow_parent(self) -> None:
+        """Ends this rank where torchrun cannot."""
+        if not under_torchrun():
+            return
+        if self._siblings.orphaned:
+            self._end(f"torchrun has ended; rank {self._rank} was {self._at()}", self._siblings.first)
+        slot, state = Slot(Doing.WAITING), self._siblings.parent
+        still = self._parents.seconds([slot], [time.monotonic_ns()], {0: state}).get(0, 0.0)
+        if still > self.watcher.timeout_s:
+            first = self._siblings.first
+            self._siblings.resume_parent()
+            self._end(f"torchrun has been stopped: it has not run for {self.watcher.timeout_s:g} s", first)
+
+    def _at(self) -> str:
+        return self.watcher.where(self._rank, self._board.read(self._rank))
+
+    # ------------------------------------------------------------ the ranks
+
+    def lost(self) -> str | None:
+        """Which rank of this machine has ended, and where: asked by one that has lost its connection to another."""
+        deadline = time.monotonic() + _NOTICED_S
+        while time.monotonic() < deadline:
+            gone = self._gone(self._siblings.states())
+            if gone is not None:
+                self._listen()
+                return self._ended(gone, self._known()[0][gone]).text
+            time.sleep(0.01)
         return None
 
-    def _speaks_for(self, hang: Hang) -> bool:
-        return self._rank == min(rank for rank in range(self._ranks) if rank != hang.rank)
+    def _hang(self) -> Hang | None:
+        mine, states = self._board.read(self._rank), self._siblings.states()
+        self._count += 1
+        age = time.monotonic_ns() - mine.since_ns
+        self._store.set(_key(self._rank), _MESSAGE.pack(*mine[:4], age, self._count))
+        alarming = any(state.stopped or state.over for state in states.values())
+        if mine.doing is not Doing.DONE and (alarming or age > 2e9 * self._beat_s):
+            self._listen()
+        else:
+            self._heard.clear()
+        slots, beats = self._known()
+        still = self._stillness.seconds(slots, beats, states)
+        gone = self._gone(states)
+        if gone is not None and mine.doing is not Doing.DONE and slots[gone].doing is not Doing.DONE:
+            return self._ended(gone, slots[gone])
+        return self.watcher.hang(slots, still=still, awake_ns=self._stillness.awake_ns)
 
-    def _exchange(self) -> list[Slot]:
-        """All ranks' slots as far as they are known; publishes this one's."""
-        mine = self._board.read(self._rank)
-        slots = [Slot(Doing.STARTING)] * self._ranks
-        slots[self._rank] = mine
-        try:
-            store = self._connected()
-            age = time.monotonic_ns() - mine.since_ns
-            store.set(_key(self._rank), _MESSAGE.pack(mine.doing, mine.step, mine.place, mine.awaited, age))
-            if mine.doing is Doing.WAITING and age > 5e8 * self._watcher.timeout_s:
-                self._listen(store, slots)
-            else:
-                self._heard.clear()
-        except (RuntimeError, OSError, ValueError):  # the store has gone: this rank is still watched
-            self._store = None
-        return slots
+    def _gone(self, states: Mapping[int, ProcessState]) -> int | None:
+        return next((rank for rank, state in sorted(states.items()) if state.over), None)
 
-    def _connected(self) -> Any:
-        if self._store is None:
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self._store = dist.TCPStore(  # type: ignore[attr-defined]
-                address, port, is_master=False, wait_for_workers=False
-            )
-        return self._store
+    def _ended(self, rank: int, slot: Slot) -> Hang:
+        return Hang(rank, f"rank {rank} has ended without a result, last seen {self.watcher.where(rank, slot)}")
 
-    def _listen(self, store: Any, slots: list[Slot]) -> None:
-        """What the others last said; a rank that says nothing new does not get younger."""
-        for rank in range(self._ranks):
-            if rank == self._rank:
-                continue
-            if not store.check([_key(rank)]):  # it has not said a word yet, though this rank waits for it
-                self._heard.setdefault(rank, (b"", time.monotonic_ns()))
-                continue
-            said, now = store.get(_key(rank)), time.monotonic_ns()
-            if self._heard.get(rank, (b"", 0))[0] != said:
-                self._heard[rank] = (said, now)
-            doing, step, place, awaited, age = _MESSAGE.unpack(said)
-            slots[rank] = Slot(Doing(doing), step, place, awaited, self._heard[rank][1] - age)
+    def _listen(self) -> None:
+        """Hears what the others say; who says nothing new does not get younger."""
+        said = self._store.read([_key(rank) for rank in range(self._ranks)])
+        now = time.monotonic_ns()
+        for rank, words in enumerate(said):
+            if rank != self._rank and words and self._heard.get(rank, (b"", 0))[0] != words:
+                self._heard[rank] = (words, now)
+
+    def _known(self) -> tuple[list[Slot], list[int]]:
+        """What every rank does, as far as this one has heard, and when it was last known to run."""
+        slots, beats = [Slot(Doing.STARTING)] * self._ranks, [0] * self._ranks
+        for rank, (said, since_ns) in self._heard.items():
+            doing, step, place, awaited, age, _ = _MESSAGE.unpack(said)
+            slots[rank], beats[rank] = Slot(Doing(doing), step, place, awaited, since_ns - age), since_ns
+        slots[self._rank], beats[self._rank] = self._board.read(self._rank), time.monotonic_ns()
+        return slots, beats
 
 
 def _key(rank: int) -> str:
-    return f"contraflow/watch/{rank}"
+    return f"watch/{rank}"

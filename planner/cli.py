@@ -23,6 +23,7 @@ from .cli_compare import compare
 from .cli_progress import SearchProgress
 from .cli_run import calibrate_command as calibrate
 from .cli_show import check, show
+from .cli_signals import EndingSignals
 from .errors import InputError
 from .plan import Forecast, Plan, Problem
 from .plan_file import save_plan
@@ -84,7 +85,7 @@ def plan(
     profiled on this machine first. The search decides the cut, the stages of every device, the pipelines, the order of
     all operations, which backwards are split and which stashes are recomputed or copied to the host. With
     --asynchronous, weights are updated without a flush, and the plan is the one with the least seconds a micro-batch in
-    steady state. Ctrl-C stops it and keeps the best plan so far.
+    steady state. Ctrl-C stops it and keeps the best plan so far; so do SIGTERM and SIGHUP, with exit code 143 or 129.
     """
     space = search_space(schedule, options)
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
@@ -92,16 +93,18 @@ def plan(
     from .search.driver import plan as search  # the solver: loaded once the input is known to be good
 
     started = time.monotonic()
-    with SearchProgress(f"planning {graph.name}", options["time_limit"]) as progress:
-        result = search(
-            graph,
-            cluster,
-            workload,
-            space=space,
-            on_progress=progress,
-            **effort_options(options),
-        )
-    _report(result, output, as_json, explain, time.monotonic() - started)
+    with EndingSignals() as ending:
+        with SearchProgress(f"planning {graph.name}", options["time_limit"]) as progress:
+            result = search(
+                graph,
+                cluster,
+                workload,
+                space=space,
+                on_progress=progress,
+                **effort_options(options),
+            )
+        ending.report()
+        _report(result, output, as_json, explain, time.monotonic() - started)
 
 
 def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:

@@ -12,6 +12,7 @@ from .cli_asynchronous import asynchronous_options, compare_asynchronous, fittin
 from .cli_common import load_problem, print_json, problem_options
 from .cli_compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
 from .cli_progress import SearchProgress
+from .cli_signals import EndingSignals
 from .cli_table import Line, print_table
 from .cluster import Cluster
 from .errors import InputError
@@ -75,11 +76,12 @@ def compare(
         compare_measured(model, measured, as_json)
     else:
         _required(ctx, options["micro_batches"], "micro_batches")
-        _compare_schedules(ctx, model, _required(ctx, cluster_file, "cluster_file"), as_json, options)
+        with EndingSignals() as ending:
+            _compare_schedules(ctx, model, _required(ctx, cluster_file, "cluster_file"), as_json, options, ending)
 
 
 def _compare_schedules(
-    ctx: click.Context, model: str, cluster_file: str, as_json: bool, options: dict[str, Any]
+    ctx: click.Context, model: str, cluster_file: str, as_json: bool, options: dict[str, Any], ending: EndingSignals
 ) -> None:
     check_picture(options["form"], options["output"], options["frontier"])
     from .cli import effort_options, search_space, workload_options
@@ -118,7 +120,7 @@ def _compare_schedules(
     rows.append(_row("search", found, found.bound_s, limits))
     plans |= {} if found.plan is None else {"search": found.plan}
     points: tuple[FrontierPoint, ...] = ()
-    if options["frontier"] is not None:
+    if options["frontier"] is not None and not ending.number:
         known = [plans[row.schedule] for row in rows if row.memory_ok]
         points = solve_frontier(graph, cluster, workload, space, options["frontier"], known, effort)
     if options["form"] != "text" and not (as_json and options["output"] is None):

@@ -1,0 +1,67 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does, so that what it has found so far is kept; its exit code says so."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+
+import click
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+"""What a command says that a signal has ended."""
+_AGAIN_S = 1.0
+"""Whoever ends a process group and the process itself sends a signal twice; so soon, it is the same one."""
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asks for the end. `number`: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(WORDS[signal.Signals(number)])
+        self.number = number
+
+
+class EndingSignals:
+    """While it lasts, SIGTERM and SIGHUP raise `Ended` in the main thread; at its end, the exit code is 128 and theirs.
+
+    Left alone: a signal that is ignored (nohup) or that the caller handles, and other threads than the main one.
+
+    Attributes:
+        number: of the signal that came, 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._came_s = float("-inf")
+        self._working = True
+        self._mine: list[signal.Signals] = []
+
+    def __enter__(self) -> EndingSignals:
+        if threading.current_thread() is threading.main_thread():
+            signals = (signal.SIGTERM, signal.SIGHUP)
+            self._mine = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+        for number in self._mine:
+            signal.signal(number, self._come)
+        return self
+
+    def report(self) -> None:
+        """The work is done: what follows only tells of it and is not interrupted any more."""
+        self._working = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in self._mine:
+            signal.signal(number, signal.SIG_DFL)
+        if self.number and (error is None or isinstance(error, click.exceptions.Exit)):
+            click.echo(f"contraflow: {WORDS[signal.Signals(self.number)]}: this is the best so far", err=True)
+            raise click.exceptions.Exit(128 + self.number)
+
+    def _come(self, number: int, _: FrameType | None) -> None:
+        now, before = time.monotonic(), self._came_s
+        self._came_s = now
+        self.number = self.number or number
+        if self._working and now - before > _AGAIN_S:
+            raise Ended(number)

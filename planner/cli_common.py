@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -13,6 +12,7 @@ import click
 
 from .cluster import Cluster
 from .errors import InputError
+from .files import refusal
 from .formats import load_model as load_model_file
 from .model_graph import ModelGraph
 from .presets import PRESETS
@@ -59,14 +59,10 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Raises click.BadParameter when it is a folder, or in no folder or one that is read-only."""
-        path = Path(value)
-        if path.is_dir():
-            self.fail(f"{path} is a directory", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"there is no directory {path.parent}", param, ctx)
-        if not os.access(path.parent, os.W_OK):
-            self.fail(f"directory {path.parent} is not writable", param, ctx)
-        return path
+        reason = refusal(value)
+        if reason is not None:
+            self.fail(reason, param, ctx)
+        return Path(value)
 
 
 _PROBLEM: list[Callable[[Any], Any]] = [

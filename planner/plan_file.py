@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def _problem_from(content: object) -> Problem:
     return Problem(graph, Cluster.from_dict(cluster), Workload.from_dict(workload))
 
 
-def _pipelines_from(entries: list[Any]) -> tuple[Pipeline, ...]:
+def _pipelines_from(entries: Sequence[Any]) -> tuple[Pipeline, ...]:
     keys, found = {"forward": MOST_STAGES, "backward": MOST_STAGES, "micro_batches": MOST_MICRO_BATCHES}, []
     for number, entry in enumerate(entries):
         where = f"plan: pipelines[{number}]"
@@ -155,12 +155,12 @@ def _pipelines_from(entries: list[Any]) -> tuple[Pipeline, ...]:
     return tuple(found)
 
 
-def _indices(values: list[Any], key: str, where: str) -> tuple[int, ...]:
+def _indices(values: Sequence[Any], key: str, where: str) -> tuple[int, ...]:
     """Numbers of devices or micro-batches; whether they exist is for the checker to say."""
     return tuple(whole(value, key, where, -MOST_OPS, MOST_OPS) for value in values)
 
 
-def _orders_from(lists: list[Any]) -> tuple[tuple[Op, ...], ...]:
+def _orders_from(lists: Sequence[Any]) -> tuple[tuple[Op, ...], ...]:
     count = 0
     for number, order in enumerate(lists):
         count += len(reading.sequence(order, f"plan: orders[{number}]"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -137,9 +137,9 @@ def required(content: Mapping[str, Any], key: str, where: str) -> Any:
     return content[key]
 
 
-def sequence(value: object, what: str, most: int | None = None) -> list[Any]:
-    """A list of at most `most` entries; raises InputError with both numbers."""
-    if not isinstance(value, list):
+def sequence(value: object, what: str, most: int | None = None) -> Sequence[Any]:
+    """A list (of Python's, a tuple too) of at most `most` entries; raises InputError with both numbers."""
+    if not isinstance(value, list | tuple):
         raise InputError(f"{what} must be a list, got {shown(value)}")
     at_most(len(value), most, what)
     return value
@@ -151,7 +151,7 @@ def at_most(count: int, most: int | None, what: str) -> None:
         raise InputError(f"{what}: {count} of them, at most {most} are read")
 
 
-def items(content: Mapping[str, Any], key: str, where: str, most: int | None = None) -> list[Any]:
+def items(content: Mapping[str, Any], key: str, where: str, most: int | None = None) -> Sequence[Any]:
     """The list under a key; raises InputError when it is missing, no list or too long."""
     return sequence(required(content, key, where), f"{where}: {key}", most)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .check_sets import require_ops
 from .cluster import Cluster
 from .errors import PlanError
 from .host_memory import host_memory
@@ -166,7 +167,8 @@ def timeline_of(plan: Structured, costs: StageCosts, jobs: Jobs, orders: tuple[t
 
 
 def simulate(plan: Plan) -> Timeline:
-    """Times and memory of a plan (seconds, bytes). Raises Deadlock or PlanError for a plan `check` rejects."""
+    """Times and memory of a plan (seconds, bytes). Raises PlanError, Deadlock among them, for one that cannot run."""
+    require_ops(plan)
     timeline = simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
     return timeline if plan.weights == FLUSH else replace(timeline, period_s=period_seconds(plan))
 

@@ -44,7 +44,12 @@ def plans(draw: st.DrawFn, stashes_only: bool = False, host: Link | None = None)
     model = ModelGraph.chain(layers)
     asked = Problem(model, Cluster((group,)), Workload(micro_batches))
     policies = ["keep", "offload"] + [f"ship>{d}" for d in range(devices) if host is None]
-    rows = {m: tuple(draw(st.sampled_from(policies)) for _ in layers) for m in range(micro_batches)}
+    rows = {}
+    for pipeline in layout.pipelines:
+        for m in pipeline.micro_batches:
+            drawn = [draw(st.sampled_from(policies)) for _ in layers]
+            at_home = [f"ship>{home}" for home in pipeline.forward]
+            rows[m] = tuple("keep" if policy == home else policy for policy, home in zip(drawn, at_home, strict=True))
     candidate = regroup(asked, one_layer_a_stage(model), layout.pipelines, rows)
     return assemble(candidate, layout.orders, name)
 

@@ -6,6 +6,7 @@ never loads torch.
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import click
 
 from . import __version__
 from .planner.errors import InputError
+from .planner.printable import one_line
 
 if TYPE_CHECKING:
     from .planner.model_graph import ModelGraph
@@ -94,6 +96,8 @@ class CommandLine(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our stdout has gone: say nothing more
             sys.exit(0)
+        except MemoryError:
+            _fail("out of memory", 1)
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
         except Exception as error:
@@ -109,7 +113,7 @@ def _ours(error: Exception) -> bool:
 
 
 def _fail(message: str, code: int) -> None:
-    click.echo(f"contraflow: {' '.join(message.split())}", err=True)
+    click.echo(one_line(f"contraflow: {message}"), err=True)
     sys.exit(code)
 
 
@@ -131,6 +135,8 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # whatever a locale cannot write
     cli.main(prog_name="contraflow")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..planner.cli_common import OutputFile, SecondsLimit, print_json
+from ..planner.cli_common import OutputFile, SecondsLimit, print_json, say
 from ..planner.plan_file import load_plan
 from ..planner.units import format_bytes
 from ..planner.weight_policy import FLUSH
@@ -114,7 +114,7 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
         _print_table(result, unit)
     for path in (options["trace"], options["checkpoint"]):
         if path is not None:
-            click.echo(f"wrote {path}", err=True)
+            say(f"wrote {path}", err=True)
 
 
 def _run(work: Any) -> RunResult:
@@ -128,7 +128,7 @@ def _run(work: Any) -> RunResult:
     except (ExecutionError, ProgramMismatch, TraceError) as error:
         fail(error)
     except SystemExit as ending:  # a SIGTERM, after everything has been cleaned up
-        click.echo("contraflow: terminated", err=True)
+        say("contraflow: terminated", err=True)
         raise SystemExit(ending.code) from None
     return result
 
@@ -188,9 +188,9 @@ def _print_table(result: RunResult, unit: str) -> None:
     from rich.table import Table
 
     last = result.first_step + len(result.losses)
-    click.echo(f"{unit}s {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
+    say(f"{unit}s {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
     for step, loss in result.evaluations.items():
-        click.echo(f"after {unit} {step}: held-out loss {loss:.4f}")
+        say(f"after {unit} {step}: held-out loss {loss:.4f}")
     table = Table("", "forecast", "measured", "measured / forecast")
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
         (f"{unit} time", result.forecast_step_s, result.step_s, lambda seconds: f"{1e3 * seconds:.2f} ms")

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import click
-
-from ..planner.cli_common import stop
+from ..planner.cli_common import say, stop
 
 
 def fail(reason: object) -> NoReturn:
     """Ends the command with a line and exit code 1."""
-    click.echo(f"contraflow: {reason}", err=True)
+    say(f"contraflow: {reason}", err=True)
     stop(1)
 
 
@@ -32,7 +30,7 @@ def notices_as_lines(shown: bool = True) -> Iterator[None]:
             if not issubclass(category, EngineNotice):
                 show(message, category, *rest, **named)
             elif shown:
-                click.echo(f"contraflow: {message}", err=True)
+                say(f"contraflow: {message}", err=True)
 
         warnings.showwarning = line
         yield

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..planner.cli_common import OutputFile, print_json
+from ..planner.cli_common import OutputFile, print_json, say
 from ..planner.errors import InputError
 from ..planner.files import write_text
+from ..planner.printable import printable
 from .cli_lines import fail, notices_as_lines
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def profile(
         content = estimate(model, micro_batch_size, device, data, precision, efficiency)
     if output is not None:
         write_text(output, json.dumps(content, indent=1) + "\n")
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)
     if cluster is not None:
         _measure_cluster(threads, load, cluster)
     if as_json:
@@ -123,7 +124,7 @@ def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
 
     processes = load or default_load("cpu", threads)
     write_text(target, measure_machine(processes, threads).toml(processes))
-    click.echo(f"wrote {target}", err=True)
+    say(f"wrote {target}", err=True)
 
 
 def measure(
@@ -203,12 +204,19 @@ def _profiled(
     try:
         found = resolve(model)
         source = find_data(found, data)
-        with console.status(f"profiling {model}") as status, notices_as_lines():
-            return work(found, source, lambda text: status.update(f"profiling {model}: {text}"))
+        with console.status(_status(model)) as status, notices_as_lines():
+            return work(found, source, lambda text: status.update(_status(model, text)))
     except (TraceError, ProgramMismatch) as error:
         raise InputError(str(error)) from None
     except ExecutionError as error:
         fail(error)
+
+
+def _status(model: str, text: str = "") -> str:
+    """What rich shows: names are no markup."""
+    from rich.markup import escape
+
+    return escape(printable(f"profiling {model}{': ' * bool(text)}{text}"))
 
 
 def _is_local(device: str) -> bool:

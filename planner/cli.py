@@ -17,6 +17,7 @@ from .cli_common import (
     load_problem,
     print_json,
     problem_options,
+    say,
     stop,
 )
 from .cli_compare import compare
@@ -166,7 +167,7 @@ def _report(result: Result, output: Path | None, as_json: bool, explain: bool, s
         print_json(_summary(result, None, seconds, None) | {"violations": lacking} | _explained(result, explain))
     elif explain:
         _print_considered(result)
-    click.echo(f"contraflow: {result.status}: {_why(result)}", err=True)
+    say(f"contraflow: {result.status}: {_why(result)}", err=True)
     stop(1)
 
 
@@ -188,21 +189,21 @@ def _explained(result: Result, explain: bool) -> dict[str, Any]:
 
 def _print_considered(result: Result) -> None:
     """What was looked at: least bound, best step, outcome."""
-    click.echo("considered (bound s, best s):")
+    say("considered (bound s, best s):")
     for part in result.considered:
         step = "-" if part.step_s is None else f"{part.step_s:.6g}"
-        click.echo(f"  {part.bound_s:<10.6g} {step:<10} {part.what}: {part.outcome}")
+        say(f"  {part.bound_s:<10.6g} {step:<10} {part.what}: {part.outcome}")
 
 
 def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:
     from .view.text import device_table, heading
 
-    click.echo(heading(made, forecast))
+    say(heading(made, forecast))
     if sentence(made, forecast):
-        click.echo(sentence(made, forecast))
-    click.echo(device_table(made, forecast))
+        say(sentence(made, forecast))
+    say(device_table(made, forecast))
     if output is not None:
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)
 
 
 def _why(result: Result) -> str:

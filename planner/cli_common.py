@@ -16,6 +16,7 @@ from .files import refusal
 from .formats import load_model as load_model_file
 from .model_graph import ModelGraph
 from .presets import PRESETS
+from .printable import printable_lines
 from .units import parse_bytes
 from .workload import OPTIMIZER_STATES, PRECISIONS, Workload
 
@@ -197,6 +198,11 @@ def finite(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [finite(value) for value in content]
     return content
+
+
+def say(text: str, err: bool = False) -> None:
+    """Prints lines, whatever names are in them: no escape sequence of theirs reaches a terminal."""
+    click.echo(printable_lines(text), err=err)
 
 
 def stop(code: int) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .cli_asynchronous import asynchronous_options, compare_asynchronous, fitting
-from .cli_common import load_problem, print_json, problem_options
+from .cli_common import load_problem, print_json, problem_options, say
 from .cli_compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
 from .cli_progress import SearchProgress
 from .cli_signals import EndingSignals
@@ -134,7 +134,7 @@ def _compare_schedules(
         if points:
             from .view.frontier import table
 
-            click.echo(table(points))
+            say(table(points))
 
 
 for _option in compare.params:  # a run brings its own cluster and micro-batches

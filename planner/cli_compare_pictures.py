@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_common import OutputFile
+from .cli_common import OutputFile, say
 from .cli_progress import SearchProgress
 from .files import write_bytes
 
@@ -99,4 +99,4 @@ def write_picture(
         click.echo(content, nl=False)
     else:
         write_bytes(output, content.encode() if isinstance(content, str) else content)
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)

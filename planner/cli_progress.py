@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from .printable import printable
 from .units import format_seconds
 from .view.text import percent
 
@@ -21,15 +22,15 @@ class SearchProgress:
         console = Console(stderr=True)
         self._started = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[best]}"),
+            TextColumn("{task.fields[best]}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(title, total=time_limit, best="")
+        self._task = self._bar.add_task(printable(title), total=time_limit, best="")
 
     def __enter__(self) -> SearchProgress:
         self._bar.start()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .calibrate import Measured, calibrate, measured
-from .cli_common import OutputFile, print_json
+from .cli_common import OutputFile, print_json, say
 from .files import write_text
 from .model_graph import ModelGraph
 from .plan_file import load_plan
@@ -63,11 +63,11 @@ def calibrate_command(
     _print_stages(rows, graph)
     if steps is not None:
         text = {key: format_seconds(seconds) for key, seconds in steps.items()}
-        click.echo("step: {profiled} profiled, {calibrated} calibrated, {measured} measured".format(**text), err=True)
+        say("step: {profiled} profiled, {calibrated} calibrated, {measured} measured".format(**text), err=True)
     if output is None:
         click.echo(content, nl=False)
     else:
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)
 
 
 def _steps(plan_file: str, before: ModelGraph, after: ModelGraph, traces: Sequence[RunTrace]) -> dict[str, float]:
@@ -121,7 +121,7 @@ def _print_stages(rows: Sequence[Measured], model: ModelGraph) -> None:
             format_seconds(row.overhead_s),
             _ratio(row.seconds, content["profiled_s"]),
         )
-    Console(stderr=True, highlight=False).print(table)
+    Console(stderr=True, highlight=False, markup=False).print(table)
 
 
 def _right(heading: str) -> Any:
@@ -171,10 +171,10 @@ def _print_comparison(found: Comparison) -> None:
             format_bytes(device.peak_bytes),
             _ratio(device.peak_bytes, device.forecast_peak_bytes),
         )
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(ops, devices)
     step, wanted = found.step_s, found.forecast_step_s
-    click.echo(f"step: {format_seconds(wanted)} forecast, {format_seconds(step)} measured, {_ratio(step, wanted)}")
+    say(f"step: {format_seconds(wanted)} forecast, {format_seconds(step)} measured, {_ratio(step, wanted)}")
     for cause in found.causes:
-        click.echo(f"  {1e3 * cause.seconds:+10.3f} ms  {cause.what}")
-    click.echo(found.remark)
+        say(f"  {1e3 * cause.seconds:+10.3f} ms  {cause.what}")
+    say(found.remark)

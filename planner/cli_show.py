@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .cli_common import OutputFile, print_json, stop
+from .cli_common import OutputFile, print_json, say, stop
 from .cli_pictures import PICTURES, check_picture, graph_picture
 from .files import write_bytes
 from .plan import Forecast, Plan
@@ -45,11 +45,11 @@ def check(plan_file: str, as_json: bool) -> None:
         print_json({"ok": not violations, "violations": found})
     elif violations:
         for violation in violations:
-            click.echo(str(violation))
-        click.echo(f"{plan_file}: {len(violations)} violation{'s' * (len(violations) != 1)}", err=True)
+            say(str(violation))
+        say(f"{plan_file}: {len(violations)} violation{'s' * (len(violations) != 1)}", err=True)
     else:
         operations = sum(map(len, loaded.orders))
-        click.echo(f"{plan_file}: ok, {operations} operations on {len(loaded.orders)} devices")
+        say(f"{plan_file}: ok, {operations} operations on {len(loaded.orders)} devices")
     stop(1 if violations else 0)
 
 
@@ -87,7 +87,7 @@ def show(
     elif output is None:
         click.echo(drawn, nl=False)
     else:
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)
 
 
 def draw(

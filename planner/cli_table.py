@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import click
+from .cli_common import say
 
 
 class Line(NamedTuple):
@@ -26,7 +26,7 @@ def print_table(headings: Sequence[str], lines: Sequence[Line], words: int = 1) 
         table.add_column(heading, justify="left" if index < words else "right")
     for line in lines:
         table.add_row(*line.cells, style=line.style)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
     for line in lines:
         if line.note:
-            click.echo(f"{line.cells[0]}: {line.note}", err=True)
+            say(f"{line.cells[0]}: {line.note}", err=True)

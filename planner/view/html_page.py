@@ -19,6 +19,7 @@ from ..plan import Forecast, Plan
 from ..units import format_seconds
 from .html_colours import page_colours
 from .html_data import page_data
+from .names import plain
 from .text import percent
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | N
     """The whole page. Raises RunTraceError when the run is not of this plan."""
     content = page_data(plan, timeline, forecast, run)
     style, script = _source("page.css"), _script()
-    title = f"{plan.problem.model.name}: {plan.provenance.source or 'plan'}".encode(errors="replace").decode()
+    title = plain(f"{plan.problem.model.name}: {plan.provenance.source or 'plan'}")
     return Template(_source("page.html")).substitute(
         policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
         title=html.escape(title),

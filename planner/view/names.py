@@ -1,23 +1,11 @@
-"""Names from files, made fit for a picture: what a model or a layer is called is text and nothing else."""
+"""Names from files in a picture: how they are shortened, wrapped and measured."""
 
 from __future__ import annotations
 
-import unicodedata
+from ..printable import printable
 
-_UNSEEN = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
-_TURNS = frozenset(range(0x202A, 0x202F)) | frozenset(range(0x2066, 0x206A))  # change the direction of the text around
-
-
-def plain(text: str) -> str:
-    """The text on one line: whitespace becomes a blank, what no font, terminal or XML file takes a replacement mark."""
-    return "".join(map(_plain, text))
-
-
-def _plain(letter: str) -> str:
-    if letter.isspace():
-        return " "
-    unseen = unicodedata.category(letter) in _UNSEEN or ord(letter) in _TURNS
-    return "\N{REPLACEMENT CHARACTER}" if unseen else letter
+plain = printable
+"""The text on one line, without what no font, terminal or XML file takes."""
 
 
 def shorten(text: str, columns: int) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..plan import Forecast, Kind, Op, Pipeline, Plan
 from ..units import format_bytes, format_seconds
+from .names import plain
 from .palette import Paint, hatches, paint
 from .text import count_pipelines, device_limit, percent, updating
 
@@ -69,7 +70,7 @@ def direction(pipeline: Pipeline, devices: int) -> int:
 def _name(plan: Plan) -> str:
     source = plan.provenance.source or "plan"
     return (
-        f"{plan.problem.model.name}: {source}, {len(plan.stages)} stages, {len(plan.orders)} devices, "
+        f"{plain(plan.problem.model.name)}: {plain(source)}, {len(plan.stages)} stages, {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
         f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}"
     )

@@ -96,6 +96,10 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     plan = load_plan(plan_file)
     if options["resume"] and options["checkpoint"] is None:
         raise click.UsageError("--resume needs --checkpoint DIR")
+    if options["transport"] == "threads" and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise click.UsageError(
+            "--transport threads runs all devices in one process, but WORLD_SIZE says there are more"
+        )
     training = training_of(options)
     import torch
 

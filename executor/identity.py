@@ -93,27 +93,27 @@ class RunIdentity:
 
     def differences(self, other: RunIdentity) -> tuple[Difference, ...]:
         """What differs, both values each; options of the training by their own names."""
-        return differences(self._flat, other._flat)
+        return differences(self.in_words(), other.in_words())
 
-    @property
-    def _flat(self) -> dict[str, object]:
+    def in_words(self) -> dict[str, object]:
+        """Everything by the name that messages use, options of the training among the rest."""
         content = self.to_dict()
-        options = content.pop("training")
-        return content | {_OPTION_NAMES.get(key, key): value for key, value in options.items()}
+        content |= {_OPTIONS.get(key, key): value for key, value in content.pop("training").items()}
+        return {key.replace("_", " "): value for key, value in content.items()}
 
 
-_OPTION_NAMES = {"lr": "learning rate", "schedule": "learning-rate schedule", "mini_batch": "samples a step"}
+_OPTIONS = {"lr": "learning rate", "schedule": "learning-rate schedule", "mini_batch": "samples a step"}
 
 
 def differences(mine: Mapping[str, object], theirs: Mapping[str, object]) -> tuple[Difference, ...]:
     """Keys whose values differ, in the first's order; a missing value is "none"."""
     return tuple(
-        Difference(name.replace("_", " "), in_words(mine.get(name)), in_words(theirs.get(name)))
+        Difference(name, _text(mine.get(name)), _text(theirs.get(name)))
         for name in dict.fromkeys([*mine, *theirs])
         if mine.get(name) != theirs.get(name)
     )
 
 
-def in_words(value: object) -> str:
+def _text(value: object) -> str:
     """A value for a line of text."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)

@@ -6,7 +6,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,15 +150,20 @@ def execute(
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
             line that names rank, stage, op and micro-batch.
     """
-    run = _runner(transport)
-    job = prepare(
-        plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine,
-        device, compiled, timeout_s,
-    )  # fmt: skip
-    if trace is not None:
-        _require_traceable(job)
-    collected = Collector(len(plan.orders), on_step)
-    result = collected.result(plan, run(job, collected, threads_per_process))
+    ready, run = _runner(transport, plan, timeout_s)
+
+    def make() -> Job:
+        job = prepare(
+            plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine,
+            device, compiled, timeout_s,
+        )  # fmt: skip
+        if trace is not None:
+            _require_traceable(job)
+        return job
+
+    with ready(make) as job:
+        collected = Collector(len(plan.orders), on_step)
+        result = collected.result(plan, run(job, collected, threads_per_process))
     if trace is not None and os.environ.get("RANK", "0") == "0":
         save_trace(result.trace, trace)
     return result
@@ -240,18 +246,28 @@ def _portable(plan: Plan, found: LayeredModel, given: LayeredModel | str | None)
 
 
 Runner = Callable[[Job, "Collector", int], Sequence[RankReport]]
+Ready = Callable[[Callable[[], Job]], AbstractContextManager[Job]]
 
 
-def _runner(transport: str) -> Runner:
+def _runner(transport: str, plan: Plan, timeout_s: float) -> tuple[Ready, Runner]:
+    """(what makes the job and holds what all of the run needs, what runs it)."""
     if transport not in ("processes", "threads"):
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
     if transport == "threads":
-        return run_threads
-    from . import processes
-
+        return _alone, run_threads
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return processes.run_joined
-    return processes.run_processes
+        from .joined import Joined
+
+        joined = Joined(plan, timeout_s)
+        return joined.ready, joined.run
+    from .processes import run_processes
+
+    return _alone, run_processes
+
+
+@contextmanager
+def _alone(make: Callable[[], Job]) -> Iterator[Job]:
+    yield make()
 
 
 class Collector:

@@ -1,4 +1,4 @@
-"""Ranks as local processes with gloo: spawned and watched here, or joined when torchrun has started them."""
+"""Ranks as local processes with gloo, spawned and watched here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -69,7 +69,7 @@ def run_spawned(
         store = dist.FileStore(rendezvous.path, ranks)  # type: ignore[attr-defined]
         limit = timedelta(seconds=BACKSTOP_S)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-        post(_run(job, post, board))
+        post(run_here(job, post, board))
         dist.destroy_process_group()
     except Exception as error:
         lost = job is not None and lost_another(job.orders_at, rank, board.read(rank))
@@ -85,49 +85,13 @@ def listen_locally() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
 
 
-def _run(
+def run_here(
     job: Job, report: Callable[[StepReport | Notice], None], board: Board, local_rank: int | None = None
 ) -> RankReport:
+    """One rank on the default process group, which exists."""
     keep_freed_memory()
     transport = GlooTransport(job.groups)
     result = run_rank(job, transport, report, board, local_rank)
     transport.barrier()
     transport.close()
     return result
-
-
-def run_joined(job: Job, collected: Collector, threads: int) -> list[RankReport]:
-    """This process is one rank, started by torchrun; every rank gets the result.
-
-    Raises:
-        RunError: the world size is not the plan's number of devices.
-    """
-    from .watchdog import Watchdog
-
-    ranks, world, rank = len(job.plan.orders), int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    if world != ranks:
-        raise RunError(f"the plan is for {ranks} devices, but WORLD_SIZE is {world}")
-    torch.set_num_threads(threads)
-    board = Board(bytearray(Board.size(ranks)))
-    with Watchdog(Watcher(job.plan, job.timeout_s, orders_at=job.orders_at), board, rank):
-        dist.init_process_group("gloo", timeout=timedelta(seconds=BACKSTOP_S))
-        try:
-            told: list[StepReport | Notice] = []
-            mine = _run(job, told.append, board, int(os.environ.get("LOCAL_RANK", rank)))
-            gathered: list[Any] = [None] * world
-            dist.all_gather_object(gathered, (mine, told))
-        except RunError:
-            raise
-        except Exception as error:
-            failure = Failure.of(error, rank, lost_another(job.orders_at, rank, board.read(rank)))
-            failure.stand_back()
-            raise ExecutionError(failure.text) from error
-        finally:
-            dist.destroy_process_group()
-    for notice in (report for _, told in gathered for report in told if isinstance(report, Notice)):
-        collected.add(notice)
-    steps = [[report for report in told if isinstance(report, StepReport)] for _, told in gathered]
-    for reports in zip(*steps, strict=True):
-        for report in reports:
-            collected.add(report)
-    return [report for report, _ in gathered]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -199,9 +200,13 @@ def test_resume_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_torchrun_with_another_world_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both numbers are named."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(RunError, match=r"2 devices.*3"):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=r"^the plan is for 2 devices, but WORLD_SIZE is 1"):
         execute(planned(BROKEN), 1)
 
 

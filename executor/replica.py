@@ -39,7 +39,9 @@ class StageReplica:
 
     Attributes:
         group: the ranks it is reduced with (None: it is the only trained copy).
-        statistics_group: the ranks with which statistics are exchanged at the step's end (None: with the gradients).
+        statistics_group: the ranks with which statistics are exchanged at the step's end (None: with none then).
+        apart: whether some micro-batches run its forward and backward on different devices: gradients are then summed
+            over other ranks than statistics.
         owner, runs_forward: whether this rank runs its backward and steps it, and whether it runs its forward.
         arrival: how a stash from another rank is put together here, where some arrive or leave for good.
         ties: numbers of the groups of tied parameters that it shares with other stages.
@@ -54,6 +56,7 @@ class StageReplica:
     statistics: StatisticsExchange | None
     group: str | None
     statistics_group: str | None
+    apart: bool
     owner: bool
     runs_forward: bool
     arrival: PackedStash | None
@@ -79,8 +82,8 @@ class StageReplica:
 
     @property
     def reduced(self) -> list[Tensor]:
-        """What replicas sum: gradients and, row by row, BatchNorm statistics."""
-        return [*self.weights.gradients, *(self.rows if self.statistics_group is None else [])]
+        """What replicas sum: gradients and, row by row, BatchNorm statistics where the same ranks have them."""
+        return [*self.weights.gradients, *([] if self.apart else self.rows)]
 
     @property
     def rows(self) -> list[Tensor]:
@@ -210,8 +213,8 @@ class Blueprint:
         program, notice = programs[self.full]
         full = StageReplica(
             stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
-            _statistics_group(self.plan, stage), owner, rank in forwards, arrivals.get(self.full),
-            ties_of(self.plan, stage), evaluation, notice,
+            _statistics_group(self.plan, stage), _apart(self.plan, stage), owner, rank in forwards,
+            arrivals.get(self.full), ties_of(self.plan, stage), evaluation, notice,
         )  # fmt: skip
         less = {n: replace(full, program=programs[n][0], arrival=arrivals.get(n)) for n in self.smaller}
         return replace(full, smaller=less)

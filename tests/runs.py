@@ -17,6 +17,7 @@ from kept_ranks import kept
 from torch import Tensor
 
 from contraflow.executor import layer_run
+from contraflow.executor.engines import Engine
 from contraflow.executor.launch import Collector, RunResult, prepare
 from contraflow.executor.profile import profile_model
 from contraflow.executor.rank import Job, RankReport, StepReport, run_rank
@@ -63,11 +64,13 @@ class Case(NamedTuple):
 
 
 @cache
-def measured(model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES) -> dict[str, Any]:
+def measured(
+    model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES, engine: Engine = "auto"
+) -> dict[str, Any]:
     """A real, short profile; its seconds are those of warm caches. Not to be changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_run, "CACHE_BYTES", 1)
-        return profile_model(resolve(model), samples, rounds=1, dtype=dtype)
+        return profile_model(resolve(model), samples, rounds=1, dtype=dtype, engine=engine)
 
 
 @cache

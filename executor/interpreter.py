@@ -239,7 +239,7 @@ class Interpreter(Posting):
         state.times.end(record)
         state.predicted.pop(stage, None)
         if statistics is not None:
-            statistics.check_untouched()
+            statistics.forwarded(m)
         if stage == self._last:
             state.losses[m] = self._place.keep_loss(output)
         else:

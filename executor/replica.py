@@ -22,7 +22,7 @@ from .mini_batch import MiniBatches
 from .packing import PackedStash
 from .place import CPU
 from .precision import build_lowered, half_of, wide
-from .statistics import StatisticsExchange
+from .statistics import Statistics, StatisticsExchange, StatisticsQueue
 from .ties import sharing, tie_group, tie_groups, ties_of
 from .traced import Sharing, shared_by
 from .tracing import StageLayers
@@ -53,7 +53,7 @@ class StageReplica:
     stage: int
     program: AnyProgram
     weights: StageWeights
-    statistics: StatisticsExchange | None
+    statistics: Statistics | None
     group: str | None
     statistics_group: str | None
     apart: bool
@@ -88,7 +88,8 @@ class StageReplica:
     @property
     def rows(self) -> list[Tensor]:
         """BatchNorm statistics of the step, if there are any to exchange."""
-        return [] if self.statistics is None or not self.statistics.rows.numel() else [self.statistics.rows]
+        rows = None if self.statistics is None else self.statistics.rows
+        return [] if rows is None or not rows.numel() else [rows]
 
 
 def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -248,11 +249,11 @@ class Blueprint:
 
     def _statistics(
         self, rank: int, stage: int, modules: dict[int, nn.Module], weights: StageWeights
-    ) -> StatisticsExchange | None:
+    ) -> Statistics | None:
         """Needed where other ranks run forwards of the stage too, or this one runs them in another order."""
         forwards = forward_devices(self.plan, stage)
-        alone = len(forwards) == 1 and _in_order(self.plan, rank, stage)
-        if rank not in forwards or not weights.buffers or alone:
+        alone = len(forwards) == 1
+        if rank not in forwards or not weights.buffers or (alone and _in_order(self.plan, rank, stage)):
             return None
         total = self.plan.problem.workload.micro_batches
         if asynchronous(self.plan):
@@ -260,6 +261,8 @@ class Blueprint:
                 f"stage {stage}: its running statistics would have to be exchanged between devices or put in order, "
                 "which is done for synchronous plans only: plan without replicas"
             )
+        if alone:
+            return StatisticsQueue(modules, weights.buffers, self.layer_names)
         return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
 
     def _evaluation(

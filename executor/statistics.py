@@ -1,13 +1,14 @@
-"""BatchNorm statistics of a stage whose micro-batches are spread over replicas, as one process has them.
+"""BatchNorm statistics of a stage whose micro-batches do not run in order on one device, as one process has them.
 
-One process applies running = (1 - momentum) * running + momentum * statistic per micro-batch, in order. So
-every F here runs on zeroed running statistics, which leaves momentum * statistic in them; after the last
-micro-batch the replicas exchange what they have and everybody applies it in micro-batch order.
+One process applies running = (1 - momentum) * running + momentum * statistic per micro-batch, in order. So an F runs
+on zeroed running statistics, a row, which leaves momentum * statistic in them. Replicas exchange all rows after the
+last micro-batch, and everybody applies them in micro-batch order; a device that runs all forwards applies a row as
+soon as it is its turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,57 +28,67 @@ class _Running:
     momentum: float | None
 
 
-class StatisticsExchange:
-    """The running statistics of a stage's BatchNorm layers, one row per micro-batch of the step.
+class Statistics:
+    """The running statistics of a stage's BatchNorm layers, as rows: one for every micro-batch that is not in them yet.
 
     Args:
         modules: the stage's layers by layer id.
         buffers: the replica's live buffers by "<layer id>.<name>".
-        micro_batches: micro-batches a step, over all pipelines.
         layer_names: for errors.
+
+    Attributes:
+        rows: what replicas sum, if anything.
     """
 
+    rows: Tensor | None = None
+
     def __init__(
-        self,
-        modules: Mapping[int, nn.Module],
-        buffers: Mapping[str, Tensor],
-        micro_batches: int,
-        layer_names: tuple[str, ...],
+        self, modules: Mapping[int, nn.Module], buffers: Mapping[str, Tensor], layer_names: tuple[str, ...]
     ) -> None:
         self._buffers = buffers
         self._layer_names = layer_names
         self._running: list[_Running] = []
         self._counters: list[str] = []
-        width = 0
+        self._width = 0
         for name, module in _batch_norms(modules):
             self._counters.append(f"{name}num_batches_tracked")
             for statistic in ("running_mean", "running_var"):
                 size = buffers[name + statistic].numel()
-                self._running.append(_Running(name + statistic, width, size, module.momentum))
-                width += size
-        like = buffers[self._running[0].name] if self._running else torch.empty(0)
-        self.rows = torch.zeros(micro_batches, width, dtype=like.dtype, device=like.device)
-        self._scratch = {name: buffers[name].clone() for name in self._counters}
+                self._running.append(_Running(name + statistic, self._width, size, module.momentum))
+                self._width += size
         self._versions: dict[str, int] | None = None
 
-    def reset(self) -> None:
-        """Forgets the rows; at the start of a step."""
-        self.rows.zero_()
+    def _like(self) -> Tensor:
+        return self._buffers[self._running[0].name] if self._running else torch.empty(0)
 
-    def for_forward(self, micro_batch: int) -> dict[str, Tensor]:
-        """The buffers F of this micro-batch runs on: its own row in place of the running statistics."""
-        row = self.rows[micro_batch]
+    def _counts(self) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(self._buffers[name]) for name in self._counters}
+
+    def reset(self) -> None:
+        """At the start of a step."""
+
+    def for_forward(self, micro_batch: int) -> Mapping[str, Tensor]:
+        """The buffers F of this micro-batch runs on."""
+        raise NotImplementedError
+
+    def forwarded(self, micro_batch: int) -> None:
+        """After its F. Raises ExecutionError when it changed a buffer that has no rule for replicas."""
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        """After the exchange."""
+
+    def _on_row(self, row: Tensor, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The live buffers, but a zeroed row in place of the running statistics; what must not change is noted."""
         values = dict(self._buffers)
         for r in self._running:
             values[r.name] = row[r.start : r.start + r.size].view(self._buffers[r.name].shape)
-        for name, counter in self._scratch.items():
-            values[name] = counter.zero_()
+        values.update(counts)
         if self._versions is None:
             self._versions = {name: tensor._version for name, tensor in self._buffers.items()}
         return values
 
-    def check_untouched(self) -> None:
-        """Raises ExecutionError when a forward changed a buffer that has no rule for replicas."""
+    def _check_untouched(self) -> None:
         for name, version in (self._versions or {}).items():
             if self._buffers[name]._version != version:
                 layer_id, _, rest = name.partition(".")
@@ -87,17 +98,91 @@ class StatisticsExchange:
                 )
         self._versions = None
 
+    def _apply(self, rows: Iterable[Tensor]) -> None:
+        """Applies rows of micro-batches that follow one another to the live buffers."""
+        for row in rows:
+            for r in self._running:
+                running = self._buffers[r.name].view(-1)
+                seen = int(self._buffers[r.name.rpartition(".")[0] + ".num_batches_tracked"]) + 1
+                kept = 1 - (1 / seen if r.momentum is None else r.momentum)
+                alpha = 1 / seen if r.momentum is None else 1.0
+                running.mul_(kept).add_(row[r.start : r.start + r.size], alpha=alpha)
+            for name in self._counters:
+                self._buffers[name].add_(1)
+
+
+class StatisticsExchange(Statistics):
+    """Of a stage whose forwards run on several devices: they exchange the rows of all micro-batches of the step.
+
+    `micro_batches`: of a step, over all pipelines.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[int, nn.Module],
+        buffers: Mapping[str, Tensor],
+        micro_batches: int,
+        layer_names: tuple[str, ...],
+    ) -> None:
+        super().__init__(modules, buffers, layer_names)
+        like = self._like()
+        self.rows = torch.zeros(micro_batches, self._width, dtype=like.dtype, device=like.device)
+        self._scratch = self._counts()
+
+    def reset(self) -> None:
+        """Forgets the rows."""
+        assert self.rows is not None
+        self.rows.zero_()
+
+    def for_forward(self, micro_batch: int) -> Mapping[str, Tensor]:
+        """Its own row in place of the running statistics."""
+        assert self.rows is not None
+        return self._on_row(self.rows[micro_batch], {name: count.zero_() for name, count in self._scratch.items()})
+
+    def forwarded(self, micro_batch: int) -> None:
+        self._check_untouched()
+
     def apply(self) -> None:
         """Applies all rows, in micro-batch order, to the live buffers; after the exchange."""
-        for r in self._running:
-            running = self._buffers[r.name].view(-1)
-            seen = int(self._buffers[r.name.rpartition(".")[0] + ".num_batches_tracked"])
-            for row in self.rows[:, r.start : r.start + r.size]:
-                seen += 1
-                kept = 1 - (1 / seen if r.momentum is None else r.momentum)
-                running.mul_(kept).add_(row, alpha=1 / seen if r.momentum is None else 1.0)
-        for name in self._counters:
-            self._buffers[name].add_(len(self.rows))
+        assert self.rows is not None
+        self._apply(self.rows)
+
+
+class StatisticsQueue(Statistics):
+    """Of a stage whose forwards all run here, but in another order than the micro-batches'.
+
+    One that comes too early runs on a row of its own, which is kept until all before it have run.
+    """
+
+    def __init__(
+        self, modules: Mapping[int, nn.Module], buffers: Mapping[str, Tensor], layer_names: tuple[str, ...]
+    ) -> None:
+        super().__init__(modules, buffers, layer_names)
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has run."""
+        self._next = 0
+        self._early: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
+
+    def for_forward(self, micro_batch: int) -> Mapping[str, Tensor]:
+        """The live buffers if it is the micro-batch's turn, else a row."""
+        if micro_batch == self._next:
+            return self._buffers
+        like = self._like()
+        row, counts = torch.zeros(self._width, dtype=like.dtype, device=like.device), self._counts()
+        self._early[micro_batch] = row, counts
+        return self._on_row(row, counts)
+
+    def forwarded(self, micro_batch: int) -> None:
+        self._check_untouched()
+        if micro_batch != self._next:
+            return
+        self._next += 1
+        while self._next in self._early:
+            row, _ = self._early.pop(self._next)
+            self._apply([row])
+            self._next += 1
 
 
 def _batch_norms(modules: Mapping[int, nn.Module]) -> list[tuple[str, _BatchNorm]]:

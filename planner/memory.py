@@ -14,6 +14,7 @@ from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
 from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes, step_workspace
 from .plan import Kind
+from .statistics_rows import statistics_events
 from .version_copies import version_events
 from .weight_policy import FLUSH
 
@@ -21,7 +22,7 @@ CATEGORIES = (
     "parameters", "gradients", "optimizer", "buffers", "stashes", "shipped stashes", "messages", "workspace",
     "weight versions",
 )  # fmt: skip
-_STASH, _GUEST, _MESSAGE, _WORKSPACE, _VERSION = 4, 5, 6, 7, 8
+_BUFFER, _STASH, _GUEST, _MESSAGE, _WORKSPACE, _VERSION = 3, 4, 5, 6, 7, 8
 _START, _END = 0, 1
 CLOSE = 1e-9
 """Times closer than this share of the step are equal."""
@@ -116,6 +117,7 @@ def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: floa
     """Memory over time of every device."""
     events = Events(jobs, step_s)
     _compute_events(events, plan, costs)
+    statistics_events(events, plan, costs, _BUFFER)
     _message_events(events, costs)
     _local_events(events, costs)
     _away_events(events, costs)

@@ -266,7 +266,7 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
 
     Where several devices run a stage's forward, each also holds every micro-batch's statistics of its buffers
-    (BatchNorm) until they are merged. What stages of one device share counts once.
+    (BatchNorm) until they are merged, and counters. What stages of one device share counts once.
     """
     workload, owners_of = plan.problem.workload, holders(plan)
     devices: list[dict[str, int]] = [{} for _ in range(len(plan.problem.cluster))]
@@ -288,7 +288,7 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
             add(device, "buffers", buffers)
         forwards = forward_devices(plan, stage)
         for device in forwards if len(forwards) > 1 else ():
-            add(device, "buffers", 2 * workload.micro_batches * buffers)
+            add(device, "buffers", (1 + workload.micro_batches) * buffers)
     for tie in costs.ties:
         copies = tie.copies(owners_of)
         for device in copies:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 import torch
 from async_plans import SCHEDULED, separated
 from async_plans import run as run_threads
+from own_models import assert_as_plain_torch, chain, plan_of, profiled
 from runs import worst_excess
+from torch import nn
 
+from contraflow.models.protocol import LayeredModel
 from contraflow.planner.cluster import Link
 from contraflow.planner.lower import assemble
+from contraflow.planner.model_graph import ModelGraph
 from contraflow.planner.operations import Candidate, StageCosts
-from contraflow.planner.plan import Kind, Plan
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan
+from contraflow.planner.plan_file import op_from_text
 from contraflow.planner.simulate import simulate
 
 
@@ -35,3 +41,60 @@ def test_parameters_sent_at_once_are_a_copy_all_the_same(link: Link) -> None:
         assert dict(memory.peak_parts)["weight versions"] >= costs.parameter_bytes[1 - device]
     found = run_threads(plan, (10,), SCHEDULED, torch.float32)
     assert max(worst_excess(found).values()) <= 1, worst_excess(found)
+
+
+# ---------------------------------------------------------------- running statistics of forwards out of order
+
+
+def normalised(width: int) -> nn.Module:
+    """Its statistics are what it is about."""
+    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())
+
+
+def ops(text: str) -> list[Op]:
+    """Compute ops of a list."""
+    return [op_from_text(name) for name in text.split()]
+
+
+@cache
+def statistics_heavy() -> tuple[LayeredModel, ModelGraph]:
+    """Where a row of statistics is no smaller than a micro-batch's stash."""
+    model = chain([partial(normalised, 32)] * 3, 32)
+    return model, profiled(model, 2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "orders"),
+    [
+        (  # out of order on both devices, and in another order on each
+            (Pipeline((0, 1), (0, 1), (0, 1, 2, 3)),),
+            (
+                "0F3 0F1 0F2 0F0 0B3 0B1 0B2 0B0",
+                "1F1 1B1 1F2 1B2 1F0 1B0 1F3 1B3",
+            ),
+        ),
+        (  # one device runs the forwards of stage 1, two its backwards
+            (Pipeline((0, 1), (0, 1), (0, 3)), Pipeline((0, 1), (0, 0), (1, 2))),
+            (
+                "0F1 0F3 1B1 0B1 0B3 0F0 0F2 0B0 1B2 0B2",
+                "1F1 1F3 1B3 1F0 1B0 1F2",
+            ),
+        ),
+    ],
+    ids=["one order each", "two owners"],
+)
+def test_statistics_wait_for_their_turn(pipelines: tuple[Pipeline, ...], orders: tuple[str, ...]) -> None:
+    """They are those of plain torch, and what waits is in the forecast."""
+    model, graph = statistics_heavy()
+    plan = plan_of(graph, pipelines, [ops(order) for order in orders])
+    parts = dict(simulate(plan).device_memory[0].peak_parts)
+    assert parts["buffers"] >= sum(graph.layers[k].buffer_bytes for k in (0, 1))
+    assert_as_plain_torch(plan, model, dtype=torch.float64)
+
+
+def test_statistics_in_order_need_no_room() -> None:
+    """Then there is nothing beside the buffers."""
+    _, graph = statistics_heavy()
+    plan = plan_of(graph, (Pipeline((0, 0), (0, 0), (0, 1)),), [ops("0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1")])
+    parts = dict(simulate(plan).device_memory[0].peak_parts)
+    assert parts["buffers"] == sum(layer.buffer_bytes for layer in graph.layers)

@@ -37,6 +37,7 @@ _COMMANDS = {
     "compare": _Entry(".planner.cli", "Table of every named schedule and the search; or a forecast and its run."),
     "execute": _Entry(".executor.cli", "Train the model with a plan, one process a device."),
     "calibrate": _Entry(".planner.cli", "Fold the times of runs into a model's layer costs."),
+    "env": _Entry(".executor.cli_env", "What a bug report should say of this machine."),
 }
 _EPILOG = """\b
 Example:

@@ -35,6 +35,7 @@ OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--explain", "--output", "-o"},
     "compare": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
     "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
+    "env": {"--json"},
     "check": {"--json"},
     "show": {"--as", "--what", "--run", "--only-run", "--output", "-o", "--json"},
     "profile": {
@@ -98,7 +99,7 @@ def test_the_options_of_every_command_are_frozen(name: str) -> None:
 def test_the_commands_are_frozen() -> None:
     """In the order of use."""
     assert cli.list_commands(click.Context(cli)) == [
-        "profile", "plan", "check", "show", "compare", "execute", "calibrate",
+        "profile", "plan", "check", "show", "compare", "execute", "calibrate", "env",
     ]  # fmt: skip
 
 

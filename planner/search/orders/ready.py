@@ -26,15 +26,25 @@ def ready(seconds: float, call_s: float) -> bool:
     """
     if seconds > COMPILATION_S or call_s > 2 * COMPILATION_S:
         return True
+    return compiled()
+
+
+def compiled() -> bool:
+    """Whether the kernels are in memory or on disk."""
     return all(map(_compiled, (anneal.anneal, greedy.hunt, kernels.run)))
+
+
+def cache_folder() -> Path | None:
+    """Where numba keeps them; None: nowhere."""
+    path = getattr(getattr(kernels.run, "stats", None), "cache_path", None)
+    return Path(str(path)) if path else None
 
 
 def _compiled(function: object) -> bool:
     if getattr(function, "signatures", None):
         return True
-    stats = getattr(function, "stats", None)
-    folder, name = getattr(stats, "cache_path", None), getattr(function, "__name__", "")
-    return bool(folder) and any(Path(str(folder)).glob(f"*.{name}-*.nbc"))
+    folder, name = cache_folder(), getattr(function, "__name__", "")
+    return folder is not None and any(folder.glob(f"*.{name}-*.nbc"))
 
 
 def warm() -> None:

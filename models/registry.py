@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -52,7 +53,7 @@ def resolve(name: str) -> LayeredModel:
     if ":" not in name:
         raise UnknownModel(name, "not registered, and not package.module:function")
     factory = _import(name)
-    made = factory()
+    made = _made(name, factory)
     if isinstance(made, LayeredModel):
         return made
     loss = getattr(factory, "loss", cross_entropy)
@@ -90,6 +91,15 @@ def _working_directory_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
+
+
+def _made(name: str, factory: Callable[[], Any]) -> Any:
+    """What the function returns; what it raises is the user's to mend, so the message says where."""
+    try:
+        return factory()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UnknownModel(name, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})") from error
 
 
 def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[LayerSpec, ...]:

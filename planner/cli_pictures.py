@@ -11,15 +11,27 @@ if TYPE_CHECKING:
     from .simulate import Timeline
 
 PICTURES = ("timeline", "layers", "placement", "ops")
+FORMS = ("text", "svg", "html", "png", "dot", "perfetto")
 _GRAPH_FORMS = ("svg", "png", "dot")
+_FORMS_OF = {PICTURES[0]: ("text", "svg", "html", "perfetto")} | dict.fromkeys(PICTURES[1:], _GRAPH_FORMS)
 
 
-def check_picture(form: str, what: str, with_run: bool, only_run: bool, to_file: bool) -> None:
-    """Raises UsageError for a picture that does not exist in this form, before anything is read."""
-    if what == PICTURES[0] and form in ("png", "dot"):
-        raise click.UsageError(f"--as {form} draws --what {', '.join(PICTURES[1:])}; the timeline is text, svg or html")
-    if what != PICTURES[0] and form not in _GRAPH_FORMS:
-        raise click.UsageError(f"--what {what} is drawn --as {', '.join(_GRAPH_FORMS)}, not {form}")
+def picture_of(form: str, what: str | None) -> str:
+    """What is drawn where --what does not say: the first picture of this form.
+
+    Raises UsageError for a picture that does not exist in this form.
+    """
+    possible = [picture for picture in PICTURES if form in _FORMS_OF[picture]]
+    if what is None:
+        return possible[0]
+    if what not in possible:
+        forms = ", ".join(_FORMS_OF[what])
+        raise click.UsageError(f"--what {what} is drawn --as {forms}; --as {form} draws {', '.join(possible)}")
+    return what
+
+
+def check_picture(form: str, with_run: bool, only_run: bool, to_file: bool) -> None:
+    """Raises UsageError for options that do not go together, before anything is read."""
     if with_run and form not in ("perfetto", "html"):
         raise click.UsageError("--run is drawn --as html and --as perfetto")
     if only_run and not with_run:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .cli_common import OutputFile, print_json, say, stop
-from .cli_pictures import PICTURES, check_picture, graph_picture
+from .cli_pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
 from .files import write_bytes
 from .plan import Forecast, Plan
 from .plan_file import load_plan
@@ -56,29 +56,36 @@ def check(plan_file: str, as_json: bool) -> None:
 @click.command(epilog=_SHOW_EXAMPLE)
 @click.argument("plan_file", metavar="PLAN")
 @click.option(
-    "--as", "form", type=click.Choice(["text", "svg", "html", "png", "dot", "perfetto"]), default="text",
-    show_default=True, help="How to draw it.",
+    "--as", "form", type=click.Choice(FORMS), default=FORMS[0], show_default=True, help="How to draw it.",
 )  # fmt: skip
 @click.option(
-    "--what", type=click.Choice(PICTURES), default=PICTURES[0], show_default=True,
-    help="The timeline; the layers in their stages; the devices and what goes between them; every operation.",
+    "--what", type=click.Choice(PICTURES),
+    help="The timeline; the layers in their stages; the devices and what goes between them; every operation. "
+    "[default: timeline; of dot and png layers]",
 )  # fmt: skip
 @click.option("--run", "run_file", metavar="FILE", help="A run of the plan (execute --trace), drawn with its forecast.")
 @click.option("--only-run", is_flag=True, help="With --run: leave the forecast out.")
 @click.option("-o", "--output", type=OutputFile(), help="Write there. [default: stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as one JSON object instead.")
 def show(
-    plan_file: str, form: str, what: str, run_file: str | None, only_run: bool, output: Path | None, as_json: bool
+    plan_file: str,
+    form: str,
+    what: str | None,
+    run_file: str | None,
+    only_run: bool,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Draw PLAN: its timeline and the memory of every device, or what --what names.
 
     Times and bytes are simulated afresh from the plan's operations, not read from its forecast. A perfetto trace opens
     in ui.perfetto.dev. PNG needs matplotlib.
     """
-    check_picture(form, what, run_file is not None, only_run, output is not None)
+    picture = picture_of(form, what)
+    check_picture(form, run_file is not None, only_run, output is not None)
     loaded = load_plan(plan_file)
     run = None if run_file is None else load_trace(run_file)
-    drawn = draw(loaded, form, what, run, only_run)
+    drawn = draw(loaded, form, picture, run, only_run)
     if output is not None:
         write_bytes(output, drawn.encode() if isinstance(drawn, str) else drawn)
     if as_json:

@@ -23,6 +23,8 @@ MOST_MEMORY_BYTES = 1 << 60
 MOST_STEP_BYTES = 1 << 60
 """Of the tensors of all micro-batches: sums of them fit 63 bits."""
 MOST_SECONDS = 1e12
+LEAST_NUMBER = 1e-100
+"""Of what is not nothing: ratios of numbers stay finite."""
 MOST_RATE = 1e30
 """Bytes or floating-point operations a second."""
 LEAST_RATE = 1e-6

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .limits import MOST_FILE_BYTES, MOST_LEVELS, MOST_NAME, MOST_TABLE_FILE_BYTES
+from .limits import LEAST_NUMBER, MOST_FILE_BYTES, MOST_LEVELS, MOST_NAME, MOST_TABLE_FILE_BYTES
 from .printable import SHOWN, listed, one_line, shown
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -167,12 +167,14 @@ def any_number(value: object, key: str, where: str) -> float:
 
 
 def number(value: object, key: str, where: str, most: float = math.inf) -> float:
-    """A finite number from 0 to `most`; raises InputError."""
+    """A finite number, 0 or from `LEAST_NUMBER` to `most`; raises InputError."""
     result = any_number(value, key, where)
     if not math.isfinite(result) or result < 0:
         raise InputError(f"{where}: {key} must be finite and not negative, got {shown(value)}")
     if result > most:
         raise InputError(f"{where}: {key} must be at most {most:g}, got {shown(value)}")
+    if 0 < result < LEAST_NUMBER:
+        raise InputError(f"{where}: {key} must be 0 or at least {LEAST_NUMBER:g}, got {shown(value)}")
     return result
 
 

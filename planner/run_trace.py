@@ -14,6 +14,7 @@ from itertools import zip_longest
 from .errors import InputError, PlanError
 from .model_graph import ModelGraph
 from .plan import Op, Pipeline, Plan
+from .printable import shown
 from .repeat import repeat
 from .weight_policy import FLUSH
 
@@ -103,7 +104,10 @@ class RunTrace:
             plan = self._as_ran(plan)
         wanted = plan_fingerprint(plan)
         if self.plan != wanted:
-            raise RunTraceError(f"the run is of another plan: fingerprint {self.plan}, not {wanted}")
+            raise RunTraceError(f"the run is of another plan: fingerprint {shown(self.plan)}, not {wanted}")
+        for key in ("stages", "pipelines", "stash"):
+            if getattr(self, key) != getattr(plan, key):
+                raise RunTraceError(f"the run is of another plan: its {key} differ")
         if len(self.devices) != len(plan.orders):
             raise RunTraceError(f"the run has {len(self.devices)} devices, the plan {len(plan.orders)}")
         for number, (device, order) in enumerate(zip(self.devices, plan.orders, strict=True)):
@@ -128,9 +132,12 @@ class RunTrace:
         """Raises RunTraceError unless the run is of this model (its costs may differ)."""
         if self.model_fingerprint != model.fingerprint:
             raise RunTraceError(
-                f"the run is of another model: {self.model!r} with fingerprint {self.model_fingerprint}, "
-                f"not {model.name!r} with {model.fingerprint}"
+                f"the run is of another model: {shown(self.model)} with fingerprint {shown(self.model_fingerprint)}, "
+                f"not {shown(model.name)} with {model.fingerprint}"
             )
+        strange = next((name for stage in self.stages for name in stage if name not in model.index), None)
+        if strange is not None:
+            raise RunTraceError(f"the run is of another model: it has layer {shown(strange)}")
         if self.micro_batch_size != model.micro_batch_size:
             raise RunTraceError(
                 f"the run had {self.micro_batch_size} samples a micro-batch, the model has {model.micro_batch_size}"

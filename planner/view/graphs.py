@@ -164,15 +164,17 @@ def placement_graph(plan: Plan, timeline: Timeline) -> Graph:
             limit_bytes=limit, fill=BOX, ink=BOX_INK,
             label=(f"device {d}", *_role_lines(roles), f"busy {percent(1 - found.bubble)}", use),
         )  # fmt: skip
+    flows = _flows(plan, timeline.costs)
+    used = {end for flow in flows for end in flow[:2]}
     for n, memory in enumerate(timeline.host_memory):
-        if memory.peak_bytes:
+        if ("host", n) in used:
             limit_bytes = cluster.node_groups[n].host_memory_bytes
             of = "" if limit_bytes is None else f" of {format_bytes(limit_bytes)}"
             graph.add_node(
                 ("host", n), group=n, peak_bytes=memory.peak_bytes, limit_bytes=limit_bytes, fill="#dff0ea",
                 ink=BOX_INK, label=(f"host memory of node {n}", f"{format_bytes(memory.peak_bytes)}{of}"),
             )  # fmt: skip
-    for (source, target, flow, hue), (size, count) in _flows(plan, timeline.costs).items():
+    for (source, target, flow, hue), (size, count) in flows.items():
         graph.add_edge(
             source, target, flow=flow, hue=hue, bytes=size, count=count, label=(f"{flow} {format_bytes(size)}",),
             stroke=_STROKES.get(flow, HUES[hue]), dashed=flow in ("gradients", "from the host"),

@@ -21,6 +21,7 @@ from .cli_common import (
     stop,
 )
 from .cli_compare import compare
+from .cli_output import own_plan_file
 from .cli_progress import SearchProgress
 from .cli_run import calibrate_command as calibrate
 from .cli_show import check, show
@@ -41,6 +42,7 @@ def _listed(title: str, names: Iterable[str]) -> str:
     return textwrap.fill(f"{title}: {', '.join(names)}.", 76, subsequent_indent="  ", break_on_hyphens=False)
 
 
+_NAMED = 8  # devices that lack memory
 _EXAMPLES = f"""\b
 Examples:
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
@@ -67,7 +69,7 @@ Examples:
 )
 @asynchronous_options
 @click.option("--explain", is_flag=True, help="Also say what was looked at, what was left out, and why.")
-@click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success.")
+@click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success. [default: plan.json]")
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -87,8 +89,10 @@ def plan(
     all operations, which backwards are split and which stashes are recomputed or copied to the host. With
     --asynchronous, weights are updated without a flush, and the plan is the one with the least seconds a micro-batch in
     steady state. Ctrl-C stops it and keeps the best plan so far; so do SIGTERM and SIGHUP, with exit code 143 or 129.
+    Without -o the plan is written to plan.json in the current folder.
     """
     space = search_space(schedule, options)
+    output = output or own_plan_file()
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
     space = fitting(Problem(graph, cluster, workload), space, options)
     from .search.driver import plan as search  # the solver: loaded once the input is known to be good
@@ -148,12 +152,11 @@ def check_schedule(name: str) -> None:
 # ---------------------------------------------------------------- the answer
 
 
-def _report(result: Result, output: Path | None, as_json: bool, explain: bool, seconds: float) -> None:
+def _report(result: Result, output: Path, as_json: bool, explain: bool, seconds: float) -> None:
     """Prints the answer and writes the plan; exit code 1 when there is none."""
     made = result.plan
     if made is not None and made.forecast is not None and result.status in ("optimal", "feasible"):
-        if output is not None:
-            save_plan(made, output)
+        save_plan(made, output)
         if as_json:
             content = _summary(result, made.forecast, seconds, output) | summary(made, made.forecast)
             print_json(content | _explained(result, explain))
@@ -195,19 +198,20 @@ def _print_considered(result: Result) -> None:
         say(f"  {part.bound_s:<10.6g} {step:<10} {part.what}: {part.outcome}")
 
 
-def _print_plan(made: Plan, forecast: Forecast, output: Path | None) -> None:
+def _print_plan(made: Plan, forecast: Forecast, output: Path) -> None:
     from .view.text import device_table, heading
 
     say(heading(made, forecast))
     if sentence(made, forecast):
         say(sentence(made, forecast))
     say(device_table(made, forecast))
-    if output is not None:
-        say(f"wrote {output}", err=True)
+    say(f"wrote {output}", err=True)
 
 
 def _why(result: Result) -> str:
     """Why there is no plan: the bytes missing on each device where memory is the reason."""
     reasons = ["no plan found in time"] if result.status == "unknown" else ["no plan fits the memory"]
-    reasons += [lack.missing for lack in result.violations]
+    reasons += [lack.missing for lack in result.violations[:_NAMED]]
+    if len(result.violations) > _NAMED:
+        reasons.append(f"and {len(result.violations) - _NAMED} more")
     return "; ".join(reasons)

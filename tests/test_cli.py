@@ -67,8 +67,9 @@ def refused(*arguments: object) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a model.json of four equal layers, a cluster.toml of two devices and a plan in good.json."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a model.json of four equal layers, a cluster.toml of two devices, a plan in good.json."""
+    monkeypatch.chdir(tmp_path)
     chain(4).save(tmp_path / "model.json")
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     save_plan(two_device_plan(), tmp_path / "good.json")
@@ -300,7 +301,7 @@ def test_infeasible_is_exit_code_1_and_says_how_many_bytes_are_missing(folder: P
     assert "device" in result.stderr
     assert "bytes" in result.stderr
     assert (folder / "plan.json").read_text() == "the old plan"
-    found = json.loads(run(*problem(folder, "--memory-limit", "3MiB", "--json")).stdout)
+    found = json.loads(run(*problem(folder, "--memory-limit", "3MiB", "--json", "-o", folder / "plan.json")).stdout)
     assert found["status"] == "infeasible"
     assert found["plan"] is None
 

@@ -15,6 +15,11 @@ from contraflow.planner import check, load_plan
 CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def run(folder: Path, command: str, *more: object) -> Result:
     """A command on two devices and two layers with F = 1 and B = 2 seconds, eight micro-batches."""
     uniform(2, 1.0, 2.0, parameter_bytes=8).save(folder / "model.json")

@@ -17,6 +17,7 @@ from ..partition.chain import compositions, lightest
 from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import ASYNCHRONOUS, SCHEDULES, capped
+from ..schedules.asynchronous import WEIGHTS
 from ..workload import SearchSpace, Workload
 from .considered import Considered
 from .few import limit_uses, smaller, take_over
@@ -347,6 +348,10 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
         raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {known}")
     if space.asynchronous and space.schedule in SCHEDULES:
         raise WorkloadError(f"schedule {space.schedule!r} has a flush; without one: {', '.join(ASYNCHRONOUS)}")
+    weights = WEIGHTS.get(space.schedule)
+    if space.asynchronous and weights is not None and weights not in space.asynchronous:
+        asked = ", ".join(space.asynchronous)
+        raise WorkloadError(f"schedule {space.schedule!r} updates weights with {weights!r}, which is not {asked!r}")
     for device in cluster.devices:
         name = device.kind.name
         if model.device in PRESETS and PRESETS.get(name) == device.kind and name != model.device:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..models import derive_seed, held_out
 from ..planner.operations import KEEP
 from ..planner.plan import Kind, Op, Plan
-from ..planner.simulate import simulate
+from ..planner.simulate import simulate_orders
+from ..planner.stage_costs import StageCosts
 from ..planner.versions import update_size
 from ..planner.weight_policy import FLUSH
 from .course import Course, asynchronous, lengthened
@@ -47,7 +48,8 @@ def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
     keep = tuple((KEEP,) * len(row) for row in plan.stash)
     forward = replace(plan, problem=problem, orders=orders, stash=keep, weights=FLUSH)
     assert plan.forecast is not None  # require_executable saw to it
-    peaks = [memory.peak_bytes for memory in simulate(forward).device_memory]
+    timeline = simulate_orders(forward, StageCosts.of(forward.problem.model, forward.stages), orders)
+    peaks = [memory.peak_bytes for memory in timeline.device_memory]
     if all(peak <= planned for peak, planned in zip(peaks, plan.forecast.peak_bytes, strict=True)):
         return forward, waits(forward)
     orders = one_by_one(plan)

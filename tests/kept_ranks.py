@@ -25,14 +25,20 @@ class Ranks:
             self._pipes.append(mine)
             self._processes.append(process)
 
-    def run(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Calls work(rank, *arguments) in every process; raises AssertionError with the first traceback."""
+    def run(self, work: Callable[..., None], *arguments: Any, timeout_s: float | None = None) -> None:
+        """Calls work(rank, *arguments) in every process.
+
+        Raises AssertionError with the first traceback, TimeoutError where none has ended for so many seconds.
+        """
         try:
             for pipe in self._pipes:
                 pipe.send((work, arguments))
             waiting = list(self._pipes)
             while waiting:
-                for pipe in wait(waiting):
+                ready = wait(waiting, timeout_s)
+                if not ready:
+                    raise TimeoutError(f"nothing heard of {len(waiting)} ranks for {timeout_s:g} s")
+                for pipe in ready:
                     assert isinstance(pipe, Connection)
                     failure = pipe.recv()
                     assert failure is None, failure

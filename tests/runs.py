@@ -206,14 +206,25 @@ def run_plans_together(
     rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
 ) -> list[RunResult]:
     """The same for plans; dtypes: float32 unless given."""
-    ranks = len(plans[0].orders)
     kinds = dtypes or [torch.float32] * len(plans)
     jobs = [
         prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True, training=training)
         for plan, dtype in zip(plans, kinds, strict=True)
     ]
+    return run_jobs_together(jobs, folder, rank)
+
+
+def run_jobs_together(
+    jobs: Sequence[Job],
+    folder: Path,
+    rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
+    timeout_s: float | None = None,
+) -> list[RunResult]:
+    """The same for jobs. Raises TimeoutError where kept processes have not done them by then."""
+    plans = [job.plan for job in jobs]
+    ranks = len(plans[0].orders)
     if rank is None:
-        kept(ranks).run(run_rank_of, ranks, jobs, str(folder))
+        kept(ranks).run(run_rank_of, ranks, jobs, str(folder), timeout_s=timeout_s)
     else:
         multiprocessing.spawn(rank, (ranks, jobs, str(folder)), nprocs=ranks)
     parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import plain_torch
 import torch
 from random_runs import Case
+from runs import run_jobs_together
 from torch import Tensor
 
 from contraflow.executor import rank
@@ -63,6 +66,12 @@ def on_threads(job: Job) -> RunResult:
     return collected.result(job.plan, run_threads(job, collected, 1))
 
 
+def on_processes(job: Job) -> RunResult:
+    """On gloo processes that are kept for the next run."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_jobs_together([job], Path(folder), timeout_s=TIMEOUT_S)[0]
+
+
 def job_of(case: Case, plan: Plan, by_name: bool = False) -> Job:
     """The run of a case under a plan; `by_name`: other processes resolve the model."""
     model = f"tiny_models:{case.model}" if by_name else case.layered
@@ -100,7 +109,8 @@ def outcome(
         return found
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        found.add("hang" if "no progress" in text or "hang" in text or "wait" in text else "traceback", text)
+        hangs = isinstance(error, TimeoutError) or "no progress" in text
+        found.add("hang" if hangs else "traceback", text)
         return found
     found.result = result
     for text in leaks:

@@ -1,0 +1,146 @@
+"""Random plans of every kind, trained and held against plain torch: losses, tensors, peaks, and the same bits again.
+
+    python benchmarks/reliability/soak.py --cases 1000 --seed 0 --json benchmarks/results/reliability/soak.json
+    python benchmarks/reliability/soak.py --only 4711              # one case again, all of it printed
+    python benchmarks/reliability/soak.py --only 4711 --shrink     # and the simplest case that fails as it does
+
+Some cases run on gloo processes, some on a device whose copies run late, and of some an edited plan that the checker
+accepts is run too.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import torch
+from record import ROOT, Row, arguments, finish
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from late import LatePlace
+from mutants import mutant
+from random_runs import Case, draw, plan_of, shrink
+from trained import Fault, Outcome, on_processes, on_threads, outcome
+
+from contraflow.executor import rank
+from contraflow.planner.errors import PlanError
+from contraflow.planner.plan import Plan
+
+COLUMNS = ("traceback", "hang", "different", "above its peak")
+PROCESSES = 25
+"""One of so many cases on gloo processes, of those with at most three devices."""
+LATE, MUTANTS = 5, 2
+"""One of so many cases on a late device; with an edited plan."""
+
+
+class Soak:
+    """Counts what cases come to."""
+
+    def __init__(self, row: Row) -> None:
+        self.row, self.seen = row, Counter[str]()
+        for column in COLUMNS:
+            row.count(column, 0)
+
+    def run(self, seed: int, talk: bool = False) -> list[Fault]:
+        """One seed: its plan, and where there is one an edited plan; prints what went wrong."""
+        case = draw(seed, 6 if seed % 7 == 0 else 4)
+        try:
+            plan = plan_of(case)
+        except PlanError as error:
+            self.seen["without a plan"] += 1
+            if talk:
+                print(f"seed {seed}: no plan: {error}")
+            return []
+        way = "late" if seed % LATE == 1 else "processes" if seed % PROCESSES == 0 and case.devices <= 3 else "threads"
+        found = self.tried(case, plan, way)
+        if seed % MUTANTS == 0 and not found.refused and not found.faults:
+            other = mutant(plan, random.Random(seed))
+            if other is not None:
+                edited = self.tried(case, other, "edited")
+                found.faults += [Fault(fault.kind, f"edited: {fault.text}") for fault in edited.faults]
+        if talk:
+            print(f"seed {seed}, {way}: {case}\n  {found.refused or found.faults or 'equal'}")
+        return found.faults
+
+    def tried(self, case: Case, plan: Plan, way: str) -> Outcome:
+        """Runs and counts it."""
+        found = attempt(case, plan, way)
+        kind = "synchronous" if case.synchronous else "asynchronous"
+        if found.refused:
+            self.seen["refused"] += 1
+            return found
+        self.row.cases += 1
+        self.seen[kind] += 1
+        if way != "threads":
+            self.seen[{"late": "on a late device", "processes": "on processes", "edited": "edited lists"}[way]] += 1
+        for column in {fault.kind for fault in found.faults}:
+            self.row.count(column)
+        for fault in found.faults[:3]:
+            print(f"seed {case.seed}, {way}: {fault.kind}: {fault.text}", file=sys.stderr, flush=True)
+        return found
+
+
+def _late(device: str, local_rank: int) -> LatePlace:
+    return LatePlace()
+
+
+def attempt(case: Case, plan: Plan, way: str) -> Outcome:
+    """One run of a case's plan, whatever happens."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if way == "late":
+            stack.enter_context(mock.patch.object(rank, "place_of", _late))
+        try:
+            execute = on_processes if way == "processes" else on_threads
+            return outcome(case, plan, execute, by_name=way == "processes", again=way != "edited")
+        except Exception:
+            return Outcome([Fault("traceback", traceback.format_exc())])
+
+
+def simplest(case: Case, way: str) -> Case:
+    """The simplest case that fails in the same column as this one."""
+    columns = {fault.kind for fault in attempt(case, plan_of(case), way).faults}
+
+    def fails(other: Case) -> bool:
+        try:
+            return any(fault.kind in columns for fault in attempt(other, plan_of(other), way).faults)
+        except (PlanError, ValueError, IndexError):
+            return False
+
+    return shrink(case, fails)
+
+
+def main() -> int:
+    """Runs the seeds and records the row."""
+    parser = arguments(__doc__, 1000)
+    parser.add_argument("--only", type=int, metavar="SEED", help="this case alone")
+    parser.add_argument("--shrink", action="store_true", help="with --only: print the simplest case that fails as well")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    command = f"python benchmarks/reliability/{Path(__file__).name} --cases {chosen.cases} --seed {chosen.seed}"
+    row, started = Row("random plans of every kind trained as plain torch does", command), time.monotonic()
+    soak = Soak(row)
+    if chosen.only is not None:
+        faults = soak.run(chosen.only, talk=True)
+        if faults and chosen.shrink:
+            print(f"simplest: {simplest(draw(chosen.only, 6 if chosen.only % 7 == 0 else 4), 'threads')}")
+        return 1 if faults else 0
+    seed = 1_000_000 * chosen.seed
+    while row.cases < chosen.cases:
+        soak.run(seed)
+        seed += 1
+    row.figures = dict(soak.seen)
+    return finish(row, started, chosen.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ import click
 from .cli_asynchronous import asynchronous_options, fitting, methods, sentence, summary
 from .cli_common import (
     OutputFile,
+    among_to_dict,
     load_problem,
     print_json,
     problem_options,
@@ -183,6 +184,8 @@ def _summary(result: Result, forecast: Forecast | None, seconds: float, output: 
         "peak_bytes": None if forecast is None else list(forecast.peak_bytes),
         "seconds": seconds,
         "plan": None if output is None else str(output),
+        "space": None if result.plan is None else result.plan.provenance.space,
+        "among": among_to_dict(result.among, result.seconds),
     }
 
 
@@ -210,7 +213,8 @@ def _print_plan(made: Plan, forecast: Forecast, output: Path) -> None:
 
 def _why(result: Result) -> str:
     """Why there is no plan: the bytes missing on each device where memory is the reason."""
-    reasons = ["no plan found in time"] if result.status == "unknown" else ["no plan fits the memory"]
+    unknown = "no plan found, and none ruled out"
+    reasons = [unknown if result.status == "unknown" else "no plan fits the memory"]
     reasons += [lack.missing for lack in result.violations[:_NAMED]]
     if len(result.violations) > _NAMED:
         reasons.append(f"and {len(result.violations) - _NAMED} more")

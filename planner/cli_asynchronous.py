@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .cli_common import print_json
+from .cli_common import among_to_dict, print_json
 from .cli_table import Line, print_table
 from .errors import InputError
 from .plan import Problem
@@ -122,6 +122,7 @@ class AsynchronousRow:
     staleness: tuple[int, ...] | None = None
     peak_bytes: tuple[int, ...] | None = None
     bound_s: float | None = None
+    among: dict[str, Any] | None = None
     note: str = ""
 
 
@@ -152,7 +153,8 @@ def _row(name: str, space: SearchSpace, search: Callable[[SearchSpace], Result],
         return AsynchronousRow(name, result.status, note="; ".join(map(str, result.violations)))
     stale = None if plan.weights == FLUSH else tuple(staleness(plan))
     each, bound = plan.forecast.objective_s / share, result.bound_s / share
-    return AsynchronousRow(name, result.status, plan.weights, each, stale, plan.forecast.peak_bytes, bound)
+    among = among_to_dict(result.among, result.seconds)
+    return AsynchronousRow(name, result.status, plan.weights, each, stale, plan.forecast.peak_bytes, bound, among)
 
 
 def _print(rows: list[AsynchronousRow]) -> None:

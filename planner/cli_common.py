@@ -17,6 +17,7 @@ from .formats import load_model as load_model_file
 from .model_graph import ModelGraph
 from .presets import PRESETS
 from .printable import printable_lines
+from .search.answer import Proven, gap_of
 from .units import parse_bytes
 from .workload import OPTIMIZER_STATES, PRECISIONS, Workload
 
@@ -182,6 +183,13 @@ def check_devices(model: ModelGraph, cluster: Cluster) -> None:
                 f"model {model.name!r} has times of {model.device} but device {device.index} of the cluster "
                 f"is {name}; profile it there, or give the cluster's device a [devices] entry with its speed"
             )
+
+
+def among_to_dict(among: Proven | None, seconds: float | None) -> dict[str, Any] | None:
+    """What is proven of a part of the space, for machines: the part, its bound, and the gap of a plan of so long."""
+    if among is None or seconds is None:
+        return None
+    return {"space": among.space, "bound_s": among.bound_s, "gap": gap_of(seconds, among.bound_s)}
 
 
 def print_json(content: Any) -> None:

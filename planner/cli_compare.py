@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .cli_asynchronous import asynchronous_options, compare_asynchronous, fitting
-from .cli_common import load_problem, print_json, problem_options, say
+from .cli_common import among_to_dict, load_problem, print_json, problem_options, say
 from .cli_compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
 from .cli_progress import SearchProgress
 from .cli_signals import EndingSignals
@@ -61,9 +61,9 @@ def compare(
 ) -> None:
     """Plan MODEL with every named schedule and with the search: step, bubble, peak memory and gap.
 
-    The gap is measured from the search's proven bound. A schedule that does not fit the memory is listed, dimmed and
-    marked "over", with what it would take and need. What the flags forbid the schedules do not do either.
-    --time-limit is the search's; with --frontier, that of the search at each limit.
+    The gap is measured from the search's proven bound of all plans that the flags allow. A schedule that does not fit
+    the memory is listed, dimmed and marked "over", with what it would take and need. What the flags forbid the
+    schedules do not do either. --time-limit is the search's; with --frontier, that of the search at each limit.
 
     With --asynchronous, the schedules without a flush of these methods, the search without and the search with one:
     seconds a micro-batch.
@@ -128,9 +128,11 @@ def _compare_schedules(
         write_picture(options["form"], options["output"], title, _entries(rows, plans), points)
     if as_json:
         more = {"frontier": points_to_dicts(points)} if points else {}
-        print_json({"bound_s": found.bound_s, "rows": [asdict(row) for row in rows]} | more)
+        proven = {"bound_s": found.bound_s, "among": among_to_dict(found.among, found.seconds)}
+        print_json(proven | {"rows": [asdict(row) for row in rows]} | more)
     elif options["form"] == "text":
         _print(rows)
+        _print_among(found)
         if points:
             from .view.frontier import table
 
@@ -180,6 +182,16 @@ def _entries(rows: list[Row], plans: dict[str, Plan]) -> list[Entry]:
 def _print(rows: list[Row]) -> None:
     best = min((row.step_s for row in rows if row.step_s is not None and row.memory_ok), default=None)
     print_table(("schedule", "step", "bubble", "peak", "memory", "gap"), [_line(row, best) for row in rows])
+
+
+def _print_among(found: Result) -> None:
+    """What more is proven of the search's plan than the gaps in the table, which are those of all plans allowed."""
+    from .view.names import wrap
+    from .view.text import WIDTH, among
+
+    if found.plan is not None and found.plan.forecast is not None:
+        text = among(found.plan, found.plan.forecast)
+        click.echo("\n".join(wrap(f"search: {text}", WIDTH))) if text else None
 
 
 def _line(row: Row, best: float | None) -> Line:

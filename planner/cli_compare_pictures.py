@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_common import OutputFile, say
+from .cli_common import OutputFile, among_to_dict, say
 from .cli_progress import SearchProgress
 from .files import write_bytes
+from .search.answer import Proven
 
 if TYPE_CHECKING:
     from .cluster import Cluster
     from .model_graph import ModelGraph
-    from .plan import Plan
+    from .plan import Forecast, Plan
     from .search.frontier import FrontierPoint
     from .view.compare_page import Entry
     from .workload import SearchSpace, Workload
@@ -71,11 +72,17 @@ def points_to_dicts(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
             "step_s": None if point.forecast is None else point.forecast.step_s,
             "bound_s": point.bound_s,
             "gap": None if point.forecast is None else point.forecast.gap,
+            "among": None if point.plan is None or point.forecast is None else _among(point.plan, point.forecast),
             "peak_bytes": None if point.forecast is None else list(point.forecast.peak_bytes),
             "source": None if point.plan is None else point.plan.provenance.source,
         }
         for point in points
     ]
+
+
+def _among(plan: Plan, forecast: Forecast) -> dict[str, Any] | None:
+    part, bound_s = plan.provenance.among, plan.provenance.among_bound_s
+    return None if bound_s is None else among_to_dict(Proven(part, bound_s), forecast.step_s)
 
 
 def write_picture(

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from .cli_common import OutputFile, print_json, say, stop
+from .cli_common import OutputFile, among_to_dict, print_json, say, stop
 from .cli_pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
 from .files import write_bytes
 from .plan import Forecast, Plan
 from .plan_file import load_plan
 from .run_trace import RunTrace
 from .run_trace_file import load_trace
+from .search.answer import Proven
 from .view.fresh import fresh_forecast
 
 _CHECK_EXAMPLE = """\b
@@ -120,14 +121,18 @@ def draw(
 
 
 def forecast_to_dict(plan: Plan, forecast: Forecast) -> dict[str, object]:
-    """Step, bound, gap, status and every device, for machines."""
+    """Step, bound, gap and status, what they speak of, and every device, for machines."""
     from .view.text import device_limit
 
+    made = plan.provenance
+    part = None if made.among_bound_s is None else Proven(made.among, made.among_bound_s)
     return {
         "status": forecast.status,
         "step_s": forecast.step_s,
         "bound_s": forecast.bound_s,
         "gap": forecast.gap,
+        "space": made.space,
+        "among": among_to_dict(part, forecast.objective_s),
         "bubble": forecast.bubble,
         "devices": [
             {

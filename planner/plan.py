@@ -164,7 +164,11 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a plan came from: `source` is the schedule's name or the search, `space` what the bound covers."""
+    """Where a plan came from: `source` is the schedule's name or the search, `space` what the forecast's bound covers.
+
+    `among`: the part of that space of which more is proven, where there is one; no plan of it takes less than
+    `among_bound_s` seconds, of the step or, without a flush, of the period.
+    """
 
     version: str = ""
     seed: int = 0
@@ -172,6 +176,8 @@ class Provenance:
     solver: str = ""
     seconds: float = 0.0
     space: str = ""
+    among: str = ""
+    among_bound_s: float | None = None
 
 
 @dataclass(frozen=True)

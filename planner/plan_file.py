@@ -224,7 +224,9 @@ def _provenance_from(content: object) -> Provenance:
 
 
 def _like(value: object, default: object, key: str, where: str) -> Any:
-    """A value of the default's type."""
+    """A value of the default's type; None where that is None too, else a number of seconds."""
+    if value is None and default is None:
+        return None
     if isinstance(default, str):
         return reading.text(value, key, where)
     if isinstance(default, int):

@@ -8,6 +8,7 @@ from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.operations import Candidate
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.schedules import build
+from contraflow.planner.search.result import Result
 from contraflow.planner.updates import with_returns
 from contraflow.planner.workload import Workload
 
@@ -16,6 +17,16 @@ def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: in
     """A chain of equal layers: times in seconds, a stash of one byte unless told otherwise."""
     costs = {"stash_bytes": 1, "weight_stash_bytes": rest.get("stash_bytes", 1)} | rest
     return ModelGraph.chain([Layer(f"layer{k}", forward, backward, separable=False, **costs) for k in range(layers)])
+
+
+def nothing_better(result: Result) -> bool:
+    """Whether no plan of the space asked for is better, or none of the part of it that the answer names."""
+    if result.status == "optimal":
+        return True
+    plan, among = result.plan, result.among
+    assert plan is not None
+    assert plan.forecast is not None
+    return among is not None and plan.forecast.objective_s <= among.bound_s * (1 + 1e-6)
 
 
 def one_layer_a_stage(model: ModelGraph) -> tuple[tuple[str, ...], ...]:

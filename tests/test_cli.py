@@ -263,7 +263,7 @@ def test_plan_prints_json_and_writes_a_plan_that_check_accepts(folder: Path) -> 
     result = run(*problem(folder, "--json", "-o", folder / "plan.json"))
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
-    assert list(found) == ["status", "step_s", "bound_s", "gap", "peak_bytes", "seconds", "plan"]
+    assert list(found) == ["status", "step_s", "bound_s", "gap", "peak_bytes", "seconds", "plan", "space", "among"]
     assert found["status"] in ("optimal", "feasible")
     assert 0 < found["bound_s"] <= found["step_s"] * (1 + 1e-9)
     assert found["plan"] == str(folder / "plan.json")

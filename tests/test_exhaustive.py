@@ -6,6 +6,7 @@ import random
 from itertools import permutations, product
 
 import pytest
+from instances import nothing_better
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
 from contraflow.planner.errors import PlanError
@@ -85,4 +86,4 @@ def test_two_stages_two_micro_batches(seed: int) -> None:
     assert result.bound_s <= expected * (1 + 1e-9)
     if workload.memory_limit_bytes == 1000 and not any(layer.parameter_bytes for layer in layers):
         # reductions may compete with messages for a link and buffers for memory: the solver's model relaxes both
-        assert result.status == "optimal"
+        assert nothing_better(result)

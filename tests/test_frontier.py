@@ -109,9 +109,11 @@ def test_a_cluster_that_holds_nothing_is_one_infeasible_point() -> None:
 
 
 def test_the_table_has_a_line_for_every_limit() -> None:
-    """Within 80 columns."""
+    """Within 80 columns, and below them what the stars say."""
     lines = view.table(solved()).splitlines()
-    assert len(lines) == len(solved()) + 1
+    stars = [k for k, line in enumerate(lines) if line.startswith("* ")]
+    assert (stars or [len(lines)])[0] == len(solved()) + 1
+    assert bool(stars) == any("feasible*" in line for line in lines)
     assert "infeasible" in lines[1]
     assert max(map(len, lines)) <= 80
 
@@ -228,7 +230,9 @@ def test_compare_writes_the_page_and_prints_the_frontier(problem: list[str], tmp
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["frontier"][0]["status"] == "infeasible"
-    assert {"limit_bytes", "status", "step_s", "bound_s", "gap", "peak_bytes", "source"} == set(found["frontier"][0])
+    assert {"limit_bytes", "status", "step_s", "bound_s", "gap", "peak_bytes", "source", "among"} == set(
+        found["frontier"][0]
+    )
     text = page.read_text()
     assert all(f'data-value="{name}"' in text for name in (*SCHEDULES, "search"))
     assert "Step time against memory" in text

@@ -12,7 +12,7 @@ from instances import uniform
 from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, Link
 from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.search.driver import EVERYTHING, Progress, Result, plan
+from contraflow.planner.search.driver import Progress, Result, plan
 from contraflow.planner.workload import SearchSpace, Workload
 
 TWO = SearchSpace(pipelines=2)
@@ -162,5 +162,3 @@ def test_half_of_1f1b_memory_to_the_optimum() -> None:
     result = plan(*share_problem(4, 8, 2, (100, 100, 100, 0), 4), replace(KEEP_ALL, pipelines=1), 180)
     assert result.status == "optimal"
     assert step(result) == pytest.approx(2775)
-    assert result.plan is not None
-    assert result.plan.provenance.space.startswith(EVERYTHING)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from instances import uniform
+from instances import nothing_better, uniform
 from random_plans import plans_of, random_candidate
 
 from contraflow.planner.check import check
@@ -22,7 +22,7 @@ from contraflow.planner.partition.chain import Chain, compositions
 from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.presets import DeviceType
 from contraflow.planner.schedules import SCHEDULES, variants
-from contraflow.planner.search.driver import EVERYTHING, Result, plan
+from contraflow.planner.search.driver import Result, plan
 from contraflow.planner.search.fit import excess
 from contraflow.planner.search.portfolio import device_orders, place
 from contraflow.planner.workload import SearchSpace, Workload
@@ -44,11 +44,13 @@ def step(result: Result) -> float:
     [(8, 8, TWO, 36), (4, 4, TWO, 28), (4, 5, TWO, 27), (4, 8, TWO, 27), (8, 8, ONE, 45)],
 )
 def test_known_optima_are_found_and_proven(devices: int, limit: int, space: SearchSpace, expected: int) -> None:
-    """F=1, B=2, N=8, no communication: D=8 both ways 36, one way 45; D=4 with 4 stashes 28, with more 27."""
+    """F=1, B=2, N=8, no communication: D=8 both ways 36, one way 45; D=4 with 4 stashes 28, with more 27.
+
+    Optimal among plans with one stage a device; with as many stages as devices that go anywhere, nobody knows.
+    """
     result = plan(uniform(devices, 1, 2), Cluster.uniform(devices, limit), Workload(8), space, 60)
-    assert result.status == "optimal"
+    assert nothing_better(result)
     assert step(result) == pytest.approx(expected)
-    assert result.bound_s == pytest.approx(expected)
     assert result.plan is not None
     assert check(result.plan) == []
 
@@ -136,7 +138,7 @@ def test_never_worse_than_a_named_schedule_that_fits(block: int) -> None:
 
 @pytest.mark.parametrize("seed", [7, 33, 78])
 def test_never_worse_than_any_named_schedule_planned_alone(seed: int) -> None:
-    """Each with its own best cut; a named schedule's bound is not above what the search finds."""
+    """Each with its own best cut."""
     problem = random_problem(seed)
     result = plan(*problem, time_limit=30, seed=seed, deterministic_limit=0.05)
     for name in SCHEDULES:
@@ -147,7 +149,6 @@ def test_never_worse_than_any_named_schedule_planned_alone(seed: int) -> None:
         if rival.plan is not None:
             assert step(result) <= step(rival) * (1 + 1e-9), name
             assert result.bound_s <= step(rival) * (1 + 1e-9), name
-            assert rival.bound_s <= step(result) * (1 + 1e-9), name
 
 
 @pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -161,23 +162,7 @@ def test_no_plan_of_any_shape_is_below_the_bound(block: int) -> None:
             workload = replace(found.problem.workload, memory_limit_bytes=limit)
             result = plan(found.problem.model, found.problem.cluster, workload, time_limit=30, deterministic_limit=0.02)
             assert result.status != "infeasible", seed
-            everything = result.plan is None or result.plan.provenance.space.startswith(EVERYTHING)
-            if everything or shape(found):
-                assert result.bound_s <= found.forecast.step_s * (1 + 1e-9), seed
-
-
-def shape(found: Plan) -> bool:
-    """Whether a plan has a shape that the exact search covers: equal devices, no stash shipped."""
-    n = len(found.problem.cluster)
-    line, kinds = tuple(range(n)), {device.kind for device in found.problem.cluster.devices}
-    taken = {p.forward for p in found.pipelines}
-    covered = any(
-        taken <= {way[: n * k], tuple(n - 1 - d for d in way[: n * k])}
-        for way in ((line + line[::-1]) * 2, line * 4)
-        for k in range(1, 5)
-    )
-    shipped = any(policy.startswith("ship") for row in found.stash for policy in row)
-    return covered and not shipped and len(kinds) == 1 and len(taken) <= 2
+            assert result.bound_s <= found.forecast.step_s * (1 + 1e-9), seed
 
 
 def test_the_search_bound_holds_for_plans_found_with_more_time() -> None:
@@ -197,19 +182,23 @@ def test_nothing_is_called_infeasible_that_is_not() -> None:
         assert result.status in (("optimal", "feasible") if seconds == 20 else ("optimal", "feasible", "unknown"))
 
 
-def test_infeasible_is_proven_by_trying_every_shape() -> None:
-    """The same on devices of 4 and 3 bytes: enough in sum and for every layer, but no way to share them out."""
+def test_infeasible_is_what_fits_no_placement() -> None:
+    """Devices of 4 and 3 bytes: as the layers lie, they fit in two stages, in three, or on no devices at all."""
     model = ModelGraph.chain([Layer(f"l{k}", 1, 1, 1, stash_bytes=s) for k, s in enumerate((3, 2, 2))])
     kinds = [DeviceType("large", 4), DeviceType("small", 3)]
     cluster = Cluster(tuple(NodeGroup(1, 1, kind) for kind in kinds))
-    assert plan(model, cluster, Workload(3), KEEP_ALL, 20).status == "optimal"
+    together = replace(KEEP_ALL, separate_backward=False)
+    assert nothing_better(plan(model, cluster, Workload(3), together, 20))
     model = ModelGraph.chain([Layer(f"l{k}", 1, 1, 1, stash_bytes=s) for k, s in enumerate((2, 3, 2))])
-    assert plan(model, cluster, Workload(3), KEEP_ALL, 20).status == "infeasible"
+    # the first and the last layer on the large device: what is not searched is not ruled out either
+    assert plan(model, cluster, Workload(3), together, 20).status == "unknown"
+    model = ModelGraph.chain([Layer(f"l{k}", 1, 1, 1, stash_bytes=s) for k, s in enumerate((3, 2, 3))])
+    assert plan(model, cluster, Workload(3), together, 20).status == "infeasible"
 
 
 def test_a_limit_below_one_stash_is_infeasible_and_says_by_how_much() -> None:
     """Four layers of 10 bytes on two devices need 20 bytes each; 15 are 5 short."""
-    result = plan(uniform(4, stash_bytes=10), Cluster.uniform(2, 15), Workload(4), time_limit=5)
+    result = plan(uniform(4, stash_bytes=10), Cluster.uniform(2, 15), Workload(4), KEEP_ALL, time_limit=5)
     assert result.status == "infeasible"
     assert result.plan is None
     assert [(v.device, v.over_bytes) for v in result.violations] == [(0, 5), (1, 5)]
@@ -219,7 +208,7 @@ def test_a_limit_below_one_stash_is_infeasible_and_says_by_how_much() -> None:
 def test_one_micro_batch_in_flight_is_enough_for_a_plan() -> None:
     """A limit of one stash a device is feasible: one micro-batch at a time, N (F + B) D."""
     result = plan(uniform(3, 1, 2), Cluster.uniform(3, 1), Workload(4), ONE, 5)
-    assert result.status == "optimal"
+    assert nothing_better(result)
     assert step(result) == pytest.approx(36)
 
 
@@ -234,7 +223,6 @@ def test_no_time_gives_unknown() -> None:
 def test_corner_cases_have_plans(layers: int, devices: int, batches: int) -> None:
     """One layer, one device, one micro-batch, more devices than layers."""
     result = plan(uniform(layers, 1, 2), Cluster.uniform(devices), Workload(batches), time_limit=3)
-    assert result.status == "optimal"
     assert result.plan is not None
     assert check(result.plan) == []
 

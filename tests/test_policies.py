@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from instances import nothing_better
 
 from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, Link, NodeGroup
@@ -115,11 +116,13 @@ def test_a_host_link_without_a_price_anywhere_is_enough_to_stay() -> None:
     ],
 )
 def test_known_answers(limit: int, host: Link, inputs: int | None, expected: float, policy: str) -> None:
-    """Four devices, eight micro-batches, one pipeline: proven optimal."""
+    """Four devices, eight micro-batches, one pipeline: proven optimal among plans with one device a stage.
+
+    Links without a price are free: shipped over them, stashes would need no waiting.
+    """
     found = solve(problem(4, 8, limit, host, inputs), SearchSpace(pipelines=1), 60)
-    assert found.status == "optimal"
+    assert nothing_better(found)
     assert step(found) == pytest.approx(expected)
-    assert found.bound_s == pytest.approx(expected)
     assert used(found.plan) == {"keep", policy}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from instances import uniform
+from instances import nothing_better, uniform
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Result, SearchSpace, Workload, check, evaluate
 from contraflow.planner import plan as search
@@ -87,7 +87,7 @@ def test_messages_take_more_in_flight_not_more_time() -> None:
 def test_a_link_may_take_longest() -> None:
     """A tensor of 4 bytes at 1 byte/s between two stages of 3 s; on one device both layers take 6 s."""
     found = solved(uniform(2, 1.0, 2.0, output_bytes=4), Cluster.uniform(2, link=Link(1.0)), "stash")
-    assert (found.status, period(found)) == ("optimal", 4.0)
+    assert (nothing_better(found), period(found)) == (True, 4.0)
 
 
 def test_a_nic_serves_both_neighbours() -> None:
@@ -95,7 +95,7 @@ def test_a_nic_serves_both_neighbours() -> None:
     nodes = NodeGroup(3, 1, DeviceType("one", 1 << 40))
     found = solved(uniform(3, 1.0, 2.0, output_bytes=2), Cluster((nodes,), Link(1.0)), "naive", batches=48)
     assert period(found) == pytest.approx(4.0)
-    assert found.bound_s == pytest.approx(4.0)
+    assert nothing_better(found)
 
 
 def test_updates_take_their_time() -> None:
@@ -141,7 +141,7 @@ def test_a_staleness_limit_of_one_chooses_double_buffering() -> None:
     """With one version more, stashing allows two in flight, 6 s a micro-batch; an update every four keeps up at 3 s."""
     model, cluster = uniform(4, 1.0, 2.0, parameter_bytes=4), Cluster.uniform(4)
     stash = solved(model, cluster, "stash", staleness_limit=1)
-    assert (stash.status, period(stash)) == ("optimal", pytest.approx(6.0))
+    assert (nothing_better(stash), period(stash)) == (True, pytest.approx(6.0))
     found = solved(model, cluster, "stash", "2bw", staleness_limit=1)
     assert (found.status, period(found)) == ("optimal", 3.0)
     assert found.plan is not None
@@ -209,12 +209,12 @@ def test_infeasible_says_how_many_bytes_are_missing() -> None:
     assert [(v.device, v.over_bytes) for v in found.violations if not isinstance(v, Stale)] == [(0, 1), (1, 1)]
 
 
-def test_infeasible_says_which_staleness_is_needed() -> None:
+def test_no_plan_says_which_staleness_is_needed() -> None:
     """Tied parameters are stepped before the next backward, so the forward before it misses an update."""
     model = replace(uniform(2, 1.0, 2.0, parameter_bytes=10), shared=(SharedParameters(("layer0", "layer1"), 1),))
     cluster = Cluster.uniform(2, 32)  # one device cannot hold both layers
     found = solved(model, cluster, "stash", staleness_limit=0)
-    assert (found.status, found.violations) == ("infeasible", (Stale(0, 1),))
+    assert (found.status, found.violations) == ("unknown", (Stale(0, 1),))
     assert "at least 1" in str(found.violations[0])
 
 

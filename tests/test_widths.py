@@ -178,11 +178,14 @@ def test_layers_move_to_the_faster_device_while_that_shortens_an_order() -> None
 # ---------------------------------------------------------------- what does not fit
 
 
+KEPT = SearchSpace(recompute=False, offload=False, separate_backward=False)
+
+
 def test_layers_that_cannot_be_packed_are_infeasible_with_the_bytes_missing() -> None:
     """Five layers of 3 on four devices of 5: their sum fits, but one device has two; recomputed, two share a stash."""
     layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, parameter_bytes=1, stash_bytes=1, output_bytes=1) for k in range(5)]
     cluster, workload = Cluster.uniform(4, 5, Link(1e9)), Workload(4)
-    kept = plan(ModelGraph.chain(layers), cluster, workload, SearchSpace(recompute=False, separate_backward=False), 10)
+    kept = plan(ModelGraph.chain(layers), cluster, workload, KEPT, 10)
     assert kept.status == "infeasible"
     assert max(lack.over_bytes for lack in kept.violations) >= 1
     less = plan(

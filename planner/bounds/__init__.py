@@ -1,6 +1,7 @@
-"""Lower bounds on the step, in seconds. None uses more than is certain of every plan it speaks for.
+"""Lower bounds in seconds. None uses more than is certain of every plan it speaks for.
 
-`whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `fixed`:
+`whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `period`:
+the same without a flush, of the seconds a micro-batch. `fixed`:
 one candidate, whatever its order of ops. `alone`: one device of a candidate, by CP-SAT.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from .alone import single_device
 from .fixed import candidate
+from .period import period
 from .space import space
 from .times import Route, finish_seconds, message_seconds, route
 from .whole import any_plan, critical_path, load, one_direction, two_directions
@@ -21,6 +23,7 @@ __all__ = [
     "load",
     "message_seconds",
     "one_direction",
+    "period",
     "route",
     "single_device",
     "space",

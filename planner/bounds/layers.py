@@ -22,11 +22,12 @@ from ..workload import SearchSpace
 class Waits:
     """Seconds at the least in a plan of some step, for the device of rank 0, 1, ... in each respect.
 
-    head: before its first F (ranked by the lowest layer). first: before its first I, and last: after its last F
-    (both ranked by the highest layer). stay: of every layer's stash, from F to I.
+    head: before its first op, and tail: after its last one (both ranked by the lowest layer). first: before its first
+    I, and last: after its last F (both ranked by the highest layer). stay: of every layer's stash, from F to I.
     """
 
     head: Floats
+    tail: Floats
     first: Floats
     last: Floats
     stay: Floats
@@ -61,6 +62,7 @@ class Layers:
         most = space.pipelines or self.count * len(self.speeds)
         self.routes = min(most, self.batches)
         self.owned = self.routes == 1 and not space.separate_backward
+        self.together = not space.separate_backward
         self.local = not (space.separate_backward or space.offload)
 
     def _whole(self, limits: Floats) -> Floats:
@@ -138,20 +140,23 @@ class Layers:
         On a route, devices have different lowest layers and different highest ones: with K routes, before the
         j-th device's lowest layer lie at least j // K layers, and as many behind the highest. Its first I waits
         for a whole way forward and the way back to its highest layer; after its last F, of its highest layer,
-        come the rest of the way forward, the whole way back, and a W.
+        come the rest of the way forward, the whole way back, and a W. A device without forwards starts later still,
+        and one without backwards ends earlier still. Nothing follows a W that may be put off to the end.
         """
         ranks = np.arange(len(self.speeds)) // self.routes
         ranks = np.minimum(ranks, self.count - 1)
-        if not self.straight or not (self.owned or self.local):
+        if not self.straight:
             ranks = np.zeros_like(ranks)
-        hops = self.hop_s * ranks if self.routes == 1 else 0.0 * ranks
+        hops = self.hop_s * ranks if self.owned else 0.0 * ranks
         all_hops = self.hop_s * self.changes(step_s)
         before = np.concatenate([[0.0], np.cumsum(self.forward)])[ranks] / self.fastest + hops
         ahead = np.concatenate([[0.0], np.cumsum(self.forward[::-1])])[ranks] / self.fastest + hops
         home = np.concatenate([[0.0], np.cumsum(self.inputs[::-1])])[ranks] / self.fastest + hops
         stay = (self._behind + self.forward + self.inputs) / self.fastest + self._stay_hops(step_s)
         first = self._first_path / self.fastest + all_hops + home
-        return Waits(before, first, ahead + self._last_path / self.fastest + all_hops, stay)
+        after = np.concatenate([[0.0], np.cumsum(self.inputs)])[ranks] / self.fastest + hops
+        tail = after if not self.weights.any() else 0.0 * after
+        return Waits(before, tail, first, ahead + self._last_path / self.fastest + all_hops, stay)
 
     def _stay_hops(self, step_s: float) -> Floats:
         """Per layer, the seconds of the messages behind it and back: devices that hold what is behind it."""

@@ -136,14 +136,15 @@ def _scale(saved: Floats) -> float:
 def _area(layers: Layers, waits: Waits, step_s: float) -> float:
     """Byte-seconds of stashes that all devices can hold within a step.
 
-    No device holds a stash before its first F, and memory fills no faster than F makes stashes, and empties no
-    faster than I and W free them. The loss is convex in a device's room, so the mean room loses least.
+    Where stashes stay on their devices, none holds one before its first F. Memory fills no faster than F makes
+    stashes, and empties no faster than I and W free them. The loss is convex in a device's room, so the mean room
+    loses least.
     """
     count, room = len(layers.limits), float(layers.limits.sum() - layers.static.sum())
     largest = float(layers.limits.max())
     area = room * step_s
     left = room
-    for head in np.sort(waits.head):
+    for head in np.sort(waits.head) if layers.local else ():
         area -= head * min(left, largest)
         left -= min(left, largest)
     rising = float(_ratio(layers.stash, layers.forward).max(initial=0.0)) * layers.fastest
@@ -170,6 +171,8 @@ class Waited:
     bytes + what is cheaper. behind: the same after its last F, for I and W. None: this wait is not counted.
     pooled: the memory of all devices counts together, and the waits are those of the earliest device.
 
+    With neither, the waits are those before a device's first op and, where F and B share it, after its last one.
+
     Per device of speed v with layers S: v * (step - first - last) + (ahead + behind) * (limit - static of S) >=
     sum over S of N * (work - max(0, f - ahead * s) - max(0, i + w - behind * s, w - behind * h)), if it cannot
     hold all N stashes of its layers; if it can, its work is small. Layers are whole: where each has one device,
@@ -187,14 +190,26 @@ class Waited:
         if self.pooled:
             return self._pooled(layers, waits, step_s, price, float(need.sum()))
         first = waits.first if self.ahead is not None else waits.head if self.behind is None else 0.0 * waits.head
-        last = 0.0 * waits.last if self.behind is None else waits.last
+        last = waits.last if self.behind is not None else self._tail(layers, waits)
         with_all = self._capacity(layers, step_s - first - last, price)
         if self.ahead is not None and self.behind is not None:
             some = self._capacity(layers, step_s - np.maximum(first, last), price)
             with_all = np.maximum(with_all, np.minimum(some, self._small(layers, need, price)[:, None]))
         if _most(layers, with_all) < need.sum() * (1 - _CLOSE):
             return True
-        return layers.owned and any(_packs_not(layers, with_all, need, size) for size in _few(need))
+        whole = self._whole(layers, need)
+        return any(_packs_not(layers, with_all, whole, size) for size in _few(whole))
+
+    def _whole(self, layers: Layers, need: Floats) -> Floats:
+        """What one device does all of: a layer's need on one route, or its forwards and its backwards each."""
+        if layers.owned:
+            return need
+        if layers.routes > 1 or self.ahead is not None or self.behind is not None:
+            return np.zeros(0)
+        return np.asarray(layers.batches * np.concatenate([layers.forward, layers.inputs + layers.weights]))
+
+    def _tail(self, layers: Layers, waits: Waits) -> Floats:
+        return waits.tail if self.ahead is None and layers.together else 0.0 * waits.tail
 
     def _need(self, layers: Layers) -> Floats:
         need = layers.work.copy()

@@ -12,19 +12,18 @@ from ..cluster import Cluster
 from ..errors import InputError, ModelError, WorkloadError
 from ..lower import Assembled, assembled
 from ..model_graph import ModelGraph
-from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ..partition.chain import compositions, lightest
+from ..operations import Candidate
+from ..partition.chain import lightest
 from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
 from ..schedules import ASYNCHRONOUS, SCHEDULES, capped
 from ..schedules.asynchronous import WEIGHTS
 from ..workload import SearchSpace, Workload
+from .answer import Claim
 from .considered import Considered
 from .few import limit_uses, smaller, take_over
 from .fit import Shortage, Stale, lacking, shortages
-from .orders.shapes import MOST_CHUNKS, policies, routes
 from .portfolio import (
-    FEW_CUTS,
     Order,
     device_orders,
     place,
@@ -34,28 +33,17 @@ from .portfolio import (
     run_named,
     run_remade,
 )
+from .proofs import asked, nothing_fits, parts_of, searched, told_of
 from .result import Result
-from .session import PROVEN, OnProgress, Progress, Session
-from .sparing import overfull, run_sparing
+from .session import OnProgress, Progress, Session
+from .sparing import overfull_here, run_sparing
 from .techniques import by_turns
 from .tight import run_glance, run_mixed
-from .widths import Phases, parts, search_widths, splits
+from .widths import Phases, search_widths, splits
 
 FEW = 0.6
 """Share of the effort for the problem with few micro-batches, where there is one."""
 MOST_BYTES = 1 << 61
-SPACE = (
-    "contiguous stages in layer order, one to four a device, back and forth or round and round, one pipeline or two "
-    "in opposite directions (on unequal devices also after sorting them), on all devices or alike on equal groups of "
-    "them; any order, backward split where layers allow it, stashes kept, recomputed or offloaded as allowed, first in "
-    "first out"
-)
-EVERYTHING = "every plan of contiguous stages that fits the memory, with the stash policies allowed and priced"
-TOGETHER = "; forward and backward of a stage on one device"
-ANYWHERE = (
-    "; and one pipeline with as many stages as devices, for each stage any forward and any backward device and one "
-    "stash policy, shipping to another device and back included"
-)
 
 
 def plan(
@@ -101,11 +89,12 @@ def plan(
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
-    session.bound_s = _space_bound(session)
-    if math.isinf(session.bound_s) or (session.space.schedule == "search" and overfull(session)):
-        return
+    session.asked_s = asked(session.problem, session.space).bound_s
     if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
+    session.bound_s = max(session.asked_s, _space_bound(session))
+    if math.isinf(session.bound_s) or (session.space.schedule == "search" and overfull_here(session)):
+        return
     by_turns(session, _space_bound, lambda part: _search_space(part, orders))
 
 
@@ -126,7 +115,9 @@ def _glance(session: Session, orders: list[Order]) -> None:
 
 
 def _space_bound(session: Session) -> float:
-    return bounds.space(session.problem, _searched(session, session.apart))
+    if session.space.schedule != "search":
+        return asked(session.problem, session.space).bound_s
+    return bounds.space(session.problem, searched(session.problem, session.space, session.apart))
 
 
 def _quick(session: Session, orders: list[Order]) -> None:
@@ -167,35 +158,25 @@ def _long(session: Session, orders: list[Order]) -> None:
         improve(session, orders)
 
 
-def _searched(session: Session, apart: bool) -> SearchSpace:
-    """The space without policies that have no price, and with two devices a stage or not."""
-    allowed = policies(session.problem, session.space)
-    return replace(session.space, separate_backward=apart, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
-
-
 # ------------------------------------------------------------------ the answer
 
 
 def _answer(session: Session, orders: list[Order]) -> Result:
     if session.best is None:
         return _no_plan(session, orders)
-    step_s, (bound_s, space) = session.best_s, _proven_bound(session, orders)
-    bound_s = min(bound_s, step_s)
-    gap = step_s / bound_s - 1 if bound_s > 0 else (0.0 if step_s == 0 else math.inf)
-    proven = gap <= PROVEN
-    status = "optimal" if proven else "feasible"
-    assert session.best.forecast is not None
-    forecast = replace(session.best.forecast, bound_s=bound_s, gap=gap, status=status)
+    best, forecast = session.best, session.best.forecast
+    assert forecast is not None
+    whole = told_of(session.problem, session.space, session.asked_s, best)
+    claim = Claim.of(forecast.step_s, whole, parts_of(session, orders, best))
     made = Provenance(
         version=__version__,
         seed=session.seed,
-        source=session.best.provenance.source,
+        source=best.provenance.source,
         solver="CP-SAT" if session.space.schedule == "search" else "",
         seconds=time.monotonic() - session.started,
-        space=space,
     )
-    answer = joined(replace(session.best, forecast=forecast, provenance=made))
-    return Result(status, answer, bound_s, gap, considered=_considered(session))
+    answer = joined(claim.on(best, forecast, made))
+    return Result(claim.status, answer, claim.bound_s, claim.gap, (), _considered(session), claim.among)
 
 
 def _considered(session: Session) -> tuple[Considered, ...]:
@@ -223,67 +204,12 @@ def joined(plan: Plan) -> Plan:
     return replace(plan, pipelines=pipelines, stash=tuple(row for _, _, row in taken))
 
 
-def _proven_bound(session: Session, orders: list[Order]) -> tuple[float, str]:
-    """A proven bound, and the space that it speaks for.
-
-    Where the bound of the whole space leaves a gap, and the plan has one device a stage, that of such plans.
-    """
-    best = session.best
-    assert best is not None
-    shapes_s, rest = min(session.shapes_s, session.widths_s), ANYWHERE if session.apart else TOGETHER
-    grouped = _in_groups(session, best, orders)
-    found = max(session.bound_s, shapes_s) if grouped or _goes_anywhere(session, best) else session.bound_s
-    if session.apart and session.best_s > found * (1 + PROVEN) and grouped:
-        together_s = min(session.together_s, session.widths_s)
-        alone = max(bounds.space(session.problem, _searched(session, False)), together_s)
-        if alone > found * (1 + PROVEN):
-            return alone, (SPACE if alone == together_s else EVERYTHING) + TOGETHER
-    if session.space.schedule == "search" and shapes_s > session.bound_s:
-        return found, SPACE + rest
-    return found, EVERYTHING + ("" if session.apart else TOGETHER)
-
-
-def _goes_anywhere(session: Session, plan: Plan) -> bool:
-    """Whether a plan is one of those whose stages choose their devices, where these are searched."""
-    taken = {(p.forward, p.backward) for p in plan.pipelines}
-    return session.apart and len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
-
-
-def _in_groups(session: Session, plan: Plan, orders: list[Order]) -> bool:
-    """Whether a plan has one of the shapes with one device a stage, as a whole or group by group."""
-    problem = session.problem
-    if _in_shapes(plan, orders):
-        return True
-    for groups in splits(problem, session.space):
-        mine = parts(plan, groups)
-        if mine is not None:
-            small = Problem(problem.model, problem.cluster.part(groups[0]), problem.workload)
-            local = device_orders(small, min(len(groups[0]), session.stages))
-            if all(_in_shapes(part, local) for part in mine):
-                return True
-    return False
-
-
-def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
-    """Whether a plan has one of the shapes with one device a stage."""
-    shapes = {
-        frozenset({route, tuple(dict(zip(order, order[::-1], strict=True))[d] for d in route)})
-        for order in orders
-        for chunks in range(1, MOST_CHUNKS + 1)
-        for route in routes(order, chunks)
-    }
-    taken = frozenset(p.forward for p in plan.pipelines)
-    same = all(p.forward == p.backward for p in plan.pipelines)
-    policies = {policy for row in plan.stash for policy in row}
-    return same and policies <= {KEEP, RECOMPUTE, OFFLOAD} and any(taken <= shape for shape in shapes)
-
-
 def _no_plan(session: Session, orders: list[Order]) -> Result:
     """Infeasible where proven, with what the least bad plan lacks; else unknown."""
     least = _least_bad(session, orders)
     short = shortages(least) if least is not None else ()
-    proven = (math.isinf(session.bound_s) or _proven_infeasible(session, orders)) and bool(short)
-    bound_s = session.bound_s if math.isfinite(session.bound_s) else bounds.any_plan(session.problem)
+    bound_s = session.asked_s if math.isfinite(session.asked_s) else bounds.any_plan(session.problem)
+    proven = bool(short) and nothing_fits(session)
     return Result("infeasible" if proven else "unknown", None, bound_s, None, short, _considered(session))
 
 
@@ -304,32 +230,6 @@ def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Assembled:
     placed = place(layout, order, len(session.problem.cluster))
     candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
     return assembled(candidate, placed.orders, placed.name)
-
-
-def _proven_infeasible(session: Session, orders: list[Order]) -> bool:
-    """Whether nothing of the space fits.
-
-    Search: no shape fits, or stashes that can only be kept are too many. Named: its orders are fixed, so all cuts
-    were simulated.
-    """
-    if session.interrupted:
-        return False
-    if session.space.schedule == "search":
-        kept = not policies(session.problem, session.space)
-        row = not session.apart and _overfull_in_a_row(session, orders)
-        return session.hopeless or overfull(session) or (kept and row)
-    if session.remaining_s <= 0:
-        return False
-    stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
-    return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
-
-
-def _overfull_in_a_row(session: Session, orders: list[Order]) -> bool:
-    """Whether one stage a device is all there is, and no cut holds one stash a stage."""
-    if len(session.chain) >= 2 * session.stages > 2:
-        return False
-    ratios = [lightest(session.chain, order, [1] * len(order)) for order in orders]
-    return all(found is not None and found[1] > 1 for found in ratios)
 
 
 # ------------------------------------------------------------------ validation

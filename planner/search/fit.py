@@ -36,13 +36,13 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Stale:
-    """A limit on staleness that no plan within the memory keeps, and the least one that some plan keeps: updates."""
+    """A limit on staleness that no plan searched keeps, and the least one that some plan keeps: updates."""
 
     limit: int
     needed: int
 
     def __str__(self) -> str:
-        return f"the staleness limit is {self.limit}, needed is at least {self.needed}"
+        return f"the staleness limit is {self.limit}, the plans searched need at least {self.needed}"
 
     @property
     def missing(self) -> str:

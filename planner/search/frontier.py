@@ -15,9 +15,11 @@ from ..model_graph import ModelGraph
 from ..plan import Forecast, Plan, Problem
 from ..simulate import simulate
 from ..workload import SearchSpace, Workload
+from .answer import Claim, Proven
 from .driver import plan as search
 from .fit import Shortage, fits
-from .session import PROVEN, OnProgress
+from .proofs import told_of
+from .session import OnProgress
 
 FEWEST = 3
 """Limits: one that is too low, the lowest that is not, and one that does not bind."""
@@ -99,7 +101,7 @@ def frontier(
         point = replace(free, limit_bytes=limit) if limit == top else solve(limit, hint)
         pool += [point.plan] if point.plan is not None else []
         points.append(point)
-    return _settled(points, pool, workload)
+    return _settled(points, pool, space)
 
 
 def _between(floor: int, top: int, count: int) -> list[int]:
@@ -133,33 +135,29 @@ def _under(plan: Plan, problem: Problem) -> Plan:
     return moved.with_forecast(simulate(moved).forecast())
 
 
-def _settled(points: Sequence[FrontierPoint], pool: Sequence[Plan], workload: Workload) -> tuple[FrontierPoint, ...]:
-    """Every limit with the fastest plan that fits it, and the best bound of it or of a higher limit.
-
-    A bound comes with the space that it is proven for.
-    """
+def _settled(points: Sequence[FrontierPoint], pool: Sequence[Plan], space: SearchSpace) -> tuple[FrontierPoint, ...]:
+    """Every limit with the fastest plan that fits it, and the best bound of it or of a higher limit."""
     found: list[FrontierPoint] = []
-    proven, space = 0.0, ""
+    proven_s = 0.0
     for point in reversed(points):
-        if point.bound_s > proven:
-            proven, space = point.bound_s, "" if point.plan is None else point.plan.provenance.space
-        asked = replace(workload, memory_limit_bytes=point.limit_bytes)
+        proven_s = max(proven_s, point.bound_s)
         best = _fastest([p for p in pool if _peak(p) <= point.limit_bytes])
         if best is None:
-            found.append(replace(point, bound_s=proven))
+            found.append(replace(point, bound_s=proven_s))
         else:
-            moved = _under(best, replace(best.problem, workload=asked))
-            found.append(_answer(point.limit_bytes, moved, proven, space))
+            asked = replace(best.problem.workload, memory_limit_bytes=point.limit_bytes)
+            found.append(_answer(point, _under(best, replace(best.problem, workload=asked)), space, proven_s))
     return tuple(reversed(found))
 
 
-def _answer(limit: int, plan: Plan, proven: float, space: str) -> FrontierPoint:
-    """The point of a plan, its forecast telling bound, gap and status."""
+def _answer(point: FrontierPoint, plan: Plan, space: SearchSpace, proven_s: float) -> FrontierPoint:
+    """The point of a plan, its forecast telling bound, gap and status.
+
+    What its search proved of a part of the space counts where it is the plan of that search.
+    """
     assert plan.forecast is not None
-    step_s = plan.forecast.step_s
-    bound = min(proven, step_s)
-    gap = step_s / bound - 1 if bound > 0 else None
-    status = "optimal" if gap is not None and gap <= PROVEN else "feasible"
-    made = replace(plan.provenance, space=space or plan.provenance.space)
-    forecast = replace(plan.forecast, bound_s=bound, gap=gap, status=status)
-    return FrontierPoint(limit, status, bound, replace(plan, forecast=forecast, provenance=made))
+    mine = point.plan is not None and plan.stages == point.plan.stages and plan.orders == point.plan.orders
+    made = point.plan.provenance if mine and point.plan is not None else plan.provenance
+    among = [Proven(made.among, made.among_bound_s)] if mine and made.among_bound_s is not None else []
+    claim = Claim.of(plan.forecast.step_s, told_of(plan.problem, space, proven_s, plan), among)
+    return FrontierPoint(point.limit_bytes, claim.status, claim.bound_s, claim.on(plan, plan.forecast, made))

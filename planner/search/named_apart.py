@@ -47,10 +47,6 @@ class Apart:
     session: Session
     layout: Layout
     update: int
-    space = (
-        "this schedule on any cut into as many contiguous stages, on these devices in any of the orders tried, any "
-        "number of micro-batches ahead, stashes of the first stages recomputed or offloaded as allowed"
-    )
 
     @classmethod
     def of(cls, session: Session, order: Order) -> Apart:
@@ -146,7 +142,8 @@ class Apart:
     @property
     def bound_s(self) -> float:
         """Least period of any cut: the heaviest device or link, whatever happens to stashes."""
-        policies = sorted({policy for row in self.rows for policy in row})
+        space = self.session.space
+        policies = [KEEP, *([RECOMPUTE] if space.recompute else []), *([OFFLOAD] if space.offload else [])]
         tables = (
             np.minimum.reduce([self.loads(stage, policy) for policy in policies]) for stage in range(self.layout.stages)
         )
@@ -158,8 +155,9 @@ class Apart:
 
     @property
     def complete(self) -> bool:
-        """Whether every cut is tried."""
-        return self._every is not None
+        """Whether what is tried decides whether anything fits: no cut has room for one stash at a time."""
+        row = (RECOMPUTE if self.session.space.recompute else KEEP,) * self.layout.stages
+        return self._every is not None and all(_lacks(self._candidate(row, cuts)) > 0 for cuts in self._every)
 
     def _cuts(self, row: Row) -> list[Cuts]:
         """Cuts worth simulating with these policies, the most promising first; all of them where they are few."""
@@ -179,10 +177,9 @@ class Apart:
 
     def _with_all(self, row: Row, cuts: Cuts) -> Iterator[Trial]:
         """With every number of micro-batches ahead that is worth trying: of a full pipeline, one more, and fewer."""
-        problem, layout = self.session.problem, self.layout
-        ends = (0, *cuts, len(self.session.chain))
+        layout, ends = self.layout, (0, *cuts, len(self.session.chain))
         load_s = max(float(self.loads(s, p)[ends[s], ends[s + 1]]) for s, p in enumerate(row))
-        candidate = Candidate(problem, self.session.chain.stages(cuts), layout.pipelines, (row,), layout.weights)
+        candidate = self._candidate(row, cuts)
         trips = Trips.of(candidate)
         full = trips.ahead(load_s)
         for ahead in dict.fromkeys(
@@ -195,6 +192,10 @@ class Apart:
                 for leaving in (NEVER, LATE, SOON)
             ]
             yield Trial(candidate, ways, layout.name, least_s, begun=max(ahead) + self.update)
+
+    def _candidate(self, row: Row, cuts: Cuts) -> Candidate:
+        stages, layout = self.session.chain.stages(cuts), self.layout
+        return Candidate(self.session.problem, stages, layout.pipelines, (row,), layout.weights)
 
     def _ordered(self, candidate: Candidate, ahead: Sequence[int], leaving: int | None, waits: bool) -> Orders:
         row = candidate.stash[0]

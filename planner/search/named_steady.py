@@ -21,12 +21,13 @@ from ..version_copies import most_copies
 from ..versions import update_size
 from ..weight_policy import WEIGHT_POLICIES
 from ..workload import Workload
+from .answer import Claim, Proven, in_words
 from .considered import Considered
-from .driver import Result
 from .fit import shortages
 from .named_apart import Apart
 from .portfolio import Order, place
-from .session import PROVEN, Session
+from .result import Result
+from .session import Session
 from .trials import Trial, Tried, every_cut
 
 
@@ -44,7 +45,6 @@ class _Placed:
     copies: tuple[int, ...]
     predictions: tuple[float, ...]
     update: int
-    space = "this schedule on any cut into as many contiguous stages, on these devices in any of the orders tried"
 
     @classmethod
     def of(cls, session: Session, order: Order) -> _Placed:
@@ -157,20 +157,18 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
             tried.run(session, one.trials())
     except KeyboardInterrupt:
         session.interrupted, tried.complete = True, False
-    return _answer(session, tried, bound_s, placed[0].space)
+    return _answer(session, tried, Proven(in_words(session.space), bound_s))
 
 
-def _answer(session: Session, tried: Tried, bound_s: float, space: str) -> Result:
+def _answer(session: Session, tried: Tried, whole: Proven) -> Result:
     best, fit_s = tried.best, None if tried.best is None else tried.best_s
     what = f"{session.space.schedule} on its best cuts: {tried.simulated} simulated, {tried.fit} fit"
-    considered = (Considered(what, bound_s, fit_s, "simulated"),)
+    considered = (Considered(what, whole.bound_s, fit_s, "simulated"),)
     if best is None:
         short = shortages(tried.least_bad.plan) if tried.least_bad is not None else ()
-        return Result("infeasible" if tried.complete and short else "unknown", None, bound_s, None, short, considered)
-    seconds = best.forecast.objective_s
-    bound_s = min(bound_s, seconds)
-    gap = seconds / bound_s - 1 if bound_s > 0 else (0.0 if seconds == 0 else math.inf)
-    status = "optimal" if gap <= PROVEN else "feasible"
-    made = Provenance(__version__, session.seed, best.source, seconds=time.monotonic() - session.started, space=space)
-    forecast = replace(best.forecast, bound_s=bound_s, gap=gap, status=status)
-    return Result(status, replace(best.plan, forecast=forecast, provenance=made), bound_s, gap, (), considered)
+        status = "infeasible" if tried.complete and short else "unknown"
+        return Result(status, None, whole.bound_s, None, short, considered)
+    claim = Claim.of(best.forecast.objective_s, whole)
+    made = Provenance(__version__, session.seed, best.source, seconds=time.monotonic() - session.started)
+    plan = claim.on(best.plan, best.forecast, made)
+    return Result(claim.status, plan, claim.bound_s, claim.gap, (), considered)

@@ -13,19 +13,18 @@ from ..operations import OFFLOAD
 from ..partition.chain import Chain
 from ..plan import Plan, Problem
 from ..workload import SearchSpace
+from .answer import PROVEN
 from .apart_space import pays, searchable
 from .considered import Ledger
 from .fit import fits, lacking
 
 MOST_REMEMBERED = 50_000
 """Ops up to which everything simulated is kept."""
-PROVEN = 1e-6
-"""A plan whose gap is no larger is optimal."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the search knows `seconds` after its start: best step and proven bound in seconds, and its phase."""
+    """What the search knows `seconds` after its start: best step, bound of the space asked for, and its phase."""
 
     seconds: float
     best_step_s: float | None
@@ -57,7 +56,8 @@ class Session:
     """One search. `deadline`: time.monotonic() at which it must be done.
 
     plain: the best plan without copies to the host.
-    bound_s: no plan takes less, whatever its shape. shapes_s: no plan of the shapes searched exactly takes less.
+    asked_s: no plan of the space asked for takes less. bound_s: none of those that the search may find, whatever its
+    shape. shapes_s: no plan of the shapes searched exactly takes less.
     widths_s: the same for plans of several equal groups. hopeless: no plan of these shapes fits the memory.
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
     device each. most_s: plans in which some device computes for so long are of no use, whatever they are for.
@@ -76,6 +76,7 @@ class Session:
     started: float = field(default_factory=time.monotonic)
     best: Plan | None = None
     plain: Plan | None = None
+    asked_s: float = 0.0
     bound_s: float = 0.0
     shapes_s: float = 0.0
     widths_s: float = math.inf
@@ -209,14 +210,13 @@ class Session:
             self.report(phase)
         return True
 
-    def report(self, phase: str, bound_s: float | None = None) -> None:
+    def report(self, phase: str) -> None:
         """Tells the caller where the search stands."""
         if self.on_progress is None:
             return
         step_s = None if self.best is None else self.best_s
-        bound = max(self.bound_s, min(max(self.shapes_s, bound_s or 0.0), self.widths_s))
-        seconds = time.monotonic() - self.started
-        self.on_progress(Progress(seconds, step_s, bound if step_s is None else min(bound, step_s), phase))
+        bound = self.asked_s if step_s is None else min(self.asked_s, step_s)
+        self.on_progress(Progress(time.monotonic() - self.started, step_s, bound, phase))
 
 
 def _step_s(plan: Plan) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -10,8 +12,9 @@ from ..bounds.layers import Layers
 from ..errors import PlanError
 from ..lower import assemble
 from ..operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ..partition.chain import Cuts, cut, lightest
-from ..plan import Kind, Op, Pipeline, Plan
+from ..partition.chain import Chain, Cuts, cut, lightest
+from ..plan import Kind, Op, Pipeline, Plan, Problem
+from ..workload import SearchSpace
 from .fit import fits
 from .orders.balance import Order, balanced
 from .orders.shapes import MOST_CHUNKS, policies, resized, routes
@@ -19,6 +22,8 @@ from .session import Session
 
 MOST_SIZES = 24
 """Layers of so many different sizes are packed at most."""
+MOST_PLACEMENTS = 4096
+"""Placements up to which all are tried."""
 ROOMY = 0.6
 """Where the layers fill less of all limits, packing them is not tried."""
 
@@ -78,19 +83,45 @@ def _plan(session: Session, candidate: Candidate) -> Plan | None:
         return None
 
 
-def overfull(session: Session) -> bool:
-    """Whether the layers fit no placement, whatever the order; where they are a chain and stay on one device each.
+def overfull(problem: Problem, space: SearchSpace, kept: bool) -> bool:
+    """Whether the layers fit no placement, whatever the order; where they are a chain. `kept`: stashes stay on devices.
 
-    A device holds the parameters of its layers, and the stash of a layer while it runs. If all stashes are kept, all
-    of one micro-batch are alive before its first backward. Where stages may have two devices, only the sum over all
-    devices counts.
+    A device holds the parameters of the layers whose backwards it runs, and the stash of a layer while one of these
+    runs. If all stashes are kept, all of one micro-batch are alive before its first backward: each on a device of its
+    layer, or where stages may have two devices, and ship their stashes, on any.
     """
-    layers, kept = Layers(session.problem, session.space), not policies(session.problem, session.space)
+    layers = Layers(problem, space)
     if not layers.straight:
         return False
-    if session.apart:
-        return kept and bool((layers.static + layers.stash).sum() > layers.limits.sum())
-    return not _packs(layers, kept)
+    if kept and space.separate_backward and (layers.static + layers.stash).sum() > layers.limits.sum():
+        return True
+    if len(layers.limits) ** layers.count <= MOST_PLACEMENTS:
+        return not _placeable(problem, layers, kept and not space.separate_backward)
+    return not _packs(layers, kept and not space.separate_backward)
+
+
+def overfull_here(session: Session) -> bool:
+    """The same for what a session searches."""
+    problem, space = session.problem, replace(session.space, separate_backward=session.apart)
+    return overfull(problem, space, not policies(problem, session.space))
+
+
+def _placeable(problem: Problem, layers: Layers, kept: bool) -> bool:
+    """Whether some placement of the layers leaves room for their stashes, all at once or one at a time; tries them all.
+
+    Tied layers on one device share one copy.
+    """
+    chain, devices = Chain.of(problem), range(len(layers.limits))
+    places = np.array(list(product(devices, repeat=layers.count)))
+    possible = np.ones(len(places), dtype=bool)
+    for device in devices:
+        here = places == device
+        static = here @ chain.static_bytes[0]
+        for (size, _), tie in zip(chain.copies, chain.costs.ties, strict=True):
+            static -= size * np.maximum(here[:, list(tie.stages)].sum(axis=1) - 1, 0)
+        stash = here @ layers.stash if kept else (here * layers.stash).max(axis=1)
+        possible &= ~here.any(axis=1) | (static + stash <= chain.limit(device))
+    return bool(possible.any())
 
 
 def _packs(layers: Layers, kept: bool) -> bool:
@@ -112,7 +143,7 @@ def _packs(layers: Layers, kept: bool) -> bool:
     for k, n in enumerate(counts):
         model.add(sum(row[k] for row in placed) == int(n))
     for row, limit in zip(placed, layers.limits.tolist(), strict=True):
-        room = int(limit // unit) + 1
+        room = int(limit // unit) + (unit > 1)
         held = sum(size * x for size, x in zip(static, row, strict=True))
         if kept:
             model.add(held + sum(size * x for size, x in zip(stash, row, strict=True)) <= room)

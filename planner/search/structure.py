@@ -233,11 +233,9 @@ class Hunt:
         began = time.monotonic()
         seconds = min(deadline - began, session.remaining_s)
         effort = Effort(seconds, slice_, workers, session.seed)
-        others = self._nearest_s
 
-        def report(bound_s: float) -> None:
-            known = min(others, max(node.bound_s, bound_s)) if self.complete else 0.0
-            session.report("exact search", known if math.isfinite(known) else None)
+        def report(_: float) -> None:
+            session.report("exact search")
 
         if node.fates:
             found = self._solve_apart(node, effort, report if node.fates == self.fates else None)

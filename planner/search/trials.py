@@ -12,9 +12,10 @@ from ..operations import Candidate
 from ..partition.chain import Cuts, compositions
 from ..period import period_seconds
 from ..plan import Op
+from .answer import PROVEN
 from .fit import lacking
 from .portfolio import FEW_CUTS, LARGE
-from .session import PROVEN, Session
+from .session import Session
 from .steady.build import excess_for_long
 
 Orders = Sequence[Sequence[Op]]

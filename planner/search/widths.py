@@ -20,7 +20,7 @@ from ..reductions import reduce_seconds
 from ..workload import SearchSpace
 from .portfolio import Order, device_orders, own_orders
 from .session import Begun, Progress, Session
-from .sparing import overfull
+from .sparing import overfull_here
 
 WHOLE, QUICK = 0.5, 0.12
 """Shares of the time left that the quick plans of the most promising width, and of another one, may take."""
@@ -219,7 +219,7 @@ def _width(session: Session, groups: Groups) -> Width:
     known = session.begun.get(groups)
     if known is not None:
         inner.best, inner.resumed, inner.rounds, inner.seen = known.best, True, known.rounds, list(known.seen)
-    fits = possible(small, space) and not overfull(inner)
+    fits = possible(small, space) and not overfull_here(inner)
     inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
     laid_s = math.inf if known is None else known.laid_s
     return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..plan import Plan
 from ..units import format_bytes, format_seconds
 from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
-from .names import plain, shorten
-from .text import percent
+from .names import plain, shorten, wrap
+from .text import among, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,14 +46,23 @@ def table(points: Sequence[FrontierPoint], width: int = 80) -> str:
         gap = "" if found.gap is None else percent(found.gap)
         rows.append((
             format_bytes(point.limit_bytes), format_seconds(found.step_s), format_seconds(found.bound_s), gap,
-            format_bytes(max(found.peak_bytes)), found.status, plain(point.plan.provenance.source),
+            format_bytes(max(found.peak_bytes)), found.status + _mark(point), plain(point.plan.provenance.source),
         ))  # fmt: skip
     sizes = [max(len(row[k]) for row in rows) for k in range(5)]
     lines = []
     for row in rows:
         figures = "  ".join(f"{cell:>{size}}" for cell, size in zip(row, sizes, strict=False))
         lines.append(shorten(f"{figures}  {row[5]:<10}  {row[6]}".rstrip(), width))
+    for text in dict.fromkeys(point.plan.provenance.among for point in points if point.plan and _mark(point)):
+        lines += wrap(f"* optimal among {plain(text)}", width)
     return "\n".join(lines)
+
+
+def _mark(point: FrontierPoint) -> str:
+    """A star where the plan is optimal among a part of the plans that are allowed."""
+    if point.plan is None or point.forecast is None:
+        return ""
+    return "*" if among(point.plan, point.forecast).startswith("optimal among") else ""
 
 
 # ---------------------------------------------------------------- a picture of ours

@@ -17,7 +17,7 @@ from ..op_columns import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
 from .svg import direction
-from .text import count_pipelines, device_limit, updating
+from .text import among, count_pipelines, device_limit, updating
 
 if TYPE_CHECKING:
     from ..run_trace import DeviceTrace, RunTrace
@@ -44,6 +44,7 @@ def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace 
             "period_s": forecast.period_s,
             "bound_s": forecast.bound_s or None,
             "gap": forecast.gap,
+            "among": among(plan, forecast),
             "bubble": forecast.bubble,
             "status": forecast.status,
             "binding": binding.sentence,

@@ -84,6 +84,8 @@ def _title(plan: Plan, forecast: Forecast) -> Iterator[str]:
         figures.append(("bound", format_seconds(forecast.bound_s)))
     if forecast.gap is not None:
         figures.append(("gap", percent(forecast.gap)))
+    if plan.provenance.among_bound_s:
+        figures.append(("gap in its part", percent(max(0.0, forecast.objective_s / plan.provenance.among_bound_s - 1))))
     figures.append(("bubble", percent(forecast.bubble)))
     spans = "".join(
         f'<tspan class="dim"{" dx=" + chr(34) + "16" + chr(34) if k else ""}>{name} </tspan>'

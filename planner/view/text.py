@@ -52,7 +52,7 @@ def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
         f"{count_pipelines(plan)}, "
         f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}{_apart(plan)}"
     )
-    return "\n".join([*wrap(shape, width), *wrap(promise(forecast), width)])
+    return "\n".join(line for text in (shape, promise(forecast), among(plan, forecast)) for line in wrap(text, width))
 
 
 def updating(plan: Plan) -> str:
@@ -83,6 +83,17 @@ def promise(forecast: Forecast) -> str:
         parts.append(f"run {format_seconds(forecast.step_s)}")
     parts += [f"bubble {percent(forecast.bubble)}", forecast.status]
     return ", ".join(parts)
+
+
+def among(plan: Plan, forecast: Forecast) -> str:
+    """What more is proven of a part of the space, beside the gap of all of it; empty where there is no more."""
+    part, bound_s = plan.provenance.among, plan.provenance.among_bound_s
+    if not part or not bound_s:
+        return ""
+    gap = max(0.0, forecast.objective_s / bound_s - 1)
+    if gap <= _EVEN:
+        return f"optimal among {plain(part)}"
+    return f"bound {format_seconds(bound_s)}, gap {percent(gap)} among {plain(part)}"
 
 
 def percent(share: float) -> str:

@@ -20,9 +20,10 @@ from ...errors import PlanError
 from ...lower import assemble
 from ...operations import KEEP, OFFLOAD
 from ...plan import Plan
+from ..answer import PROVEN
 from ..considered import describe
 from ..fit import excess
-from ..session import PROVEN, Session
+from ..session import Session
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .recut import recut

@@ -8,21 +8,24 @@ import time
 from dataclasses import replace
 
 from .... import __version__
-from ...bounds.whole import load
+from ... import bounds
+from ...bounds.space import possible
 from ...errors import InputError, PlanError
 from ...lower import assemble
-from ...operations import KEEP, Candidate
+from ...operations import KEEP, Candidate, ship_target
 from ...partition.chain import cut, lightest
 from ...plan import Plan, Problem, Provenance
 from ...schedules.asynchronous import ALTERNATING
 from ...versions import Versions
 from ...workload import SearchSpace
+from ..answer import PROVEN, Claim, Proven, in_words, including
 from ..considered import Considered, Ledger
 from ..fit import Lack, Stale, shortages
 from ..named_steady import plan_named
 from ..portfolio import device_orders, own_orders
 from ..result import Result
-from ..session import PROVEN, OnProgress, Progress, Session
+from ..session import OnProgress, Progress, Session
+from ..sparing import overfull
 from .alternatives import Alternative, alternatives
 from .bisect import EXACT, OutOfTime
 from .build import excess_for_long
@@ -33,12 +36,11 @@ LARGE = 60_000
 """F and B of a plan from which on only few variants of it are simulated."""
 ROUNDS, FEW_ROUNDS = 8, 3
 """How often at most a solution that does not fit is looked for again with more room; for large plans."""
-SPACE = (
-    "contiguous stages in layer order, one a device, on all devices or alike on equal groups of them; every stage "
-    "alternates forwards and whole backwards with a fixed number of micro-batches in flight, at most a run without one "
-    "update; stashes kept, recomputed or offloaded as allowed; the steady state fits the memory"
+ALTERNATING_PLANS = (
+    "plans with one stage a device, on all devices or alike on equal groups of them, that alternate forwards and whole "
+    "backwards with a fixed number of micro-batches in flight, at most a run without one update, and fit the memory in "
+    "their steady state"
 )
-EVERY = "every plan"
 
 
 class Steady:
@@ -54,6 +56,7 @@ class Steady:
         self.ledger = Ledger()
         self.pool = Pool(problem)
         self.every = [replace(a, deadline=deadline) for a in alternatives(problem, space)]
+        self.asked = Proven(in_words(space), bounds.period(problem, space))
 
     @property
     def best_s(self) -> float:
@@ -62,7 +65,7 @@ class Steady:
 
     @property
     def bound_s(self) -> float:
-        """No plan of the space has a shorter period."""
+        """No plan that alternates has a shorter period."""
         return min(alternative.below_s for alternative in self.every)
 
     @property
@@ -100,7 +103,7 @@ class Steady:
         if self.on_progress is not None:
             best_s = None if self.best is None else self.best_s
             seconds = time.monotonic() - self.started
-            self.on_progress(Progress(seconds, best_s, min(self.bound_s, self.best_s), phase))
+            self.on_progress(Progress(seconds, best_s, min(self.asked.bound_s, self.best_s), phase))
 
     # ---------------------------------------------------------------- the search
 
@@ -229,21 +232,27 @@ class Steady:
     def answer(self, seed: int) -> Result:
         """The result, whatever has been reached."""
         notes = self._considered()
-        if self.best is None or self.best.forecast is None:
+        best, asked = self.best, self.asked
+        if best is None or best.forecast is None:
             lacks = self._lacks()
-            status = "infeasible" if math.isinf(self.bound_s) and lacks else "unknown"
-            return Result(status, None, 0.0 if math.isinf(self.bound_s) else self.bound_s, None, lacks, notes)
-        bound_s, space = self.bound_s, SPACE
-        if self.best_s < bound_s * (1 - EXACT):  # a hint, or a run that is too short for a steady state
-            bound_s, space = load(self.problem) / self.problem.workload.micro_batches, EVERY
-        bound_s = min(bound_s, self.best_s)
-        gap = self.best_s / bound_s - 1 if bound_s > 0 else (0.0 if self.best_s == 0 else math.inf)
-        status = "optimal" if gap <= PROVEN else "feasible"
-        forecast = replace(self.best.forecast, bound_s=bound_s, gap=gap, status=status)
-        source, seconds = self.best.provenance.source, time.monotonic() - self.started
-        made = Provenance(__version__, seed, source, "dynamic programme", seconds, space)
-        plan = replace(self.best, forecast=forecast, provenance=made)
-        return Result(status, plan, bound_s, gap, considered=notes)
+            status = "infeasible" if lacks and self._nothing_fits() else "unknown"
+            return Result(status, None, asked.bound_s, None, lacks, notes)
+        space = including(self.space, best)
+        if space != self.space:
+            asked = Proven(in_words(space), bounds.period(self.problem, space))
+        claim = Claim.of(self.best_s, asked, self._parts(best))
+        seconds = time.monotonic() - self.started
+        made = Provenance(__version__, seed, best.provenance.source, "dynamic programme", seconds)
+        plan = claim.on(best, best.forecast, made)
+        return Result(claim.status, plan, claim.bound_s, claim.gap, (), notes, claim.among)
+
+    def _parts(self, plan: Plan) -> list[Proven]:
+        """What is proven of the plans that this search finds, where the plan may be one of them."""
+        return [Proven(ALTERNATING_PLANS, self.bound_s)] if math.isfinite(self.bound_s) and alternates(plan) else []
+
+    def _nothing_fits(self) -> bool:
+        """Whether no plan fits, whatever its shape."""
+        return not possible(self.problem, self.space) or overfull(self.problem, self.space, kept=False)
 
     def _considered(self) -> tuple[Considered, ...]:
         best = None if self.best is None else self.best_s
@@ -268,6 +277,15 @@ class Steady:
                 made = self.pool.tried(a, tuple(stages), "one at a time")
                 return () if made is None else shortages(made.plan)
         return ()
+
+
+def alternates(plan: Plan) -> bool:
+    """Whether a plan has one stage a device and one device a stage, and no other way for its stashes than the host."""
+    routes = {p.forward for p in plan.pipelines if p.micro_batches}
+    devices = [device for route in routes for device in route]
+    same = all(p.forward == p.backward for p in plan.pipelines)
+    shipped = any(ship_target(policy) is not None for row in plan.stash for policy in row)
+    return same and not shipped and len(set(devices)) == len(devices)
 
 
 def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:

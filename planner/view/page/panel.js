@@ -22,6 +22,7 @@ function fillHead() {
   }
   if (forecast.bound_s) figures.push(["proven bound", seconds(forecast.bound_s)]);
   if (forecast.gap !== null) figures.push(["gap", percent(forecast.gap)]);
+  if (forecast.among) figures.push(["of a part", forecast.among]);
   figures.push(["bubble", percent(forecast.bubble)]);
   figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + bytes(limit_bytes), peak_bytes > limit_bytes]);
   figures.push(["what binds", forecast.binding]);

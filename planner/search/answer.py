@@ -1,0 +1,122 @@
+"""What a search may say of its plan: bound, gap and status for the space asked for, and what is proven of a part of it.
+
+The bound of an answer holds for every plan that the caller's SearchSpace allows, whether the search can find it or not.
+More may be proven of the part of the space that is searched: that is said beside it, in words, and never in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..operations import OFFLOADS, RECOMPUTE, ship_target
+from ..plan import Forecast, Kind, Plan, Provenance
+from ..weight_policy import FLUSH
+from ..workload import SearchSpace
+
+PROVEN = 1e-6
+"""A plan whose gap is no larger is optimal."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """No plan of `space`, which is in words, takes less than `bound_s` a step, or without a flush a micro-batch."""
+
+    space: str
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an answer says of a plan.
+
+    Attributes:
+        status: "optimal" where the bound of the whole space leaves no gap, else "feasible".
+        bound_s, gap: of the whole space asked for. whole: that space in words.
+        among: the part of the space of which most is proven, where that is more; the plan belongs to it.
+    """
+
+    status: str
+    bound_s: float
+    gap: float
+    whole: str
+    among: Proven | None = None
+
+    @classmethod
+    def of(cls, seconds: float, whole: Proven, parts: Iterable[Proven] = ()) -> Claim:
+        """The claim about a plan of so many seconds; `parts`: what is proven of parts that it belongs to."""
+        bound_s = min(whole.bound_s, seconds)
+        gap = gap_of(seconds, bound_s)
+        proven = gap <= PROVEN
+        # a plan may be better than the models of its part allow, which know fewer orders: nothing is said then
+        more = [p for p in parts if not proven and bound_s * (1 + PROVEN) < p.bound_s <= seconds * (1 + PROVEN)]
+        best = max(more, key=lambda part: part.bound_s, default=None)
+        among = None if best is None else replace(best, bound_s=min(best.bound_s, seconds))
+        return cls("optimal" if proven else "feasible", bound_s, gap, whole.space, among)
+
+    def on(self, plan: Plan, forecast: Forecast, made: Provenance) -> Plan:
+        """The plan with this claim in its forecast and its provenance."""
+        among, least_s = (self.among.space, self.among.bound_s) if self.among else ("", None)
+        return replace(
+            plan,
+            forecast=replace(forecast, bound_s=self.bound_s, gap=self.gap, status=self.status),
+            provenance=replace(made, space=self.whole, among=among, among_bound_s=least_s),
+        )
+
+
+def gap_of(seconds: float, bound_s: float) -> float:
+    """How far seconds are above a bound, as a share of it."""
+    if bound_s > 0:
+        return seconds / bound_s - 1
+    return 0.0 if seconds == 0 else math.inf
+
+
+# ------------------------------------------------------------------ spaces
+
+
+def including(space: SearchSpace, plan: Plan) -> SearchSpace:
+    """The least space that has all plans of this one and the given one, which may do what this one does not allow.
+
+    A plan to start from may be such a one: what is told of it must hold for this space.
+    """
+    policies = {policy for row in plan.stash for policy in row}
+    routes = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
+    shipped = any(ship_target(policy) is not None for policy in policies)
+    apart = shipped or any(forward != backward for forward, backward in routes)
+    split = any(op.kind in (Kind.I, Kind.W) for order in plan.orders for op in order)
+    weights = () if plan.weights == FLUSH or plan.weights in space.asynchronous else (plan.weights,)
+    return replace(
+        space,
+        pipelines=None if space.pipelines is None else max(space.pipelines, len(routes)),
+        recompute=space.recompute or RECOMPUTE in policies,
+        offload=space.offload or bool(policies & OFFLOADS),
+        split_backward=space.split_backward or split,
+        separate_backward=space.separate_backward or apart,
+        asynchronous=(*space.asynchronous, *weights) if space.asynchronous else (),
+    )
+
+
+def in_words(space: SearchSpace) -> str:
+    """The plans of a space."""
+    if space.schedule != "search":
+        return f"{space.schedule} on any cut into contiguous stages, on the devices in order or sorted"
+    stashes = ["kept"]
+    stashes += ["recomputed"] if space.recompute else []
+    stashes += ["copied to the host"] if space.offload else []
+    stashes += ["shipped to other devices"] if space.separate_backward else []
+    most = space.pipelines
+    parts = [
+        "every plan of contiguous stages, any number of them on any devices",
+        f"{'any number of' if most is None else f'at most {most}'} pipeline{'' if most == 1 else 's'}",
+        f"forward and backward of a stage on {'two devices or one' if space.separate_backward else 'one device'}",
+        f"stashes {_listed(stashes)}",
+        f"backwards {'whole or split' if space.split_backward else 'whole'}, in any order",
+    ]
+    if space.asynchronous:
+        parts.append(f"weights by {_listed(list(space.asynchronous))}")
+    return "; ".join(parts)
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

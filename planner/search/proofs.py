@@ -1,0 +1,153 @@
+"""What is proven of a search with a flush: of the space asked for, of parts of it, and whether nothing fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .. import bounds
+from ..errors import ScheduleError
+from ..operations import KEEP, OFFLOAD, RECOMPUTE
+from ..partition.chain import compositions
+from ..plan import Kind, Plan, Problem
+from ..schedules import build
+from ..workload import SearchSpace
+from .answer import Proven, in_words, including
+from .orders.shapes import MOST_CHUNKS, binding, policies, routes
+from .portfolio import FEW_CUTS, Order, device_orders
+from .session import Session
+from .sparing import overfull
+from .widths import parts, splits
+
+TOGETHER = "plans with forward and backward of a stage on one device"
+APART = "plans of any stages on any devices"
+SHAPES = (
+    "one to four stages a device, back and forth or round and round, in one pipeline or two of opposite directions, on "
+    "all devices or alike on equal groups of them, micro-batches first in, first out"
+)
+ANYWHERE = (
+    "plans with one pipeline and as many stages as devices, for each stage any forward and any backward device and one "
+    "stash policy, shipping included"
+)
+
+
+def asked(problem: Problem, space: SearchSpace) -> Proven:
+    """The bound of the space that was asked for: of every plan that it allows, whether the search can find it or not.
+
+    A named schedule keeps its stashes, and has its own routes. Where every device holds everything, stashes that are
+    kept are as good as any others.
+    """
+    free = space
+    if space.schedule != "search":
+        free = replace(_of_schedule(problem, space), recompute=False, offload=False, separate_backward=False)
+    elif not binding(problem):
+        free = replace(space, recompute=False, offload=False)
+    return Proven(in_words(space), bounds.space(problem, free))
+
+
+def _of_schedule(problem: Problem, space: SearchSpace) -> SearchSpace:
+    """The space with as many pipelines as the named schedule may have, and split backwards only where it has some."""
+    devices = min(len(problem.cluster), len(problem.model.layers))
+    try:
+        layout = build(space.schedule, devices, problem.workload.micro_batches)
+    except ScheduleError:
+        return replace(space, pipelines=None)
+    halves = any(op.kind in (Kind.I, Kind.W) for order in layout.orders for op in order)
+    most = max(len(layout.pipelines), space.pipelines or 1)
+    return replace(space, pipelines=most, split_backward=space.split_backward and halves)
+
+
+def searched(problem: Problem, space: SearchSpace, apart: bool) -> SearchSpace:
+    """What a search can find of a space: policies that have a price, and two devices a stage or not."""
+    allowed = policies(problem, space)
+    return replace(space, separate_backward=apart, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
+
+
+def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan) -> Proven:
+    """The bound that may be told of a plan: that of the space asked for, or of the least one that has the plan too."""
+    wider = including(space, plan)
+    if wider == space or space.schedule != "search":
+        return Proven(in_words(space), max(asked_s, bounds.any_plan(problem)))
+    found = asked(problem, wider)
+    return Proven(f"{found.space}; this is more than was asked for, as the plan to start from is", found.bound_s)
+
+
+def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Proven]:
+    """What is proven of parts of the space asked for that have this plan, the wider ones first."""
+    problem, space = session.problem, session.space
+    used = {policy for row in plan.stash for policy in row}
+    known = {KEEP, *policies(problem, space)}
+    if space.schedule != "search" or including(space, plan) != space:
+        return
+    stashes = f"stashes {' or '.join(_WORDS[p] for p in (KEEP, RECOMPUTE, OFFLOAD) if p in known)}"
+    together_s = 0.0
+    if used <= known and all(p.forward == p.backward for p in plan.pipelines):
+        together_s = bounds.space(problem, searched(problem, space, False))
+        yield Proven(f"{TOGETHER}, {stashes}", together_s)
+    grouped = _in_groups(session, plan, orders)
+    shapes_s = min(session.together_s if session.apart else session.shapes_s, session.widths_s)
+    if grouped and together_s and math.isfinite(shapes_s):
+        yield Proven(f"{TOGETHER}, {SHAPES}, {stashes}", max(together_s, shapes_s))
+    if not session.apart:
+        return
+    if all(policy in known or policy.startswith("ship>") for policy in used):
+        yield Proven(f"{APART}, {stashes} or shipped", session.bound_s)
+    shapes_s = min(session.shapes_s, session.widths_s)
+    if (grouped or _goes_anywhere(session, plan)) and math.isfinite(shapes_s):
+        text = f"{TOGETHER}, {SHAPES}, {stashes}, and of {ANYWHERE}"
+        yield Proven(text, max(session.bound_s, shapes_s))
+
+
+_WORDS = {KEEP: "kept", RECOMPUTE: "recomputed", OFFLOAD: "copied to the host"}
+
+
+def _goes_anywhere(session: Session, plan: Plan) -> bool:
+    """Whether a plan is one of those whose stages choose their devices, where these are searched."""
+    taken = {(p.forward, p.backward) for p in plan.pipelines}
+    return session.apart and len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
+
+
+def _in_groups(session: Session, plan: Plan, orders: list[Order]) -> bool:
+    """Whether a plan has one of the shapes with one device a stage, as a whole or group by group."""
+    problem = session.problem
+    if _in_shapes(plan, orders):
+        return True
+    for groups in splits(problem, session.space):
+        mine = parts(plan, groups)
+        if mine is not None:
+            small = Problem(problem.model, problem.cluster.part(groups[0]), problem.workload)
+            local = device_orders(small, min(len(groups[0]), session.stages))
+            if all(_in_shapes(part, local) for part in mine):
+                return True
+    return False
+
+
+def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
+    """Whether a plan has one of the shapes with one device a stage."""
+    shapes = {
+        frozenset({route, tuple(dict(zip(order, order[::-1], strict=True))[d] for d in route)})
+        for order in orders
+        for chunks in range(1, MOST_CHUNKS + 1)
+        for route in routes(order, chunks)
+    }
+    taken = frozenset(p.forward for p in plan.pipelines)
+    same = all(p.forward == p.backward for p in plan.pipelines)
+    policies = {policy for row in plan.stash for policy in row}
+    return same and policies <= {KEEP, RECOMPUTE, OFFLOAD} and any(taken <= shape for shape in shapes)
+
+
+def nothing_fits(session: Session) -> bool:
+    """Whether it is proven that no plan of the space asked for fits.
+
+    Searched: layers that fit no placement. Named: its orders are fixed, so all cuts were simulated.
+    """
+    problem, space = session.problem, session.space
+    if math.isinf(session.asked_s):
+        return True
+    if space.schedule == "search":
+        return overfull(problem, space, kept=binding(problem) and not (space.recompute or space.offload))
+    if session.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):
+        return False
+    stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
+    return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)

@@ -14,7 +14,7 @@ from ..planner.versions import update_size
 from ..planner.weight_policy import FLUSH
 from .course import Course, asynchronous, lengthened
 from .errors import ExecutionError
-from .interpreter import Interpreter
+from .interpreter import Interpreter, Load, at_once
 from .mini_batch import MiniBatches
 from .place import CPU, Place
 from .replica import Blueprint, StageReplica
@@ -98,7 +98,12 @@ class Evaluator(Interpreter):
     """
 
     def __init__(
-        self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica], place: Place = CPU
+        self,
+        blueprint: Blueprint,
+        transport: Transport,
+        replicas: Mapping[int, StageReplica],
+        place: Place = CPU,
+        load: Load = at_once,
     ) -> None:
         plan, rounds = blueprint.plan, blueprint.training.evaluate_steps
         together = rounds if asynchronous(plan) else 1
@@ -106,7 +111,7 @@ class Evaluator(Interpreter):
         forward, listed = forward_plan(lengthened(plan, together).with_forecast(plan.forecast))
         data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
         own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training())
-        super().__init__(own, transport, replicas, place=place)
+        super().__init__(own, transport, replicas, place=place, load=load)
         self._held_out = Course.of(
             forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan)
         )

@@ -35,6 +35,13 @@ from .update import Update
 from .versions import StageVersions, in_place_of
 
 Clock = Callable[[], float]
+Load = Callable[[Callable[[], Tensor]], Tensor]
+"""Runs what reads the data set."""
+
+
+def at_once(make: Callable[[], Tensor]) -> Tensor:
+    """Without looking at its memory."""
+    return make()
 
 
 class Interpreter(Posting):
@@ -45,6 +52,7 @@ class Interpreter(Posting):
         track: told about every tensor that another thread of the rank allocates on its device.
         observer: told about every op and every wait.
         place: where the rank computes.
+        load: what the data set's code is run by.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class Interpreter(Posting):
         track: Callable[[Tensor], None] = lambda _: None,
         observer: Observer | None = None,
         place: Place = CPU,
+        load: Load = at_once,
     ) -> None:
         self.blueprint = blueprint
         self.transport = transport
@@ -65,6 +74,7 @@ class Interpreter(Posting):
         self._observer = Observer() if observer is None else observer
         self._clock = clock
         self._place = place
+        self._load = load
         self._last = len(plan.stages) - 1
         self._apart = {s for p in plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
         self._scale = 1.0 / update_size(plan)
@@ -197,7 +207,7 @@ class Interpreter(Posting):
         return self.blueprint.mini_batches
 
     def _target(self, state: StepState, m: int) -> Tensor:
-        return self._place.bring(self.blueprint.targets(*state.batch(m), state.samples(m)))
+        return self._place.bring(self._load(lambda: self.blueprint.targets(*state.batch(m), state.samples(m))))
 
     def _weights(self, state: StepState, op: Op) -> Mapping[str, Tensor]:
         """What a pass reads: predicted for it, or the version that the weight policy gives it."""
@@ -248,7 +258,7 @@ class Interpreter(Posting):
     def _inputs(self, state: StepState, stage: int, m: int) -> tuple[Tensor, Tensor | None]:
         target = self._target(state, m) if stage == self._last else None
         if stage == 0:
-            inputs, _ = self.blueprint.batch(*state.batch(m), state.samples(m))
+            inputs = self._load(lambda: self.blueprint.batch(*state.batch(m), state.samples(m))[0])
             return self._place.bring(inputs), target
         return self._arrived(state, Kind.RECV_F, stage, m, state.activations, stage - 1), target
 

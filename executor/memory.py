@@ -1,10 +1,14 @@
-"""Counts the bytes of tensors one thread creates: the truth that planned peaks are compared with."""
+"""Counts the bytes of tensors one thread creates: the truth that planned peaks are compared with.
+
+What was there before is somebody else's: views of it, and what is changed in place, are no new storages.
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,12 +18,12 @@ from torch.utils._pytree import tree_iter
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context manager that follows every storage that comes out of an operator on this thread.
+    """A context manager that follows every storage that an operator makes on this thread.
 
-    Storages that existed before are unknown to it until an operator returns them; pass those that must
-    never count (parameters, the caller's tensors) as `external`; with `device`, only storages there count. Scratch
-    memory that an operator allocates and frees inside itself is not seen. Tensors may outlive the context, and other
-    threads may `track` and release them: both are counted.
+    Storages that existed before are unknown to it: `track` those that shall count all the same. What is `external`
+    never counts; with `device`, only storages there do. Scratch memory that an operator allocates and frees inside
+    itself is not seen. Tensors may outlive the context, and other threads may `track` and release them: both are
+    counted.
 
     Attributes:
         current_bytes: live bytes of the storages seen so far.
@@ -46,6 +50,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             peak, self.peak_bytes = self.peak_bytes, self.current_bytes
         return peak
 
+    def bring_in(self, make: Callable[[], Tensor]) -> Tensor:
+        """What a data set's code returns, with what counts of it.
+
+        Tensors that were there before are the data set's own, and so is what it needs while it makes a batch. What it
+        leaves behind counts: the batch, and whatever else does not go away.
+        """
+        before = self.take_peak()
+        try:
+            made = make()
+        finally:
+            with self._lock:
+                self.peak_bytes = max(before, self.current_bytes)
+        storage = made.untyped_storage()
+        if not storage.resizable() and storage.nbytes() == made.nbytes:  # numpy's memory, which no operator has made
+            self.track(made)
+        return made
+
     def track(self, tensor: Tensor) -> None:
         """Count a tensor's storage from now on, once, until it is freed."""
         if self._device is not None and tensor.device != self._device:
@@ -64,10 +85,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_iter(result):
-            if isinstance(value, Tensor) and not value.is_meta:
-                self.track(value)
+        if not _returns_its_arguments(func):
+            for value in tree_iter(result):
+                if isinstance(value, Tensor) and not value.is_meta:
+                    self.track(value)
         return result
+
+
+@cache
+def _returns_its_arguments(operator: Any) -> bool:
+    """Whether every result is an argument or a view of one. A new tensor's numbers are lifted once they are there."""
+    returns = operator._schema.returns
+    return operator is not torch.ops.aten.lift_fresh.default and bool(returns) and all(r.alias_info for r in returns)
 
 
 def _release(tracker: weakref.ref[StorageTracker], key: int) -> None:

@@ -151,10 +151,16 @@ def _run(
         for replica in replicas.values():
             if replica.notice is not None:
                 report(Notice(replica.stage, replica.notice))
-        interpreter = Interpreter(blueprint, transport, replicas, track=tracker.track, observer=observer, place=place)
+            for tensor in replica.tensors():
+                tracker.track(tensor)
+        interpreter = Interpreter(
+            blueprint, transport, replicas, track=tracker.track, observer=observer, place=place, load=tracker.bring_in
+        )
         closing.callback(interpreter.close)
         update = interpreter.update
-        evaluator = Evaluator(blueprint, transport, replicas, place) if job.training.evaluate_every else None
+        evaluator = (
+            Evaluator(blueprint, transport, replicas, place, tracker.bring_in) if job.training.evaluate_every else None
+        )
         if evaluator is not None:
             closing.callback(evaluator.close)
         first = _resume(job, blueprint, replicas, update.scaler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -84,6 +84,11 @@ class StageReplica:
     def reduced(self) -> list[Tensor]:
         """What replicas sum: gradients and, row by row, BatchNorm statistics where the same ranks have them."""
         return [*self.weights.gradients, *([] if self.apart else self.rows)]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it holds all the time."""
+        yield from self.weights.tensors()
+        yield from self.rows
 
     @property
     def rows(self) -> list[Tensor]:
@@ -172,7 +177,7 @@ class Blueprint:
 
     def targets(self, step: int, micro_batch: int, samples: int) -> Tensor:
         """The targets of `batch`, where the data set can without its inputs."""
-        if isinstance(self.data, TargetedDataset):
+        if isinstance(self.data, TargetedDataset) and callable(self.data.targets):  # torchvision's are a tensor
             return as_dtype(self.data.targets(self.seed, step, micro_batch, samples), wide(self.dtype))
         return self.batch(step, micro_batch, samples)[1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +126,12 @@ class StageWeights:
             self.parameters[name] = shared
             if accumulator is not None:
                 self.accumulators[name] = accumulator
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it keeps, some of it more than once."""
+        for named in (self.parameters, self.buffers, self.trained, self.last_gradients, *self.states.values()):
+            yield from named.values()
+        yield from (*self.gradients, *self.tied_gradients.values(), *self._counters.values())
 
     def _allocate_state(self, trainable: Mapping[str, Tensor]) -> None:
         assert self.optimizer is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import pytest
@@ -13,6 +13,7 @@ from own_models import assert_as_plain_torch, chain, plan_of, profiled
 from runs import worst_excess
 from torch import nn
 
+from contraflow.executor.launch import execute
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.cluster import Link
 from contraflow.planner.lower import assemble
@@ -98,3 +99,49 @@ def test_statistics_in_order_need_no_room() -> None:
     plan = plan_of(graph, (Pipeline((0, 0), (0, 0), (0, 1)),), [ops("0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1")])
     parts = dict(simulate(plan).device_memory[0].peak_parts)
     assert parts["buffers"] == sum(layer.buffer_bytes for layer in graph.layers)
+
+
+# ---------------------------------------------------------------- the user's data
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Samples that are in memory all the time: a batch is a view of them, a copy, or numpy's."""
+
+    kind: str
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        """Of no other data set."""
+        return "resident"
+
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Dataset`."""
+        place = slice(micro_batch * size, (micro_batch + 1) * size)
+        if self.kind == "shuffled":  # which takes as much again for a while
+            chosen = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(step))
+            return self.inputs[chosen][place].clone(), self.targets[chosen][place].clone()
+        if self.kind == "numpy":
+            return torch.from_numpy(self.inputs[place].numpy().copy()), self.targets[place]
+        view = self.inputs[place], self.targets[place]
+        return view if self.kind == "view" else (view[0].clone(), view[1].clone())
+
+
+def test_a_data_set_in_memory_is_not_what_the_run_holds() -> None:
+    """Whatever the data set gives, and whatever it needs to make it, the run holds its own batches at the most."""
+    model = chain([partial(nn.Linear, 64, 64)] * 3, 64)
+    plan = plan_of(
+        profiled(model, 16), (Pipeline((0, 1), (0, 1), (0, 1)),), [ops("0F0 0F1 0B0 0B1"), ops("1F0 1F1 1B0 1B1")]
+    )
+    inputs, targets = torch.randn(3200, 64), torch.randint(0, 4, (3200,))
+    peaks = {}
+    for kind in ("view", "copy", "numpy", "shuffled"):
+        data = Resident(kind, inputs, targets)
+        found = execute(plan, 2, model, data, transport="threads", self_check=False)
+        assert max(worst_excess(found).values()) <= 1, (kind, worst_excess(found))
+        peaks[kind] = found.peak_bytes
+    assert peaks["copy"] == peaks["shuffled"]
+    assert peaks["numpy"][0] == peaks["copy"][0]
+    assert peaks["view"][0] == peaks["copy"][0] - 2 * 16 * 64 * 4

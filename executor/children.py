@@ -155,10 +155,8 @@ class Children:
         """Terminates whoever still runs, and makes sure of it."""
         started = [process for process in self._processes if process.pid is not None]
         for process in started:
-            if _state(process).stopped:
-                process.kill()  # it cannot follow a request
-            elif process.is_alive():
-                process.terminate()
+            if process.is_alive():
+                process.kill()  # SIGTERM may ask a rank to save first; what it would leave behind is the parent's
         deadline = time.monotonic() + _GRACE_S
         for process in started:
             process.join(max(0.0, deadline - time.monotonic()))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..planner.cli_common import OutputFile, SecondsLimit, print_json, say
+from ..planner.cli_common import OutputFile, SecondsLimit, print_json, say, stop
 from ..planner.plan_file import load_plan
 from ..planner.units import format_bytes
 from ..planner.weight_policy import FLUSH
+from .cli_checkpoint import checkpoint_options, checkpointing_of
 from .cli_lines import fail, notices_as_lines
 from .cli_training import training_of, training_options
 
@@ -68,13 +69,7 @@ Examples:
 )
 @click.option("--compile", "compiled", is_flag=True, help="Run the stage programs through torch's compiler.")
 @click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the steps did, op by op.")
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Save there at the end.",
-)
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in DIR, whatever plan made it.")
+@checkpoint_options
 @click.option(
     "--timeout",
     "timeout_s",
@@ -94,8 +89,7 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     An asynchronous plan runs its updates in one go, without a flush, from evaluation to evaluation.
     """
     plan = load_plan(plan_file)
-    if options["resume"] and options["checkpoint"] is None:
-        raise click.UsageError("--resume needs --checkpoint DIR")
+    folder, saving = options["checkpoint"], checkpointing_of(options)
     if options["transport"] == "threads" and os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError(
             "--transport threads runs all devices in one process, but WORLD_SIZE says there are more"
@@ -109,32 +103,48 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     first_rank = os.environ.get("RANK", "0") == "0"
     unit = "step" if plan.weights == FLUSH else "update"
     with _StepProgress(options["steps"], unit, quiet=not first_rank) as progress, notices_as_lines(first_rank):
-        result = _run(lambda: launch.execute(plan, dtype=chosen, on_step=progress, training=training, **options))
+        result = _run(
+            first_rank,
+            lambda: launch.execute(
+                plan, dtype=chosen, on_step=progress, training=training, checkpoint=saving, **options
+            ),
+        )
     if not first_rank:
         return
     if as_json:
         print_json(_summary(result))
     else:
         _print_table(result, unit)
-    for path in (options["trace"], options["checkpoint"]):
+    for path in (options["trace"], folder):
         if path is not None:
             say(f"wrote {path}", err=True)
 
 
-def _run(work: Any) -> RunResult:
+def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:
     """The result; a failed rank or program ends the command with one line and exit code 1."""
     from .errors import ExecutionError
     from .selfcheck import ProgramMismatch
     from .tracing import TraceError
 
     try:
-        result: RunResult = work()
+        return work()
     except (ExecutionError, ProgramMismatch, TraceError) as error:
         fail(error)
+    except KeyboardInterrupt as ending:
+        _end(first_rank, ending, "interrupted", signal.SIGINT)
     except SystemExit as ending:  # a SIGTERM, after everything has been cleaned up
-        say("contraflow: terminated", err=True)
-        raise SystemExit(ending.code) from None
-    return result
+        _end(first_rank, ending, "terminated", signal.SIGTERM)
+
+
+def _end(first_rank: bool, ending: BaseException, how: str, number: int) -> NoReturn:
+    """Ends the command as a signal has ended its run; the first rank says what is left of it."""
+    from .stopping import Interrupted, Terminated
+
+    if not isinstance(ending, Interrupted | Terminated):
+        fail(how, 128 + number)
+    if first_rank:
+        say(f"contraflow: {how} {ending}", err=True)
+    stop(128 + number)
 
 
 class _StepProgress:

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from ..planner.cli_common import say, stop
 
 
-def fail(reason: object) -> NoReturn:
-    """Ends the command with a line and exit code 1."""
+def fail(reason: object, code: int = 1) -> NoReturn:
+    """Ends the command with a line and an exit code."""
     say(f"contraflow: {reason}", err=True)
-    stop(1)
+    stop(code)
 
 
 @contextmanager

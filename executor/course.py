@@ -36,20 +36,21 @@ def asynchronous(plan: Plan) -> bool:
     return plan.weights != FLUSH
 
 
-def runs(plan: Plan, training: Training, first: int, updates: int) -> Iterator[Run]:
-    """The runs of a training; the pipeline is drained for every evaluation, and at the end."""
-    every = training.evaluate_every if asynchronous(plan) else 1
+def runs(plan: Plan, training: Training, first: int, updates: int, saves: int = 0) -> Iterator[Run]:
+    """The runs of a training; the pipeline is drained for every evaluation, for every so many updates that are saved
+    (0: none are), and at the end."""
+    drains = [every for every in (training.evaluate_every, saves) if every] if asynchronous(plan) else [1]
     end = first + updates
     while first < end:
-        run = Run(first, min(end - first, every - first % every if every else end - first))
+        run = Run(first, min([end - first, *(every - first % every for every in drains)]))
         yield run
         first = run.end
 
 
-def run_at(plan: Plan, training: Training, first: int, updates: int, update: int) -> Run:
+def run_at(plan: Plan, training: Training, first: int, updates: int, update: int, saves: int = 0) -> Run:
     """The run that an update is part of; any update of a synchronous plan is a run of its own."""
     if asynchronous(plan):
-        for run in runs(plan, training, first, updates):
+        for run in runs(plan, training, first, updates, saves):
             if update < run.end:
                 return run
     return Run(update, 1)

@@ -73,7 +73,9 @@ class Joined:
         torch.set_num_threads(threads)
         told: list[StepReport | Notice] = []
         try:
-            mine = run_here(job, told.append, self._board, int(os.environ.get("LOCAL_RANK", self._rank)))
+            mine = run_here(
+                job, told.append, self._board, collected.stop, int(os.environ.get("LOCAL_RANK", self._rank))
+            )
             gathered = _gathered((mine, told))
         except RunError:
             raise

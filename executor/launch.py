@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,29 +18,28 @@ from ..planner.plan import Forecast, Plan
 from ..planner.run_trace import RunTrace
 from ..planner.run_trace_file import save_trace
 from ..planner.versions import update_size
-from .course import KEPT_OPS, asynchronous, lengthened, runs
+from .checkpoint import begin_at, check_resumable
+from .checkpointing import Checkpointing
+from .course import KEPT_OPS, asynchronous, lengthened
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
 from .identity import RunIdentity
 from .mini_batch import MiniBatches
 from .place import require_device
 from .precision import run_dtype
-from .rank import Job, Notice, RankReport, StepReport, run_rank
-from .replica import reduce_groups
+from .rank import Job, Notice, RankReport, StepReport
+from .saving import kept_whole
+from .stopping import Stop, ended_by
 from .trace import trace_of
 from .training import Training
 from .validate import find_data, find_model, match_epochs, match_model, require_executable
-from .watch import TIMEOUT_S, Board, Watcher
+from .watch import TIMEOUT_S
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TRACKED_STEPS = 2
 """Memory is followed in so many first steps, and not afterwards, so that it costs no time."""
-
-_POLL_S = 0.2
-_GRACE_S = 2.0
-"""How long threads may take to end after one of them failed."""
 
 
 def tracked_steps(plan: Plan) -> int:
@@ -116,7 +114,7 @@ def execute(
     on_step: OnStep | None = None,
     threads_per_process: int = 1,
     trace: str | Path | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: Checkpointing | str | Path | None = None,
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
@@ -136,8 +134,9 @@ def execute(
         lr: the rate of `training`.
         dtype: of the parameters; default: float32, or bfloat16 where the plan is in mixed precision.
         transport: "threads", or "processes" (gloo; joined, not spawned, when RANK and WORLD_SIZE are set).
-        trace, checkpoint: where to write the trace of the steps, and the state after the last step.
-        resume: go on from the newest checkpoint there, made by any plan of the same model.
+        trace: where to write the trace of the steps.
+        checkpoint: where, and when, to save what has been trained: a folder, or `Checkpointing` with more to say.
+        resume: go on from the newest checkpoint there, made by any plan of the same training.
         self_check: compare every stage program with plain torch first.
         timeout_s: how long a rank may go without progress within a step before the run ends.
         training: optimizer options, schedule, clipping, loss scaling, evaluation; default: `Training()`.
@@ -148,7 +147,8 @@ def execute(
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
-            line that names rank, stage, op and micro-batch.
+            line that names rank, stage, op and micro-batch. Interrupted, Terminated: Ctrl-C or SIGTERM has ended a
+            run with a checkpoint folder, which has its last step.
     """
     ready, run = _runner(transport, plan, timeout_s)
 
@@ -163,15 +163,19 @@ def execute(
 
     with ready(make) as job:
         collected = Collector(len(plan.orders), on_step)
-        result = collected.result(plan, run(job, collected, threads_per_process))
-    if trace is not None and os.environ.get("RANK", "0") == "0":
+        with nullcontext() if job.checkpoint is None else kept_whole(job.checkpoint.folder, collected.stop):
+            reports = run(job, collected, threads_per_process)
+        result = collected.result(plan, reports) if collected.losses else None
+    if result is not None and trace is not None and os.environ.get("RANK", "0") == "0":
         save_trace(result.trace, trace)
+    if result is None or (collected.stop.number and len(collected.losses) < job.steps):
+        raise ended_by(collected.stop.number, job.first + len(collected.losses), result)
     return result
 
 
 def _require_traceable(job: Job) -> None:
     """Raises RunError where the run is too long to keep every op of it."""
-    run = next(runs(job.plan, job.training, job.first, job.steps))
+    run = next(job.runs)
     longest = max(map(len, lengthened(job.plan, run.updates).orders))
     if longest > KEPT_OPS:
         raise RunError(
@@ -188,7 +192,7 @@ def prepare(
     seed: int = 0,
     lr: float | None = None,
     dtype: torch.dtype | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: Checkpointing | str | Path | None = None,
     resume: bool = False,
     self_check: bool = True,
     return_state: bool = False,
@@ -211,16 +215,13 @@ def prepare(
         require_compiler(device)
     if steps < 1:
         raise RunError(f"steps must be at least 1, got {steps}")
-    if resume and checkpoint is None:
-        raise RunError("resume needs a checkpoint directory")
-    first = 0
-    if resume and checkpoint is not None:
-        from .checkpoint import check_resumable
-
-        first = check_resumable(checkpoint, plan)
+    saving = Checkpointing.of(checkpoint, resume)
+    first, steps, saving = begin_at(saving, steps)
     found = find_model(plan, model)
     workload, chosen = plan.problem.workload, training or Training()
-    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(workload.optimizer, steps, resume)
+    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(
+        workload.optimizer, steps, saving is not None and saving.resume
+    )
     if asynchronous(plan) and chosen.agrees:
         what = "clipped gradients" if chosen.clip_norm is not None else "a dynamic loss scale"
         raise RunError(f"{what} would drain the pipeline at every update: only for synchronous plans")
@@ -229,12 +230,13 @@ def prepare(
     sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
     match_epochs(plan, source, sizes)
     shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
-    folder = None if checkpoint is None else str(checkpoint)
     inputs = str(shapes[plan.problem.model.micro_batch_size][0])
     identity = RunIdentity.of(plan, found.name, inputs, source.name, seed, dtype, chosen)
+    if saving is not None and saving.resume:
+        check_resumable(saving, first, identity)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
-        folder, resume, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, first,
+        saving, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, first,
     )  # fmt: skip
 
 
@@ -254,6 +256,8 @@ def _runner(transport: str, plan: Plan, timeout_s: float) -> tuple[Ready, Runner
     if transport not in ("processes", "threads"):
         raise RunError(f"unknown transport {transport!r}; known: processes, threads")
     if transport == "threads":
+        from .threaded import run_threads
+
         return _alone, run_threads
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from .joined import Joined
@@ -273,9 +277,10 @@ def _alone(make: Callable[[], Job]) -> Iterator[Job]:
 class Collector:
     """Puts the ranks' step reports together; tells `on_step` when all ranks have ended a step."""
 
-    def __init__(self, ranks: int, on_step: OnStep | None) -> None:
+    def __init__(self, ranks: int, on_step: OnStep | None, stop: Stop | None = None) -> None:
         self._ranks = ranks
         self._on_step = on_step
+        self.stop = Stop(bytearray(Stop.SIZE)) if stop is None else stop
         self._pending: dict[int, list[StepReport]] = {}
         self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
         self._places: list[int] = []
@@ -340,58 +345,3 @@ class Collector:
             state or None,
             None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
         )
-
-
-def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport]:
-    """Every rank a thread of this process; torch's own thread count is left as it is.
-
-    A thread that hangs cannot be ended: it is left behind, and ends with the process at the latest.
-    """
-    import queue
-    import threading
-
-    from .errors import Aborted, ExecutionError
-    from .threads import Hub
-
-    ranks = len(job.plan.orders)
-    hub = Hub(ranks, {"all": range(ranks), **reduce_groups(job.plan)})
-    board, watcher = Board(bytearray(Board.size(ranks))), Watcher(job.plan, job.timeout_s, orders_at=job.orders_at)
-    inbox: queue.Queue[StepReport | Notice | RankReport | BaseException] = queue.Queue()
-
-    def work(rank: int) -> None:
-        try:
-            inbox.put(run_rank(job, hub.transport(rank), inbox.put, board))
-        except BaseException as error:
-            hub.abort()
-            inbox.put(error)
-
-    workers = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)]
-    for worker in workers:
-        worker.start()
-    finished: dict[int, RankReport] = {}
-    failures: list[BaseException] = []
-    try:
-        while len(finished) + len(failures) < ranks:
-            try:
-                message: Any = inbox.get(timeout=_POLL_S)
-            except queue.Empty:
-                hang = watcher.hang(board.read_all())
-                if hang is None:
-                    continue
-                failed = next((f for f in failures if not isinstance(f, Aborted)), None)
-                raise failed or ExecutionError(hang.text) from None
-            if isinstance(message, (StepReport, Notice)):
-                collected.add(message)
-            elif isinstance(message, RankReport):
-                finished[message.rank] = message
-            else:
-                failures.append(message)
-    finally:
-        if len(finished) < ranks:
-            hub.abort()
-        deadline = time.monotonic() + _GRACE_S
-        for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-    if failures:
-        raise next((f for f in failures if not isinstance(f, Aborted)), failures[0])
-    return [finished[rank] for rank in range(ranks)]

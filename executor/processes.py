@@ -21,6 +21,7 @@ from .children import Children, Failure, ended_by_sigterm, one_line
 from .errors import ExecutionError, RunError
 from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .shared_file import SharedFile
+from .stopping import Stop, heed_signals
 from .transport import BACKSTOP_S, GlooTransport
 from .watch import Board, Watcher, lost_another
 
@@ -41,9 +42,12 @@ def run_processes(job: Job, collected: Collector, threads: int) -> list[RankRepo
     context = multiprocessing.get_context("spawn")
     with ended_by_sigterm(), ExitStack() as closing:
         try:
-            rendezvous = SharedFile()
+            rendezvous, stopping = SharedFile(), SharedFile(Stop.SIZE)
             closing.callback(rendezvous.close)
-            children = Children(context, len(job.plan.orders), spawned.rank, (rendezvous, content, threads))
+            closing.callback(stopping.close)
+            collected.stop.share(stopping.memory())
+            arguments = (rendezvous, content, threads, stopping)
+            children = Children(context, len(job.plan.orders), spawned.rank, arguments)
         except OSError as error:
             raise ExecutionError(f"no room for what the ranks share: {one_line(error)}") from None
         closing.callback(children.end)
@@ -52,9 +56,16 @@ def run_processes(job: Job, collected: Collector, threads: int) -> list[RankRepo
 
 
 def run_spawned(
-    rank: int, outbox: Connection, board: Board, rendezvous: SharedFile, content: bytes, threads: int
+    rank: int,
+    outbox: Connection,
+    board: Board,
+    rendezvous: SharedFile,
+    content: bytes,
+    threads: int,
+    stopping: SharedFile,
 ) -> bool:
     """One rank of `run_processes`: its result or its error goes to the outbox; whether it was a result."""
+    stop = Stop(stopping.memory())
 
     def post(message: object) -> None:
         outbox.send_bytes(pickle.dumps(message))  # torch would otherwise share tensors with a process that ends
@@ -64,12 +75,14 @@ def run_spawned(
         job = pickle.loads(content)
         assert job is not None
         torch.set_num_threads(threads)
+        if job.checkpoint is not None:
+            heed_signals(stop)
         listen_locally()
         ranks = len(job.plan.orders)
         store = dist.FileStore(rendezvous.path, ranks)  # type: ignore[attr-defined]
         limit = timedelta(seconds=BACKSTOP_S)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-        post(run_here(job, post, board))
+        post(run_here(job, post, board, stop))
         dist.destroy_process_group()
     except Exception as error:
         lost = job is not None and lost_another(job.orders_at, rank, board.read(rank))
@@ -86,12 +99,12 @@ def listen_locally() -> None:
 
 
 def run_here(
-    job: Job, report: Callable[[StepReport | Notice], None], board: Board, local_rank: int | None = None
+    job: Job, report: Callable[[StepReport | Notice], None], board: Board, stop: Stop, local_rank: int | None = None
 ) -> RankReport:
     """One rank on the default process group, which exists."""
     keep_freed_memory()
     transport = GlooTransport(job.groups)
-    result = run_rank(job, transport, report, board, local_rank)
+    result = run_rank(job, transport, report, board, local_rank, stop)
     transport.barrier()
     transport.close()
     return result

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +16,8 @@ from ..planner.operations import holders
 from ..planner.plan import Op, Plan
 from ..planner.run_trace import OpTrace
 from .carry import carried
-from .course import Course, asynchronous, lengthened, run_at, runs
+from .checkpointing import Checkpointing
+from .course import Course, Run, asynchronous, lengthened, run_at, runs
 from .engines import Engine
 from .evaluation import Evaluator
 from .identity import RunIdentity
@@ -24,12 +27,16 @@ from .mini_batch import MiniBatch
 from .observe import Observer
 from .place import CPU, Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
+from .stopping import Stop, agreed
 from .trace import StepSamples, environment
 from .training import LossScaler, Training
 from .transport import Transport
 from .update import GROUP
 from .validate import TensorShape, find_data, find_model
 from .watch import TIMEOUT_S, Board
+
+if TYPE_CHECKING:
+    from .saving import Saver
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,7 @@ class Job:
     training: Training
     dtype: torch.dtype
     tracked_steps: int
-    checkpoint: str | None
-    resume: bool
+    checkpoint: Checkpointing | None
     self_check: bool
     return_state: bool
     identity: RunIdentity
@@ -62,12 +68,23 @@ class Job:
         """The op lists that the ranks follow in a step (or update)."""
         if not asynchronous(self.plan):
             return self.plan.orders
-        return lengthened(self.plan, run_at(self.plan, self.training, self.first, self.steps, step).updates).orders
+        run = run_at(self.plan, self.training, self.first, self.steps, step, self.saves)
+        return lengthened(self.plan, run.updates).orders
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """What goes through the pipeline in one go."""
+        return runs(self.plan, self.training, self.first, self.steps, self.saves)
+
+    @property
+    def saves(self) -> int:
+        """Steps between saves, 0: none but the last."""
+        return 0 if self.checkpoint is None else self.checkpoint.every
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
         """The process groups it needs, in the order in which every rank creates them."""
-        everyone = {GROUP: tuple(range(len(self.plan.orders)))} if self.training.agrees else {}
+        everyone = {GROUP: tuple(range(len(self.plan.orders)))} if self.training.agrees or self.checkpoint else {}
         return everyone | reduce_groups(self.plan)
 
 
@@ -125,6 +142,7 @@ def run_rank(
     report: Callable[[StepReport | Notice], None],
     board: Board | None = None,
     local_rank: int | None = None,
+    stop: Stop | None = None,
 ) -> RankReport:
     """Runs all steps of one rank; reports each, and what is notable before; raises what went wrong.
 
@@ -132,14 +150,20 @@ def run_rank(
         wires: between the hosts' memories.
         board: where it says what it is doing.
         local_rank: among the ranks of this machine (default: the machine has them all).
+        stop: who asks it to end early; heeded where it saves what it has.
     """
     place = place_of(job.device, wires.rank if local_rank is None else local_rank)
     with place.activate(), carried(job.plan, wires, place) as transport:
-        return _run(job, transport, place, report, board)
+        return _run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)))
 
 
 def _run(
-    job: Job, transport: Transport, place: Place, report: Callable[[StepReport | Notice], None], board: Board | None
+    job: Job,
+    transport: Transport,
+    place: Place,
+    report: Callable[[StepReport | Notice], None],
+    board: Board | None,
+    stop: Stop,
 ) -> RankReport:
     blueprint = blueprint_of(job, place.device)
     rank, tracker = transport.rank, StorageTracker(device=place.device)
@@ -163,12 +187,22 @@ def _run(
         )
         if evaluator is not None:
             closing.callback(evaluator.close)
-        first = _resume(job, blueprint, replicas, update.scaler)
-        traced = next(runs(job.plan, job.training, first, job.steps)).updates
+        first = last = job.first
+        saver = _saver(job, transport, blueprint, replicas)
+        if saver is not None:
+            closing.callback(saver.close)
+            _resume(job, saver, replicas, update.scaler)
+            stop.begin()
+        traced = next(job.runs).updates
         tracker.reset_peak()
         course = _course(job, rank, traced)
         samples = StepSamples(course.plan.orders[rank])
-        for run in runs(job.plan, job.training, first, job.steps):
+        for run in job.runs:
+            if saver is not None:
+                saver.check()
+                if number := agreed(stop, transport, GROUP):
+                    stop.request(number)
+                    break
             if len(course.ends) != run.updates:
                 course = _course(job, rank, run.updates)
             tracked = run.first - first < job.tracked_steps
@@ -187,10 +221,17 @@ def _run(
                 if step - first + 1 == job.tracked_steps:
                     observer.untrack()
                     tracking.close()
+            last = run.end
+            if saver is not None and job.checkpoint is not None and job.checkpoint.due(last):
+                observer.ending()
+                saver.save(last, update.scaler.to_dict())
         observer.untrack()
         allocated = place.allocated_bytes()
-    observer.ending()
-    state = _final_state(job, blueprint, replicas, transport, first + job.steps, update.scaler)
+        observer.ending()
+        if saver is not None and last > first:
+            saver.save(last, update.scaler.to_dict())
+            saver.wait()
+    state = _final_state(blueprint, replicas) if job.return_state else None
     observer.done()
     return RankReport(
         rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
@@ -224,41 +265,38 @@ def build_replicas(job: Job, blueprint: Blueprint, rank: int) -> dict[int, Stage
     return replicas
 
 
-def _resume(job: Job, blueprint: Blueprint, replicas: dict[int, StageReplica], scaler: LossScaler) -> int:
-    """Loads the newest checkpoint if the run resumes; returns the first step to run."""
-    if not job.resume or job.checkpoint is None:
-        return 0
-    from .checkpoint import kept_scaler, load
+def _saver(job: Job, transport: Transport, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> Saver | None:
+    if job.checkpoint is None:
+        return None
+    from .saving import Saver
 
-    step = load(job.checkpoint, named_state(blueprint, replicas), job.plan)
-    scaler.resume(kept_scaler(job.checkpoint))
+    state = partial(named_state, blueprint, replicas)
+    return Saver(job.checkpoint, job.identity, transport, state, job.first + job.steps)
+
+
+def _resume(job: Job, saver: Saver, replicas: dict[int, StageReplica], scaler: LossScaler) -> None:
+    """Loads the checkpoint that the run goes on from, if it does."""
+    if job.checkpoint is None or not job.checkpoint.resume:
+        return
+    scaler.resume(saver.resume(job.first))
     for replica in replicas.values():
-        replica.weights.set_step(step - scaler.skipped)
-    return step
+        replica.weights.set_step(job.first - scaler.skipped)
 
 
-def _final_state(
-    job: Job,
-    blueprint: Blueprint,
-    replicas: dict[int, StageReplica],
-    transport: Transport,
-    step: int,
-    scaler: LossScaler,
-) -> dict[str, Tensor] | None:
-    """Saves the state after the last step and returns it, each where the job asks for it."""
+def _final_state(blueprint: Blueprint, replicas: dict[int, StageReplica]) -> dict[str, Tensor]:
     state = named_state(blueprint, replicas, current=True)
-    if job.checkpoint is not None:
-        from .checkpoint import save
-
-        save(job.checkpoint, state, step, job.plan, transport, scaler.to_dict())
-    return {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if job.return_state else None
+    return {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
 
 
 def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica], current: bool = False) -> dict[str, Tensor]:
-    """Every tensor of the rank by checkpoint key; `current`: without buffers that only forwards elsewhere change."""
+    """Every tensor of the rank by checkpoint key.
+
+    `current`: without what is up to date on other ranks only: buffers where no forward runs, parameters where no
+    backward does.
+    """
     state: dict[str, Tensor] = {}
     for replica in replicas.values():
-        named = replica.weights.named_state(blueprint.layer_names)
-        stale = current and not replica.runs_forward
-        state |= {key: tensor for key, tensor in named.items() if not (stale and key.startswith("buffers/"))}
+        for key, tensor in replica.weights.named_state(blueprint.layer_names).items():
+            if not current or (replica.runs_forward if key.startswith("buffers/") else replica.owner):
+                state[key] = tensor
     return state

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,8 +55,10 @@ class Presence:
             "schedule": job.plan.provenance.source,
             **job.identity.in_words(),
             "steps": job.steps,
-            "checkpoint folder": job.checkpoint,
-            "resume": job.resume,
+            **{
+                f"checkpoints: {name}": value
+                for name, value in (asdict(job.checkpoint) if job.checkpoint else {}).items()
+            },
             "first step": job.first,
             "engine": job.engine,
             "device": job.device,
@@ -79,6 +81,10 @@ class Presence:
             return cls(refused=line, bad_input=True)
         text = line if isinstance(error, ExecutionError) else f"{type(error).__name__}: {line}"
         return cls(refused=text)
+
+
+def _saving(job: Job) -> dict[str, object]:
+    return {} if job.checkpoint is None else asdict(job.checkpoint)
 
 
 def _costs(plan: Plan) -> str:

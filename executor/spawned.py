@@ -12,7 +12,15 @@ from .shared_file import SharedFile
 from .watch import Board
 
 
-def rank(number: int, outbox: Connection, file: SharedFile, rendezvous: SharedFile, job: bytes, threads: int) -> None:
+def rank(
+    number: int,
+    outbox: Connection,
+    file: SharedFile,
+    rendezvous: SharedFile,
+    job: bytes,
+    threads: int,
+    stopping: SharedFile,
+) -> None:
     """A rank's process. `job`: a pickled `rank.Job`, whose model may come from modules that fail to be imported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -21,6 +29,6 @@ def rank(number: int, outbox: Connection, file: SharedFile, rendezvous: SharedFi
     over = beat(board, number)
     from .processes import run_spawned
 
-    if not run_spawned(number, outbox, board, rendezvous, job, threads):
+    if not run_spawned(number, outbox, board, rendezvous, job, threads, stopping):
         os._exit(1)
     over.set()

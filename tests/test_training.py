@@ -16,7 +16,7 @@ from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, pla
 from torch import Tensor
 
 from contraflow.__main__ import cli
-from contraflow.executor import course, evaluation, threads
+from contraflow.executor import course, evaluation, threaded, threads
 from contraflow.executor.deferral import DeferredList, deferred
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.evaluation import evaluation_seed, forward_plan, one_by_one
@@ -152,7 +152,7 @@ def test_without_deferral_ranks_would_wait_for_each_other(monkeypatch: pytest.Mo
         return DeferredList(order, waits, first, tuple(range(len(order))))
 
     monkeypatch.setattr(course, "deferred", in_place)
-    monkeypatch.setattr(threads, "Hub", partial(threads.Hub, timeout_s=2))
+    monkeypatch.setattr(threaded, "Hub", partial(threads.Hub, timeout_s=2))
     with pytest.raises(ExecutionError, match="nothing arrived"):
         _run(_early_step(), Training(clip_norm=0.4), 1)
 

@@ -74,11 +74,13 @@ def check_resumable(options: Checkpointing, step: int, identity: RunIdentity) ->
     path = folder_of(options.folder, step)
     kept = _flat(read_index(path).identity)
     for found in differences(kept, _flat(identity)):
-        name = found.name.replace(" ", "-")
-        if name.replace("-", "_") in _FREE or (name in options.allow and name.replace("-", "_") not in _FIXED):
+        name, fixed = found.name.replace("_", "-"), found.name in _FIXED
+        if found.name in _FREE or (name in options.allow and not fixed):
             continue
-        way = "" if name.replace("-", "_") in _FIXED else f": give the same, or allow it with --allow-change {name}"
-        raise RunError(f"{path} is of a run with {found.name} {_short(found.mine)}, not {_short(found.theirs)}{way}")
+        way = "" if fixed else f": give the same, or allow it with --allow-change {name}"
+        raise RunError(
+            f"{path} is of a run with {found.name.replace('_', ' ')} {_short(found.mine)}, not {_short(found.theirs)}{way}"
+        )
 
 
 def _flat(identity: RunIdentity) -> dict[str, object]:

@@ -55,10 +55,7 @@ class Presence:
             "schedule": job.plan.provenance.source,
             **job.identity.in_words(),
             "steps": job.steps,
-            **{
-                f"checkpoints: {name}": value
-                for name, value in (asdict(job.checkpoint) if job.checkpoint else {}).items()
-            },
+            **{f"checkpoint {name}": value for name, value in _saving(job).items()},
             "first step": job.first,
             "engine": job.engine,
             "device": job.device,

@@ -78,9 +78,8 @@ def check_resumable(options: Checkpointing, step: int, identity: RunIdentity) ->
         if found.name in _FREE or (name in options.allow and not fixed):
             continue
         way = "" if fixed else f": give the same, or allow it with --allow-change {name}"
-        raise RunError(
-            f"{path} is of a run with {found.name.replace('_', ' ')} {_short(found.mine)}, not {_short(found.theirs)}{way}"
-        )
+        what = found.name.replace("_", " ")
+        raise RunError(f"{path} is of a run with {what} {_short(found.mine)}, not {_short(found.theirs)}{way}")
 
 
 def _flat(identity: RunIdentity) -> dict[str, object]:

@@ -7,6 +7,8 @@ OUT := demo-out
 JOBS ?= 2
 # More for pytest, such as FLAGS="-x tests/test_check.py".
 FLAGS ?=
+# How many files `make fuzz` makes wrong.
+CASES ?= 10000
 # Where tests look for data sets first (docs/models.md), here for those that pip brings but does not install.
 export CONTRAFLOW_DATA ?= $(CURDIR)/$(VENV)/data
 
@@ -18,11 +20,12 @@ REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 # mypy does not follow the import hook of an editable install: it reads the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test fuzz lint clean
 
 help:
 	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
 	@echo "make test   the fast test suite"
+	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
 	@echo "make lint   ruff and mypy"
 
 $(VENV)/pyvenv.cfg:
@@ -47,6 +50,9 @@ $(REVIEWS): | $(VENV)/.installed-dev
 
 test: $(VENV)/.installed-dev $(REVIEWS)
 	$(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/reliability/fuzz.py --cases $(CASES)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

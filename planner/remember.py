@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
+
+
+def _forget(known: dict[int, Any], number: int, _: object) -> None:
+    known.pop(number, None)
 
 
 class PerObject(Generic[_T]):
@@ -23,9 +28,8 @@ class PerObject(Generic[_T]):
         """The result for this owner and key, made by `make` the first time."""
         entry = self._known.get(id(owner))
         if entry is None or entry[0]() is not owner:
-            number = id(owner)
-            entry = (weakref.ref(owner, lambda _: cast(None, self._known.pop(number, None))), {})
-            self._known[number] = entry
+            entry = (weakref.ref(owner, partial(_forget, self._known, id(owner))), {})
+            self._known[id(owner)] = entry
         results = entry[1]
         try:
             return results[key]

@@ -15,6 +15,7 @@ from .errors import InputError, PlanError
 from .model_graph import ModelGraph
 from .plan import Op, Pipeline, Plan
 from .printable import shown
+from .reading import name_in
 from .repeat import repeat
 from .weight_policy import FLUSH
 
@@ -104,7 +105,7 @@ class RunTrace:
             plan = self._as_ran(plan)
         wanted = plan_fingerprint(plan)
         if self.plan != wanted:
-            raise RunTraceError(f"the run is of another plan: fingerprint {shown(self.plan)}, not {wanted}")
+            raise RunTraceError(f"the run is of another plan: fingerprint {name_in(self.plan)}, not {wanted}")
         for key in ("stages", "pipelines", "stash"):
             if getattr(self, key) != getattr(plan, key):
                 raise RunTraceError(f"the run is of another plan: its {key} differ")
@@ -132,7 +133,7 @@ class RunTrace:
         """Raises RunTraceError unless the run is of this model (its costs may differ)."""
         if self.model_fingerprint != model.fingerprint:
             raise RunTraceError(
-                f"the run is of another model: {shown(self.model)} with fingerprint {shown(self.model_fingerprint)}, "
+                f"the run is of another model: {shown(self.model)} with fingerprint {name_in(self.model_fingerprint)}, "
                 f"not {shown(model.name)} with {model.fingerprint}"
             )
         strange = next((name for stage in self.stages for name in stage if name not in model.index), None)

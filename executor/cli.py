@@ -118,6 +118,8 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     for path in (options["trace"], folder):
         if path is not None:
             say(f"wrote {path}", err=True)
+    if result.excesses:
+        fail("above the planned peak: " + "; ".join(map(str, result.excesses)))
 
 
 def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:

@@ -23,6 +23,7 @@ from .checkpointing import Checkpointing
 from .course import KEPT_OPS, asynchronous, lengthened
 from .engines import ENGINES, Engine, warn
 from .errors import RunError
+from .excess import Excess, excesses
 from .identity import RunIdentity
 from .mini_batch import MiniBatches
 from .place import require_device
@@ -85,6 +86,7 @@ class RunResult:
         evaluations: mean held-out losses by the number of steps taken before.
         state: final tensors by checkpoint key, if asked for.
         trace: the steps op by op: median times, memory.
+        excesses: the devices that held more than was planned.
     """
 
     losses: tuple[float, ...]
@@ -100,6 +102,7 @@ class RunResult:
     evaluations: dict[int, float] = field(default_factory=dict)
     state: dict[str, Tensor] | None = field(default=None, repr=False)
     allocated_bytes: tuple[int, ...] | None = None
+    excesses: tuple[Excess, ...] = ()
 
 
 def execute(
@@ -344,4 +347,5 @@ class Collector:
             self.evaluations,
             state or None,
             None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
+            excesses(reports, forecast.peak_bytes),
         )

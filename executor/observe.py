@@ -19,7 +19,7 @@ class Observer:
         tracker: memory is sampled while it is there (see `untrack`).
 
     Attributes:
-        peak_bytes: the most that was live in any tracked op.
+        peak_bytes: the most that was live in any tracked op. peak_op: that op.
     """
 
     def __init__(self, board: Board | None = None, rank: int = 0, tracker: StorageTracker | None = None) -> None:
@@ -31,6 +31,8 @@ class Observer:
         self._since_ns = self._waited_ns = 0
         self._live_bytes = NOWHERE
         self.peak_bytes = 0
+        self.peak_op: Op | None = None
+        self._order: Sequence[Op] = ()
         self._publish(Doing.STARTING)
 
     def _publish(self, doing: Doing, awaited: int = NOWHERE) -> None:
@@ -41,7 +43,7 @@ class Observer:
 
     def follow(self, order: Sequence[Op]) -> None:
         """This is the rank's list from now on."""
-        self._places = {op: place for place, op in enumerate(order)}
+        self._order, self._places = order, {op: place for place, op in enumerate(order)}
 
     def step(self, step: int) -> None:
         """A step begins: waits for all ranks."""
@@ -57,7 +59,12 @@ class Observer:
         """Its inputs are there and it starts."""
         if self._tracker is not None:
             self._live_bytes = self._tracker.current_bytes
-            self.peak_bytes = max(self.peak_bytes, self._tracker.take_peak())
+            self._note(self._tracker.take_peak())
+
+    def _note(self, peak_bytes: int) -> None:
+        if peak_bytes > self.peak_bytes:
+            self.peak_bytes = peak_bytes
+            self.peak_op = self._order[self._place] if 0 <= self._place < len(self._order) else None
 
     def wait(self, op: Op | None) -> None:
         """The rank blocks until this op of its own list has ended."""
@@ -75,7 +82,7 @@ class Observer:
         if self._tracker is not None:
             record.live_bytes = self._live_bytes if self._live_bytes >= 0 else self._tracker.current_bytes
             record.peak_bytes = self._tracker.take_peak()
-            self.peak_bytes = max(self.peak_bytes, record.peak_bytes)
+            self._note(record.peak_bytes)
             self._live_bytes = NOWHERE
 
     # ------------------------------------------------------------ around the steps
@@ -83,7 +90,7 @@ class Observer:
     def untrack(self) -> None:
         """Memory is not sampled any more."""
         if self._tracker is not None:
-            self.peak_bytes = max(self.peak_bytes, self._tracker.take_peak())
+            self._note(self._tracker.take_peak())
         self._tracker = None
 
     def evaluating(self) -> None:

@@ -121,7 +121,7 @@ class RankReport:
     """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory).
 
     `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
-    `updates`: of the runs that the ops are of.
+    `updates`: of the runs that the ops are of. `peak_op`: in which `peak_bytes` were live.
     """
 
     rank: int
@@ -134,6 +134,7 @@ class RankReport:
     state: dict[str, Tensor] | None
     allocated_bytes: int | None = None
     updates: int = 1
+    peak_op: Op | None = None
 
 
 def run_rank(
@@ -235,7 +236,7 @@ def _run(
     observer.done()
     return RankReport(
         rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
-        environment(job, transport), state, allocated, traced,
+        environment(job, transport), state, allocated, traced, observer.peak_op,
     )  # fmt: skip
 
 

@@ -150,6 +150,7 @@ def match_model(
     first_of_stage = {stage[0] for stage in plan.stages}
     size = plan.problem.model.micro_batch_size if samples is None else samples
     example = as_dtype(data.batch(0, 0, 0, size)[0], dtype).to("meta")
+    tensors = [(f"the input of layer {planned[0].name!r}", planned[0].input_bytes, example)]
     shapes = []
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
         with torch.device("meta"):
@@ -159,8 +160,21 @@ def match_model(
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))
         example = _propagate(spec, index, lower(module, dtype), example, dtype)
+        tensors.append((f"the output of layer {layer.name!r}", layer.output_bytes, example))
+    for what, declared, found in tensors[:-1]:  # the last is under the loss
+        _match_tensor(what, declared, found, plan, size)
     match_ties(plan, model, dtype)
     return tuple(shapes)
+
+
+def _match_tensor(what: str, planned: int | None, found: Tensor, plan: Plan, samples: int) -> None:
+    """Raises RunError where a tensor takes more than the plan has for it; in float64 it may take twice as much."""
+    wide = 2 if found.dtype == torch.float64 else 1
+    if planned is not None and found.nbytes > wide * planned:
+        raise RunError(
+            f"{what} takes {found.nbytes} bytes for {samples} samples of shape {tuple(found.shape[1:])}, the plan has "
+            f"{planned} for micro-batches of {plan.problem.model.micro_batch_size}: profile and plan with what is run"
+        )
 
 
 def match_epochs(plan: Plan, data: Dataset, sizes: Iterable[int]) -> None:

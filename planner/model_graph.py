@@ -191,6 +191,11 @@ class ModelGraph:
         tied = [[[group.layers, group.bytes] for group in self.shared]] if self.shared else []
         return hashlib.sha256(json.dumps([parts, self.edges, *tied]).encode()).hexdigest()[:16]
 
+    @cached_property
+    def measured_fingerprint(self) -> str:
+        """Hash of the model and of the samples that its costs are of."""
+        return hashlib.sha256(json.dumps([self.fingerprint, self.micro_batch_size]).encode()).hexdigest()[:16]
+
     @classmethod
     def chain(cls, layers: Sequence[Layer], name: str = "model", **rest: Any) -> ModelGraph:
         """A model whose layers follow one another."""

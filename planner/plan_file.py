@@ -53,7 +53,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "model": plan.problem.model.to_dict(),
             "cluster": plan.problem.cluster.to_dict(),
             "workload": plan.problem.workload.to_dict(),
-            "fingerprint": plan.problem.model.fingerprint,
+            "fingerprint": plan.problem.model.measured_fingerprint,
         },
         "stages": [list(stage) for stage in plan.stages],
         "pipelines": [
@@ -140,8 +140,11 @@ def _problem_from(content: object) -> Problem:
     found = reading.mapping(content, "the problem", _PROBLEM_KEYS)
     model, cluster, workload = (required(found, key, "the problem") for key in ("model", "cluster", "workload"))
     graph, said = ModelGraph.from_dict(model), found.get("fingerprint")
-    if said != graph.fingerprint:
-        raise PlanError(f"fingerprint {shown(said)} is not the model's, {graph.fingerprint!r}")
+    if said != graph.measured_fingerprint:
+        raise PlanError(
+            f"fingerprint {shown(said)} is not {graph.measured_fingerprint!r}, of the model in micro-batches of "
+            f"{graph.micro_batch_size}"
+        )
     return Problem(graph, Cluster.from_dict(cluster), Workload.from_dict(workload))
 
 

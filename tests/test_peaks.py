@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
 from async_plans import SCHEDULED, separated
 from async_plans import run as run_threads
+from click.testing import CliRunner
 from own_models import assert_as_plain_torch, chain, plan_of, profiled
-from runs import worst_excess
+from runs import Case, planned, worst_excess
 from torch import nn
 
+from contraflow.__main__ import cli
+from contraflow.executor.errors import RunError
 from contraflow.executor.launch import execute
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.cluster import Link
+from contraflow.planner.errors import PlanError
 from contraflow.planner.lower import assemble
-from contraflow.planner.model_graph import ModelGraph
+from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.operations import Candidate, StageCosts
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
-from contraflow.planner.plan_file import op_from_text
+from contraflow.planner.plan_file import load_plan, op_from_text, save_plan
 from contraflow.planner.simulate import simulate
 
 
@@ -145,3 +152,46 @@ def test_a_data_set_in_memory_is_not_what_the_run_holds() -> None:
     assert peaks["copy"] == peaks["shuffled"]
     assert peaks["numpy"][0] == peaks["copy"][0]
     assert peaks["view"][0] == peaks["copy"][0] - 2 * 16 * 64 * 4
+
+
+# ---------------------------------------------------------------- promises that are not kept
+
+
+def two_stages() -> tuple[LayeredModel, Plan]:
+    """A small model on two devices."""
+    model = chain([partial(nn.Linear, 16, 16)] * 3, 16)
+    lists = [ops("0F0 0F1 0B0 0B1"), ops("1F0 1B0 1F1 1B1")]
+    return model, plan_of(profiled(model, 4), (Pipeline((0, 1), (0, 1), (0, 1)),), lists)
+
+
+def with_layers(plan: Plan, change: Callable[[Layer], Layer]) -> Plan:
+    """The plan as it would be with other costs."""
+    graph = replace(plan.problem.model, layers=tuple(map(change, plan.problem.model.layers)))
+    changed = replace(plan, problem=replace(plan.problem, model=graph), forecast=None)
+    return changed.with_forecast(simulate(changed).forecast())
+
+
+def test_another_micro_batch_is_refused(tmp_path: Path) -> None:
+    """Another size in the file is not what the costs are of; another shape of the data is not either."""
+    model, plan = two_stages()
+    save_plan(plan, tmp_path / "plan.json")
+    content = (tmp_path / "plan.json").read_text()
+    (tmp_path / "plan.json").write_text(content.replace('"micro_batch_size": 4', '"micro_batch_size": 2000'))
+    with pytest.raises(PlanError, match="fingerprint .* micro-batches of 2000"):
+        load_plan(tmp_path / "plan.json")
+    graph = replace(plan.problem.model, micro_batch_size=6)
+    with pytest.raises(RunError, match="input of layer 'layer0' takes 384 bytes for 6 samples .* plan has 256"):
+        execute(replace(plan, problem=replace(plan.problem, model=graph)), 1, model, transport="threads")
+
+
+def test_a_device_above_its_peak_is_told(tmp_path: Path) -> None:
+    """Which device, in which op, both numbers, and exit code 1."""
+    plan = planned(Case("1f1b", "mlp-tiny", 2, 4))
+    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=0, weight_stash_bytes=0, workspace_bytes=0))
+    save_plan(lean, tmp_path / "lean.json")
+    result = CliRunner().invoke(cli, ["execute", str(tmp_path / "lean.json"), "--steps", "2", "--transport", "threads"])
+    assert result.exit_code == 1
+    line = result.stderr.strip().splitlines()[-1]
+    pattern = r"above the planned peak: device 0 held (\d+) bytes in 0[FB]\d, (\d+) were planned"
+    (measured, planned) = re.search(pattern, line).groups()  # type: ignore[union-attr]
+    assert int(measured) > int(planned) == lean.forecast.peak_bytes[0]  # type: ignore[union-attr]

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from .check_columns import OFFLOAD, SHIP, Homes, Listed, Violation, parse_policy
 from .check_ops import op_sets
 from .check_updates import tied_apart, update_structure
 from .cluster import Cluster
 from .errors import InputError, PlanError
 from .operations import StageCosts
-from .plan import Plan
+from .plan import Kind, Plan
 from .printable import one_line, shown
 
 
@@ -28,6 +30,14 @@ def listed_ops(plan: Plan) -> tuple[list[Violation], StageCosts | None, Listed |
     except InputError as error:
         return [Violation("stages", "stages", str(error))], None, None
     listed = Listed.of(plan, Homes.of(plan))
+    strange = np.flatnonzero((listed.columns.kind < 0) | (listed.columns.kind >= len(Kind)))
+    if len(strange):
+        device, number = int(listed.columns.device[strange[0]]), int(listed.columns.kind[strange[0]])
+        return (
+            [Violation("unexpected-op", f"device {device}", f"an op is of kind {number}, which there is not")],
+            None,
+            None,
+        )
     return [*tied_apart(costs, listed.homes)] or op_sets(costs, listed), costs, listed
 
 

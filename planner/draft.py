@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import PlanError
 from .op_columns import NOWHERE, Flags, Ints, Messages, Ops
-from .operations import OFFLOADS, Candidate, StageCosts, route, ship_target
+from .operations import OFFLOADS, Candidate, StageCosts, route, ship_target, stash_kind
 from .plan import Kind
 
 BEGIN, RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -4, -3, -2, -1, 0, 1, 2, 3
@@ -55,7 +55,9 @@ class Routes:
         away = np.array([[-1 if x is None else x for x in known[row]] for row in candidate.stash], dtype=np.int64)
         forward = np.array([p.forward for p in candidate.pipelines], dtype=np.int64)
         backward = np.array([p.backward for p in candidate.pipelines], dtype=np.int64)
-        offload = np.array([[policy in OFFLOADS for policy in row] for row in candidate.stash], dtype=np.bool_)
+        offload = np.array(
+            [[stash_kind(policy) in OFFLOADS for policy in row] for row in candidate.stash], dtype=np.bool_
+        )
         apart = forward != backward
         if (apart & (away >= 0)).any():
             raise PlanError("a stash whose forward and backward devices differ cannot be shipped away and back")

@@ -12,7 +12,7 @@ import numpy as np
 
 from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
-from .operations import RECOMPUTE, StageCosts, Structured, route, static_bytes, step_workspace
+from .operations import RECOMPUTE, StageCosts, Structured, route, stash_kind, static_bytes, step_workspace
 from .plan import Kind
 from .statistics_rows import statistics_events
 from .version_copies import version_events
@@ -298,7 +298,7 @@ def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> Flags | Non
     """Which of these forwards keep only their input; None where none does."""
     if not any(RECOMPUTE in row for row in plan.stash):
         return None
-    table = np.array([[policy == RECOMPUTE for policy in row] for row in plan.stash], dtype=np.bool_)
+    table = np.array([[stash_kind(policy) == RECOMPUTE for policy in row] for row in plan.stash], dtype=np.bool_)
     pipeline = np.zeros(int(micro_batch.max(initial=0)) + 1, dtype=np.int64)
     for m, index in route(plan).items():
         if m < len(pipeline):

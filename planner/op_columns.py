@@ -43,10 +43,15 @@ class Ops:
         """The columns of op lists; raises PlanError when an op names a stage that does not exist."""
         lengths = [len(order) for order in orders]
         count = sum(lengths)
-        flat = np.fromiter(chain.from_iterable(chain.from_iterable(orders)), dtype=np.int64, count=4 * count)
+        try:
+            flat = np.fromiter(chain.from_iterable(chain.from_iterable(orders)), dtype=np.int64, count=4 * count)
+        except OverflowError:
+            raise PlanError("an op names a number of more than 63 bits") from None
         kind, stage, micro_batch, peer = flat.reshape(count, 4).T.copy()
         if count and (stage.max() >= stages or stage.min() < 0):
             raise PlanError("an op names a stage that does not exist")
+        if count and (kind.max() >= len(Kind) or kind.min() < 0):
+            raise PlanError("an op is of no kind that there is")
         device = np.repeat(np.arange(len(orders)), lengths)
         return cls(kind, stage, micro_batch, peer, device, len(orders), stages)
 

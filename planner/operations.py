@@ -13,11 +13,13 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from .errors import PlanError
 from .plan import Kind, Op, Pipeline, Problem
+from .printable import shown
 from .stage_costs import StageCosts as StageCosts
 from .stage_costs import StageEdge as StageEdge
 from .ties import returned_bytes
-from .weight_policy import FLUSH, WEIGHT_POLICIES
+from .weight_policy import FLUSH, WEIGHT_POLICIES, policy_of
 from .workload import STEP_COUNTERS, UNFUSED
 
 if TYPE_CHECKING:
@@ -34,19 +36,35 @@ OFFLOAD = "offload"
 OFFLOAD_WEIGHTS = "offload+weights"
 """The stash goes to the host, and with it the version of the weights that its backward uses."""
 OFFLOADS = frozenset({OFFLOAD, OFFLOAD_WEIGHTS})
-_SHIP = re.compile(r"ship>(0|[1-9][0-9]*)")
+SHIP = "ship"
+_SHIP = re.compile(r"ship>(0|[1-9][0-9]{0,8})")
+_POLICIES = frozenset({KEEP, RECOMPUTE, *OFFLOADS})
+
+
+def stash_kind(policy: str) -> str:
+    """What becomes of a stash with this policy: KEEP, RECOMPUTE, OFFLOAD, OFFLOAD_WEIGHTS or SHIP.
+
+    Raises PlanError for what is none: no policy is ever taken for another.
+    """
+    if policy in _POLICIES:
+        return policy
+    if _SHIP.fullmatch(policy):
+        return SHIP
+    raise PlanError(f"unknown stash policy {shown(policy)}; known: {', '.join(sorted(_POLICIES))}, ship>DEVICE")
 
 
 def ship_target(policy: str) -> int | None:
-    """The device that a stash with this policy is shipped to and back from; None for every other policy."""
-    match = _SHIP.fullmatch(policy)
-    return int(match[1]) if match else None
+    """The device that a stash with this policy is shipped to and back from; None for every other policy.
+
+    Raises PlanError for what is no policy.
+    """
+    return int(policy.removeprefix("ship>")) if stash_kind(policy) == SHIP else None
 
 
 def valid_policy(policy: str, devices: int) -> bool:
     """Whether this is a stash policy on so many devices: keep, recompute, offload, offload+weights, or ship>D."""
-    target = ship_target(policy)
-    return policy in (KEEP, RECOMPUTE, *OFFLOADS) or (target is not None and target < devices)
+    shipped = _SHIP.fullmatch(policy)
+    return policy in _POLICIES or (shipped is not None and int(shipped[1]) < devices)
 
 
 class Structured(Protocol):
@@ -66,7 +84,10 @@ class Structured(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Stages, pipelines, stash and weight policy: everything but the order of ops."""
+    """Stages, pipelines, stash and weight policy: everything but the order of ops.
+
+    Raises PlanError for policies that are none.
+    """
 
     problem: Problem
     stages: tuple[tuple[str, ...], ...]
@@ -78,11 +99,19 @@ class Candidate:
         if not self.stash:
             rows = tuple((KEEP,) * len(self.stages) for _ in self.pipelines)
             object.__setattr__(self, "stash", rows)
+        require_policies(self)
 
     @cached_property
     def costs(self) -> StageCosts:
         """Costs of the stages."""
         return StageCosts.of(self.problem.model, self.stages)
+
+
+def require_policies(plan: Structured) -> None:
+    """Raises PlanError for stash and weight policies that are none."""
+    for policy in {policy for row in plan.stash for policy in row}:
+        stash_kind(policy)
+    policy_of(plan.weights)
 
 
 def regroup(
@@ -121,7 +150,7 @@ def weights_offloaded(plan: Structured) -> set[tuple[int, int]]:
         (stage, m)
         for pipeline, row in zip(plan.pipelines, plan.stash, strict=False)
         for stage, policy in enumerate(row)
-        if policy == OFFLOAD_WEIGHTS
+        if stash_kind(policy) == OFFLOAD_WEIGHTS
         for m in pipeline.micro_batches
     }
 
@@ -171,7 +200,7 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
                     send, receive = Op(Kind.SEND_B, consumer, m, producer), Op(Kind.RECV_B, producer, m, consumer)
                     yield Message(c, send, d, receive, size)
         for stage, policy in enumerate(plan.stash[number]):
-            size = int((costs.incoming_bytes if policy == RECOMPUTE else costs.stash_bytes)[stage])
+            size = int((costs.incoming_bytes if stash_kind(policy) == RECOMPUTE else costs.stash_bytes)[stage])
             for source, target in stash_hops(pipeline, stage, policy):
                 for m in pipeline.micro_batches:
                     send, receive = Op(Kind.SEND_S, stage, m, target), Op(Kind.RECV_S, stage, m, source)
@@ -189,7 +218,7 @@ def stash_hops(pipeline: Pipeline, stage: int, policy: str) -> list[tuple[int, i
     home, back, away = pipeline.forward[stage], pipeline.backward[stage], ship_target(policy)
     if away is not None:
         return [(home, away), (away, home)] if home == back != away else []
-    return [(home, back)] if home != back and policy in (KEEP, RECOMPUTE) else []
+    return [(home, back)] if home != back and stash_kind(policy) in (KEEP, RECOMPUTE) else []
 
 
 def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ from .host_memory import host_memory
 from .jobs import Jobs, build
 from .memory import DeviceMemory, profile_memory
 from .model_graph import ModelGraph
-from .operations import StageCosts, Structured
+from .operations import StageCosts, Structured, require_policies
 from .period import period_seconds
 from .plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
 from .weight_policy import FLUSH
@@ -148,6 +148,7 @@ def _bubble(busy_s: float, step_s: float) -> float:
 
 def simulate_orders(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Timeline:
     """Simulates op lists of a candidate. Raises Deadlock, or PlanError where messages do not match."""
+    require_policies(plan)
     return timeline_of(plan, costs, build(plan, costs, orders), tuple(map(tuple, orders)))
 
 

@@ -73,8 +73,6 @@ def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:
 def require_sound(candidate: Candidate) -> None:
     """Raises PlanError where a run of whole updates does not come out for this weight policy."""
     name, stages = candidate.weights, len(candidate.stages)
-    if name not in WEIGHT_POLICIES:
-        raise PlanError(f"unknown weight policy {name!r}; known: {', '.join(WEIGHT_POLICIES)}")
     size, count = update_size(candidate), candidate.problem.workload.micro_batches
     least = WEIGHT_POLICIES[name].least_update(stages)
     if size < least:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import PlanError
+from .printable import shown
+
 FLUSH = "flush"
 CURRENT, ENTRY, BATCH = "current", "entry", "batch"
 """Which version a forward takes: the stage's newest; the newest that the first stage had when the micro-batch
@@ -38,6 +41,10 @@ class WeightPolicy:
     momentum_first: bool = False
     smoothed: bool = False
 
+    def __post_init__(self) -> None:
+        if self.takes not in (CURRENT, ENTRY, BATCH):
+            raise ValueError(f"unknown choice of a version: {self.takes!r}")
+
     def forward_ahead(self, stage: int, staleness: int) -> int:
         """Updates that the forward's weights are predicted ahead; `staleness`: updates before its backward."""
         if not self.predicts:
@@ -53,7 +60,15 @@ class WeightPolicy:
         return stages if self.takes == BATCH else 1
 
 
-WEIGHT_POLICIES = {
+class _Policies(dict[str, WeightPolicy]):
+    """Policies by name."""
+
+    def __missing__(self, name: str) -> WeightPolicy:
+        """Raises PlanError: what is not known is never taken for something else."""
+        raise PlanError(f"unknown weight policy {shown(name)}; known: {', '.join(self)}")
+
+
+_POLICIES = {
     FLUSH: WeightPolicy(),
     "naive": WeightPolicy(),
     # Narayanan et al. 2019, PipeDream (SOSP'19), sections 3.3: weight stashing; and vertical sync
@@ -67,4 +82,10 @@ WEIGHT_POLICIES = {
     "pipeoptim": WeightPolicy(predicts=True),
     "pipeoptim-lookahead": WeightPolicy(predicts=True, extra=1, momentum_first=True),
 }
-"""By name. "flush" updates once, after all micro-batches, and needs none of this."""
+WEIGHT_POLICIES: dict[str, WeightPolicy] = _Policies(_POLICIES)
+"""By name. "flush" updates once, after all micro-batches, and needs none of this. Raises PlanError for other names."""
+
+
+def policy_of(name: str) -> WeightPolicy:
+    """The policy of this name; raises PlanError."""
+    return WEIGHT_POLICIES[name]

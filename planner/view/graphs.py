@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InputError
-from ..operations import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, route
-from ..plan import Kind, Pipeline, Plan
+from ..operations import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, route, stash_kind
+from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
 from ..reductions import ring
 from ..units import format_bytes, format_seconds
 from ..versions import update_size
@@ -226,7 +226,7 @@ def _flows(plan: Plan, costs: StageCosts) -> dict[tuple[Any, Any, str, int], tup
             add(("device", a), ("device", b), "gradient sums", 0, updates * share, updates)
     for p, row in zip(plan.pipelines, plan.stash, strict=True):
         for stage, policy in enumerate(row):
-            if policy in OFFLOADS and p.micro_batches:
+            if stash_kind(policy) in OFFLOADS and p.micro_batches:
                 weights = int(costs.parameter_bytes[stage]) if policy == OFFLOAD_WEIGHTS else 0
                 _add_copies(plan, p, stage, int(costs.stash_bytes[stage]) + weights, add)
     return found
@@ -243,7 +243,7 @@ def op_fill(kind: Kind, hue: int) -> tuple[str, str]:
     """Fill and ink of an op in a graph: the timeline's colours, without its hatches."""
     if kind in (Kind.W, Kind.R):
         return ("#f6ddc2", "#d5e5f2")[hue == 0], BOX_INK
-    if kind in (Kind.F, Kind.B, Kind.I, Kind.REDUCE, Kind.TIE, Kind.OFFLOAD, Kind.FETCH, Kind.STEP, Kind.PREDICT):
-        style = paint(kind, hue, 0.3)
-        return style.fill, style.ink
-    return "#ffffff", BOX_INK
+    if kind in SENDS | RECEIVES | {Kind.FREE}:
+        return "#ffffff", BOX_INK
+    style = paint(kind, hue, 0.3)
+    return style.fill, style.ink

@@ -24,7 +24,10 @@ class Paint(NamedTuple):
 
 
 def paint(kind: Kind, hue: int, shade: float) -> Paint:
-    """Colours of an op of `kind` in direction `hue` (0 or 1); `shade` 0..1 grows with the micro-batch."""
+    """Colours of an op of `kind` in direction `hue` (0 or 1); `shade` 0..1 grows with the micro-batch.
+
+    Raises KeyError for kinds that take no time: messages and FREE.
+    """
     h = HUES[hue]
     if kind == Kind.F:
         return Paint(hsl(h, 0.72, 0.86 - 0.13 * shade), "#10202f")
@@ -44,7 +47,9 @@ def paint(kind: Kind, hue: int, shade: float) -> Paint:
         return Paint("#9a7420", "#ffffff")
     if kind in COPIES:
         return Paint("#2c7a61" if kind == Kind.OFFLOAD else "#6fb79f", "#ffffff")
-    return Paint("#3d4754", "#ffffff")
+    if kind == Kind.STEP:
+        return Paint("#3d4754", "#ffffff")
+    raise KeyError(kind)
 
 
 def hatches() -> str:

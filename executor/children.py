@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import ExecutionError, RunError
+from .errors import ExecutionError, RunError, foreign, one_line, ours
 from .process_state import ProcessState, process_state
 from .pulse import Stillness
 from .rank import Notice, RankReport, StepReport
@@ -41,9 +41,7 @@ class Failure(NamedTuple):
         """From what a rank raised; `lost_another`: while it waited for another rank."""
         if isinstance(error, RunError):
             return cls(0, str(error))
-        text = one_line(error)
-        if not isinstance(error, ExecutionError):
-            text = f"{type(error).__name__}: {text}"
+        text = one_line(error) if ours(error) else foreign(error)
         lost = lost_another or "onnection" in text or "imed out" in text
         return cls(2 if lost else 1, text if text.startswith("rank") else f"rank {rank}: {text}")
 
@@ -55,11 +53,6 @@ class Failure(NamedTuple):
         """Leaves the cause time to be told first, and whoever started the ranks time to end this one."""
         if self.order > 1:
             time.sleep(_GRACE_S)
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 class Children:
@@ -111,6 +104,9 @@ class Children:
                     failures.append(message)
             if failures:
                 raise self._cause(failures, watcher).error()
+            stopped_s = self._board.parent_stopped_s
+            if stopped_s > 0:
+                raise ExecutionError(f"the process that watches the ranks was stopped for {stopped_s:.1f} s")
             hang = self._hang(watcher)
             if hang is not None:
                 raise ExecutionError(hang.text)

@@ -124,13 +124,17 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
 
 def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:
     """The result; a failed rank or program ends the command with one line and exit code 1."""
-    from .errors import ExecutionError
+    from .errors import ExecutionError, RunError
     from .selfcheck import ProgramMismatch
     from .tracing import TraceError
 
     try:
         return work()
-    except (ExecutionError, ProgramMismatch, TraceError) as error:
+    except (ExecutionError, RunError, ProgramMismatch, TraceError) as error:
+        if getattr(error, "told", False):
+            stop(2 if isinstance(error, RunError) else 1)
+        if isinstance(error, RunError):
+            raise
         fail(error)
     except KeyboardInterrupt as ending:
         _end(first_rank, ending, "interrupted", signal.SIGINT)

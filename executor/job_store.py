@@ -43,7 +43,7 @@ class JobStore:
     def _ask(self, question: Any, without: Any) -> Any:
         try:
             if self._store is None:
-                if not (_agent() or dist.is_initialized()):
+                if not (has_agent_store() or dist.is_initialized()):
                     return without
                 self._store = _connected()
             return question(self._store)
@@ -52,7 +52,8 @@ class JobStore:
             return without
 
 
-def _agent() -> bool:
+def has_agent_store() -> bool:
+    """Whether torchrun's agent serves the store, so that it is there before any rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from ..planner.plan import Plan
 from .children import Failure
 from .engines import warn
-from .errors import ExecutionError, RunError
+from .errors import ExecutionError, RunError, one_line
+from .job_store import JobStore
+from .loopback import all_here, listen_locally, local_store
 from .processes import run_here
 from .rank import Job, Notice, RankReport, StepReport
 from .roll_call import Presence, call_roll
@@ -37,6 +39,8 @@ class Joined:
     def __init__(self, plan: Plan, timeout_s: float) -> None:
         self._plan, self._timeout_s = plan, timeout_s
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._store = JobStore()
+        self._watchdog: Watchdog | None = None
         self._board = Board(bytearray(Board.size(max(self._world, len(plan.orders)))))
 
     @contextmanager
@@ -47,7 +51,8 @@ class Joined:
             RunError: ranks disagree, some rank's input is bad, or the world size is not the plan's number of devices.
             ExecutionError: some rank could not prepare. All ranks raise the same.
         """
-        with self._watched() as watchdog:
+        with self._one_voice(), self._watched() as watchdog:
+            self._watchdog = watchdog
             job, failure = None, None
             try:
                 job = prepare()
@@ -55,12 +60,14 @@ class Joined:
                 mine = Presence.of(job)
             except Exception as error:
                 failure, mine = error, Presence.unable(error)
-            dist.init_process_group("gloo", timeout=timedelta(seconds=BACKSTOP_S))
+            self._join()
             try:
                 try:
                     call_roll(mine, _gathered, _tell_once)
                 except (RunError, ExecutionError) as refused:
                     raise refused from failure
+                except Exception as error:
+                    raise self._lost("has lost the others before training", error) from error
                 assert job is not None  # a failure is refused
                 if watchdog is not None:
                     watchdog.watcher = Watcher(job.plan, job.timeout_s, orders_at=job.orders_at)
@@ -82,6 +89,8 @@ class Joined:
         except Exception as error:
             lost = lost_another(job.orders_at, self._rank, self._board.read(self._rank))
             failure = Failure.of(error, self._rank, lost)
+            if failure.order > 1 and self._watchdog is not None:
+                self._watchdog.end_if_lost()
             failure.stand_back()
             raise ExecutionError(failure.text) from error
         for notice in (report for _, told in gathered for report in told if isinstance(report, Notice)):
@@ -92,11 +101,39 @@ class Joined:
                 collected.add(report)
         return [report for report, _ in gathered]
 
+    def _join(self) -> None:
+        """Makes the default process group. Raises ExecutionError: there is no way to the others."""
+        if all_here():
+            listen_locally()
+        limit = timedelta(seconds=BACKSTOP_S)
+        try:
+            store = local_store(self._rank, self._world, limit)
+            given = {} if store is None else {"store": store, "rank": self._rank, "world_size": self._world}
+            dist.init_process_group("gloo", timeout=limit, **given)
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise self._lost(f"cannot meet the others at {where}", error) from error
+
+    def _lost(self, what: str, error: Exception) -> ExecutionError:
+        """What to raise; ends this process with better words where a rank beside it has ended."""
+        if self._watchdog is not None:
+            self._watchdog.end_if_lost()
+        return ExecutionError(f"rank {self._rank} {what}: {one_line(error)}")
+
+    @contextmanager
+    def _one_voice(self) -> Iterator[None]:
+        """Marks what this rank raises where another rank's command line has told the user why the run ends."""
+        try:
+            yield
+        except (RunError, ExecutionError) as error:
+            error.told = not self._store.first_word()
+            raise
+
     def _watched(self) -> AbstractContextManager[Watchdog | None]:
         """Its watchdog from the very start, unless what it was given is refused anyway."""
         if len(self._plan.orders) != self._world or not 0 < self._timeout_s < math.inf:
             return nullcontext()
-        return Watchdog(Watcher(self._plan, self._timeout_s), self._board, self._rank)
+        return Watchdog(Watcher(self._plan, self._timeout_s), self._board, self._rank, self._store)
 
     def _require_world(self) -> None:
         ranks = len(self._plan.orders)

@@ -20,9 +20,10 @@ from ..planner.run_trace_file import save_trace
 from ..planner.versions import update_size
 from .checkpoint import begin_at, check_resumable
 from .checkpointing import Checkpointing
+from .children import ended_by_sigterm
 from .course import KEPT_OPS, asynchronous, lengthened
 from .engines import ENGINES, Engine, warn
-from .errors import RunError
+from .errors import ExecutionError, RunError, foreign, ours
 from .excess import Excess, excesses
 from .identity import RunIdentity
 from .mini_batch import MiniBatches
@@ -274,7 +275,14 @@ def _runner(transport: str, plan: Plan, timeout_s: float) -> tuple[Ready, Runner
 
 @contextmanager
 def _alone(make: Callable[[], Job]) -> Iterator[Job]:
-    yield make()
+    with ended_by_sigterm():
+        try:
+            job = make()
+        except Exception as error:
+            if ours(error):
+                raise
+            raise ExecutionError(f"before training: {foreign(error)}") from error
+    yield job
 
 
 class Collector:

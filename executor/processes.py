@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -17,8 +15,9 @@ import torch.multiprocessing as multiprocessing
 
 from . import spawned
 from .allocator import keep_freed_memory
-from .children import Children, Failure, ended_by_sigterm, one_line
-from .errors import ExecutionError, RunError
+from .children import Children, Failure, ended_by_sigterm
+from .errors import ExecutionError, RunError, one_line
+from .loopback import listen_locally
 from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .shared_file import SharedFile
 from .stopping import Stop, heed_signals
@@ -27,8 +26,6 @@ from .watch import Board, Watcher, lost_another
 
 if TYPE_CHECKING:
     from .launch import Collector
-
-_LOOPBACK = ("lo", "lo0")
 
 
 def run_processes(job: Job, collected: Collector, threads: int) -> list[RankReport]:
@@ -46,7 +43,7 @@ def run_processes(job: Job, collected: Collector, threads: int) -> list[RankRepo
             closing.callback(rendezvous.close)
             closing.callback(stopping.close)
             collected.stop.share(stopping.memory())
-            arguments = (rendezvous, content, threads, stopping)
+            arguments = (job.timeout_s, rendezvous, content, threads, stopping)
             children = Children(context, len(job.plan.orders), spawned.rank, arguments)
         except OSError as error:
             raise ExecutionError(f"no room for what the ranks share: {one_line(error)}") from None
@@ -89,13 +86,6 @@ def run_spawned(
         post(Failure.of(error, rank, lost))
         return False
     return True
-
-
-def listen_locally() -> None:
-    """Ranks of one machine talk over its loopback interface, unless GLOO_SOCKET_IFNAME names another."""
-    found = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
-    if found is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
 
 
 def run_here(

@@ -6,28 +6,44 @@ doing. One that beats while its main thread makes no progress is judged by what 
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from .process_state import ProcessState
+from .process_state import ProcessState, process_state
 from .watch import LONG, Board, Doing, Slot
 
 BEAT_S = 0.5
 _ASLEEP_S = 2.0
 """A watcher that looks again only after so long did not run itself."""
+_CALL_S = 5.0
+"""So long after it was called back a stopped parent has ended its ranks."""
 STILL_S = 2.0
 """A process that has not run for so long may be why others wait: they are not judged meanwhile."""
 
 
-def beat(board: Board, rank: int) -> threading.Event:
-    """Starts a thread that beats for the rank until the event is set."""
-    over = threading.Event()
+def beat(board: Board, rank: int, timeout_s: float) -> threading.Event:
+    """Starts a thread that beats for the rank until the event is set.
+
+    The ranks of a parent that has been stopped for `timeout_s` while they ran are watched by nobody: they say so on the
+    board, let it go on, and end if it does not end them.
+    """
+    over, parent = threading.Event(), os.getppid()
+    board.beat(rank, time.monotonic_ns())
 
     def work() -> None:
-        board.beat(rank, time.monotonic_ns())
+        stillness = Stillness()
         while not over.wait(BEAT_S):
-            board.beat(rank, time.monotonic_ns())
+            now = time.monotonic_ns()
+            board.beat(rank, now)
+            stopped_s = stillness.seconds([Slot(Doing.DONE)], [now], {0: process_state(parent)}).get(0, 0.0)
+            if stopped_s > timeout_s + _CALL_S:
+                os._exit(1)
+            if stopped_s > timeout_s:
+                board.call_parent(stopped_s)
+                os.kill(parent, signal.SIGCONT)
 
     threading.Thread(target=work, daemon=True, name="heartbeat").start()
     return over

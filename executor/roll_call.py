@@ -19,7 +19,7 @@ import torch
 from .. import __version__
 from ..planner.errors import InputError
 from ..planner.plan_file import plan_to_dict
-from .errors import ExecutionError, RunError
+from .errors import ExecutionError, RunError, foreign, ours
 from .identity import Difference, differences
 from .model_code import layer_digests, source_digests
 from .validate import find_model
@@ -76,8 +76,7 @@ class Presence:
         line = (str(error).strip().splitlines() or [""])[0]
         if isinstance(error, InputError):
             return cls(refused=line, bad_input=True)
-        text = line if isinstance(error, ExecutionError) else f"{type(error).__name__}: {line}"
-        return cls(refused=text)
+        return cls(refused=line if ours(error) else foreign(error))
 
 
 def _saving(job: Job) -> dict[str, object]:

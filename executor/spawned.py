@@ -16,17 +16,22 @@ def rank(
     number: int,
     outbox: Connection,
     file: SharedFile,
+    timeout_s: float,
     rendezvous: SharedFile,
     job: bytes,
     threads: int,
     stopping: SharedFile,
 ) -> None:
-    """A rank's process. `job`: a pickled `rank.Job`, whose model may come from modules that fail to be imported."""
+    """A rank's process.
+
+    `timeout_s`: how long its parent may be stopped while it runs. `job`: a pickled `rank.Job`, whose model may come
+    from modules that fail to be imported.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent()
     board = Board(file.memory())
-    over = beat(board, number)
+    over = beat(board, number, timeout_s)
     from .processes import run_spawned
 
     if not run_spawned(number, outbox, board, rendezvous, job, threads, stopping):

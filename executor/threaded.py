@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from .errors import Aborted, ExecutionError
+from .errors import Aborted, ExecutionError, foreign, ours
 from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .replica import reduce_groups
 from .threads import Hub
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 _GRACE_S = 2.0
 """How long threads may take to end after one of them failed."""
+
+
+def _of_rank(rank: int, error: BaseException) -> BaseException:
+    """What a rank's thread raised, as one line that names the rank where the error was not written for the user."""
+    if ours(error) or not isinstance(error, Exception):
+        return error
+    told = ExecutionError(f"rank {rank}: {foreign(error)}")
+    told.__cause__ = error
+    return told
 
 
 def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport]:
@@ -36,7 +45,7 @@ def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport
             inbox.put(run_rank(job, hub.transport(rank), inbox.put, board, stop=collected.stop))
         except BaseException as error:
             hub.abort()
-            inbox.put(error)
+            inbox.put(_of_rank(rank, error))
 
     workers = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)]
     for worker in workers:

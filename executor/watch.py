@@ -71,7 +71,8 @@ class Slot(NamedTuple):
 class Board:
     """A slot for each rank in a buffer of `Board.size(ranks)` bytes, and when its process was last known to run.
 
-    Written without locks: one writer a slot, and one a beat.
+    Written without locks: one writer a slot, and one a beat. Behind the slots, for how many seconds ranks have seen
+    their parent stopped before they called it back.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -80,7 +81,7 @@ class Board:
     @staticmethod
     def size(ranks: int) -> int:
         """Bytes for so many ranks."""
-        return ranks * _STRIDE
+        return ranks * _STRIDE + _BEAT.size
 
     def write(self, rank: int, doing: int, step: int, place: int, awaited: int, since_ns: int) -> None:
         """Publishes a rank's state; well under a microsecond."""
@@ -97,8 +98,17 @@ class Board:
 
     def beats(self) -> list[int]:
         """When every rank's process was last known to run, 0: never."""
-        found = range(_SLOT.size, len(self._memory), _STRIDE)
+        found = range(_SLOT.size, len(self._memory) - _BEAT.size, _STRIDE)
         return [_BEAT.unpack_from(self._memory, offset)[0] for offset in found]
+
+    def call_parent(self, seconds: float) -> None:
+        """Says that the parent has been stopped for so long while a rank ran."""
+        _BEAT.pack_into(self._memory, len(self._memory) - _BEAT.size, int(1e9 * seconds))
+
+    @property
+    def parent_stopped_s(self) -> float:
+        """For how long ranks have seen their parent stopped; 0: they have not called it back."""
+        return float(_BEAT.unpack_from(self._memory, len(self._memory) - _BEAT.size)[0]) / 1e9
 
     def read_all(self) -> list[Slot]:
         """The states of all ranks."""

@@ -97,16 +97,18 @@ class Watchdog:
 
     # ------------------------------------------------------------ the ranks
 
-    def lost(self) -> str | None:
-        """Which rank of this machine has ended, and where: asked by one that has lost its connection to another."""
+    def end_if_lost(self) -> None:
+        """Ends this process, which has lost a connection, if a rank of this machine has ended; tells which, and where.
+
+        At once: torchrun ends it as soon as it notices.
+        """
         deadline = time.monotonic() + _NOTICED_S
         while time.monotonic() < deadline:
             gone = self._gone(self._siblings.states())
             if gone is not None:
                 self._listen()
-                return self._ended(gone, self._known()[0][gone]).text
+                self._end(self._ended(gone, self._known()[0][gone]).text, self._store.first_word())
             time.sleep(0.01)
-        return None
 
     def _hang(self) -> Hang | None:
         mine, states = self._board.read(self._rank), self._siblings.states()

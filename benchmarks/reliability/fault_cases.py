@@ -13,7 +13,7 @@ from contraflow.planner.cluster import Cluster
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.operations import Candidate
-from contraflow.planner.plan import Kind, Op, Plan, Problem
+from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.plan_file import save_plan
 from contraflow.planner.schedules import build
 from contraflow.planner.workload import Workload
@@ -121,7 +121,7 @@ def _signal(random_: random.Random, launch: str, plan: str) -> Case:
         codes = (0, *codes)  # it may come when all is over
     after_s = random_.uniform(0, 12) if timed else 0.0
     at = _place(random_, where) if where else 1
-    return Case(launch, plan, number, "rank", rank, where, at, after_s, codes, rf"\brank {rank}\b|terminated")
+    return Case(launch, plan, number, "rank", rank, where, at, after_s, codes, rf"\brank {rank}\b|terminated|interrupted")
 
 
 def _parent(random_: random.Random, launch: str, plan: str) -> Case:
@@ -158,15 +158,10 @@ def _last(plan: str) -> int:
 
 def _machine(random_: random.Random, launch: str, plan: str) -> Case:
     """No room, or no terminal."""
-    what = random_.choice(("disk full: trace", "disk full: checkpoint", "no shared memory", "no temporary files", "no reader"))
+    what = random_.choice(
+        ("disk full: trace", "disk full: checkpoint", "no shared memory", "no temporary files", "no reader")
+    )
     says = {"disk full: trace": "No space left", "disk full: checkpoint": "No space left"}.get(what, "")
     codes = (1, 2) if says else (0,)
     return Case(launch, plan, what, "", 0, "", 1, 0.0, codes, says, quiet=launch in ("torchrun", "restart"))
 
-
-def last_stage_devices(plan: Plan) -> set[int]:
-    """Where losses are computed."""
-    return {p.forward[-1] for p in plan.pipelines}
-
-
-__all__ = ["PLANS", "STEPS", "Case", "Kind", "Op", "draw", "save_plans"]

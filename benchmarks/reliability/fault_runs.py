@@ -75,9 +75,7 @@ def run(case: Case, folder: Path, plans: Path) -> Outcome:
     return Outcome(code, ended - began, _said(folder), hung, killed, orphans, left, lost)
 
 
-def _start(
-    case: Case, folder: Path, plans: Path, token: str, temporary: Path, work: Path
-) -> subprocess.Popen[bytes]:
+def _start(case: Case, folder: Path, plans: Path, token: str, temporary: Path, work: Path) -> subprocess.Popen[bytes]:
     options = ["--steps", str(STEPS), "--timeout", f"{TIMEOUT_S:g}", "--evaluate-every", "5", "--checkpoint"]
     options += [str(work / "checkpoints"), "--trace", str(work / "trace.json")]
     train = ["-m", "contraflow", "execute", str(plans / f"{case.plan}.json"), "--model", "victim:model", *options]
@@ -92,7 +90,9 @@ def _start(
         command = [*start, *train]
         if case.launch == "restart":
             command.append("--resume")
-    path = os.pathsep.join([str(Path(__file__).parent), str(_ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(Path(__file__).parent), str(_ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = os.environ | {
         "PYTHONPATH": path, "TMPDIR": str(temporary), "FAULTS_TOKEN": token, "MARK": str(folder / "mark"),
         "VICTIM": str(case.victim), "FAULT": case.fault, "WHERE": case.where, "AT": str(case.at),

@@ -96,7 +96,8 @@ def _start(case: Case, folder: Path, plans: Path, token: str, temporary: Path, w
     environment = os.environ | {
         "PYTHONPATH": path, "TMPDIR": str(temporary), "FAULTS_TOKEN": token, "MARK": str(folder / "mark"),
         "VICTIM": str(case.victim), "FAULT": case.fault, "WHERE": case.where, "AT": str(case.at),
-        "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "THREADS": "1" if case.launch == "threads" else "", **case.environment,
+        "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "THREADS": "1" if case.launch == "threads" else "", **case.environment,
     }  # fmt: skip
     stderr = (folder / "stderr").open("wb")
     stdout: int | None = subprocess.DEVNULL

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ..planner.cli_common import OutputFile, SecondsLimit, print_json, say, stop
+from ..planner.cli_signals import EndingSignals
 from ..planner.plan_file import load_plan
 from ..planner.units import format_bytes
 from ..planner.weight_policy import FLUSH
@@ -95,9 +96,10 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
             "--transport threads runs all devices in one process, but WORLD_SIZE says there are more"
         )
     training = training_of(options)
-    import torch
+    with EndingSignals("nothing has been trained"):
+        import torch
 
-    from . import launch
+        from . import launch
 
     chosen = None if dtype is None else getattr(torch, dtype)
     first_rank = os.environ.get("RANK", "0") == "0"

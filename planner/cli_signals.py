@@ -28,12 +28,16 @@ class EndingSignals:
 
     Left alone: a signal that is ignored (nohup) or that the caller handles, and other threads than the main one.
 
+    Args:
+        left: what the command says it has got nevertheless.
+
     Attributes:
         number: of the signal that came, 0: none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left: str = "this is the best so far") -> None:
         self.number = 0
+        self._left = left
         self._came_s = float("-inf")
         self._working = True
         self._mine: list[signal.Signals] = []
@@ -56,7 +60,7 @@ class EndingSignals:
         for number in self._mine:
             signal.signal(number, signal.SIG_DFL)
         if self.number and (error is None or isinstance(error, click.exceptions.Exit)):
-            click.echo(f"contraflow: {WORDS[signal.Signals(self.number)]}: this is the best so far", err=True)
+            click.echo(f"contraflow: {WORDS[signal.Signals(self.number)]}: {self._left}", err=True)
             raise click.exceptions.Exit(128 + self.number)
 
     def _come(self, number: int, _: FrameType | None) -> None:

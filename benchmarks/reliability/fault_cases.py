@@ -121,7 +121,8 @@ def _signal(random_: random.Random, launch: str, plan: str) -> Case:
         codes = (0, *codes)  # it may come when all is over
     after_s = random_.uniform(0, 12) if timed else 0.0
     at = _place(random_, where) if where else 1
-    return Case(launch, plan, number, "rank", rank, where, at, after_s, codes, rf"\brank {rank}\b|terminated|interrupted")
+    blames = rf"\brank {rank}\b|terminated|interrupted"
+    return Case(launch, plan, number, "rank", rank, where, at, after_s, codes, blames)
 
 
 def _parent(random_: random.Random, launch: str, plan: str) -> Case:
@@ -164,4 +165,3 @@ def _machine(random_: random.Random, launch: str, plan: str) -> Case:
     says = {"disk full: trace": "No space left", "disk full: checkpoint": "No space left"}.get(what, "")
     codes = (1, 2) if says else (0,)
     return Case(launch, plan, what, "", 0, "", 1, 0.0, codes, says, quiet=launch in ("torchrun", "restart"))
-

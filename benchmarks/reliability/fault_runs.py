@@ -88,8 +88,6 @@ def _start(case: Case, folder: Path, plans: Path, token: str, temporary: Path, w
         logs = ["--log-dir", str(folder / "logs"), "--redirects", "2"]
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", devices, *more, *logs]
         command = [*start, *train]
-        if case.launch == "restart":
-            command.append("--resume")
     path = os.pathsep.join(
         [str(Path(__file__).parent), str(_ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -118,7 +116,10 @@ def _strike(case: Case, process: subprocess.Popen[bytes], token: str) -> float:
     if case.where or not case.fault.startswith("SIG"):
         return time.time()
     number = signal.Signals[case.fault]
-    target = process.pid if case.target == "parent" else _rank(process, case.victim)
+    target: int | None = process.pid
+    if case.target == "rank" or number == signal.SIGSTOP:  # nobody can notice that a process is stopped that is alone
+        found = _rank(process, case.victim)
+        target = found if case.target == "rank" else target
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(case.after_s)
     moment = time.time()
@@ -131,7 +132,8 @@ def _strike(case: Case, process: subprocess.Popen[bytes], token: str) -> float:
 def _rank(process: subprocess.Popen[bytes], number: int) -> int | None:
     """The process of a spawned rank, as soon as it is there."""
     while process.poll() is None:
-        found = sorted(pid for pid in _children(process.pid) if b"spawn_main" in _read(pid, "cmdline"))
+        ranks = (b"spawn_main", b"contraflow\0execute")
+        found = sorted(pid for pid in _children(process.pid) if any(x in _read(pid, "cmdline") for x in ranks))
         if len(found) > number:
             return found[number]
         time.sleep(0.02)

@@ -9,6 +9,8 @@ import functools
 import heapq
 from typing import TYPE_CHECKING, Any
 
+from .deadline import check_time
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -108,6 +110,7 @@ def run_jobs(
     """
     import numpy as np
 
+    check_time()
     jobs = len(duration)
     first = np.zeros(jobs + 1, dtype=np.int64)
     np.cumsum(np.bincount(before, minlength=jobs), out=first[1:])

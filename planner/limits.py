@@ -16,6 +16,10 @@ MOST_STAGES = 1 << 13
 MOST_MICRO_BATCHES = 1_000_000
 MOST_OPS = 10_000_000
 """Operations of a plan or a run; so many passes (stages times micro-batches) at most, too."""
+MOST_SEARCHED_PASSES = 1_500_000
+"""Stages times micro-batches of what is searched: 2,048 stages with 512 micro-batches are two thirds of it."""
+MOST_SEARCHED_LAYERS = 4096
+"""Of a model that is cut into stages: what its intervals cost is tabulated, the square of it."""
 MOST_BYTES = 1 << 53
 """Of a size, and of all layers of a model together: as far as float64 counts exactly."""
 MOST_MEMORY_BYTES = 1 << 60

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from .deadline import check_time
 from .draft import Draft
 from .jobs import Jobs, build_columns
 from .op_columns import Ints, Messages, Ops
@@ -45,6 +46,7 @@ class Assembled:
 def assembled(candidate: Candidate, compute_orders: Orders, source: str = "", period: bool = True) -> Assembled:
     """As `assemble`, without the lists; without `period`, an asynchronous plan's forecast has none."""
     ops, messages = _complete(candidate, candidate.costs, compute_orders)
+    check_time()
     jobs = build_columns(candidate, candidate.costs, ops, messages)
     found = Assembled(candidate, ops, timeline_of(candidate, candidate.costs, jobs, ()).forecast(), source)
     if candidate.weights == FLUSH or not period:
@@ -89,6 +91,7 @@ def _with_arrivals(candidate: Candidate, costs: StageCosts, orders: list[list[Op
 def _drafted(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
     devices = len(candidate.problem.cluster)
     padded = [compute_orders[d] if d < len(compute_orders) else () for d in range(devices)]
+    check_time()
     draft = Draft(candidate, costs, Ops.of(padded, len(candidate.stages)))
     add_departures(draft)
     order, jobs = _served(draft)
@@ -100,6 +103,7 @@ def _drafted(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
 
 def _served(draft: Draft) -> tuple[Ints, Jobs]:
     """A draft's items in list order, and their jobs when no RECV delays its message."""
+    check_time()
     order = draft.order
     jobs = build_columns(draft.candidate, draft.costs, *draft.columns(order), receivers_order=False)
     if not jobs.complete:

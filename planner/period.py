@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from .deadline import check_time
 from .errors import PlanError
 from .jobs import build
 from .operations import StageCosts
@@ -69,6 +70,7 @@ class _NoBody(Exception):
 
 
 def _repeated(plan: Plan, length: int) -> Plan:
+    check_time()
     try:
         return repeat(plan, length)
     except PlanError as error:

@@ -11,6 +11,8 @@ from instances import uniform
 
 from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, Link
+from contraflow.planner.deadline import OutOfTime, check_time, until
+from contraflow.planner.errors import InputError
 from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.search.driver import Progress, Result, plan
 from contraflow.planner.workload import SearchSpace, Workload
@@ -162,3 +164,29 @@ def test_half_of_1f1b_memory_to_the_optimum() -> None:
     result = plan(*share_problem(4, 8, 2, (100, 100, 100, 0), 4), replace(KEEP_ALL, pipelines=1), 180)
     assert result.status == "optimal"
     assert step(result) == pytest.approx(2775)
+
+
+@pytest.mark.parametrize("space", [SearchSpace(), SearchSpace("chimera"), SearchSpace(asynchronous=("stash",))])
+def test_what_has_been_begun_is_given_up_when_time_is_over(space: SearchSpace) -> None:
+    """64 stages and 512 micro-batches: one simulation takes longer than the limit, and the bounds before it."""
+    started = time.process_time()
+    result = plan(uniform(64, 1, 2), Cluster.uniform(64), Workload(512), space, 0.05)
+    assert result.plan is None
+    assert result.bound_s > 0
+    assert time.process_time() - started < 3
+
+
+def test_more_passes_than_can_be_planned_are_refused_with_the_numbers() -> None:
+    """At once, and well above 2,048 stages with 512 micro-batches."""
+    with pytest.raises(InputError, match="1000000 micro-batches through 4 stages are 4000000 forward passes"):
+        plan(uniform(4), Cluster.uniform(4), Workload(1_000_000))
+    assert plan(uniform(2048), Cluster.uniform(2048), Workload(512), time_limit=0).status == "unknown"
+    with pytest.raises(InputError, match="5000 layers; at most 4096"):
+        plan(uniform(5000), Cluster.uniform(4), Workload(4))
+
+
+def test_a_deadline_holds_for_the_work_inside_it_and_is_the_earliest() -> None:
+    now = time.monotonic()
+    with until(now + 100), until(now - 1), until(now + 200), pytest.raises(OutOfTime):
+        check_time()
+    check_time()

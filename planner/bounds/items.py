@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..cluster import Link
+from ..deadline import check_time
 from ..operations import Candidate, holders, static_bytes
 from ..plan import Pipeline
 from ..reductions import step_seconds
@@ -116,6 +117,7 @@ class Asked:
         found: dict[tuple[tuple[int, ...], tuple[int, ...]], Times] = {}
         self.times: list[Times] = []
         for number, pipeline in enumerate(candidate.pipelines):
+            check_time()
             key = (pipeline.forward, pipeline.backward)
             if key not in found:
                 found[key] = Times.of(candidate, pipeline, self.split, seconds, finish)

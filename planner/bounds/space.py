@@ -12,6 +12,7 @@ from math import inf
 
 import numpy as np
 
+from ..deadline import check_time
 from ..partition.chain import Floats
 from ..plan import Problem
 from ..workload import SearchSpace
@@ -36,6 +37,7 @@ def space(problem: Problem, space: SearchSpace) -> float:
     tests: list[Filled | Waited] = [*_filling(layers, space), *_waiting(layers, space)]
 
     def ruled_out(step_s: float) -> bool:
+        check_time()
         waits = layers.waits(step_s)
         return any(test.fails(layers, waits, step_s) for test in tests)
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster import Cluster
+from ..deadline import check_time
 from ..operations import Candidate, StageCosts, static_bytes, training_bytes
 from ..plan import Pipeline, Problem
 from ..reductions import step_seconds
@@ -164,6 +165,7 @@ def bottleneck(tables: Iterator[Floats], size: int) -> tuple[float, list[NDArray
     best[0] = 0.0
     choices = []
     for table in tables:
+        check_time()
         reached = np.maximum(best[:, None], table)
         choice = reached.argmin(axis=0)
         choices.append(choice)
@@ -177,6 +179,7 @@ def _cheapest(tables: Iterator[Floats], size: int) -> tuple[float, list[NDArray[
     best[0] = 0.0
     choices = []
     for table in tables:
+        check_time()
         reached = best[:, None] + table
         choice = reached.argmin(axis=0)
         choices.append(choice)

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from ortools.sat.python import cp_model
 
+from ..deadline import check_time
 from ..operations import KEEP, OFFLOAD, RECOMPUTE
 from ..plan import Kind
 from .apart_choice import Choice, Literal
@@ -59,6 +60,7 @@ class ApartModel:
             self._number_devices()
         for s in range(len(instance.stages)):
             for k in range(instance.micro_batches):
+                check_time()
                 self._add_ops(s, k)
                 self._add_moves(s, k)
                 self._add_memory(s, k)

@@ -9,7 +9,9 @@ from dataclasses import replace
 from ... import __version__
 from .. import bounds
 from ..cluster import Cluster
+from ..deadline import OutOfTime, until
 from ..errors import InputError, ModelError, WorkloadError
+from ..limits import MOST_SEARCHED_LAYERS, MOST_SEARCHED_PASSES
 from ..lower import Assembled, assembled
 from ..model_graph import ModelGraph
 from ..operations import Candidate
@@ -24,6 +26,7 @@ from .considered import Considered
 from .few import limit_uses, smaller, take_over
 from .fit import Shortage, Stale, lacking, shortages
 from .portfolio import (
+    LARGE,
     Order,
     device_orders,
     place,
@@ -33,9 +36,9 @@ from .portfolio import (
     run_named,
     run_remade,
 )
-from .proofs import asked, nothing_fits, parts_of, searched, told_of
+from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
 from .result import Result
-from .session import OnProgress, Progress, Session
+from .session import GRACE_S, OnProgress, Progress, Session
 from .sparing import overfull_here, run_sparing
 from .techniques import by_turns
 from .tight import run_glance, run_mixed
@@ -82,9 +85,12 @@ def plan(
 
         return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
     try:
-        _search(session, orders, hint)
+        with until(session.deadline + GRACE_S):
+            _search(session, orders, hint)
     except KeyboardInterrupt:
         session.interrupted = True
+    except OutOfTime:
+        pass
     return _answer(session, orders)
 
 
@@ -92,7 +98,9 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     session.asked_s = asked(session.problem, session.space).bound_s
     if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
-    session.bound_s = max(session.asked_s, _space_bound(session))
+    same = searched(session.problem, session.space, session.apart) == unrestricted(session.problem, session.space)
+    named = session.space.schedule != "search"
+    session.bound_s = session.asked_s if same or named else max(session.asked_s, _space_bound(session))
     if math.isinf(session.bound_s) or (session.space.schedule == "search" and overfull_here(session)):
         return
     by_turns(session, _space_bound, lambda part: _search_space(part, orders))
@@ -208,7 +216,8 @@ def _no_plan(session: Session, orders: list[Order]) -> Result:
     """Infeasible where proven, with what the least bad plan lacks; else unknown."""
     least = _least_bad(session, orders)
     short = shortages(least) if least is not None else ()
-    bound_s = session.asked_s if math.isfinite(session.asked_s) else bounds.any_plan(session.problem)
+    least_s = bounds.any_plan(session.problem)
+    bound_s = max(session.asked_s, least_s) if math.isfinite(session.asked_s) else least_s
     proven = bool(short) and nothing_fits(session)
     return Result("infeasible" if proven else "unknown", None, bound_s, None, short, _considered(session))
 
@@ -216,7 +225,8 @@ def _no_plan(session: Session, orders: list[Order]) -> Result:
 def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
     """The plan that exceeds its limits least: of those simulated, or one micro-batch at a time on the lightest cut."""
     tried = list(session.seen)
-    if session.space.schedule == "search" or not tried:
+    large = 2 * session.problem.workload.micro_batches * session.stages > LARGE
+    if (session.space.schedule == "search" or not tried) and not (large and session.over):
         for order in orders:
             found = lightest(session.chain, order, [1] * len(order))
             if found is not None:
@@ -243,6 +253,7 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
     assert isinstance(cluster, Cluster)
     assert isinstance(space, SearchSpace)
     _validate_sizes(model, workload)
+    _validate_counts(model, cluster, workload)
     if space.schedule not in {"search", *SCHEDULES, *ASYNCHRONOUS}:
         known = ", ".join(["search", *SCHEDULES, *ASYNCHRONOUS])
         raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {known}")
@@ -273,6 +284,22 @@ def _validate_sizes(model: ModelGraph, workload: object) -> None:
     if total >= MOST_BYTES:
         raise ModelError(
             f"model {model.name!r}: a step moves {total:.3g} bytes in all; at most {MOST_BYTES:.3g} are counted"
+        )
+
+
+def _validate_counts(model: ModelGraph, cluster: Cluster, workload: object) -> None:
+    """Refuses what would fill memory before a first plan is made."""
+    assert isinstance(workload, Workload)
+    layers, stages = len(model.layers), min(len(model.layers), len(cluster))
+    if layers > MOST_SEARCHED_LAYERS:
+        raise ModelError(
+            f"model {model.name!r} has {layers} layers; at most {MOST_SEARCHED_LAYERS} are cut into stages"
+        )
+    passes = stages * workload.micro_batches
+    if passes > MOST_SEARCHED_PASSES:
+        raise WorkloadError(
+            f"{workload.micro_batches} micro-batches through {stages} stages are {passes} forward passes; "
+            f"at most {MOST_SEARCHED_PASSES} are planned"
         )
 
 

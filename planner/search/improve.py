@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 from .. import bounds
+from ..deadline import until
 from ..errors import PlanError
 from ..lower import assemble
 from ..operations import KEEP, RECOMPUTE, Candidate
@@ -17,7 +19,7 @@ from ..plan import Op, Plan
 from .orders.arm import Arm
 from .orders.search import search_orders
 from .portfolio import Order, own_orders
-from .session import Session
+from .session import GRACE_S, Session
 from .solver import Effort
 from .structure import Hunt
 from .windows import improve as improve_window
@@ -133,7 +135,7 @@ def _entries(session: Session, arms: list[Arm]) -> list[Polished]:
 
 def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
     """CP-SAT on time slices of good orders, one slice a worker at a time, the best order most often."""
-    rng, used = random.Random(session.seed + len(entries)), 0.0
+    rng, used, stop = random.Random(session.seed + len(entries)), 0.0, threading.Event()
     with ThreadPoolExecutor(session.workers) as pool:
         while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline:
             entries.sort(key=lambda e: e.step_s)
@@ -146,8 +148,9 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
             chosen = [entries[0] if rng.random() < 0.6 else rng.choice(entries) for _ in range(session.workers)]
             slices = [_slice(entry, rng) for entry in chosen]
             try:
-                results = list(pool.map(partial(_window, seconds, allowed), chosen, slices))
+                results = list(pool.map(partial(_window, seconds, allowed, stop), chosen, slices))
             except KeyboardInterrupt:
+                stop.set()
                 session.interrupted = True
                 return
             for entry, (better, spent) in zip(chosen, results, strict=True):
@@ -173,14 +176,18 @@ def _take(session: Session, entry: Polished, better: Plan) -> None:
 
 
 def _window(
-    seconds: float, allowed: float, entry: Polished, place: tuple[float, float, int]
+    seconds: float, allowed: float, stop: threading.Event, entry: Polished, place: tuple[float, float, int]
 ) -> tuple[Plan | None, float]:
     """An order at least as good that differs in one slice, or None; and the deterministic time used."""
     low, width, seed = place
     try:
-        effort = Effort(seconds, allowed, 1, seed)
-        found, outcome = improve_window(entry.candidate, entry.orders, low, low + width, effort, sideways=True)
-        better = None if found is None else assemble(entry.candidate, found, "search")
+        with until(time.monotonic() + seconds + GRACE_S):
+            return _found(Effort(seconds, allowed, 1, seed, stop), entry, low, width)
     except PlanError:
         return None, 0.01
+
+
+def _found(effort: Effort, entry: Polished, low: float, width: float) -> tuple[Plan | None, float]:
+    found, outcome = improve_window(entry.candidate, entry.orders, low, low + width, effort, sideways=True)
+    better = None if found is None else assemble(entry.candidate, found, "search")
     return better, max(outcome.effort, 0.01)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
+from ..deadline import check_time
 from ..operations import KEEP, RECOMPUTE
 from ..plan import Kind
 from .instance import OFFLOAD, Instance, Send, Way
@@ -98,6 +99,7 @@ class OrderModel:
     def _add_ops(self) -> None:
         """A start for every compute op, an interval on the device of each direction, and the modes."""
         for k in range(self.instance.micro_batches):
+            check_time()
             for s in range(self.instance.stages):
                 self.modes[s, k] = self._modes(s, k)
                 for kind in self.instance.kinds(s):
@@ -190,6 +192,7 @@ class OrderModel:
         """Forward along the edges, back along the edges, B after F, and the end of the step after every tail."""
         ways = self.instance.ways
         for k in range(self.instance.micro_batches):
+            check_time()
             for s in range(self.instance.stages):
                 kinds = self.instance.kinds(s)
                 for earlier, later in zip(kinds, kinds[1:], strict=False):

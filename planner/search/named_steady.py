@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from ... import __version__
 from ..bounds.whole import load
+from ..deadline import OutOfTime, check_time, until
 from ..operations import Candidate
 from ..partition.chain import Cuts, Floats, bottleneck, link_seconds, trace
 from ..plan import Kind, Plan, Provenance
@@ -27,7 +29,7 @@ from .fit import shortages
 from .named_apart import Apart
 from .portfolio import Order, place
 from .result import Result
-from .session import Session
+from .session import GRACE_S, Session
 from .trials import Trial, Tried, every_cut
 
 
@@ -52,11 +54,12 @@ class _Placed:
         workload = session.problem.workload
         plan = _listed(session, order, workload)
         update, stages = update_size(plan), len(order)
+        check_time()
         # two runs that reach the steady state, whole updates both: between them everything repeats
         short = -(-4 * stages // update) * update
         runs = [_listed(session, order, replace(workload, micro_batches=n * update + short)) for n in (0, 12)]
-        few, many = ([_predicts(run, stage) for stage in range(stages)] for run in runs)
-        often = tuple((b - a) / (12 * update) for a, b in zip(few, many, strict=True))
+        few, many = (_predicts(run) for run in runs)
+        often = tuple((many[stage] - few[stage]) / (12 * update) for stage in range(stages))
         layout = build(session.space.schedule, stages, workload.micro_batches)
         placed = place(layout, order, len(session.problem.cluster))
         return cls(session, placed, order, most_copies(plan), often, update)
@@ -83,11 +86,11 @@ class _Placed:
 
     def fitting(self, buffers: int) -> Iterator[Floats]:
         """The same, infinite where stashes, copies of weights and so many tensors at each boundary do not fit."""
-        chain = self.session.chain
+        chain, in_flight = self.session.chain, self.layout.in_flight
         weights = np.concatenate([[0.0], np.cumsum(chain.costs.parameter_bytes)])
         size = weights[None, :] - weights[:, None]
         for stage, table in enumerate(self.loads()):
-            held = chain.bytes(self.layout.in_flight[stage], buffers) + self.copies[stage] * size
+            held = chain.bytes(in_flight[stage], buffers) + self.copies[stage] * size
             yield np.where(held > chain.limit(self.order[stage]), np.inf, table)
 
     @property
@@ -135,8 +138,9 @@ def _listed(session: Session, order: Order, workload: Workload) -> Plan:
     return on_lists(candidate, with_updates(candidate, placed.orders))
 
 
-def _predicts(plan: Plan, stage: int) -> int:
-    return sum(op.kind is Kind.PREDICT and op.stage == stage for order in plan.orders for op in order)
+def _predicts(plan: Plan) -> Counter[int]:
+    """PREDICTs of every stage."""
+    return Counter(op.stage for order in plan.orders for op in order if op.kind is Kind.PREDICT)
 
 
 def plan_named(session: Session, orders: list[Order]) -> Result:
@@ -145,19 +149,25 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     Raises InputError where the schedule does not exist for these numbers.
     """
     batches = session.problem.workload.micro_batches
-    placed: list[_Placed | Apart]
-    if build(session.space.schedule, 2, batches).ahead:
-        placed = [Apart.of(session, order) for order in Apart.orders(session)]
-    else:
-        placed = [_Placed.of(session, order) for order in orders]
-    bound_s = max(load(session.problem) / batches, min(one.bound_s for one in placed))
-    tried = Tried(complete=all(one.complete for one in placed))
+    bound_s, tried = load(session.problem) / batches, Tried(complete=False)
     try:
-        for one in placed:
-            tried.run(session, one.trials())
+        with until(session.deadline + GRACE_S):
+            placed = _places(session, orders)
+            bound_s = max(bound_s, min(one.bound_s for one in placed))
+            tried.complete = all(one.complete for one in placed)
+            for one in placed:
+                tried.run(session, one.trials())
     except KeyboardInterrupt:
         session.interrupted, tried.complete = True, False
+    except OutOfTime:
+        tried.complete = False
     return _answer(session, tried, Proven(in_words(session.space), bound_s))
+
+
+def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | Apart]:
+    if build(session.space.schedule, 2, session.problem.workload.micro_batches).ahead:
+        return [Apart.of(session, order) for order in Apart.orders(session)]
+    return [_Placed.of(session, order) for order in orders]
 
 
 def _answer(session: Session, tried: Tried, whole: Proven) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -9,6 +10,7 @@ from itertools import islice
 import numpy as np
 
 from .. import bounds
+from ..deadline import check_time
 from ..errors import PlanError
 from ..lower import assemble, assembled
 from ..operations import KEEP, RECOMPUTE, Candidate, static_bytes
@@ -133,18 +135,21 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
     for c in cuts:
         if session.over or session.proven:
             return
+        check_time()
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
         least_s = bounds.candidate(candidate, shares, session.space.split_backward)
         if least_s >= session.best_s or busiest_s(candidate) >= session.worth_s:
             continue
         if session.seen and session.space.schedule == "search" and not holds(candidate, layout, policy):
             continue
+        began = time.monotonic()
         try:
             whole = not_split(session.space, candidate)
             orders = [whole_backwards(order, whole) for order in layout.orders]
             found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
         except PlanError:
             continue
+        session.longest_s = max(session.longest_s, time.monotonic() - began)
         session.remember(found)
         if found.forecast.step_s < session.best_s and not lacking(found):
             session.offer(found.plan, phase)

@@ -33,24 +33,26 @@ ANYWHERE = (
 
 
 def asked(problem: Problem, space: SearchSpace) -> Proven:
-    """The bound of the space that was asked for: of every plan that it allows, whether the search can find it or not.
+    """The bound of the space asked for: of every plan that it allows, whether the search can find it or not."""
+    return Proven(in_words(space), bounds.space(problem, unrestricted(problem, space)))
+
+
+def unrestricted(problem: Problem, space: SearchSpace) -> SearchSpace:
+    """The space as the bounds see it.
 
     A named schedule keeps its stashes, and has its own routes. Where every device holds everything, stashes that are
     kept are as good as any others.
     """
-    free = space
     if space.schedule != "search":
-        free = replace(_of_schedule(problem, space), recompute=False, offload=False, separate_backward=False)
-    elif not binding(problem):
-        free = replace(space, recompute=False, offload=False)
-    return Proven(in_words(space), bounds.space(problem, free))
+        return replace(_of_schedule(problem, space), recompute=False, offload=False, separate_backward=False)
+    return space if binding(problem) else replace(space, recompute=False, offload=False)
 
 
 def _of_schedule(problem: Problem, space: SearchSpace) -> SearchSpace:
     """The space with as many pipelines as the named schedule may have, and split backwards only where it has some."""
     devices = min(len(problem.cluster), len(problem.model.layers))
-    try:
-        layout = build(space.schedule, devices, problem.workload.micro_batches)
+    try:  # pipelines, and whether backwards are split, are the same for fewer micro-batches
+        layout = build(space.schedule, devices, min(4 * devices, problem.workload.micro_batches))
     except ScheduleError:
         return replace(space, pipelines=None)
     halves = any(op.kind in (Kind.I, Kind.W) for order in layout.orders for op in order)
@@ -83,7 +85,9 @@ def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Prov
     stashes = f"stashes {' or '.join(_WORDS[p] for p in (KEEP, RECOMPUTE, OFFLOAD) if p in known)}"
     together_s = 0.0
     if used <= known and all(p.forward == p.backward for p in plan.pipelines):
-        together_s = bounds.space(problem, searched(problem, space, False))
+        together_s = session.bound_s
+        if session.apart:
+            together_s = bounds.space(problem, searched(problem, space, False))
         yield Proven(f"{TOGETHER}, {stashes}", together_s)
     grouped = _in_groups(session, plan, orders)
     shapes_s = min(session.together_s if session.apart else session.shapes_s, session.widths_s)

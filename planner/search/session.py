@@ -18,6 +18,8 @@ from .apart_space import pays, searchable
 from .considered import Ledger
 from .fit import fits, lacking
 
+GRACE_S = 0.4
+"""Seconds after the time limit in which what was begun before it may come to its end; then it is given up."""
 MOST_REMEMBERED = 50_000
 """Ops up to which everything simulated is kept."""
 
@@ -62,8 +64,9 @@ class Session:
     apart: stages may have two devices, and ship their stashes. together_s: no plan takes less whose stages have one
     device each. most_s: plans in which some device computes for so long are of no use, whatever they are for.
     call_until: deadline of the whole call, of which this may be a part (0: this is it).
-    begun: what an earlier search of the same problem came to, by groups of devices. resumed: whether it had the quick
-    plans of this problem. descended: plans whose stash decisions have been looked at one by one.
+    begun: what an earlier search of the same problem came to, by groups of devices. resumed: whether it had the
+    quick plans of this problem. longest_s: the longest simulation so far. descended: plans whose stash decisions have
+    been looked at one by one.
     """
 
     problem: Problem
@@ -87,6 +90,7 @@ class Session:
     call_until: float = 0.0
     begun: dict[object, Begun] = field(default_factory=dict)
     resumed: bool = False
+    longest_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.call_until = self.call_until or self.deadline
@@ -123,8 +127,9 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether the search has to stop."""
-        return self.interrupted or self.remaining_s <= 0
+        """Whether the search has to stop: time is up, or there is a plan and no time to simulate another."""
+        spare_s = 0.0 if self.best is None else self.longest_s
+        return self.interrupted or self.remaining_s <= spare_s
 
     @property
     def proven(self) -> bool:

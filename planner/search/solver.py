@@ -9,27 +9,32 @@ so that the same seed and limits give the same answer wherever the wall-clock li
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ortools.sat.python import cp_model
 
 Report = Callable[[float], None]
 _HEAD_START = 0.5
 """Seconds that the first solve has before the others start."""
+_PATIENCE = 0.3
+"""Seconds in which a solve that has been stopped may end."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of one solve: wall-clock seconds, deterministic time, workers (threads), and the seed."""
+    """Limits of one solve: wall-clock seconds, deterministic time, workers (threads), and the seed.
+
+    `stop` ends it from another thread.
+    """
 
     seconds: float
     deterministic: float
     workers: int = 1
     seed: int = 0
+    stop: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def run(
     """
     bounds = _Bounds(report)
     solves = [_Solve(model, effort, number, bounds, upward) for number in range(min(2, max(1, effort.workers)))]
-    interrupted = _wait(solves, bounds)
+    interrupted = _wait(solves, bounds, effort)
     first, *others = solves
     outcome = first.outcome(effort, lower, interrupted)
     if first.decided:
@@ -127,40 +132,43 @@ def _whole(bound: float) -> int:
     return max(0, -int((1e-6 - bound) // 1)) if bound > 0 else 0
 
 
-def _wait(solves: list[_Solve], bounds: _Bounds) -> bool:
-    """Waits until the first solve is decided, or all have ended; on Ctrl-C stops all and says so.
+def _wait(solves: list[_Solve], bounds: _Bounds, effort: Effort) -> bool:
+    """Waits until the first solve is decided, all have ended, or time is up, and stops them; True if Ctrl-C comes.
 
     The others start a little later: most models are decided by then.
     """
     first, *others = solves
+    until = time.monotonic() + effort.seconds
     first.thread.start()
-    interrupted = _join(first, bounds, _HEAD_START if others else math.inf)
-    if others and not interrupted and not first.decided:
+    interrupted = _join(first, bounds, effort.stop, min(until, time.monotonic() + _HEAD_START) if others else until)
+    if others and not interrupted and not first.decided and time.monotonic() < until:
         for other in others:
             other.thread.start()
-        interrupted = _join(first, bounds, math.inf)
-    for other in others:
-        if first.decided or interrupted:
-            other.solver.stop_search()
-        if other.thread.ident is not None:
-            interrupted |= _join(other, bounds, math.inf)
-    if interrupted:
-        for solve in solves:
-            solve.solver.stop_search()
+        interrupted = _join(first, bounds, effort.stop, until)
+    for other in others if not (first.decided or interrupted) else ():
+        interrupted |= _join(other, bounds, effort.stop, until)
+    for solve in solves:
+        _stop(solve)
     return interrupted
 
 
-def _join(solve: _Solve, bounds: _Bounds, seconds: float) -> bool:
-    """Waits for the end of a solve, so many seconds at most; on Ctrl-C stops it and says so."""
-    interrupted, pause = False, min(0.5, seconds)
-    end = time.monotonic() + seconds
-    while solve.thread.is_alive() and time.monotonic() < end:
+def _join(solve: _Solve, bounds: _Bounds, stop: threading.Event, until: float) -> bool:
+    """Waits for the end of a solve that has begun, until that time.monotonic() at most; True if it is to stop."""
+    while solve.thread.is_alive() and (left := until - time.monotonic()) > 0:
         try:
-            solve.thread.join(pause)
-            if bounds.report is not None and solve.thread.is_alive() and not interrupted:
+            if stop.is_set():
+                return True
+            solve.thread.join(min(0.25, left))
+            if bounds.report is not None and solve.thread.is_alive():
                 bounds.report(bounds.latest)
         except KeyboardInterrupt:
-            interrupted = True
-            solve.solver.stop_search()
-            pause, end = 0.05, math.inf
-    return interrupted
+            return True
+    return False
+
+
+def _stop(solve: _Solve) -> None:
+    """Ends a solve; leaves it to itself where it does not notice: parts of the presolve do not."""
+    end = time.monotonic() + _PATIENCE
+    while solve.thread.is_alive() and time.monotonic() < end:
+        solve.solver.stop_search()
+        solve.thread.join(0.02)

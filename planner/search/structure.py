@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from .. import bounds
+from ..deadline import check_time
 from ..lower import Assembled
 from ..operations import KEEP, Candidate
 from ..partition.chain import Cuts, compositions, cut
@@ -76,6 +77,7 @@ def candidates(session: Session, orders: list[Order]) -> tuple[list[Candidate], 
                 if cuts is None:
                     cuts = _some_cuts(session, route) if chunks == 1 else []
                 for c in cuts:
+                    check_time()
                     found += _candidates_of(session, chain.stages(c), route, order, orders, batches)
     return found, complete
 

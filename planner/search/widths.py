@@ -241,6 +241,7 @@ def _run(
     if inner is session:
         width.laid_s = session.best_s if session.best_s < before_s else width.laid_s
         return
+    session.longest_s = max(session.longest_s, inner.longest_s)
     width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
     if inner.best is None or inner.best_s >= session.best_s:
         return

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 
+from ...deadline import OutOfTime
 from .programme import Programme, Stage
 
 EXACT = 1e-9
@@ -21,10 +22,6 @@ class Least:
     stages: tuple[Stage, ...]
 
 
-class OutOfTime(Exception):
-    """The deadline came first: nothing is known."""
-
-
 def least_period(programme: Programme, below_s: float, cap_s: float, deadline: float = math.inf) -> Least | None:
     """The least period above `below_s`, which none goes below, and at most `cap_s`; None where there is none.
 
@@ -33,7 +30,7 @@ def least_period(programme: Programme, below_s: float, cap_s: float, deadline: f
 
     def solve(period: float) -> tuple[Stage, ...] | None:
         if time.monotonic() >= deadline:
-            raise OutOfTime
+            raise OutOfTime("no time is left")
         return programme.solve(period)
 
     high = min(cap_s, programme.serial_s)

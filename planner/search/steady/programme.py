@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ...deadline import check_time
 from ...operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, OFFLOADS, RECOMPUTE
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
@@ -143,6 +144,7 @@ class Programme:
 
     def _at(self, k: int, period: float, after: Floats, rules: Rules) -> _Best:
         """The best of every first layer at place k; `after`: least round trips of the next place."""
+        check_time()
         pairs = self._within(k, period)
         trips, flights = [np.full(len(pairs), np.inf)], [np.full(len(pairs), np.inf)]
         for stash in self.stashes:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from .... import __version__
 from ... import bounds
 from ...bounds.space import possible
+from ...deadline import OutOfTime, until
 from ...errors import InputError, PlanError
 from ...lower import assemble
 from ...operations import KEEP, Candidate, ship_target
@@ -24,10 +25,10 @@ from ..fit import Lack, Stale, shortages
 from ..named_steady import plan_named
 from ..portfolio import device_orders, own_orders
 from ..result import Result
-from ..session import OnProgress, Progress, Session
+from ..session import GRACE_S, OnProgress, Progress, Session
 from ..sparing import overfull
 from .alternatives import Alternative, alternatives
-from .bisect import EXACT, OutOfTime
+from .bisect import EXACT
 from .build import excess_for_long
 from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
@@ -265,6 +266,8 @@ class Steady:
     def _lacks(self) -> tuple[Lack, ...]:
         """What the least bad plan lacks: memory with one micro-batch at a time, or freshness."""
         limit = self.problem.workload.staleness_limit
+        if self.over and self._large(self.every[0]):
+            return ()
         if limit is not None:
             needed = [s for s in (a.least_staleness() for a in self.every) if s is not None]
             if needed:
@@ -307,6 +310,6 @@ def search_steady(
     Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
     """
     search = Steady(problem, space, deadline, on_progress, started)
-    with contextlib.suppress(KeyboardInterrupt, OutOfTime):
+    with contextlib.suppress(KeyboardInterrupt, OutOfTime), until(deadline + GRACE_S):
         search.run(hint, seed)
     return search.answer(seed)

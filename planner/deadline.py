@@ -1,0 +1,37 @@
+"""An end for work that somebody waits for: what takes long asks from time to time whether there is time left.
+
+The deadline is that of the thread's current context, so that nothing in between has to hand it on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from .errors import PlanError
+
+_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+class OutOfTime(PlanError):
+    """The deadline came before the plan was made; what is left unfinished says nothing about it."""
+
+
+@contextmanager
+def until(deadline: float) -> Iterator[None]:
+    """Work in this context ends at `deadline` (of time.monotonic()), or at one around it that is earlier."""
+    token = _UNTIL.set(min(deadline, _UNTIL.get()))
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
+
+
+def check_time() -> None:
+    """Raises OutOfTime where the deadline of this context has passed."""
+    deadline = _UNTIL.get()
+    if deadline < math.inf and time.monotonic() >= deadline:
+        raise OutOfTime("no time is left")

@@ -19,10 +19,13 @@ from .operations import StageCosts
 from .plan import Kind, Plan
 from .printable import one_line, shown
 
+_NAMED = 10_000
+"""So many faults of one sort are named at most."""
+
 
 def listed_ops(plan: Plan) -> tuple[list[Violation], StageCosts | None, Listed | None]:
     """Faults of a plan's structure; where there are none, those of its op sets, with its costs and op lists."""
-    found = list(structure(plan))
+    found = list(structure(plan)) or list(_too_few(plan))
     if found:
         return found, None, None
     try:
@@ -101,9 +104,20 @@ def _policy_fault(text: str, home: int, back: int, cluster: Cluster) -> str | No
 def _micro_batches(plan: Plan) -> Iterator[Violation]:
     count = plan.problem.workload.micro_batches
     taken = Counter(m for pipeline in plan.pipelines for m in pipeline.micro_batches)
-    for m in range(count):
-        if taken[m] != 1:
-            yield Violation("micro-batches", f"micro-batch {m}", f"takes {taken[m]} pipelines, must take 1")
-    for m in taken:
-        if not 0 <= m < count:
-            yield Violation("micro-batches", f"micro-batch {m}", f"does not exist: there are {count}")
+    wrong = [m for m in range(count) if taken[m] != 1]
+    for m in wrong[:_NAMED]:
+        yield Violation("micro-batches", f"micro-batch {m}", f"takes {taken[m]} pipelines, must take 1")
+    if len(wrong) > _NAMED:
+        yield Violation("micro-batches", "plan", f"{len(wrong) - _NAMED} more micro-batches do not take 1 pipeline")
+    for m in [m for m in taken if not 0 <= m < count][:_NAMED]:
+        yield Violation("micro-batches", f"micro-batch {m}", f"does not exist: there are {count}")
+
+
+def _too_few(plan: Plan) -> Iterator[Violation]:
+    """Lists that are far too short for what the plan promises: nothing is worked out for that many ops."""
+    passes, listed = len(plan.stages) * plan.problem.workload.micro_batches, sum(map(len, plan.orders))
+    if listed < passes > _NAMED:
+        shape = f"{len(plan.stages)} stages of {plan.problem.workload.micro_batches} micro-batches"
+        yield Violation(
+            "missing-op", "plan", f"{listed} operations cannot be those of {shape}: {passes} forwards alone"
+        )

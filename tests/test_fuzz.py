@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,20 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(corpus.CLUSTER, encoding="utf-8-sig")
     assert load_model(tmp_path / "model.json") == ModelGraph.from_dict(corpus.models()[0])
     assert len(Cluster.load(tmp_path / "cluster.toml")) == 4
+
+
+@pytest.mark.parametrize("given", [0, 100_000])
+def test_a_plan_that_promises_far_more_than_it_lists_is_answered_at_once(given: int) -> None:
+    """Ten million passes of two ops: nothing is built for them."""
+    plan = plan_from_dict(corpus.plan_files()[0])
+    workload = replace(plan.problem.workload, micro_batches=10**6)
+    pipeline = replace(plan.pipelines[0], micro_batches=tuple(range(10**6 if given else 4)))
+    huge = replace(plan, problem=replace(plan.problem, workload=workload), pipelines=(pipeline,))
+    found = check(huge)
+    assert {violation.code for violation in found} == {"missing-op" if given else "micro-batches"}
+    assert len(found) <= 10_001
+    with pytest.raises(PlanError):
+        simulate(huge)
 
 
 def test_what_is_large_and_legitimate_is_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..check import check
 from ..errors import InputError
 from ..plan import Forecast, Plan
+from ..printable import one_line
 from ..simulate import evaluate
 
 
@@ -13,5 +14,7 @@ def fresh_forecast(plan: Plan) -> Forecast:
     fatal = [v for v in check(plan) if v.code not in ("memory", "forecast")]
     if fatal:
         first = fatal[0]
-        raise InputError(f"the plan cannot be drawn, {first.where}: {first.message} (see contraflow check)")
+        raise InputError(
+            f"the plan cannot be drawn, {first.where}: {one_line(first.message, 240)} (see contraflow check)"
+        )
     return evaluate(plan)

@@ -1,14 +1,16 @@
 """What the tests start can be interrupted, also where a shell started pytest in the background, with SIGINT ignored.
 
 `--skipped FILE` writes which tests were skipped, one a line, so that `pytest @FILE` runs them again when what they
-lack is there.
+lack is there. Where torch is not installed, what imports it is left out: planning is tested without.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 
 for helper in ("async_plans", "runs", "routes", "steady_plans"):
     pytest.register_assert_rewrite(helper)
+
+
+HERE = Path(__file__).parent
+_NEEDS_TORCH = re.compile(r"^\s*(?:from|import) (?:torch|contraflow\.executor|contraflow\.models)\b", re.MULTILINE)
+_IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+
+
+def needing_torch() -> list[str]:
+    """The files here that import torch, or import one that does."""
+    text = {path.stem: path.read_text() for path in HERE.glob("*.py")}
+    needing = {name for name, content in text.items() if _NEEDS_TORCH.search(content)}
+    while more := {n for n, content in text.items() if needing & set(_IMPORTED.findall(content))} - needing:
+        needing |= more
+    return sorted(f"{name}.py" for name in needing)
+
+
+collect_ignore = [] if find_spec("torch") else needing_torch()
 
 
 class Skipped:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
 
 from .errors import ExecutionError
 from .packing import View
@@ -14,25 +17,47 @@ if TYPE_CHECKING:
     from .transport import Transport
 
 
-class Signature(NamedTuple):
-    """What the programs of one stage have in common on all ranks that hold it.
+Kinds = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Names, shapes and types of tensors, in the order in which ranks pair them."""
 
-    `parameters`: names and shapes; `stash`: how its tensors lie in the pieces (None: a buffer of the device).
+
+class Signature(NamedTuple):
+    """What one stage has in common on all ranks that hold it; None: this rank takes no part in exchanging it.
+
+    `gradients`: of the flat buffers that REDUCE sums. `code`, `stash`: of a stash that comes or goes for good, the
+    programs that make and take it, and how its tensors lie in the pieces (None: a buffer of the device).
     """
 
-    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    parameters: Kinds
+    buffers: Kinds
+    gradients: Kinds | None
     output: str
     piece_bytes: tuple[int, ...]
-    stash: tuple[View | None, ...]
+    stash: tuple[View | None, ...] | None
+    code: str | None
 
     @classmethod
     def of(cls, replica: StageReplica) -> Signature:
         """The signature of a rank's replica."""
-        program, weights = replica.program, replica.weights
-        shapes = tuple((name, tuple(weights.parameters[name].shape)) for name in program.parameter_names)
-        members = () if replica.arrival is None else replica.arrival.members
-        views = tuple(member if isinstance(member, View) else None for member in members)
-        return cls(shapes, repr(program.output_spec), program.stash_layout.piece_bytes, views)
+        program, weights, arrival = replica.program, replica.weights, replica.arrival
+        views = (
+            None
+            if arrival is None
+            else tuple(member if isinstance(member, View) else None for member in arrival.members)
+        )
+        return cls(
+            _kinds(weights.parameters),
+            _kinds(weights.buffers),
+            _kinds(weights.summed) if replica.owner else None,
+            repr(program.output_spec),
+            program.stash_layout.piece_bytes,
+            views,
+            None if arrival is None else program.code,
+        )
+
+
+def _kinds(named: Mapping[str, Tensor]) -> Kinds:
+    return tuple((name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items())
 
 
 @dataclass(frozen=True)
@@ -56,16 +81,30 @@ class Agreement:
 def agree(transport: Transport, replicas: Mapping[int, StageReplica]) -> Agreement:
     """Compares signatures; collective. Raises ExecutionError naming stage, both ranks and what differs."""
     mine = {stage: Signature.of(replica) for stage, replica in replicas.items()}
-    first: dict[int, tuple[int, Signature]] = {}
+    first: dict[tuple[int, str], tuple[int, object]] = {}
+    sizes: dict[int, Signature] = {}
     for rank, theirs in enumerate(transport.all_gather_object(mine)):
         for stage, signature in theirs.items():
-            other, known = first.setdefault(stage, (rank, signature))
-            for field, a, b in zip(Signature._fields, known, signature, strict=True):
-                if a != b:
+            sizes.setdefault(stage, signature)
+            for field, found in zip(Signature._fields, signature, strict=True):
+                other, known = first.setdefault((stage, field), (rank, found)) if found is not None else (rank, found)
+                if known != found:
                     raise ExecutionError(
-                        f"stage {stage}: its program differs between ranks {other} and {rank} in {field}: {a} and {b}"
+                        f"stage {stage}: its {field} {_DIFFER[field]} between ranks {other} and {rank}: "
+                        f"{_unlike(known, found)}"
                     )
     return Agreement(
-        {stage: signature.piece_bytes for stage, (_, signature) in first.items()},
-        {stage: len(signature.parameters) for stage, (_, signature) in first.items()},
+        {stage: signature.piece_bytes for stage, signature in sizes.items()},
+        {stage: len(signature.parameters) for stage, signature in sizes.items()},
     )
+
+
+_DIFFER = {field: "differs" if field in ("output", "stash", "code") else "differ" for field in Signature._fields}
+
+
+def _unlike(a: object, b: object) -> str:
+    """The first entries that two signatures' fields do not share."""
+    if not isinstance(a, tuple) or not isinstance(b, tuple):
+        return f"{a} and {b}"
+    x, y = next((x, y) for x, y in zip_longest(a, b, fillvalue="nothing") if x != y)
+    return f"{x} and {y}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..models.protocol import Dataset, LayeredModel, LayerSpec
+from ..models.protocol import Dataset, LayeredModel, LayerSpec, build_shapes
 from ..planner.errors import InputError
 from ..planner.presets import DeviceType
 from .engines import Engine
@@ -87,9 +87,7 @@ def _peaks(device: DeviceType, precision: str) -> tuple[float, float]:
 
 def _imagined(spec: LayerSpec, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Module:
     """The layer in training mode as `build_layer` would build it, its tensors fake ones on the CPU."""
-    with torch.device("meta"):
-        module = spec.build()
-    module = lower(module, dtype).train()
+    module = lower(build_shapes(spec), dtype).train()
     imagined: dict[Tensor, Tensor] = {}  # a tensor tied within the layer stays one
     for part in module.modules():
         parameters = part.named_parameters(recurse=False, remove_duplicate=False)

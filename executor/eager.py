@@ -95,6 +95,7 @@ class EagerProgram:
         self.output_spec, self.stash_specs = facts.output_spec, facts.stash_specs
         self.stash_bytes, self.weight_stash_bytes = facts.stash_bytes, facts.weight_stash_bytes
         self.hidden_bytes = facts.hidden_bytes
+        self.code = ""
         self.stash_limit = max(stash_limit, facts.stash_bytes)
         tensors = len(facts.stash_specs)
         self.stash_layout = EagerLayout(self.label, facts.groups, facts.piece_bytes, tensors, facts.hidden_bytes)

@@ -44,6 +44,7 @@ class AnyProgram(Protocol):
     has_random: bool
     has_state: bool
     one_process: bool
+    code: str
 
     @property
     def stash_layout(self) -> StashLayout:

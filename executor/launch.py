@@ -295,7 +295,7 @@ class Collector:
         self._pending: dict[int, list[StepReport]] = {}
         self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
         self._places: list[int] = []
-        self._noticed: set[int] = set()
+        self._noticed: set[tuple[int, str]] = set()
         self.losses: list[float] = []
         self.times: list[float] = []
         self.norms: list[float] = []
@@ -305,8 +305,8 @@ class Collector:
     def add(self, report: StepReport | Notice) -> None:
         """One rank's report of one step, or its notice, which the user gets as a warning once a stage."""
         if isinstance(report, Notice):
-            if report.stage not in self._noticed:
-                self._noticed.add(report.stage)
+            if (report.stage, report.subject) not in self._noticed:
+                self._noticed.add((report.stage, report.subject))
                 warn(report.text)
             return
         reports = self._pending.setdefault(report.step, [])

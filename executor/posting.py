@@ -19,8 +19,9 @@ from .place import Place
 from .replica import Blueprint, StageReplica
 from .stashes import Stashes
 from .step_state import Incoming, Key, OpRecord, StepState, Transfer
-from .ties import own_copies
+from .ties import own_copies, repeated
 from .transport import Transport
+from .weights import by_name
 
 
 class Posting:
@@ -189,10 +190,10 @@ class Posting:
                 self.replicas[stage].weights.parameters[name].copy_(value)
 
     def _exchanged(self, op: Op, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those that the receiver does not step itself."""
-        target = op.peer if op.kind is Kind.SEND_P else self.transport.rank
-        skipped = own_copies(self.blueprint.plan, self.blueprint.model, op.stage, target)
-        return {name: tensor for name, tensor in parameters.items() if name not in skipped}
+        """Those that the receiver does not step itself, each once, in the order that both ends have."""
+        target, model = op.peer if op.kind is Kind.SEND_P else self.transport.rank, self.blueprint.model
+        skipped = own_copies(self.blueprint.plan, model, op.stage, target) | repeated(model, parameters)
+        return by_name({name: tensor for name, tensor in parameters.items() if name not in skipped})
 
     def _exchange(self, op: Op, named: Mapping[str, Tensor], record: OpRecord) -> Transfer:
         sends = op.kind is Kind.SEND_P

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..models.data import load
 from ..models.protocol import Dataset, LayeredModel
+from ..models.sampling import batch_of
 from .companions import Pace, alone, companions
 from .eager import EagerProgram
 from .engines import Engine
@@ -110,7 +111,7 @@ def example_batch(
     data = data or (load(model.data) if isinstance(model.data, str) else model.data)
     if data is None:
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
-    x, target = data.batch(0, 0, 0, micro_batch_size)
+    x, target = batch_of(data, 0, 0, 0, micro_batch_size)
     return x.to(dtype) if x.is_floating_point() else x, target
 
 

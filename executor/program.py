@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ class StageProgram:
         has_random: whether a layer draws random numbers; `forward` then holds a process-wide lock.
         one_process: whether B must run in the process of its F.
         has_state: whether what it computes depends on how often it ran before, buffers apart.
+        code: hash of the programs of F and B.
     """
 
     def __init__(self, layers: StageLayers, joint: JointGraph) -> None:
@@ -334,6 +336,7 @@ class StageProgram:
         self._held_arguments = [arguments.index(node) for node in parts.held if node in arguments]
         self._held_parameters = [i for i, node in enumerate(parts.held) if node in parameter_of]
         self._held_tensors = [i for i, node in enumerate(parts.held) if node not in parameter_of]
+        self.code = sha256("".join(part.program.code for part in (parts.forward, parts.backward)).encode()).hexdigest()
         self._needs_grad_mode = any("rnn" in str(node.target) for node in parts.forward.program.graph.nodes)
         self._forward = _runnable(parts.forward)
         self._forward_only = _runnable(parts.forward_only)

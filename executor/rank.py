@@ -20,6 +20,7 @@ from .checkpointing import Checkpointing
 from .course import Course, Run, asynchronous, lengthened, run_at, runs
 from .engines import Engine
 from .evaluation import Evaluator
+from .holders import compare_holders, equalise
 from .identity import RunIdentity
 from .interpreter import Interpreter
 from .memory import StorageTracker
@@ -27,6 +28,7 @@ from .mini_batch import MiniBatch
 from .observe import Observer
 from .place import CPU, Place, place_of
 from .replica import Blueprint, StageReplica, reduce_groups
+from .samples import compare_samples
 from .stopping import Stop, agreed
 from .trace import StepSamples, environment
 from .training import LossScaler, Training
@@ -110,10 +112,11 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Notice:
-    """What a rank wants the user to know about one of its stages, before training starts."""
+    """What a rank wants the user to know about one of its stages, before training starts; told once a subject."""
 
     stage: int
     text: str
+    subject: str = "engine"
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,8 @@ def _run(
             closing.callback(saver.close)
             _resume(job, saver, replicas, update.scaler)
             stop.begin()
+        equalise(transport, blueprint, replicas, lambda stage, text: report(Notice(stage, text, "start")))
+        compare_samples(transport, blueprint, replicas, first)
         traced = next(job.runs).updates
         tracker.reset_peak()
         course = _course(job, rank, traced)
@@ -223,13 +228,17 @@ def _run(
                     observer.untrack()
                     tracking.close()
             last = run.end
-            if saver is not None and job.checkpoint is not None and job.checkpoint.due(last):
+            saves = job.checkpoint is not None and job.checkpoint.due(last)
+            if saves or run.first == first:
                 observer.ending()
+                compare_holders(transport, blueprint, replicas, last)
+            if saver is not None and saves:
                 saver.save(last, update.scaler.to_dict())
         observer.untrack()
         allocated = place.allocated_bytes()
         observer.ending()
         if saver is not None and last > first:
+            compare_holders(transport, blueprint, replicas, last)
             saver.save(last, update.scaler.to_dict())
             saver.wait()
     state = _final_state(blueprint, replicas) if job.return_state else None

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ..models import Dataset, LayeredModel, derive_seed, held_out
+from ..models.sampling import batch_of
 from .evaluation import evaluation_seed
 from .mini_batch import MiniBatch, MiniBatches
 from .precision import autocasting, build_lowered, half_of, run_dtype, wide
@@ -127,7 +128,7 @@ class _Trainer:
         for m in range(mini_batch.micro_batches):
             size = mini_batch.size(m)
             share = size / mini_batch.samples
-            loss = self._loss(*self.data.batch(self.seed, step, m, size), derive_seed(self.seed, step, m))
+            loss = self._loss(*batch_of(self.data, self.seed, step, m, size), derive_seed(self.seed, step, m))
             scaled = self.scaler.scale(loss * (self._constant * share))
             scaled.backward()  # type: ignore[no-untyped-call]
             self._sum_up()
@@ -180,7 +181,7 @@ class _Trainer:
         data, seed = held_out(self.data), evaluation_seed(self.seed)
         batches = [(k, m) for k in range(self.training.evaluate_steps) for m in range(micro_batches)]
         with torch.no_grad():
-            losses = [self._loss(*data.batch(seed, k, m, size), 0).item() for k, m in batches]
+            losses = [self._loss(*batch_of(data, seed, k, m, size), 0).item() for k, m in batches]
         for layer in self.layers:
             layer.train()
         return sum(losses) / len(losses)

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..models import Dataset, LayeredModel, TargetedDataset
+from ..models import Dataset, LayeredModel
+from ..models.sampling import batch_of, targets_of
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
 from ..planner.weight_policy import WEIGHT_POLICIES
 from .course import asynchronous
+from .digests import unregistered
 from .eager_probe import isolated
 from .engines import AnyProgram, Engine, build_program
 from .errors import RunError
@@ -48,6 +50,7 @@ class StageReplica:
         evaluation: the forward in evaluation mode, if the run evaluates.
         notice: what the user should know about the engine it runs on.
         smaller: the same copy for micro-batches of fewer samples, by their number.
+        unregistered: see `digests.unregistered`.
     """
 
     stage: int
@@ -64,6 +67,7 @@ class StageReplica:
     evaluation: AnyProgram | None = None
     notice: str | None = None
     smaller: Mapping[int, StageReplica] = field(default_factory=dict)
+    unregistered: Mapping[str, str] = field(default_factory=dict)
 
     def of_size(self, samples: int) -> StageReplica:
         """The copy as it runs micro-batches of so many samples."""
@@ -172,14 +176,12 @@ class Blueprint:
 
     def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
-        inputs, targets = self.data.batch(self.seed, step, micro_batch, samples)
+        inputs, targets = batch_of(self.data, self.seed, step, micro_batch, samples)
         return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
 
     def targets(self, step: int, micro_batch: int, samples: int) -> Tensor:
         """The targets of `batch`, where the data set can without its inputs."""
-        if isinstance(self.data, TargetedDataset) and callable(self.data.targets):  # torchvision's are a tensor
-            return as_dtype(self.data.targets(self.seed, step, micro_batch, samples), wide(self.dtype))
-        return self.batch(step, micro_batch, samples)[1]
+        return as_dtype(targets_of(self.data, self.seed, step, micro_batch, samples), wide(self.dtype))
 
     def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.
@@ -223,7 +225,7 @@ class Blueprint:
             arrivals.get(self.full), ties_of(self.plan, stage), evaluation, notice,
         )  # fmt: skip
         less = {n: replace(full, program=programs[n][0], arrival=arrivals.get(n)) for n in self.smaller}
-        return replace(full, smaller=less)
+        return replace(full, smaller=less, unregistered=unregistered(modules))
 
     def _layers(self, stage: int, modules: dict[int, nn.Module]) -> StageLayers:
         last, dtype = stage == len(self.plan.stages) - 1, self.shapes[stage].dtype

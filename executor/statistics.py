@@ -186,10 +186,11 @@ class StatisticsQueue(Statistics):
 
 
 def _batch_norms(modules: Mapping[int, nn.Module]) -> list[tuple[str, _BatchNorm]]:
-    """BatchNorm modules that track statistics, each with the prefix of its buffers' names."""
-    return [
+    """BatchNorm modules that track statistics, each with the prefix of its buffers' names, in the order of these."""
+    found = [
         (f"{layer_id}.{path}." if path else f"{layer_id}.", module)
         for layer_id, layer in modules.items()
         for path, module in layer.named_modules()
         if isinstance(module, _BatchNorm) and module.track_running_stats
     ]
+    return sorted(found, key=lambda item: (int(item[0].partition(".")[0]), item[0]))

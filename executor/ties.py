@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ..models import LayeredModel, build_layer
+from ..models.protocol import build_shapes
 from ..planner.operations import StageCosts, holders
 from ..planner.plan import Plan
 from .errors import RunError
@@ -25,9 +26,7 @@ def tied_bytes(model: LayeredModel, dtype: torch.dtype) -> list[tuple[tuple[str,
     for tie in model.ties:
         kinds = []
         for layer, name in tie.members:
-            with torch.device("meta"):
-                module = specs[layer].build()
-            kinds.append(_kind(module.to(dtype), layer, name))
+            kinds.append(_kind(build_shapes(specs[layer]).to(dtype), layer, name))
             if kinds[-1] != kinds[0]:
                 first, of = ".".join(tie.members[0]), _text(kinds[0])
                 raise ValueError(f"layer {layer!r}: {name} is {_text(kinds[-1])}, but tied to {first}, which is {of}")
@@ -167,6 +166,13 @@ def own_copies(plan: Plan, model: LayeredModel, stage: int, rank: int) -> set[st
         if stage in tie.stages and rank in tie.copies(owners)
         for layer, name in model.ties[tie.number].members
     }
+
+
+def repeated(model: LayeredModel, names: Collection[str]) -> set[str]:
+    """Of the parameters of a stage, those that are an earlier one: all members of a tie there but its first."""
+    ids = {spec.name: index for index, spec in enumerate(model.layers)}
+    ties = ([f"{ids[layer]}.{name}" for layer, name in tie.members] for tie in model.ties)
+    return {name for members in ties for name in [member for member in members if member in names][1:]}
 
 
 def ties_of(plan: Plan, stage: int) -> tuple[int, ...]:

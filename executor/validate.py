@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ..models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resolve
 from ..models.data import UnknownData
+from ..models.protocol import build_shapes
 from ..models.registry import names
+from ..models.sampling import batch_of
 from ..planner.check import check
 from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS
 from ..planner.plan import Kind, Plan
@@ -149,13 +151,11 @@ def match_model(
     _match_names(plan, model)
     first_of_stage = {stage[0] for stage in plan.stages}
     size = plan.problem.model.micro_batch_size if samples is None else samples
-    example = as_dtype(data.batch(0, 0, 0, size)[0], dtype).to("meta")
+    example = as_dtype(batch_of(data, 0, 0, 0, size)[0], dtype).to("meta")
     tensors = [(f"the input of layer {planned[0].name!r}", planned[0].input_bytes, example)]
     shapes = []
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
-        with torch.device("meta"):
-            module = spec.build()
-        module = module.to("meta").train()
+        module = build_shapes(spec).to("meta").train()
         _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))

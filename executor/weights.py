@@ -67,8 +67,9 @@ class StageWeights:
         remember: keep the gradient of the last step, weight decay included where torch adds it to the gradient.
 
     Attributes:
-        parameters, buffers, accumulators: by "<layer id>.<name in the layer>".
-        gradients: the flat buffers. tied_gradients: by group number, those of tied parameters that TIE sums.
+        parameters, buffers, accumulators: by "<layer id>.<name in the layer>"; all in the order of `by_name`.
+        gradients: the flat buffers. summed: whose gradients these are, in their order.
+        tied_gradients: by group number, those of tied parameters that TIE sums.
         states: per optimizer state name, tensors by parameter name (the step counter apart).
         tied: by group number, value and accumulator of the tied parameters kept here, for the rank's other stages.
         trained: by name, what the optimizer steps: parameters, or their masters. last_gradients: theirs, if remembered.
@@ -98,9 +99,11 @@ class StageWeights:
                 if parameter.requires_grad and trained:
                     trainable[f"{layer_id}.{name}"] = (masters or {}).get(f"{layer_id}.{name}", value)
             self.buffers.update({f"{layer_id}.{name}": b.detach() for name, b in module.named_buffers()})
+        self.buffers, trainable = by_name(self.buffers), by_name(trainable)
         self._masters = {name: value for name, value in trainable.items() if name in (masters or {})}
         apart = {sharing.kept[n]: n for n in sharing.summed & sharing.kept.keys() if sharing.kept[n] in trainable}
-        self.gradients, self.accumulators = _flat_gradients({k: v for k, v in trainable.items() if k not in apart})
+        self.summed = {k: v for k, v in trainable.items() if k not in apart}
+        self.gradients, self.accumulators = _flat_gradients(self.summed)
         self.tied_gradients: dict[int, Tensor] = {}
         for name, number in apart.items():
             (self.tied_gradients[number],), views = _flat_gradients({name: trainable[name]})
@@ -126,6 +129,7 @@ class StageWeights:
             self.parameters[name] = shared
             if accumulator is not None:
                 self.accumulators[name] = accumulator
+        self.parameters = by_name(self.parameters)
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it keeps, some of it more than once."""
@@ -200,6 +204,20 @@ class StageWeights:
             for group, tensors in groups.items()
             for name, tensor in tensors.items()
         }
+
+
+def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the one order that all ranks have, by layer and name: tensors of two ranks are paired in it.
+
+    Dictionaries of two ranks need not have one: a tied parameter comes last where another stage keeps it, and a module
+    may register its parameters from a set.
+    """
+    return {name: named[name] for name in sorted(named, key=_place)}
+
+
+def _place(name: str) -> tuple[int, str]:
+    layer_id, _, rest = name.partition(".")
+    return int(layer_id), rest
 
 
 def public_name(name: str, layer_names: Sequence[str]) -> str:

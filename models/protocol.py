@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,10 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+from .seeding import RANDOM_LOCK as RANDOM_LOCK
+from .seeding import derive_seed as derive_seed
+from .seeding import seeded
 
-RANDOM_LOCK = threading.RLock()
-"""Held by whoever reseeds torch's default generators: they belong to the process, not to the thread."""
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @runtime_checkable
@@ -55,7 +54,7 @@ def held_out(data: Dataset) -> Dataset:
 class LayerSpec:
     """One layer, Tensor -> Tensor: the smallest piece the planner may cut between.
 
-    `build` returns a fresh module; whatever it draws comes from torch's default generator.
+    `build` returns a fresh module; whatever it draws comes from the default generators of torch, numpy and Python.
     """
 
     name: str
@@ -117,20 +116,19 @@ class LayeredModel:
                 taken.add((layer, parameter))
 
 
-def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from integers and strings, the same in every process and Python version."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
 def build_layer(spec: LayerSpec, seed: int, index: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Build layer `index` of a model in training mode, on the CPU.
 
-    The parameters depend on (seed, index) alone, never on which stage the layer ends up in, and torch's
-    default generator is left as it was. Floating-point parameters and buffers are converted to `dtype`
-    after they were drawn in the default dtype, so float64 starts from the float32 values.
+    The parameters depend on (seed, index) alone, never on which stage the layer ends up in, and the default
+    generators of torch, numpy and Python are left as they were. Floating-point parameters and buffers are converted to
+    `dtype` after they were drawn in the default dtype, so float64 starts from the float32 values.
     """
-    with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed("parameters", seed, index))
+    with seeded("parameters", seed, index):
         module = spec.build()
     return module.to(dtype).train()
+
+
+def build_shapes(spec: LayerSpec) -> nn.Module:
+    """A layer without memory (on the meta device) where its builder allows it."""
+    with seeded("shapes"), torch.device("meta"):
+        return spec.build()

@@ -16,6 +16,7 @@ from torch import nn
 from . import bert, gnmt, gpt, inception, llama, lstm, mlp, resnet, vgg
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec, Tie
+from .seeding import seeded
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
     **bert.PRESETS, **gnmt.PRESETS, **gpt.PRESETS, **inception.PRESETS, **llama.PRESETS, **lstm.PRESETS,
@@ -69,7 +70,7 @@ def _preset(name: str) -> LayeredModel:
 def _import(name: str) -> Callable[[], Any]:
     module_name, _, attribute = name.partition(":")
     try:
-        with _working_directory_importable():
+        with seeded("module", module_name), _working_directory_importable():
             found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
@@ -96,7 +97,8 @@ def _working_directory_importable() -> Iterator[None]:
 def _made(name: str, factory: Callable[[], Any]) -> Any:
     """What the function returns; what it raises is the user's to mend, so the message says where."""
     try:
-        return factory()
+        with seeded("model", name):
+            return factory()
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UnknownModel(name, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})") from error

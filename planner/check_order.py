@@ -12,6 +12,7 @@ from .check_ops import messages
 from .kernel import run_jobs
 from .operations import StageCosts
 from .plan import SENDS, Kind, Op
+from .ties import steps_sent
 
 if TYPE_CHECKING:
     import networkx
@@ -145,7 +146,8 @@ class Order:
         forward = listed.table(Kind.F)
         for s, a, b in zip(stage[some].tolist(), source[some].tolist(), target[some].tolist(), strict=True):
             sent = listed.find(Columns.of(Kind.SEND_P, s, homes.closings, a, b))
-            self._need(sent, listed.find(Columns.of(Kind.STEP, s, homes.closings, a)))
+            for writer in sorted(steps_sent(costs.ties, homes.owners, s, a, b)):
+                self._need(sent, listed.find(Columns.of(Kind.STEP, writer, homes.closings, a)))
             used = np.sort(forward[s][homes.device[s] == b])
             arrived = listed.find(Columns.of(Kind.RECV_P, s, homes.closings, b, a))
             if homes.update:

@@ -10,6 +10,7 @@ from .draft import BEGIN, HERE, LAST, SEND, Draft
 from .op_columns import Ints, direct_bytes
 from .operations import closings, holders, parameter_returns, update_size
 from .plan import Kind
+from .ties import steps_sent
 from .updates import on_lists
 from .versions import Versions
 from .weight_policy import FLUSH
@@ -26,7 +27,8 @@ def add_closing(draft: Draft) -> None:
 def _add_closing(draft: Draft) -> None:
     """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end.
 
-    A TIE follows the last backward of all its stages. A STEP is followed by the SEND_Ps of its new parameters.
+    A TIE follows the last backward of all its stages. A STEP is followed by the SEND_Ps of its new parameters,
+    once all that write some of them are there: a tied parameter is updated by another stage's.
     """
     given = draft.given
     ended = given.where(Kind.B, Kind.W)
@@ -49,8 +51,13 @@ def _add_closing(draft: Draft) -> None:
         draft.add(Kind.STEP, stage, none, none, device, draft.end_slot[device], HERE)
         return
     rows: list[tuple[int, int, int, int]] = []
+    waiting = [(steps_sent(draft.costs.ties, owners, s, by, to), s, by, to) for s, by, to in returns]
     for s, d in zip(stage.tolist(), device.tolist(), strict=True):
-        rows += [(Kind.STEP, s, -1, d), *((Kind.SEND_P, s, to, d) for x, by, to in returns if (x, by) == (s, d))]
+        rows.append((Kind.STEP, s, -1, d))
+        for steps, sent_stage, _, to in [item for item in waiting if item[2] == d]:
+            steps.discard(s)
+            rows += [] if steps else [(Kind.SEND_P, sent_stage, to, d)]
+        waiting = [item for item in waiting if item[0]]
     kind, stage, peer, device = np.array(rows, dtype=np.int64).T
     items = draft.add(kind, stage, np.full(len(kind), -1), peer, device, draft.end_slot[device], HERE)
     sent = kind == Kind.SEND_P
@@ -94,8 +101,9 @@ def _add_sums(draft: Draft) -> None:
 
 
 def _add_returns(draft: Draft) -> None:
-    """SEND_P of every update's new parameters right after its STEP, or after the PREDICT made for it."""
+    """SEND_P of every update's new parameters right after the STEPs that write them, or after the PREDICT for it."""
     given, candidate, ends = draft.given, draft.candidate, closings(draft.candidate)
+    owners = holders(candidate)
     ahead = Versions.of(on_lists(candidate, given.lists())).sent_ahead
     made: dict[tuple[int, int, int], list[int]] = {}
     known = {}
@@ -111,6 +119,8 @@ def _add_returns(draft: Draft) -> None:
             step, *predicts = made[source, stage, m]
             places.append(predicts[0] if predicts and (stage, target, g) in ahead else step)
             made[source, stage, m] = [step, *predicts[len(predicts) > 0 and places[-1] != step :]]
+            writers = steps_sent(draft.costs.ties, owners, stage, source, target) - {stage}
+            places[-1] = max([places[-1], *(made[source, writer, m][0] for writer in writers)])
         _add_sent(draft, stage, target, np.array(places), [known.get((target, stage, m), -1) for m in ends])
 
 

@@ -76,6 +76,17 @@ class Shared:
         return cls(tuple(ties), double, tied, extra)
 
 
+def steps_sent(
+    ties: Sequence[StageTie], owners: Mapping[int, Iterable[int]], stage: int, source: int, target: int
+) -> set[int]:
+    """Stages whose STEPs on device `source` write what it sends to `target` as the new parameters of `stage`.
+
+    Its own; of a tied parameter that the target does not step itself, that of the stage that updates the source's.
+    """
+    copies = (tie.copies(owners) for tie in ties if stage in tie.stages)
+    return {stage} | {held[source] for held in copies if source in held and target not in held}
+
+
 def returned_bytes(parameter_bytes: int, ties: Sequence[StageTie], stage: int, trained: Iterable[int]) -> int:
     """Bytes of a stage's parameters (`parameter_bytes`) that a device gets which trains the stages `trained`.
 

@@ -145,10 +145,10 @@ def test_programs_that_differ_between_ranks_are_named() -> None:
 
     class Transport:
         def all_gather_object(self, mine: object) -> list[object]:
-            one = Signature((("0.weight", (2, 2)),), "float32", (16,), ())
+            one = Signature((("0.weight", (2, 2), "float32"),), (), None, "float32", (16,), (), "code")
             return [{3: one}, {3: one._replace(piece_bytes=(32,))}]
 
-    with pytest.raises(ExecutionError, match=r"stage 3: .* ranks 0 and 1 in piece_bytes: \(16,\) and \(32,\)"):
+    with pytest.raises(ExecutionError, match=r"^stage 3: its piece_bytes differ between ranks 0 and 1: 16 and 32$"):
         agree(Transport(), {})  # type: ignore[arg-type]
 
 

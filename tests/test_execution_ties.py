@@ -22,7 +22,7 @@ from runs import (
 )
 from torch import Tensor, nn
 
-from contraflow.executor.errors import RunError
+from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.launch import execute, prepare
 from contraflow.executor.profile import profile_model
 from contraflow.executor.reference import train_reference
@@ -84,18 +84,16 @@ def test_processes_equal_single_process(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the comparison has teeth
 
 
-def test_without_the_sum_training_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Embedding and head, each updated from its own gradient."""
+def test_without_the_sum_the_copies_come_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedding and head, each updated from its own gradient: found after the first step."""
     original = ThreadTransport.all_reduce
 
     def none(self: ThreadTransport, tensor: Tensor, group: str) -> object:
         return original(self, tensor.clone() if group.startswith("tie") else tensor, group)
 
     monkeypatch.setattr(ThreadTransport, "all_reduce", none)
-    case = Case("1f1b", MODEL, 2, 4)
-    result = execute(planned(case), STEPS, transport="threads", self_check=False, return_state=True)
-    with pytest.raises(AssertionError, match=r"reference|differs"):
-        assert_equals_reference(case, result)
+    with pytest.raises(ExecutionError, match=r"ranks 0 and 1 have different .*embedding/token\.weight after step 1"):
+        execute(planned(Case("1f1b", MODEL, 2, 4)), STEPS, transport="threads", self_check=False)
 
 
 def test_without_the_tie_training_differs() -> None:

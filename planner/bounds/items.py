@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from .. import operations
 from ..cluster import Link
 from ..deadline import check_time
-from ..operations import Candidate, holders, static_bytes
+from ..operations import Candidate, holders, ship_target, stash_kind, static_bytes
 from ..plan import Pipeline
 from ..reductions import step_seconds
 from .knapsack import Option
@@ -147,12 +148,13 @@ class Asked:
         after = min(stash, int(costs.weight_stash_bytes[s])) if w > 0 else 0
         kind, remake, waiting, trip = KEEP, 0.0, stash, times.trip[s]
         area = stash * (f + trip + i)
-        if policy == "recompute":
+        fate = stash_kind(policy)
+        if fate == operations.RECOMPUTE:
             speed = self.candidate.problem.cluster.devices[b].kind.speed
             remake = float(costs.forward_s[s]) / speed
             kind, waiting, trip = RECOMPUTE, min(stash, self._incoming[s]), max(trip, remake)
             area = waiting * (f + trip + i) + (stash - waiting) * (remake + i)
-        elif policy != "keep":
+        elif fate != operations.KEEP:  # to the host, or to another device
             out, back = self._copy_links(policy, b)
             kind, waiting = AWAY, 0
             copied = out.occupation_s(stash) + back.occupation_s(stash) + back.latency_s
@@ -191,8 +193,8 @@ class Asked:
     def _copy_links(self, policy: str, device: int) -> tuple[Link, Link]:
         """The links on which a stash leaves the device and comes back."""
         cluster = self.candidate.problem.cluster
-        if policy.startswith("ship>"):
-            peer = int(policy.removeprefix("ship>"))
+        peer = ship_target(policy)
+        if peer is not None:
             return cluster.link(device, peer), cluster.link(peer, device)
         link = cluster.node_groups[cluster.devices[device].node].host_link
         return link, link

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from ..operations import OFFLOAD, RECOMPUTE
+from ..errors import PlanError
+from ..operations import KEEP, OFFLOAD, RECOMPUTE
 from .chain import Chain, Cuts, Floats, _cheapest, bottleneck, link_seconds, trace
 
 QUARTERS = 4
@@ -28,7 +29,10 @@ def kept(in_flight: int, fate: int) -> int:
 
 
 def fates(policies: Collection[str]) -> list[int]:
-    """The fates that these policies allow."""
+    """The fates that these policies allow, beside keeping. Raises PlanError for policies that have none."""
+    for policy in policies:
+        if policy not in (KEEP, RECOMPUTE, OFFLOAD):
+            raise PlanError(f"no fate of stashes for policy {policy!r}; known: {KEEP}, {RECOMPUTE}, {OFFLOAD}")
     recomputed = range(1, QUARTERS + 1) if RECOMPUTE in policies else ()
     return [0, *recomputed, *([AWAY] if OFFLOAD in policies else [])]
 

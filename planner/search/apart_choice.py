@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from ..operations import KEEP, OFFLOAD, RECOMPUTE
-from .apart_space import SHIP
+from ..operations import KEEP, OFFLOAD, RECOMPUTE, SHIP
 
 if TYPE_CHECKING:
     from .apart_model import ApartModel

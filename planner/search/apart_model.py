@@ -15,11 +15,10 @@ from typing import Any, cast
 from ortools.sat.python import cp_model
 
 from ..deadline import check_time
-from ..operations import KEEP, OFFLOAD, RECOMPUTE
+from ..operations import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ..plan import Kind
 from .apart_choice import Choice, Literal
 from .apart_instance import ApartInstance, Hops
-from .apart_space import SHIP
 
 Key = tuple[Kind, int, int]
 Place = tuple[int, int]

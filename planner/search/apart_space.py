@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from ..operations import SHIP
 from ..partition.chain import Chain, compositions
 from ..plan import Problem
 from ..workload import SearchSpace
 from .orders.shapes import binding, policies
 
-SHIP = "ship"
 MOST_OPS = 160
 """F and B of a plan with one stage a device up to which these models are built."""
 MOST_DEVICES = 6

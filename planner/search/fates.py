@@ -64,6 +64,8 @@ def with_fates(candidate: Candidate, chosen: Mapping[Unit, int]) -> Candidate:
 
 
 def _policy(fate: int, turn: int) -> str:
+    if not 0 <= fate <= AWAY:
+        raise KeyError(fate)
     return OFFLOAD if fate == AWAY else RECOMPUTE if turn < fate else KEEP
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ..bounds import finish_seconds
 from ..cluster import Cluster
-from ..operations import KEEP, RECOMPUTE, Candidate, static_bytes
+from ..errors import PlanError
+from ..operations import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate, static_bytes
 from ..plan import Kind
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-OFFLOAD = "offload"
 
 _RATIO = 64
 _MOST_TICKS = 200_000
@@ -136,7 +136,11 @@ class Stash:
         """Units beside the stashes while an op of this kind runs."""
         if kind in (Kind.F, Kind.R):
             return self.forward
-        return self.weight if kind == Kind.W else self.backward
+        if kind in (Kind.B, Kind.I):
+            return self.backward
+        if kind == Kind.W:
+            return self.weight
+        raise KeyError(f"{kind.name} is no compute op")
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,10 @@ class Rules:
 
     split: bool = False
     policies: frozenset[str] = frozenset({KEEP})
+
+    def __post_init__(self) -> None:
+        for policy in self.policies - {KEEP, RECOMPUTE, OFFLOAD, SHIP}:
+            raise PlanError(f"the exact search knows no stash policy {policy!r}")
 
 
 def build_instance(

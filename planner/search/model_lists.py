@@ -107,7 +107,11 @@ class _Lister:
             return stash.kept if policy == RECOMPUTE else stash.bytes
         if op.kind == Kind.R:
             return stash.bytes - stash.kept
-        return max(0, stash.held - stash.bytes) if op.kind == Kind.I else 0
+        if op.kind == Kind.I:
+            return max(0, stash.held - stash.bytes)
+        if op.kind in (Kind.B, Kind.W):
+            return 0
+        raise KeyError(f"{op.kind.name} is no compute op")
 
     def _released(self, op: Op) -> int:
         stash = self.instance.stash[op.stage]
@@ -115,7 +119,11 @@ class _Lister:
             return stash.bytes
         if op.kind == Kind.I:
             return max(0, stash.bytes - stash.held)
-        return stash.held if op.kind == Kind.W else 0
+        if op.kind == Kind.W:
+            return stash.held
+        if op.kind in (Kind.F, Kind.R):
+            return 0
+        raise KeyError(f"{op.kind.name} is no compute op")
 
     def run(self) -> tuple[Op, ...]:
         """The device's list."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ortools.sat.python import cp_model
 
 from ..deadline import check_time
-from ..operations import KEEP, RECOMPUTE
+from ..operations import KEEP, OFFLOAD, RECOMPUTE
 from ..plan import Kind
-from .instance import OFFLOAD, Instance, Send, Way
+from .instance import Instance, Send, Way
 from .model_stash import Memory
 
 Key = tuple[Kind, int, int]

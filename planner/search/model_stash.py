@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from ..operations import KEEP, RECOMPUTE
+from ..operations import KEEP, OFFLOAD, RECOMPUTE
 from ..plan import Kind
-from .instance import OFFLOAD, Instance
+from .instance import Instance
 
 if TYPE_CHECKING:
     from .model_orders import OrderModel

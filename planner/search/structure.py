@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from .. import bounds
 from ..deadline import check_time
 from ..lower import Assembled
-from ..operations import KEEP, Candidate
+from ..operations import KEEP, SHIP, Candidate
 from ..partition.chain import Cuts, compositions, cut
 from ..plan import Pipeline
 from . import apart_space
@@ -146,7 +146,7 @@ class Hunt:
         self.apart = [
             Open(session.bound_s, number, candidate, fates, _FIRST_APART)
             for number, candidate in enumerate(apart_candidates(session))
-            for fates in dict.fromkeys((self.fates - {apart_space.SHIP}, self.fates))
+            for fates in dict.fromkeys((self.fates - {SHIP}, self.fates))
         ]
         self.count = len(self.heap) + len(self.apart)
         self.closed_s = self.closed_apart_s = math.inf

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...bounds import finish_seconds
-from ...operations import OFFLOAD, RECOMPUTE, Candidate, static_bytes
+from ...errors import PlanError
+from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
 from ...plan import Pipeline
 from ..fit import limits
 from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work
@@ -77,6 +78,7 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
     place = {d: min(d, e) for d, e in twin.items()}
     pipelines = candidate.pipelines[:1] if folded else candidate.pipelines
     units = _units(candidate, pipelines, place)
+    _require_known(candidate)
     remade = np.array([policy == RECOMPUTE for policy in units.policy])
     away = np.array([policy == OFFLOAD for policy in units.policy])
     halves = np.array(costs.separable)[units.stage] & split
@@ -99,6 +101,15 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
         work, link, limit, np.bincount(home, times * duration, devices).astype(np.float64),
         _offsets(np.bincount(units.home, minlength=devices)), order, devices * devices + 2 * devices,
     )  # fmt: skip
+
+
+def _require_known(candidate: Candidate) -> None:
+    """Raises PlanError for what these arrays have no columns for: other policies, two devices a stage."""
+    for policy in {policy for row in candidate.stash for policy in row}:
+        if policy not in (KEEP, RECOMPUTE, OFFLOAD):
+            raise PlanError(f"order search: no stash policy {policy!r}; known: {KEEP}, {RECOMPUTE}, {OFFLOAD}")
+    if any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines):
+        raise PlanError("order search: forward and backward of a stage run on one device")
 
 
 def _offsets(counts: NDArray[np.generic]) -> Ints:

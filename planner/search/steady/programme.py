@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from ...deadline import check_time
+from ...errors import PlanError
 from ...operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, OFFLOADS, RECOMPUTE
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
@@ -79,6 +80,9 @@ class Programme:
     ) -> None:
         self.intervals, self.places, self.rules = intervals, places, rules
         self.stashes, self.most, self.margin = tuple(stashes), most, margin
+        for stash in self.stashes:
+            if stash not in (KEEP, RECOMPUTE, *OFFLOADS):
+                raise PlanError(f"the search without a flush knows no stash policy {stash!r}")
         workload = intervals.chain.problem.workload
         needed = rules.policy.predicts and workload.keeps_gradient(rules.policy.momentum_first)
         self.last_gradient = workload.gradient_bytes(1) if needed else 0

@@ -108,8 +108,10 @@ class Joined:
         limit = timedelta(seconds=BACKSTOP_S)
         try:
             store = local_store(self._rank, self._world, limit)
-            given = {} if store is None else {"store": store, "rank": self._rank, "world_size": self._world}
-            dist.init_process_group("gloo", timeout=limit, **given)
+            if store is None:
+                store, _, _ = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
+            own = _attempts_own(store)
+            dist.init_process_group("gloo", store=own, rank=self._rank, world_size=self._world, timeout=limit)
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise self._lost(f"cannot meet the others at {where}", error) from error
@@ -139,6 +141,12 @@ class Joined:
         ranks = len(self._plan.orders)
         if self._world != ranks:
             raise RunError(f"the plan is for {ranks} devices, but WORLD_SIZE is {self._world}")
+
+
+def _attempts_own(store: Any) -> Any:
+    """Where the ranks that torchrun has started again do not read the addresses of the attempt before."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
 
 
 def _gathered(value: Any) -> list[Any]:

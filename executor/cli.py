@@ -190,6 +190,8 @@ class _StepProgress:
 
 def _summary(result: RunResult) -> dict[str, Any]:
     more: dict[str, Any] = {"grad_norms": list(result.grad_norms)} if result.grad_norms else {}
+    if result.left_out:
+        more["left_out"] = list(result.left_out)
     if result.evaluations:
         more["evaluations"] = {str(step): loss for step, loss in result.evaluations.items()}
     if result.allocated_bytes is not None:
@@ -211,6 +213,10 @@ def _print_table(result: RunResult, unit: str) -> None:
 
     last = result.first_step + len(result.losses)
     say(f"{unit}s {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
+    if result.left_out:
+        some = ", ".join(str(step) for step in result.left_out[:5]) + (", ..." if len(result.left_out) > 5 else "")
+        count = f"{len(result.left_out)} of {len(result.losses)} {unit}s"
+        click.echo(f"left out {count}, in which something was not finite: {some}")
     for step, loss in result.evaluations.items():
         say(f"after {unit} {step}: held-out loss {loss:.4f}")
     table = Table("", "forecast", "measured", "measured / forecast")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .training import DYNAMIC, SCHEDULES, Training
+from .training import DYNAMIC, SCHEDULES, SKIP, STOP, Training
 
 _DEFAULT = Training()
 
@@ -108,6 +108,13 @@ _OPTIONS = (
         metavar="N",
         help="So many steps' worth of held-out micro-batches.",
     ),
+    click.option(
+        "--on-nan",
+        type=click.Choice((STOP, SKIP)),
+        default=STOP,
+        show_default=True,
+        help="Where a loss or gradient is NaN or infinite: end the run, or leave the step out on all ranks.",
+    ),
 )  # fmt: skip
 
 
@@ -137,4 +144,5 @@ def training_of(options: dict[str, Any]) -> Training:
         mini_batch=take("mini_batch"),
         evaluate_every=take("evaluate_every") or 0,
         evaluate_steps=take("evaluate_steps"),
+        on_nan=take("on_nan"),
     )

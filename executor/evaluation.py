@@ -19,7 +19,7 @@ from .mini_batch import MiniBatches
 from .place import CPU, Place
 from .replica import Blueprint, StageReplica
 from .step_state import OpRecord, StepState
-from .training import Training
+from .training import SKIP, Training
 from .transport import Transport
 from .waits import Waits, waits
 
@@ -110,7 +110,7 @@ class Evaluator(Interpreter):
         assert plan.forecast is not None  # require_executable saw to it
         forward, listed = forward_plan(lengthened(plan, together).with_forecast(plan.forecast))
         data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
-        own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training())
+        own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training(on_nan=SKIP))
         super().__init__(own, transport, replicas, place=place, load=load)
         self._held_out = Course.of(
             forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan)

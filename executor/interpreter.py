@@ -7,6 +7,7 @@ planned.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -22,6 +23,7 @@ from .addresses import Addresses
 from .agreement import agree
 from .course import Course, asynchronous
 from .errors import Aborted, ExecutionError, failed_op
+from .finite import Guard, NotFinite
 from .mini_batch import MiniBatches
 from .observe import Observer
 from .place import CPU, Place
@@ -71,6 +73,8 @@ class Interpreter(Posting):
         self.replicas = replicas
         plan = blueprint.plan
         self.update = Update(plan, blueprint.training, transport, replicas, place.device)
+        weights = {stage: replica.weights for stage, replica in replicas.items() if replica.owner}
+        self._guard = Guard(blueprint.training, weights, blueprint.layer_names, place.queues)
         self._observer = Observer() if observer is None else observer
         self._clock = clock
         self._place = place
@@ -173,7 +177,13 @@ class Interpreter(Posting):
         size, first = self._course.update, state.told * self._course.update
         state.told += 1
         mine = {m - first: state.losses.pop(m) for m in range(first, first + size) if m in state.losses}
-        return self._place.read_losses(mine)
+        found = self._place.read_losses(mine)
+        for m, loss in found.items():
+            try:
+                self._guard.loss(loss)
+            except NotFinite as error:
+                raise self._failure(state.step + state.told - 1, Op(Kind.F, self._last, m), error) from None
+        return found
 
     def _finished(self, state: StepState) -> StepRecord:
         """The end of the run."""
@@ -186,6 +196,9 @@ class Interpreter(Posting):
         self._exchange_statistics(state)
         self._stashes.settle()
         self._place.synchronize()
+        self.update.end()
+        for stage, error in self._guard.settled():
+            raise self._failure(state.step, Op(Kind.STEP, stage), error)
         state.times.resolve()
         listed = self._course.listed
         records = [state.records[k] for k in sorted(range(len(state.records)), key=listed.__getitem__)]
@@ -195,7 +208,8 @@ class Interpreter(Posting):
     def _agree(self, state: StepState) -> None:
         for reduction in state.reductions.values():
             self._finish(state, reduction)
-        self.update.agree()
+        losses = self._place.read_losses(state.losses) if self.blueprint.training.skips else {}
+        self.update.agree(all(map(math.isfinite, losses.values())))
 
     def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
         return failed_op(self.transport.rank, step, op, error, asynchronous(self._course.plan))
@@ -251,7 +265,8 @@ class Interpreter(Posting):
         if statistics is not None:
             statistics.forwarded(m)
         if stage == self._last:
-            state.losses[m] = self._place.keep_loss(output)
+            state.losses[m] = loss = self._place.keep_loss(output)
+            self._guard.loss(loss)
         else:
             state.activations[stage, m] = output
 
@@ -306,6 +321,8 @@ class Interpreter(Posting):
         weight_stash = state.weight_stashes.pop((op.stage, op.micro_batch))
         replica.program.backward_weight(weight_stash, replica.weights.accumulators)
         state.times.end(record)
+        if op.stage == 0:
+            self._guard.handed_back(None)
 
     def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
         if op.stage == self._last:
@@ -320,7 +337,10 @@ class Interpreter(Posting):
         if op.stage > 0:
             if result is None:
                 result = self._buffer(state, op.stage, op.micro_batch).zero_()
+            self._guard.handed_back(result)
             state.gradients[op.stage - 1, op.micro_batch] = result
+        elif op.kind is Kind.B:
+            self._guard.handed_back(None)
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self.replicas[op.stage]
@@ -328,6 +348,7 @@ class Interpreter(Posting):
             self._finish(state, state.reductions.get(collective))
         state.reductions.pop((Kind.REDUCE, op.stage, op.micro_batch), None)
         self._begin(state, record)
+        self._guard.stepping(op.stage)
         versions = state.versions.get(op.stage)
         if versions is not None:
             versions.replace(keep=state.place in self._course.replaced)

@@ -84,6 +84,7 @@ class RunResult:
         first_step: 0, or where the run resumed.
         grad_norms: of the whole model before clipping, one a step where gradients are clipped or losses scaled
             dynamically; then a step whose norm is not finite was left out. loss_scales: what each step ran with.
+        left_out: steps that no rank took, since a gradient (or, with `on_nan` "skip", a loss) was not finite.
         evaluations: mean held-out losses by the number of steps taken before.
         state: final tensors by checkpoint key, if asked for.
         trace: the steps op by op: median times, memory.
@@ -104,6 +105,7 @@ class RunResult:
     state: dict[str, Tensor] | None = field(default=None, repr=False)
     allocated_bytes: tuple[int, ...] | None = None
     excesses: tuple[Excess, ...] = ()
+    left_out: tuple[int, ...] = ()
 
 
 def execute(
@@ -227,8 +229,7 @@ def prepare(
         workload.optimizer, steps, saving is not None and saving.resume
     )
     if asynchronous(plan) and chosen.agrees:
-        what = "clipped gradients" if chosen.clip_norm is not None else "a dynamic loss scale"
-        raise RunError(f"{what} would drain the pipeline at every update: only for synchronous plans")
+        raise RunError(f"{chosen.all_gradients} would drain the pipeline at every update: only for synchronous plans")
     dtype = run_dtype(workload.precision, dtype)
     source = find_data(found, data)
     sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
@@ -301,6 +302,7 @@ class Collector:
         self.norms: list[float] = []
         self.scales: list[float] = []
         self.evaluations: dict[int, float] = {}
+        self.left_out: list[int] = []
 
     def add(self, report: StepReport | Notice) -> None:
         """One rank's report of one step, or its notice, which the user gets as a warning once a stage."""
@@ -323,6 +325,8 @@ class Collector:
         self.scales.append(report.loss_scale)
         if report.grad_norm is not None:
             self.norms.append(report.grad_norm)
+        if report.left_out:
+            self.left_out.append(report.step)
         held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
         if held_out:
             self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
@@ -356,4 +360,5 @@ class Collector:
             state or None,
             None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
             excesses(reports, forecast.peak_bytes),
+            tuple(self.left_out),
         )

@@ -79,6 +79,11 @@ class Job:
         return runs(self.plan, self.training, self.first, self.steps, self.saves)
 
     @property
+    def can_stop(self) -> bool:
+        """Whether there are places before the end at which it can: an asynchronous plan needs an empty pipeline."""
+        return not asynchronous(self.plan) or self.steps > next(self.runs).updates
+
+    @property
     def saves(self) -> int:
         """Steps between saves, 0: none but the last."""
         return 0 if self.checkpoint is None else self.checkpoint.every
@@ -96,7 +101,7 @@ class StepReport:
 
     `seconds`: from the start of its run to its end; `run`: the first step of that. `grad_norm`: of the whole model,
     where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses of the evaluation after it by
-    (step, micro-batch), None without.
+    (step, micro-batch), None without. `left_out`: nobody stepped, since something was not finite.
     """
 
     rank: int
@@ -108,6 +113,7 @@ class StepReport:
     loss_scale: float = 1.0
     run: int = -1
     held_out: dict[tuple[int, int], float] | None = None
+    left_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,8 @@ def _run(
         if saver is not None:
             closing.callback(saver.close)
             _resume(job, saver, replicas, update.scaler)
-            stop.begin()
+            if job.can_stop:
+                stop.begin()
         equalise(transport, blueprint, replicas, lambda stage, text: report(Notice(stage, text, "start")))
         compare_samples(transport, blueprint, replicas, first)
         traced = next(job.runs).updates
@@ -222,8 +229,11 @@ def _run(
                         held_out = evaluator.evaluate()
                 mini_batch, norm = blueprint.mini_batches.of(step), update.grad_norm
                 report(
-                    StepReport(rank, step, record.seconds, record.losses, mini_batch, norm, scale, run.first, held_out)
-                )
+                    StepReport(
+                        rank, step, record.seconds, record.losses, mini_batch, norm, scale, run.first, held_out,
+                        update.left_out,
+                    )
+                )  # fmt: skip
                 if step - first + 1 == job.tracked_steps:
                     observer.untrack()
                     tracking.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +16,7 @@ from .mini_batch import MiniBatch, MiniBatches
 from .precision import autocasting, build_lowered, half_of, run_dtype, wide
 from .program import layer_seed
 from .ties import tie_modules
-from .training import DYNAMIC, INITIAL_SCALE, Training
+from .training import DYNAMIC, INITIAL_SCALE, SKIP, Training
 from .validate import as_dtype, find_data
 from .weights import make_optimizer, set_rate
 
@@ -124,6 +125,8 @@ class _Trainer:
     def accumulate(self, step: int, mini_batch: MiniBatch) -> float:
         """The gradients of one step; returns the mean loss over its samples."""
         self.stepper.zero_grad()
+        if self.training.on_nan == SKIP:
+            self._buffers = [buffer.clone() for layer in self.layers for buffer in layer.buffers()]
         total = 0.0
         for m in range(mini_batch.micro_batches):
             size = mini_batch.size(m)
@@ -133,6 +136,7 @@ class _Trainer:
             scaled.backward()  # type: ignore[no-untyped-call]
             self._sum_up()
             total += share * loss.item()
+        self._finite = math.isfinite(total)
         return total
 
     def _loss(self, inputs: Tensor, targets: Tensor, random: int) -> Tensor:
@@ -166,6 +170,10 @@ class _Trainer:
         if self.training.agrees:
             limit = self.training.clip_norm
             norm = clip_grad_norm_(self.stepped, float("inf") if limit is None else limit).item()
+        if self.training.on_nan == SKIP and not (self._finite and math.isfinite(norm or 0.0)):
+            self._leave_out()
+            if not self.scaler.is_enabled():
+                return norm if self._finite else math.nan
         self.scaler.step(self.stepper)
         self.scaler.update()
         for layer, masters in zip(self.layers, self.masters, strict=True):
@@ -173,6 +181,13 @@ class _Trainer:
                 if name in masters:
                     p.data.copy_(masters[name])
         return norm
+
+    def _leave_out(self) -> None:
+        """The step has not been: neither for parameters nor for buffers."""
+        with torch.no_grad():
+            buffers = (buffer for layer in self.layers for buffer in layer.buffers())
+            for buffer, kept in zip(buffers, self._buffers, strict=True):
+                buffer.copy_(kept)
 
     def evaluate(self, micro_batches: int, size: int) -> float:
         """The mean held-out loss, in evaluation mode."""

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..models import Dataset, LayeredModel
-from ..models.sampling import batch_of, targets_of
 from ..planner.operations import forward_devices, holders
 from ..planner.plan import Kind, Op, Plan
 from ..planner.weight_policy import WEIGHT_POLICIES
+from .batches import Alike, inputs_and_targets, targets_alone
 from .course import asynchronous
 from .digests import unregistered
 from .eager_probe import isolated
@@ -130,7 +130,7 @@ class Blueprint:
 
     Attributes:
         shapes: every stage's input, of a full micro-batch; smaller: of those of fewer samples, by their number.
-        device: where this rank computes.
+        device: where this rank computes. alike: what its micro-batches have in common so far.
     """
 
     plan: Plan
@@ -144,6 +144,7 @@ class Blueprint:
     device: torch.device = CPU.device
     compiled: bool = False
     smaller: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
+    alike: Alike = field(default_factory=Alike, compare=False)
 
     @property
     def full(self) -> int:
@@ -176,12 +177,18 @@ class Blueprint:
 
     def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
-        inputs, targets = batch_of(self.data, self.seed, step, micro_batch, samples)
-        return as_dtype(inputs, self.dtype), as_dtype(targets, wide(self.dtype))
+        drawn = inputs_and_targets(self.data, self.seed, step, micro_batch, samples)
+        inputs, targets = as_dtype(drawn[0], self.dtype), as_dtype(drawn[1], wide(self.dtype))
+        self.alike.require(self.data, step, micro_batch, samples, "inputs", inputs)
+        self.alike.require(self.data, step, micro_batch, samples, "targets", targets)
+        return inputs, targets
 
     def targets(self, step: int, micro_batch: int, samples: int) -> Tensor:
         """The targets of `batch`, where the data set can without its inputs."""
-        return as_dtype(targets_of(self.data, self.seed, step, micro_batch, samples), wide(self.dtype))
+        drawn = targets_alone(self.data, self.seed, step, micro_batch, samples)
+        targets = as_dtype(drawn, wide(self.dtype))
+        self.alike.require(self.data, step, micro_batch, samples, "targets", targets)
+        return targets
 
     def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
         """This rank's replica of a stage; its parameters depend on seed and layer alone.

@@ -10,6 +10,7 @@ from .errors import RunError
 DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3}
 SCHEDULES = ("constant", "linear", "cosine")
 DYNAMIC = "dynamic"
+STOP, SKIP = "stop", "skip"
 INITIAL_SCALE = 2.0**16
 """Where a dynamic loss scale begins; torch.amp.GradScaler's."""
 
@@ -33,6 +34,7 @@ class Training:
         mini_batch: samples a step, no more than its micro-batches hold; the last one has the rest. None: all it holds.
         evaluate_every: held-out losses after so many steps each, 0: never.
         evaluate_steps: how many steps' worth of held-out micro-batches that takes.
+        on_nan: what a loss or gradient does that is NaN or infinite: "stop" the run, or "skip" the step on all ranks.
 
     Raises RunError.
     """
@@ -53,10 +55,13 @@ class Training:
     mini_batch: int | None = None
     evaluate_every: int = 0
     evaluate_steps: int = 1
+    on_nan: str = STOP
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise RunError(f"unknown learning-rate schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
+        if self.on_nan not in (STOP, SKIP):
+            raise RunError(f"on_nan is {STOP!r} or {SKIP!r}, got {self.on_nan!r}")
         counts = {"warmup_steps": 0, "scale_interval": 1, "evaluate_every": 0, "evaluate_steps": 1}
         counts |= {} if self.mini_batch is None else {"mini_batch": 1}
         for name, least in counts.items():
@@ -112,7 +117,19 @@ class Training:
     @property
     def agrees(self) -> bool:
         """Whether all ranks must know all gradients before any of them steps."""
-        return self.clip_norm is not None or self.loss_scale == DYNAMIC
+        return bool(self.all_gradients)
+
+    @property
+    def all_gradients(self) -> str:
+        """What needs them all in words, "" for nothing."""
+        if self.clip_norm is not None:
+            return "clipping gradients"
+        return "a dynamic loss scale" if self.loss_scale == DYNAMIC else "leaving steps out" if self.skips else ""
+
+    @property
+    def skips(self) -> bool:
+        """Whether a step is left out whose gradients are not finite."""
+        return self.loss_scale == DYNAMIC or self.on_nan == SKIP
 
 
 def _number(name: str, value: object) -> float:
@@ -145,10 +162,11 @@ class LossScaler:
 
     def update(self, finite: bool) -> None:
         """After a step whose gradients all were finite or not."""
+        self.skipped += not finite
         if not self.dynamic:
             return
         if not finite:
-            self.scale, self.good, self.skipped = self.scale / 2, 0, self.skipped + 1
+            self.scale, self.good = self.scale / 2, 0
             return
         self.good += 1
         if self.good == self.interval:

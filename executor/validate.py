@@ -13,11 +13,11 @@ from ..models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resol
 from ..models.data import UnknownData
 from ..models.protocol import build_shapes
 from ..models.registry import names
-from ..models.sampling import batch_of
 from ..planner.check import check
 from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS
 from ..planner.plan import Kind, Plan
 from ..planner.versions import update_size
+from .batches import inputs_and_targets
 from .errors import RunError
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
 from .random_state import own_random_state
@@ -151,7 +151,7 @@ def match_model(
     _match_names(plan, model)
     first_of_stage = {stage[0] for stage in plan.stages}
     size = plan.problem.model.micro_batch_size if samples is None else samples
-    example = as_dtype(batch_of(data, 0, 0, 0, size)[0], dtype).to("meta")
+    example = as_dtype(inputs_and_targets(data, 0, 0, 0, size)[0], dtype).to("meta")
     tensors = [(f"the input of layer {planned[0].name!r}", planned[0].input_bytes, example)]
     shapes = []
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):

@@ -265,7 +265,7 @@ def test_who_watches_names_op_and_update() -> None:
 
 @pytest.mark.parametrize(
     ("training", "what"),
-    [(Training(clip_norm=1.0), "clipped gradients"), (Training(loss_scale="dynamic"), "a dynamic loss scale")],
+    [(Training(clip_norm=1.0), "clipping gradients"), (Training(loss_scale="dynamic"), "a dynamic loss scale")],
 )
 def test_what_needs_all_gradients_at_once_is_refused(training: Training, what: str) -> None:
     """It would wait for the pipeline to run empty."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
-import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +43,8 @@ from .transport import Transport
 
 LOCK = ".lock"
 _POLL_S = 0.01
+_PATIENCE_S = 1.5
+"""How long a run that has failed waits for a save of what was still right."""
 
 
 class _Snapshot(NamedTuple):
@@ -123,7 +126,7 @@ class Saver:
         self._run = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rank {transport.rank} saves")
         self._pending: Future[None] | None = None
-        self._closed = threading.Event()
+        self._closed = math.inf
         self.saved = -1
 
     def _enter(self, end: int) -> Lock:
@@ -166,8 +169,8 @@ class Saver:
             pending.result()
 
     def close(self) -> None:
-        """Gives up what is not complete."""
-        self._closed.set()
+        """Gives up what is not complete, unless it soon is."""
+        self._closed = time.monotonic() + _PATIENCE_S
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._lock is not None:
             sweep(self._folder)
@@ -196,7 +199,8 @@ class Saver:
         """What every rank has written, once all have. Raises Aborted: the run has ended before."""
         notes = {rank: part / _note(rank) for rank in self._inventory.savers}
         while not all(path.exists() for path in notes.values()):
-            if self._closed.wait(_POLL_S):
+            time.sleep(_POLL_S)
+            if time.monotonic() > self._closed:
                 raise Aborted("the run has ended")
             if not part.is_dir():
                 raise SaveError(f"cannot save {part}: it is gone")

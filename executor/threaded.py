@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .launch import Collector
 
 _POLL_S = 0.2
-_GRACE_S = 2.0
+_GRACE_S = 5.0
 """How long threads may take to end after one of them failed."""
 
 

@@ -94,6 +94,10 @@ class CommandLine(click.Group):
             _fail(f"{error.format_message()} (see {where} --help)", 2)
         except click.ClickException as error:
             _fail(error.format_message(), error.exit_code)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            _fail("this command needs torch, which is not installed: pip install torch", 2)
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our stdout has gone: say nothing more
             sys.exit(0)

@@ -33,13 +33,15 @@ class SearchProgress:
         self._task = self._bar.add_task(printable(title), total=time_limit, best="")
 
     def __enter__(self) -> SearchProgress:
-        self._bar.start()
+        if not self._bar.disable:
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if not self._bar.disable:
+            self._bar.stop()  # prints an empty line where disabled, before rich 15
 
     def __call__(self, progress: Any) -> None:
         """Shows what the search reports: an object with `step_s`, possibly None, `bound_s` and `phase`."""

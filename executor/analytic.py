@@ -61,13 +61,14 @@ def analytic_profile(
     dtype = PRECISIONS[precision]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, micro_batch_size, data, dtype))
+    awaiting = target.nbytes
 
     def traced(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
         module = _imagined(model.layers[index], dtype, fake)
         program = trace_layer(model, module, index, x, target, dtype, engine, check=False)
         roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
         with fake, LSTMReserve(), roofline:
-            run = LayerRun(program, module, index, x, target)
+            run = LayerRun(program, module, index, x, target, awaiting)
             costs = run.costs(lambda: roofline.seconds, rounds=1, warmups=0)
         return costs, run
 

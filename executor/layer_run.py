@@ -86,15 +86,18 @@ class LayerRun:
 
     Attributes:
         output: of the layer, or its loss.
+        awaiting: bytes of the target, which is there while any layer of a last stage runs.
     """
 
-    def __init__(self, program: AnyProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None) -> None:
+    def __init__(
+        self, program: AnyProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None, awaiting: int = 0
+    ) -> None:
         self.program = program
         self.parameters = {name: tensor.detach() for name, tensor in named_parameters([module], [index]).items()}
         self.buffers = named_buffers([module], [index])
         summed = {name: self.parameters[name] for name in program.accumulator_names}
         self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
-        self.x, self.target = x, target
+        self.x, self.target, self.awaiting = x, target, awaiting if target is None else target.nbytes
         self.output = self._forward()[0]
         self.grad_output = torch.ones_like(self.output)
 
@@ -136,7 +139,7 @@ class LayerRun:
         own_stash = sizes.stash - sizes.borrowed
         unsaved_input = 0 if self.program.saves_input else self.x.nbytes
         forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
-        given = self.x.nbytes + (0 if self.target is None else self.target.nbytes)
+        given = self.x.nbytes + self.awaiting
         forward_only = sizes.forward_only_peak - sizes.output + given
         remake = sizes.remake_peak - own_stash + unsaved_input
         gradients = self.grad_output.nbytes

@@ -98,7 +98,11 @@ class Posting:
         self._leave(state, transfer)
 
     def _fetch(self, state: StepState, op: Op, record: OpRecord) -> None:
-        """Starts at its place or, where the forecast has it wait in line, after the op that it waits for."""
+        """Starts at its place or, where the forecast has it wait in line, after the op that it waits for.
+
+        A rank that queues waits for another one's host copy itself: not before it has posted all that is listed before
+        its next op in line, which may be what the other one waits for.
+        """
         place = state.place
         listed = [state.leaving[k] for k in state.leaving if self._course.order[k].kind in (Kind.OFFLOAD, Kind.SEND_S)]
         gate = self._course.waits.starts[place]
@@ -108,21 +112,25 @@ class Posting:
         else:
             arrived = self._stashes.expect_host_copy(state, op, home)
 
+        blocks = home != back and self._place.queues
+
         def start() -> None:
+            if blocks:
+                self._finish(state, arrived)
             left = [state.leaving[k] for k in self._course.waits.left[place] if k in state.leaving]
             self._stashes.fetch(state, op, record, list(dict.fromkeys([*left, *listed])), arrived)
 
-        if gate < place:
+        if gate < place and not blocks:
             start()
         else:
-            state.waiting.append((gate, start))
+            state.waiting.append((max(gate, place), start))
 
     def _start_fetches(self, state: StepState, place: int) -> None:
         while state.waiting and state.waiting[0][0] < place:
             state.waiting.pop(0)[1]()
 
     def _free(self, state: StepState, op: Op, record: OpRecord) -> None:
-        self._finish(state, state.departed[op.stage, op.micro_batch])
+        self._finish(state, state.departed.get((op.stage, op.micro_batch)))  # none: its backward has used it already
         state.times.end(record)
 
     def _send_stash(self, state: StepState, op: Op, record: OpRecord) -> None:

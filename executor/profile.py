@@ -86,11 +86,12 @@ def _profile(
     """`profile_model` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, micro_batch_size, data, dtype)
     x, target = x.to(device), target.to(device)
-    recall = cold(x.device)
+    recall, awaiting = cold(x.device), target.nbytes
 
     def measured(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
         module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
-        run = LayerRun(trace_layer(model, module, index, x, target, dtype, engine), module, index, x, target)
+        program = trace_layer(model, module, index, x, target, dtype, engine)
+        run = LayerRun(program, module, index, x, target, awaiting)
         return run.costs(partial(_now, x.device), rounds, WARMUPS, pace, recall), run
 
     with _threads(threads):

@@ -49,7 +49,8 @@ class Tape:
     Attributes:
         output: where gradients enter; None if nothing that is trained decides the output.
         slots: of the stash's tensors, in its order. parameters: of the saved parameters.
-        leaves: where a trained parameter's gradient arrives, by name.
+        leaves: where a trained parameter's gradient arrives, by name. trained: these parameters as the graph, which
+            holds them, knows them: empty until a backward lays its own values into them.
         entry: where the input's gradient arrives, in `arrived`; None where nobody wants it.
         inner: the first layer's output, if more follows.
         arrived: a list that is given the input's gradient.
@@ -60,6 +61,7 @@ class Tape:
     slots: list[Slot]
     parameters: list[ParameterView]
     leaves: dict[str, GradientEdge]
+    trained: dict[str, Tensor]
     entry: GradientEdge | None
     inner: GradientEdge | None
     arrived: list[Tensor]
@@ -74,6 +76,8 @@ class Tape:
             base = parameters[view.name]
             slot, offset = view.slot, int(base.storage_offset()) + view.offset
             slot.tensor = base.detach().as_strided(view.shape, view.stride, offset)
+        for name, leaf in self.trained.items():
+            leaf.data = parameters[name].detach()
 
     def clear(self) -> None:
         """Forgets the graph."""
@@ -81,6 +85,7 @@ class Tape:
         self.slots.clear()
         self.parameters.clear()
         self.leaves.clear()
+        self.trained.clear()
 
 
 class _Enter(torch.autograd.Function):
@@ -148,10 +153,15 @@ class Recording:
         self._aliases.clear()
         if x._version != version:
             raise ValueError(f"{layers.label}: its first layer changes its input in place")
-        edges = {name: get_gradient_edge(leaves[name]) for name in self._parameters if name in self._trained}
+        trained = {name: leaves[name] for name in self._parameters if name in self._trained}
+        edges = {name: get_gradient_edge(leaf) for name, leaf in trained.items()}
+        for leaf in trained.values():
+            leaf.data = leaf.new_empty(0)
+        self._parameters = {}  # the graph holds its hooks, and they this
         first = inner[0] if inner else None
         staying = frozenset(tensor.untyped_storage()._cdata for tensor in buffers.values())
-        return output.detach(), Tape(_edge(output), self._slots, self._views, edges, entry, first, arrived, staying)
+        left = output.detach()
+        return left, Tape(_edge(output), self._slots, self._views, edges, trained, entry, first, arrived, staying)
 
     def _copy_buffers(self, values: dict[str, Tensor], buffers: Mapping[str, Tensor], prefix: str) -> None:
         """Lets the layer of this prefix run on copies, the one before on none any more."""

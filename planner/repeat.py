@@ -186,7 +186,7 @@ class _Line:
         runs = [(a, b) for a, b in pairwise(edges.tolist()) if distance[a] > 0]
         for a, b in sorted(runs, key=lambda run: run[0] - run[1]):
             cut = _Cut(a, a + int(distance[a]))
-            if self._complete(cut, shift):
+            if self._complete(cut, shift) and self._closes(cut, shift, count):
                 return cut, (b - a) / (cut.last - cut.first)
         return None
 
@@ -204,6 +204,15 @@ class _Line:
         long = self.columns[self._places(cut, 1)]
         long[cut.last :, 2] += shift
         return len(np.unique(long, axis=0)) == len(long)
+
+    def _closes(self, cut: _Cut, shift: int, count: int) -> bool:
+        """Whether the body has its share of every stage's STEPs and new parameters."""
+        once = np.isin(self.columns[:, 0], (Kind.STEP.value, Kind.RECV_P.value))
+        group = self.columns[:, 0] * (self.columns[:, 1].max() + 1) + self.columns[:, 1]
+        inside = np.zeros(len(self.ops), dtype=bool)
+        inside[cut.first : cut.last] = True
+        whole, part = np.bincount(group[once]), np.bincount(group[once & inside], minlength=group.max() + 1)
+        return bool((part[: len(whole)] * count == whole * shift).all())
 
     def _places(self, cut: _Cut, times: int) -> Ints:
         body = np.tile(np.arange(cut.first, cut.last), times)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+import trained
+from late import LatePlace
+from mutants import forecast_anew, mutant
 from random_runs import Case, draw, plan_of, shrink, simpler
 from trained import outcome
 
+from contraflow.executor import rank
+from contraflow.planner.check import check
 from contraflow.planner.errors import PlanError
-from contraflow.planner.plan import Kind
+from contraflow.planner.plan import Kind, Op
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,3 +89,62 @@ def test_a_case_is_what_its_seed_says() -> None:
             assert plan_of(case) == plan_of(replace(case))
         except PlanError:
             continue
+
+
+# ------------------------------------------------------------------ what was found once
+
+
+PREDICTED = Case(
+    183, "mlp", 1, 1, "quick", 1, (), ((0,),), ((0,),), (0, 0), (("keep",),), weights="pipeoptim-lookahead", update=1,
+    runs=1, engine="eager",
+)  # fmt: skip
+LONG_TARGETS = Case(
+    236, "lstm", 2, 1, "slow", 1, (2,), ((0, 1),), ((0, 0),), (0, 0, 0), (("keep", "recompute"),), runs=2
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [PREDICTED, LONG_TARGETS], ids=["predicted weights, eager", "targets in F"])
+def test_peaks_that_were_not_kept(case: Case) -> None:
+    """Predicted weights outlived their forward; targets were not counted while the layers before the last run."""
+    assert outcome(case, plan_of(case)).faults == []
+
+
+def test_free_behind_its_backward() -> None:
+    """A FREE that the checker accepts after the backward of its stash has nothing left to wait for."""
+    case = Case(5, "drop", 1, 1, "quick", 1, (), ((0,),), ((0,),), (0, 0, 0), (("offload",),))
+    plan = plan_of(case)
+    last = max(k for k, op in enumerate(plan.orders[0]) if op.kind is Kind.B)
+    free = Op(Kind.FREE, 0, plan.orders[0][last].micro_batch)
+    order = (*plan.orders[0][: last + 1], free, *plan.orders[0][last + 1 :])
+    edited = forecast_anew(replace(plan, orders=(order,)))
+    assert check(edited) == []
+    assert outcome(case, edited).faults == []
+
+
+def test_edited_lists_that_are_accepted_run_as_well() -> None:
+    """Lists with ops moved, swapped, repeated, left out and retargeted, as far as the checker lets them pass."""
+    run = 0
+    for seed in range(40, 70):
+        rng, case = random.Random(seed), draw(seed, 3)
+        if not case.synchronous or len(case.owner) > 6:
+            continue
+        other = mutant(plan_of(case), rng)
+        if other is not None:
+            found = outcome(case, other, again=False)
+            assert not found.faults, f"seed {seed}: {found.faults[0].text}"
+            run += 1
+    assert run >= 5
+
+
+WAITING = Case(
+    236, "lstm", 4, 1, "slow", 2, (1, 2), ((2, 1, 2), (2, 2, 3), (1, 1, 1)), ((2, 1, 2), (0, 2, 1), (1, 1, 1)),
+    (1, 2, 1, 0),
+    (("offload", "keep", "recompute"), ("offload", "offload", "recompute"), ("offload", "offload", "keep")), runs=1,
+)  # fmt: skip
+
+
+def test_a_rank_that_queues_posts_before_it_waits_for_a_host_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank's copy may need what is listed behind the FETCH that takes it."""
+    monkeypatch.setattr(rank, "place_of", lambda device, local_rank: LatePlace())
+    monkeypatch.setattr(trained, "TIMEOUT_S", 20.0)
+    assert outcome(WAITING, plan_of(WAITING), again=False).faults == []

@@ -9,6 +9,8 @@ JOBS ?= 2
 FLAGS ?=
 # How many files `make fuzz` makes wrong.
 CASES ?= 10000
+# How many random plans `make soak` trains.
+SOAKED ?= 1000
 # Where tests look for data sets first (docs/models.md), here for those that pip brings but does not install.
 export CONTRAFLOW_DATA ?= $(CURDIR)/$(VENV)/data
 
@@ -20,12 +22,13 @@ REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 # mypy does not follow the import hook of an editable install: it reads the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
 
-.PHONY: help demo test fuzz lint clean
+.PHONY: help demo test fuzz soak lint clean
 
 help:
 	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
 	@echo "make test   the fast test suite"
 	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
+	@echo "make soak   random plans of every kind, trained and held against plain torch (SOAKED=1000)"
 	@echo "make lint   ruff and mypy"
 
 $(VENV)/pyvenv.cfg:
@@ -53,6 +56,9 @@ test: $(VENV)/.installed-dev $(REVIEWS)
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/fuzz.py --cases $(CASES)
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/reliability/soak.py --cases $(SOAKED)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -136,6 +136,25 @@ def test_edited_lists_that_are_accepted_run_as_well() -> None:
     assert run >= 5
 
 
+TIED = Case(
+    2, "gpt", 3, 1, "quick", 1, (2, 4), ((0, 1, 2),), ((1, 1, 1),), (0, 0, 0), (("keep", "keep", "keep"),), "momentum"
+)
+
+
+def test_tied_parameters_are_sent_when_they_have_been_stepped() -> None:
+    """The first stage's STEP updates what the last one is tied to: the last one's new parameters leave behind both."""
+    plan = plan_of(TIED)
+    sums = [op for op in plan.orders[1] if op.kind in (Kind.STEP, Kind.SEND_P)]
+    assert sums.index(Op(Kind.SEND_P, 2, -1, 2)) > sums.index(Op(Kind.STEP, 0)) > sums.index(Op(Kind.STEP, 2))
+    assert outcome(TIED, plan).faults == []
+    line = [op for op in plan.orders[1] if op != Op(Kind.SEND_P, 2, -1, 2)]
+    line.insert(line.index(Op(Kind.STEP, 2)) + 1, Op(Kind.SEND_P, 2, -1, 2))
+    early = replace(plan, orders=(plan.orders[0], tuple(line), plan.orders[2]))
+    assert [str(found) for found in check(early)] == [
+        "dependency: device 1: 2SEND_P>2 comes before 0STEP, which it needs"
+    ]
+
+
 WAITING = Case(
     236, "lstm", 4, 1, "slow", 2, (1, 2), ((2, 1, 2), (2, 2, 3), (1, 1, 1)), ((2, 1, 2), (0, 2, 1), (1, 1, 1)),
     (1, 2, 1, 0),

@@ -22,9 +22,10 @@ from torch import Tensor
 from contraflow.executor import rank
 from contraflow.executor.errors import RunError
 from contraflow.executor.interpreter import Interpreter
-from contraflow.executor.launch import Collector, RunResult, prepare, run_threads
+from contraflow.executor.launch import Collector, RunResult, prepare
 from contraflow.executor.rank import Job
 from contraflow.executor.step_state import StepRecord, StepState, Transfer
+from contraflow.executor.threaded import run_threads
 from contraflow.planner.check import check
 from contraflow.planner.period import period_seconds
 from contraflow.planner.plan import Forecast, Plan

@@ -85,7 +85,8 @@ class CommandLine(click.Group):
         try:
             code: object = run()
         except (click.Abort, KeyboardInterrupt) as error:
-            _fail(str(error) or "interrupted", 128 + getattr(error, "number", signal.SIGINT))
+            ending = error.__cause__ or error  # click makes an Abort of either
+            _fail(str(ending) or "interrupted", 128 + getattr(ending, "number", signal.SIGINT))
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(2)

@@ -24,20 +24,20 @@ class JobStore:
 
     def set(self, key: str, content: bytes) -> None:
         """Tells all ranks of this attempt."""
-        self._ask(lambda store: store.set(_own(key), content), None)
+        self._ask(lambda store: store.set(own_key(key), content), None)
 
     def read(self, keys: Sequence[str]) -> list[bytes]:
         """What has been told; b"" for a key of which nothing has."""
 
         def ask(store: Any) -> list[bytes]:
-            return [store.get(_own(key)) if store.check([_own(key)]) else b"" for key in keys]
+            return [store.get(own_key(key)) if store.check([own_key(key)]) else b"" for key in keys]
 
         said: list[bytes] = self._ask(ask, [b""] * len(keys))
         return said
 
     def first_word(self) -> bool:
         """Whether no rank has asked this before, so that one of them tells the user what is wrong; also if unknown."""
-        first: bool = self._ask(lambda store: store.add(_own("words"), 1) == 1, True)
+        first: bool = self._ask(lambda store: store.add(own_key("words"), 1) == 1, True)
         return first
 
     def _ask(self, question: Any, without: Any) -> Any:
@@ -57,7 +57,8 @@ def has_agent_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _own(key: str) -> str:
+def own_key(key: str) -> str:
+    """The key that no other attempt of the job uses."""
     return f"contraflow/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{key}"
 
 

@@ -130,6 +130,10 @@ class Joined:
         except (RunError, ExecutionError) as error:
             error.told = not self._store.first_word()
             raise
+        except SystemExit:  # torchrun ends the ranks that are left when one has died: that one is the cause
+            if self._watchdog is not None:
+                self._watchdog.end_if_lost(0.0)
+            raise
 
     def _watched(self) -> AbstractContextManager[Watchdog | None]:
         """Its watchdog from the very start, unless what it was given is refused anyway."""

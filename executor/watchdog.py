@@ -97,17 +97,19 @@ class Watchdog:
 
     # ------------------------------------------------------------ the ranks
 
-    def end_if_lost(self) -> None:
+    def end_if_lost(self, patience_s: float = _NOTICED_S) -> None:
         """Ends this process, which has lost a connection, if a rank of this machine has ended; tells which, and where.
 
         At once: torchrun ends it as soon as it notices.
         """
-        deadline = time.monotonic() + _NOTICED_S
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + patience_s
+        while True:
             gone = self._gone(self._siblings.states())
             if gone is not None:
                 self._listen()
                 self._end(self._ended(gone, self._known()[0][gone]).text, self._store.first_word())
+            if time.monotonic() >= deadline:
+                return
             time.sleep(0.01)
 
     def _hang(self) -> Hang | None:

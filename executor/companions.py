@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import pickle
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 import torch.multiprocessing as multiprocessing
 
 from .allocator import keep_freed_memory
 from .errors import ExecutionError, RunError
 from .process_state import die_with_parent
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Barrier
 
 PATIENCE_S = 300.0
 """How long one waits for the others at a pace before giving up."""
@@ -48,36 +46,70 @@ def companions(count: int, work: Callable[[Pace], object]) -> Iterator[Pace]:
         yield alone
         return
     try:
-        pickle.dumps(work)
+        content = pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RunError(f"a load above 1 sends the model to other processes, which cannot be done: {error}") from None
     context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(count + 1)
-    processes = [context.Process(target=_companion, args=(work, barrier), daemon=True) for _ in range(count)]
+    others = []
     try:
-        for process in processes:
+        for _ in range(count):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_companion, args=(content, theirs), daemon=True)
+            others.append(_Companion(process, mine))
             process.start()
-        yield lambda: _wait(barrier)
+            theirs.close()  # so that its death is the end of the pipe
+        yield lambda: _meet(others)
     finally:
-        barrier.abort()
-        for process in processes:
-            process.terminate()
-            process.join()
+        for other in others:
+            other.pipe.close()
+            if other.process.pid is not None:
+                other.process.terminate()
+                other.process.join()
 
 
-def _wait(barrier: Barrier) -> None:
-    try:
-        barrier.wait(PATIENCE_S)
-    except threading.BrokenBarrierError:
-        raise ExecutionError("a process that was to run beside this one has failed") from None
+class _Companion(NamedTuple):
+    process: BaseProcess
+    pipe: Connection
 
 
-def _companion(work: Callable[[Pace], object], barrier: Barrier) -> None:
-    """Ends quietly: the one that is measured has ended, or it meets the same error and tells of it."""
+def _meet(others: Sequence[_Companion]) -> None:
+    """Returns when all are here. Raises ExecutionError: one has failed or ended, with what it says, or is late."""
+    coming = {other.pipe: other.process for other in others}
+    while coming:
+        here = wait(list(coming), PATIENCE_S)
+        if not here:
+            raise ExecutionError(f"a process that was to run beside this one is not ready after {PATIENCE_S:g} s")
+        for pipe in here:
+            assert isinstance(pipe, Connection)
+            process = coming.pop(pipe)
+            try:
+                failure = pipe.recv()
+            except (EOFError, OSError):
+                process.join()
+                failure = f"it ended with exit code {process.exitcode}"
+            if failure is not None:
+                raise ExecutionError(f"a process that was to run beside this one has failed: {failure}")
+    for other in others:
+        with suppress(OSError):  # one that is gone is found at the next meeting
+            other.pipe.send(None)
+
+
+def _companion(content: bytes, pipe: Connection) -> None:
+    """Tells what went wrong; ends quietly when the one that is measured has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     die_with_parent()
-    keep_freed_memory()
+
+    def pace() -> None:
+        pipe.send(None)
+        pipe.recv()
+
     try:
-        work(lambda: _wait(barrier))
-    except Exception:
-        barrier.abort()
+        work = pickle.loads(content)  # here, so that a module that is not found is told
+        keep_freed_memory()
+        work(pace)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        with suppress(OSError):
+            pipe.send(f"{type(error).__name__}: {reason}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,8 @@ def _preset(name: str) -> LayeredModel:
 def _import(name: str) -> Callable[[], Any]:
     module_name, _, attribute = name.partition(":")
     try:
-        with seeded("module", module_name), _working_directory_importable():
+        _make_working_directory_importable()
+        with seeded("module", module_name):
             found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
@@ -81,17 +81,11 @@ def _import(name: str) -> Callable[[], Any]:
     return found  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _working_directory_importable() -> Iterator[None]:
+def _make_working_directory_importable() -> None:
+    """For good: what is imported later, here and in processes that this one starts, is looked for there too."""
     here = str(Path.cwd())
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _made(name: str, factory: Callable[[], Any]) -> Any:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from failing_work import Elsewhere, fail, killed
 
 from contraflow.__main__ import cli
-from contraflow.executor.companions import companions
+from contraflow.executor.companions import Pace, companions
 from contraflow.executor.errors import ExecutionError, RunError
 from contraflow.executor.machine import Machine, measure_machine
 from contraflow.executor.profile import profile_model
@@ -20,11 +24,6 @@ from contraflow.planner.errors import ClusterError
 from contraflow.planner.reductions import reduce_seconds
 
 MIB = 1 << 20
-
-
-def fail(pace: object) -> None:
-    """Work that does not get to its first pace."""
-    raise RuntimeError("no")
 
 
 @pytest.mark.slow
@@ -39,10 +38,42 @@ def test_companions_change_seconds_only() -> None:
         assert two["forward_s"] > 0
 
 
-def test_a_companion_that_fails_ends_the_measurement() -> None:
-    """Nobody waits for it."""
-    with companions(1, fail) as pace, pytest.raises(ExecutionError, match="beside this one has failed"):
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        (fail, "has failed: RuntimeError: no$"),
+        pytest.param(killed, "has failed: it ended with exit code -9$", marks=pytest.mark.slow),
+        pytest.param(Elsewhere(), "ModuleNotFoundError: No module named 'module_that_is_only", marks=pytest.mark.slow),
+    ],
+    ids=["raises", "is killed", "is not found"],
+)
+def test_a_companion_that_fails_ends_the_measurement(work: Callable[[Pace], object], says: str) -> None:
+    """Nobody waits for it, and its error is told in one line."""
+    with companions(1, work) as pace, pytest.raises(ExecutionError, match=says) as caught:
         pace()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_guide_s_commands_find_a_model_in_the_working_directory(tmp_path: Path) -> None:
+    """From the installed script's import path, which does not hold it, also in the processes that are started."""
+    (tmp_path / "blocks.py").write_text("WIDTH = 16\n")
+    (tmp_path / "custom.py").write_text(
+        "from torch import nn\n\n\nclass Wide(nn.Linear):\n    pass\n\n\ndef build():\n"
+        "    import blocks\n    return [Wide(64, blocks.WIDTH), nn.ReLU(), nn.Linear(blocks.WIDTH, 10)]\n\n\n"
+        'build.data = "digits"\n'
+    )
+    (tmp_path / "cluster.toml").write_text(Machine(1e-5, 1e9, 1e9, 1e10, 1e-6, 1e9).toml(2))
+    start = "import sys; sys.path[0] = '/'; from contraflow.__main__ import main; sys.exit(main())"
+    for command in (
+        "profile custom:build --micro-batch-size 2 --load 2 -o model.json",
+        "plan model.json --cluster cluster.toml --micro-batches 2 --time-limit 2 -o plan.json",
+        "execute plan.json --model custom:build --steps 1",
+    ):
+        found = subprocess.run(
+            [sys.executable, "-c", start, *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert found.returncode == 0, f"{command}: {found.stderr}"
 
 
 def test_a_model_that_cannot_be_sent_is_bad_input() -> None:

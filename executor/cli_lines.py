@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..planner.cli_common import say, stop
+from ..planner.printable import one_line
+
+_LONGEST = 4000  # what went wrong in a run is told in full
 
 
 def fail(reason: object, code: int = 1) -> NoReturn:
     """Ends the command with a line and an exit code."""
-    say(f"contraflow: {reason}", err=True)
+    say(one_line(f"contraflow: {reason}", _LONGEST), err=True)
     stop(code)
 
 

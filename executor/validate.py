@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
@@ -13,9 +13,11 @@ from ..models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resol
 from ..models.data import UnknownData
 from ..models.protocol import build_shapes
 from ..models.registry import names
-from ..planner.check import check
+from ..planner.check import Violation, check
+from ..planner.check_sets import structure
 from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS
 from ..planner.plan import Kind, Plan
+from ..planner.printable import one_line
 from ..planner.versions import update_size
 from .batches import inputs_and_targets
 from .errors import RunError
@@ -27,6 +29,7 @@ from .weights import STATE_NAMES
 
 def require_executable(plan: Plan, device: str = "cpu") -> None:
     """Raises RunError naming the first thing in the plan that the checker or the executor refuses."""
+    _require_no(list(structure(plan)))
     if device != "cpu":
         _require_no_shared_host_copies(plan, device)
     _require_separable(plan)
@@ -34,10 +37,13 @@ def require_executable(plan: Plan, device: str = "cpu") -> None:
     if plan.problem.workload.optimizer not in STATE_NAMES:
         raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
     _require_chain(plan)
-    violations = check(plan)
+    _require_no(check(plan))
+
+
+def _require_no(violations: Sequence[Violation]) -> None:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise RunError(f"the plan fails its check: {violations[0]}{more}")
+        raise RunError(f"the plan fails its check: {one_line(str(violations[0]), 240)}{more}")
 
 
 def _require_no_shared_host_copies(plan: Plan, device: str) -> None:

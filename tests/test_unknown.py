@@ -109,3 +109,17 @@ def test_what_has_no_colour_gets_none(kind: Kind) -> None:
     """A message is an arrow."""
     with pytest.raises(KeyError):
         paint(kind, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"stash": ()}, {"stash": (("keep",),)}, {"pipelines": ()}, {"stash": (("burn", "keep"),)}, {"weights": "magic"}],
+    ids=str,
+)
+def test_the_executor_refuses_what_is_no_plan_before_it_reads_any_of_it(broken: dict[str, Any]) -> None:
+    """Rows that are missing, and policies that are none."""
+    from contraflow.executor.errors import RunError
+    from contraflow.executor.validate import require_executable
+
+    with pytest.raises(RunError, match="the plan fails its check"):
+        require_executable(replace(two_device_plan(), **broken))

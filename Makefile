@@ -22,13 +22,14 @@ REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 # mypy does not follow the import hook of an editable install: it reads the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
 
-.PHONY: help demo test fuzz soak lint clean
+.PHONY: help demo test faults fuzz soak lint clean
 
 help:
 	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
 	@echo "make test   the fast test suite"
 	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
 	@echo "make soak   random plans of every kind, trained and held against plain torch (SOAKED=1000)"
+	@echo "make faults small runs in which processes, disks and user code fail"
 	@echo "make lint   ruff and mypy"
 
 $(VENV)/pyvenv.cfg:
@@ -53,6 +54,9 @@ $(REVIEWS): | $(VENV)/.installed-dev
 
 test: $(VENV)/.installed-dev $(REVIEWS)
 	$(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
+
+faults: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/reliability/faults.py
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/fuzz.py --cases $(CASES)

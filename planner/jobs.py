@@ -254,9 +254,11 @@ def _parameter_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, 
     The next forward of their stage waits for them; unless RECV_Ps are not `placed` yet, at the head of their list.
     """
     steps, sent = ops.where(Kind.STEP), ops.where(Kind.SEND_P)
-    table = np.full((ops.devices, ops.stages, ops.width + 1), -1, dtype=np.int64)
-    table[ops.device[steps], ops.stage[steps], ops.micro_batch[steps] + 1] = steps
-    edges.add(table[ops.device[sent], ops.stage[sent], ops.micro_batch[sent] + 1], sent)
+    key = (ops.device * ops.stages + ops.stage) * (ops.width + 1) + ops.micro_batch + 1
+    by_key = steps[np.argsort(key[steps])]
+    if len(by_key):
+        at = np.minimum(np.searchsorted(key[by_key], key[sent]), len(by_key) - 1)
+        edges.add(np.where(key[by_key[at]] == key[sent], by_key[at], -1), sent)
     returned = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
     receive = found.receive[returned]
     user = ops.next_of_stage(receive, Kind.F)

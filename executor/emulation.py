@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ..models import Dataset, LayeredModel, derive_seed
-from ..planner.operations import RECOMPUTE, route
+from ..planner.operations import RECOMPUTE, route, stash_kind
 from ..planner.plan import Plan
 from ..planner.versions import update_size
+from ..planner.weight_policy import WEIGHT_POLICIES
 from .engines import Engine
+from .errors import RunError
 from .launch import prepare
 from .mini_batch import MiniBatch
 from .prediction import Predictor
@@ -133,6 +135,8 @@ class Emulator:
     def __init__(self, blueprint: Blueprint) -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
+        if plan.weights not in WEIGHT_POLICIES:
+            raise RunError(f"unknown weight policy {plan.weights!r}; known: {', '.join(WEIGHT_POLICIES)}")
         self.policy, self.update, self.depth = plan.weights, update_size(plan), len(plan.stages)
         self.stash, self.routes = plan.stash, route(plan)
         self.kept = self.depth
@@ -195,7 +199,9 @@ class Emulator:
             version = read[stage] if stashed else m // self.update
             weights, replica = self._weights(stage, m, version, backward=True), self.replicas[stage]
             stash = stashes.pop()
-            if self.stash[self.routes[m % len(self.routes)]][stage] == RECOMPUTE:  # from the version, not predicted
+            if (
+                stash_kind(self.stash[self.routes[m % len(self.routes)]][stage]) == RECOMPUTE
+            ):  # from the version, not predicted
                 kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
                 stash = programs[stage].remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
             found = programs[stage].backward(stash, weights, gradient, replica.weights.accumulators)

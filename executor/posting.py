@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..planner.operations import OFFLOAD_WEIGHTS, RECOMPUTE
+from ..planner.operations import OFFLOAD_WEIGHTS, RECOMPUTE, stash_kind
 from ..planner.plan import Kind, Op
 from .addresses import Addresses
 from .course import Course
@@ -221,7 +221,8 @@ class Posting:
         return self.blueprint.shape(stage, state.samples(micro_batch)).empty(self._place.device)
 
     def _stash_policy(self, op: Op) -> str:
-        return self._course.plan.stash[self._course.routes[op.micro_batch]][op.stage]
+        """What becomes of the op's stash, see `stash_kind`; raises PlanError: unknown."""
+        return stash_kind(self._course.plan.stash[self._course.routes[op.micro_batch]][op.stage])
 
     def _finish(self, state: StepState, transfer: Transfer | None) -> None:
         if transfer is not None:

@@ -25,7 +25,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .training import Training
+from .errors import RunError
+from .training import DEFAULT_RATES, Training
 
 _PIECE = 1 << 16  # elements of a master that are predicted at once, before they are rounded to 16 bit
 
@@ -47,12 +48,19 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """One optimizer's prediction. `momentum_first`, `smoothed`: see `planner.weight_policy`."""
+    """One optimizer's prediction. `momentum_first`, `smoothed`: see `planner.weight_policy`.
+
+    Raises RunError: unknown optimizer.
+    """
 
     optimizer: str
     training: Training
     momentum_first: bool = False
     smoothed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in DEFAULT_RATES:
+            raise RunError(f"optimizer {self.optimizer!r} cannot be predicted; known: {', '.join(DEFAULT_RATES)}")
 
     def predict(self, weights: Known, rate: float, ahead: int) -> dict[str, Tensor]:
         """New tensors for the trained parameters of a stage by name: its weights `ahead` updates of `rate` later."""

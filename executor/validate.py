@@ -15,7 +15,7 @@ from ..models.protocol import build_shapes
 from ..models.registry import names
 from ..planner.check import Violation, check
 from ..planner.check_sets import structure
-from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS
+from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS, stash_kind
 from ..planner.plan import Kind, Plan
 from ..planner.printable import one_line
 from ..planner.versions import update_size
@@ -49,7 +49,7 @@ def _require_no(violations: Sequence[Violation]) -> None:
 def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
     for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
         for stage, policy in enumerate(row):
-            if policy == OFFLOAD and pipeline.forward[stage] != pipeline.backward[stage]:
+            if stash_kind(policy) == OFFLOAD and pipeline.forward[stage] != pipeline.backward[stage]:
                 raise RunError(
                     f"pipeline {index}, stage {stage}: a stash that goes from one device to another through the host "
                     f"is not executed on {device} yet: plan with --no-offload"
@@ -59,7 +59,7 @@ def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
 def _require_weights_at_home(plan: Plan) -> None:
     for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
         for stage, policy in enumerate(row):
-            if policy == OFFLOAD_WEIGHTS and pipeline.forward[stage] != pipeline.backward[stage]:
+            if stash_kind(policy) == OFFLOAD_WEIGHTS and pipeline.forward[stage] != pipeline.backward[stage]:
                 raise RunError(
                     f"pipeline {index}, stage {stage}: weights that go to another device through the host with their "
                     "stash are not executed: plan with offload"

@@ -30,7 +30,7 @@ from .cli_signals import EndingSignals
 from .errors import InputError
 from .plan import Forecast, Plan, Problem
 from .plan_file import save_plan
-from .schedules import ASYNCHRONOUS, SCHEDULES
+from .schedules import ASYNCHRONOUS, SCHEDULES, known, spelled_out
 from .workload import SearchSpace
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def effort_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def check_schedule(name: str) -> None:
     """Raises InputError unless `name` is "search" or a named schedule."""
-    if name not in {"search", *SCHEDULES, *ASYNCHRONOUS}:
+    base, _ = spelled_out(name)
+    if base != "search" and not known(base):
         raise InputError(f"unknown schedule {name!r}; known: {', '.join(['search', *SCHEDULES, *ASYNCHRONOUS])}")
 
 

@@ -136,6 +136,7 @@ class SearchSpace:
         asynchronous: weight policies to choose from (see `weight_policy`); none: synchronous training.
         schedule: "search", or the name of a schedule to plan with on its best partition.
         pipelines: at most this many pipelines; None: no limit. A named schedule brings its own number.
+        replicas: exactly so many equal groups of devices, each with its part of the micro-batches; None: as is best.
     """
 
     schedule: str = "search"
@@ -145,11 +146,13 @@ class SearchSpace:
     split_backward: bool = True
     separate_backward: bool = True
     asynchronous: tuple[str, ...] = ()
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
-        if self.pipelines is not None:
-            with refusing(WorkloadError):
-                _whole(self.pipelines, "pipelines", 1, MOST_MICRO_BATCHES)
+        for what, count in (("pipelines", self.pipelines), ("replicas", self.replicas)):
+            if count is not None:
+                with refusing(WorkloadError):
+                    _whole(count, what, 1, MOST_MICRO_BATCHES)
         for name in self.asynchronous:
             if name not in WEIGHT_POLICIES or name == FLUSH:
                 known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)

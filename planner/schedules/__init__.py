@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from ..errors import ScheduleError
@@ -32,8 +33,32 @@ SCHEDULES: Mapping[str, Callable[..., Layout]] = {
     "dualpipe-v": dualpipe_v,
 }
 """Synchronous schedules; those without a flush are in ASYNCHRONOUS."""
+_CAPPED = "1f1b-capped"
+_NUMBER = re.compile("[1-9][0-9]{0,3}")
+_REPLICAS = re.compile("(.+), ([1-9][0-9]{0,4}) replicas")
 _CHUNKED = frozenset({"interleaved", "looped-bfs", "interleaved-zb"})
 _V_SHAPED = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
+
+
+def _parameter(name: str) -> tuple[str, int | None]:
+    """A name without its number, and that; None where it is no name with a number."""
+    base, _, number = name.rpartition("-")
+    numbered = name not in SCHEDULES and (base in _CHUNKED or base in ("chimera", _CAPPED))
+    return (base, int(number)) if numbered and _NUMBER.fullmatch(number) else (name, None)
+
+
+def known(name: str) -> bool:
+    """Whether this names a schedule, its number of chunks or pipelines included where it has one."""
+    return name in SCHEDULES or name in ASYNCHRONOUS or _parameter(name)[1] is not None
+
+
+def spelled_out(name: str) -> tuple[str, int | None]:
+    """The schedule of a plan's `source`, and how many groups of devices run it alike: "chimera-4, 2 replicas".
+
+    None: as many as there may be.
+    """
+    match = _REPLICAS.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
 def build(
@@ -41,13 +66,16 @@ def build(
 ) -> Layout:
     """The layout of a named schedule. `chunks`: stages a device; `pipelines`: Chimera's 2f.
 
-    Also takes the names that layouts have: "interleaved-3" is three chunks, "chimera-4" four pipelines.
+    Also takes the names that layouts have: "interleaved-3" is three chunks, "chimera-4" four pipelines,
+    "1f1b-capped-2" at most two micro-batches in flight.
 
     Raises ScheduleError for an unknown name, and where the scheme does not exist for these numbers.
     """
-    base, _, number = name.rpartition("-")
-    if name not in SCHEDULES and number.isdecimal() and (base in _CHUNKED or base == "chimera"):
-        name, chunks, pipelines = base, int(number), int(number)
+    base, number = _parameter(name)
+    if number is not None and base == _CAPPED:
+        return capped(devices, micro_batches, number)
+    if number is not None:
+        name, chunks, pipelines = base, number, number
     if name in ASYNCHRONOUS:
         return ASYNCHRONOUS[name](devices, micro_batches)
     if name not in SCHEDULES:
@@ -90,4 +118,4 @@ def _options(name: str, devices: int, max_stages: int) -> list[dict[str, int]]:
     return [{}]
 
 
-__all__ = ["ASYNCHRONOUS", "SCHEDULES", "Layout", "build", "capped", "unsplit", "variants"]
+__all__ = ["ASYNCHRONOUS", "SCHEDULES", "Layout", "build", "capped", "known", "spelled_out", "unsplit", "variants"]

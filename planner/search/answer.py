@@ -99,15 +99,16 @@ def including(space: SearchSpace, plan: Plan) -> SearchSpace:
 
 def in_words(space: SearchSpace) -> str:
     """The plans of a space."""
+    groups = f", alike on {space.replicas} groups of devices" if (space.replicas or 1) > 1 else ""
     if space.schedule != "search":
-        return f"{space.schedule} on any cut into contiguous stages, on the devices in order or sorted"
+        return f"{space.schedule} on any cut into contiguous stages, on the devices in order or sorted{groups}"
     stashes = ["kept"]
     stashes += ["recomputed"] if space.recompute else []
     stashes += ["copied to the host"] if space.offload else []
     stashes += ["shipped to other devices"] if space.separate_backward else []
     most = space.pipelines
     parts = [
-        "every plan of contiguous stages, any number of them on any devices",
+        f"every plan of contiguous stages, any number of them on any devices{groups}",
         f"{'any number of' if most is None else f'at most {most}'} pipeline{'' if most == 1 else 's'}",
         f"forward and backward of a stage on {'two devices or one' if space.separate_backward else 'one device'}",
         f"stashes {_listed(stashes)}",

@@ -18,7 +18,7 @@ from ..operations import Candidate
 from ..partition.chain import lightest
 from ..plan import Pipeline, Plan, Problem, Provenance
 from ..presets import PRESETS
-from ..schedules import ASYNCHRONOUS, SCHEDULES, capped
+from ..schedules import ASYNCHRONOUS, SCHEDULES, capped, known, spelled_out
 from ..schedules.asynchronous import WEIGHTS
 from ..workload import SearchSpace, Workload
 from .answer import Claim
@@ -71,9 +71,11 @@ def plan(
     Raises InputError (a ValueError) for bad input; infeasible is an answer.
     """
     started = time.monotonic()
+    space = _spelled_out(space)
     _validate(model, cluster, workload, space)
     _validate_effort(time_limit, seed, workers, deterministic_limit, hint)
     problem = Problem(model, cluster, workload)
+    _validate_replicas(problem, space)
     session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
     orders = device_orders(problem, session.stages)
     if space.schedule in ASYNCHRONOUS:
@@ -254,10 +256,10 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
     assert isinstance(space, SearchSpace)
     _validate_sizes(model, workload)
     _validate_counts(model, cluster, workload)
-    if space.schedule not in {"search", *SCHEDULES, *ASYNCHRONOUS}:
-        known = ", ".join(["search", *SCHEDULES, *ASYNCHRONOUS])
-        raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {known}")
-    if space.asynchronous and space.schedule in SCHEDULES:
+    if space.schedule != "search" and not known(space.schedule):
+        names = ", ".join(["search", *SCHEDULES, *ASYNCHRONOUS])
+        raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {names}")
+    if space.asynchronous and space.schedule not in ("search", *ASYNCHRONOUS):
         raise WorkloadError(f"schedule {space.schedule!r} has a flush; without one: {', '.join(ASYNCHRONOUS)}")
     weights = WEIGHTS.get(space.schedule)
     if space.asynchronous and weights is not None and weights not in space.asynchronous:
@@ -269,6 +271,23 @@ def _validate(model: object, cluster: object, workload: object, space: object) -
             raise ModelError(
                 f"the model was measured on {model.device!r}, device {device.index} is {name!r}: no conversion exists"
             )
+
+
+def _spelled_out(space: object) -> SearchSpace:
+    """The space with the replicas that its schedule's name says."""
+    if not isinstance(space, SearchSpace):
+        raise InputError(f"expected a SearchSpace, got {type(space).__name__}")
+    name, replicas = spelled_out(space.schedule)
+    return space if replicas is None else replace(space, schedule=name, replicas=replicas)
+
+
+def _validate_replicas(problem: Problem, space: SearchSpace) -> None:
+    if (space.replicas or 1) == 1:
+        return
+    if space.asynchronous or space.schedule in ASYNCHRONOUS:
+        raise WorkloadError("the search without a flush chooses replicas itself")
+    if not any(splits(problem, space)):
+        raise WorkloadError(f"{len(problem.cluster)} devices do not form {space.replicas} equal groups")
 
 
 def _validate_sizes(model: ModelGraph, workload: object) -> None:

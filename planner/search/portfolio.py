@@ -17,7 +17,7 @@ from ..operations import KEEP, RECOMPUTE, Candidate, static_bytes
 from ..partition.chain import Cuts, compositions, cut, lightest
 from ..partition.folded import fold
 from ..plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
-from ..schedules import Layout, build, capped, variants
+from ..schedules import Layout, build, capped, known, spelled_out, variants
 from ..workload import SearchSpace
 from .fit import lacking, limits
 from .fullest import in_flight, of_layout, residents
@@ -276,10 +276,17 @@ def own_orders(plan: Plan) -> list[list[Op]]:
     return [[op for op in order if op.kind not in placed] for order in plan.orders]
 
 
+def _schedule_of(plan: Plan) -> str:
+    """What a plan says where it came from, if that is a schedule's name; else it was searched for."""
+    name, replicas = spelled_out(plan.provenance.source)
+    groups = "" if replicas is None else f", {replicas} replicas"
+    return f"{name if known(name) else 'search'}{groups}"
+
+
 def run_hint(session: Session, hint: Plan) -> None:
     """The caller's plan, simulated on this problem; ignored where it does not apply."""
     candidate = Candidate(session.problem, hint.stages, hint.pipelines, hint.stash)
     try:
-        session.offer(assemble(candidate, own_orders(hint), "hint"), "hint")
+        session.offer(assemble(candidate, own_orders(hint), _schedule_of(hint)), "hint")
     except (PlanError, KeyError, IndexError):
         return

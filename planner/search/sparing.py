@@ -78,7 +78,7 @@ def _plan(session: Session, candidate: Candidate) -> Plan | None:
                 orders[device].append(Op(Kind.R, s, m))
             orders[device].append(Op(Kind.B, s, m))
     try:
-        return assemble(candidate, orders, "one in flight")
+        return assemble(candidate, orders, "search")
     except PlanError:
         return None
 

@@ -57,9 +57,9 @@ def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
     devices = len(problem.cluster)
     allowed = space.pipelines if space.pipelines is not None else (1 if space.schedule != "search" else devices)
     most = min(problem.workload.micro_batches, devices, allowed if allowed > 2 else 1)
-    for width in range(2, most + 1):
+    for width in range(2, most + 1) if space.replicas is None else (space.replicas,):
         size = devices // width
-        if devices % width or size > len(problem.model.layers):
+        if width < 2 or devices % width or not 0 < size <= len(problem.model.layers):
             continue
         near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
         far = tuple(tuple(range(g, devices, width)) for g in range(width))
@@ -129,7 +129,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     # all devices as one group come first, unless most of them would have nothing to do
     idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
     every = [_width(session, groups) for groups in ways]
-    every.insert(len(every) if idle else 0, whole)
+    if session.space.replicas is None:
+        every.insert(len(every) if idle else 0, whole)
     _bound_widths(session, whole, every)
     _each(session, every, phases.glance)
     every.sort(key=lambda width: width.laid_s)
@@ -207,7 +208,8 @@ def _width(session: Session, groups: Groups) -> Width:
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
     small = Problem(problem.model, problem.cluster.part(groups[0]), replace(problem.workload, micro_batches=batches))
-    space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)))
+    alone = None if session.space.replicas is None else 1
+    space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)
 
     def heard(event: Progress) -> None:
         session.report(f"{event.phase}, {len(groups)} replicas")

@@ -144,7 +144,7 @@ class Steady:
         """Offers the caller's plan as it is on this problem; nothing where it does not apply."""
         candidate = Candidate(self.problem, hint.stages, hint.pipelines, hint.stash, hint.weights)
         try:
-            self.offer(assemble(candidate, own_orders(hint), "hint"), "hint")
+            self.offer(assemble(candidate, own_orders(hint), "search"), "hint")
         except (PlanError, KeyError, IndexError):
             return
 
@@ -157,7 +157,7 @@ class Steady:
         if found is not None:
             ends = (0, *found, len(chain))
             stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
-            self._try(a, tuple(stages), "one forward one backward")
+            self._try(a, tuple(stages))
 
     def named(self, seed: int) -> None:
         """The named schedules of these methods on their best cuts."""
@@ -277,7 +277,7 @@ class Steady:
             if found is not None:
                 ends = (0, *found[0], len(a.split.chain))
                 stages = [Stage(ends[k], ends[k + 1], KEEP, 1) for k in range(len(a.order))]
-                made = self.pool.tried(a, tuple(stages), "one at a time")
+                made = self.pool.tried(a, tuple(stages), "search")
                 return () if made is None else shortages(made.plan)
         return ()
 

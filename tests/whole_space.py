@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 from random_plans import Greedy
 
@@ -59,20 +58,20 @@ def small_problem(rng: random.Random) -> Problem:
     return Problem(ModelGraph.chain(found), Cluster(nodes, link), Workload(batches))
 
 
-def routes(stages: int, devices: int) -> list[tuple[Route, Route]]:
-    """Every forward and every backward device of so many stages."""
-    each = list(product(range(devices), repeat=stages))
-    return list(product(each, each))
+def route(stages: int, devices: int, rng: random.Random) -> tuple[Route, Route]:
+    """Any forward devices for so many stages; the same ones backward, or any others."""
+    forward = tuple(rng.randrange(devices) for _ in range(stages))
+    return forward, rng.choice([forward, tuple(rng.randrange(devices) for _ in range(stages))])
 
 
-def rows(route: tuple[Route, Route], cluster: Cluster) -> list[tuple[str, ...]]:
-    """Every stash policy for every stage of a route."""
-    choices = []
-    for forward, back in zip(*route, strict=True):
+def row(devices: tuple[Route, Route], cluster: Cluster, rng: random.Random) -> tuple[str, ...]:
+    """Any stash policy for every stage of a route."""
+    found = []
+    for forward, back in zip(*devices, strict=True):
         ships = [f"ship>{d}" for d in range(len(cluster)) if d != forward] if forward == back else []
         host = ["offload"] if cluster.same_node(forward, back) else []
-        choices.append(["keep", "recompute", *host, *ships])
-    return list(product(*choices))
+        found.append(rng.choice(["keep", "recompute", *host, *ships]))
+    return tuple(found)
 
 
 def candidates(problem: Problem, rng: random.Random, count: int) -> Iterator[Candidate]:
@@ -83,13 +82,11 @@ def candidates(problem: Problem, rng: random.Random, count: int) -> Iterator[Can
     for _ in range(count):
         ends = (0, *rng.choice(cuts), layers)
         stages = tuple(tuple(names[a:b]) for a, b in zip(ends, ends[1:], strict=False))
-        every = routes(len(stages), len(problem.cluster))
-        together = [route for route in every if route[0] == route[1]]
-        chosen = [rng.choice(rng.choice([every, together])) for _ in range(rng.choice([1, 1, 2, batches]))]
+        chosen = [route(len(stages), len(problem.cluster), rng) for _ in range(rng.choice([1, 1, 2, batches]))]
         owner = [rng.randrange(len(chosen)) for _ in range(batches)]
         taken = [tuple(m for m in range(batches) if owner[m] == k) for k in range(len(chosen))]
         pipelines = [Pipeline(*r, t) for r, t in zip(chosen, taken, strict=True) if t]
-        row_of = {m: rng.choice(rows(chosen[owner[m]], problem.cluster)) for m in range(batches)}
+        row_of = {m: row(chosen[owner[m]], problem.cluster, rng) for m in range(batches)}
         if rng.random() < 0.7:  # one row a pipeline
             first = {k: m for m, k in reversed(list(enumerate(owner)))}
             row_of = {m: row_of[first[owner[m]]] for m in range(batches)}

@@ -7,6 +7,8 @@ OUT := demo-out
 JOBS ?= 2
 # More for pytest, such as FLAGS="-x tests/test_check.py".
 FLAGS ?=
+# What runs pytest, such as MEASURE="-m coverage run".
+MEASURE ?=
 # How many files `make fuzz` makes wrong.
 CASES ?= 10000
 # How many random plans `make soak` trains.
@@ -53,7 +55,7 @@ $(REVIEWS): | $(VENV)/.installed-dev
 	    --no-binary vadersentiment -d $(@D) vaderSentiment==3.3.2 || echo "no reviews to be had"
 
 test: $(VENV)/.installed-dev $(REVIEWS)
-	$(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
+	$(BIN)/python $(MEASURE) -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
 
 faults: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/faults.py

@@ -36,6 +36,9 @@ Row = tuple[str, ...]
 TRANSIT = 2
 """Stashes of a stage on a device that only passes them on: one that is made or used, one that moves."""
 
+_MOST_AHEAD = 512
+"""Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full."""
+
 
 @dataclass(frozen=True)
 class Apart:
@@ -181,7 +184,7 @@ class Apart:
         load_s = max(float(self.loads(s, p)[ends[s], ends[s + 1]]) for s, p in enumerate(row))
         candidate = self._candidate(row, cuts)
         trips = Trips.of(candidate)
-        full = trips.ahead(load_s)
+        full = tuple(min(n, _MOST_AHEAD) for n in trips.ahead(load_s))
         for ahead in dict.fromkeys(
             [full, tuple(n + 1 for n in full), *(tuple(min(n, most) for n in full) for most in range(max(full), 0, -1))]
         ):

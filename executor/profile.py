@@ -20,8 +20,9 @@ from .companions import Pace, alone, companions
 from .eager import EagerProgram
 from .engines import Engine
 from .layer_run import LayerRun, cold, trace_layer
-from .precision import build_lowered
+from .precision import build_lowered, wide
 from .ties import tied_bytes
+from .validate import as_dtype
 
 FORMAT = "contraflow/model"
 VERSION = 1
@@ -102,7 +103,7 @@ def _profile(
 def example_batch(
     model: LayeredModel, micro_batch_size: int, data: Dataset | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Inputs, in `dtype` where they are floating point, and targets of one micro-batch, on the CPU.
+    """Inputs, in `dtype` where they are floating point, and targets as a loss has them, of a micro-batch, on the CPU.
 
     Raises:
         ValueError: no data, or a micro-batch size below 1.
@@ -113,7 +114,7 @@ def example_batch(
     if data is None:
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
     x, target = batch_of(data, 0, 0, 0, micro_batch_size)
-    return x.to(dtype) if x.is_floating_point() else x, target
+    return as_dtype(x, dtype), as_dtype(target, wide(dtype))
 
 
 EngineCosts = Callable[[Engine, int, Tensor, Tensor | None], tuple[dict[str, Any], LayerRun]]

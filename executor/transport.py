@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 BACKSTOP_S = 86400.0
 """How long a rank waits for a message or a collective by itself: a last resort. Others may legitimately take long;
@@ -95,7 +96,8 @@ class GlooTransport:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, value)
+        with _disable_current_modes():  # nobody's memory: what a pickle is sent in
+            dist.all_gather_object(gathered, value)
         return gathered
 
     def barrier(self) -> None:

@@ -6,16 +6,20 @@ import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import trained
 from late import LatePlace
 from mutants import forecast_anew, mutant
 from random_runs import Case, draw, plan_of, shrink, simpler
 from trained import outcome
 
-from contraflow.executor import rank
+from contraflow.executor import addresses, rank
+from contraflow.executor.memory import StorageTracker
+from contraflow.executor.transport import GlooTransport
 from contraflow.planner.check import check
 from contraflow.planner.errors import PlanError
 from contraflow.planner.plan import Kind, Op
@@ -167,3 +171,24 @@ def test_a_rank_that_queues_posts_before_it_waits_for_a_host_copy(monkeypatch: p
     monkeypatch.setattr(rank, "place_of", lambda device, local_rank: LatePlace())
     monkeypatch.setattr(trained, "TIMEOUT_S", 20.0)
     assert outcome(WAITING, plan_of(WAITING), again=False).faults == []
+
+
+def test_what_ranks_tell_each_other_counts_as_nobodys_memory(tmp_path: Path) -> None:
+    """Copies are compared within the steps whose memory is followed."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        with StorageTracker() as tracker:
+            assert GlooTransport({}).all_gather_object("text" * 100) == ["text" * 100]
+        assert tracker.peak_bytes == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def test_micro_batches_of_one_number_arrive_in_list_order() -> None:
+    """Beyond 4,096 micro-batches numbers repeat; messages of one number are matched as they were posted."""
+    case = Case(11, "drop", 2, 1, "quick", 1, (2,), ((0, 1),), ((0, 1),), (0,) * 7, (("offload", "ship>0"),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(addresses, "_MOST", 2)
+        assert outcome(case, plan_of(case)).faults == []
+        apart = replace(case, backward=((1, 0),), stash=(("keep", "recompute"),))
+        assert outcome(apart, plan_of(apart)).faults == []

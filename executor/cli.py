@@ -126,7 +126,7 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
 
 def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:
     """The result; a failed rank or program ends the command with one line and exit code 1."""
-    from .errors import ExecutionError, RunError
+    from .errors import ExecutionError, RunError, SilentExit
     from .selfcheck import ProgramMismatch
     from .tracing import TraceError
 
@@ -140,6 +140,8 @@ def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:
         fail(error)
     except KeyboardInterrupt as ending:
         _end(first_rank, ending, "interrupted", signal.SIGINT)
+    except SilentExit:
+        raise
     except SystemExit as ending:  # a SIGTERM, after everything has been cleaned up
         _end(first_rank, ending, "terminated", signal.SIGTERM)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
@@ -18,10 +19,15 @@ import torch.multiprocessing as multiprocessing
 
 from .allocator import keep_freed_memory
 from .errors import ExecutionError, RunError
-from .process_state import die_with_parent
+from .process_state import die_with_parent, process_state
+from .pulse import Stillness
+from .watch import Doing, Slot
 
 PATIENCE_S = 300.0
 """How long one waits for the others at a pace before giving up."""
+STOPPED_S = 10.0
+"""How long one that was to come may be stopped."""
+_POLL_S = 0.5
 
 Pace = Callable[[], None]
 """Called before every repetition: returns when everybody has called it."""
@@ -63,7 +69,7 @@ def companions(count: int, work: Callable[[Pace], object]) -> Iterator[Pace]:
         for other in others:
             other.pipe.close()
             if other.process.pid is not None:
-                other.process.terminate()
+                other.process.kill()  # it keeps nothing, and one that is stopped follows no request
                 other.process.join()
 
 
@@ -75,9 +81,12 @@ class _Companion(NamedTuple):
 def _meet(others: Sequence[_Companion]) -> None:
     """Returns when all are here. Raises ExecutionError: one has failed or ended, with what it says, or is late."""
     coming = {other.pipe: other.process for other in others}
+    stillness, deadline = Stillness(), time.monotonic() + PATIENCE_S
     while coming:
-        here = wait(list(coming), PATIENCE_S)
-        if not here:
+        here = wait(list(coming), _POLL_S)
+        if any(seconds > STOPPED_S for seconds in _still(stillness, list(coming.values())).values()):
+            raise ExecutionError("a process that was to run beside this one has been stopped")
+        if not here and time.monotonic() > deadline:
             raise ExecutionError(f"a process that was to run beside this one is not ready after {PATIENCE_S:g} s")
         for pipe in here:
             assert isinstance(pipe, Connection)
@@ -92,6 +101,12 @@ def _meet(others: Sequence[_Companion]) -> None:
     for other in others:
         with suppress(OSError):  # one that is gone is found at the next meeting
             other.pipe.send(None)
+
+
+def _still(stillness: Stillness, processes: Sequence[BaseProcess]) -> dict[int, float]:
+    """Seconds for which processes have been stopped, by their numbers."""
+    states = {number: process_state(process.pid or 0) for number, process in enumerate(processes)}
+    return stillness.seconds([Slot(Doing.STARTING)] * len(processes), [0] * len(processes), states)
 
 
 def _companion(content: bytes, pipe: Connection) -> None:

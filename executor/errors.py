@@ -24,6 +24,10 @@ class ExecutionError(RuntimeError):
     told = False
 
 
+class SilentExit(SystemExit):
+    """A signal has ended this rank after another one has told the user why the run ends."""
+
+
 class Aborted(RuntimeError):
     """Another rank failed first: this one stops quietly."""
 

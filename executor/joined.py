@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ..planner.plan import Plan
-from .children import Failure
+from .children import Failure, ended_by_sigterm
 from .engines import warn
-from .errors import ExecutionError, RunError, one_line
+from .errors import ExecutionError, RunError, SilentExit, one_line
 from .job_store import JobStore
 from .loopback import all_here, listen_locally, local_store
 from .processes import run_here
@@ -55,9 +55,10 @@ class Joined:
             self._watchdog = watchdog
             job, failure = None, None
             try:
-                job = prepare()
-                self._require_world()
-                mine = Presence.of(job)
+                with ended_by_sigterm():
+                    job = prepare()
+                    self._require_world()
+                    mine = Presence.of(job)
             except Exception as error:
                 failure, mine = error, Presence.unable(error)
             self._join()
@@ -130,9 +131,11 @@ class Joined:
         except (RunError, ExecutionError) as error:
             error.told = not self._store.first_word()
             raise
-        except SystemExit:  # torchrun ends the ranks that are left when one has died: that one is the cause
+        except SystemExit as ending:  # torchrun ends the ranks that are left when one has died: that one is the cause
             if self._watchdog is not None:
                 self._watchdog.end_if_lost(0.0)
+            if not self._store.first_word():
+                raise SilentExit(ending.code) from None
             raise
 
     def _watched(self) -> AbstractContextManager[Watchdog | None]:

@@ -28,13 +28,18 @@ from record import Row, arguments, finish
 SLACK_S = 10.0
 """A run ends so long after its timeout at the latest, on a machine that does nothing else."""
 
+AGAIN_S = 30.0
+"""What a restart and the training after it may take besides."""
+
 
 def judge(case: Case, outcome: Outcome, slack_s: float) -> list[str]:
     """What is wrong; the words before a colon are columns or figures of the row."""
     wrong = []
     if outcome.hung:
         wrong.append("hang: had to be killed")
-    elif case.target and outcome.ended_s > TIMEOUT_S + slack_s:  # of a full disk nobody knows when the run needs it
+    elif case.target and outcome.ended_s > TIMEOUT_S + slack_s + (
+        AGAIN_S if case.launch == "restart" else 0
+    ):  # of a full disk nobody knows when the run needs it
         wrong.append(f"hang: {outcome.ended_s:.1f} s after the fault")
     wrong += [f"orphan: {pid}" for pid in outcome.orphans]
     if "Traceback" in outcome.said:

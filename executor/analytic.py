@@ -63,9 +63,11 @@ def analytic_profile(
     x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, micro_batch_size, data, dtype))
     awaiting = target.nbytes
 
-    def traced(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
+    def traced(
+        engine: Engine, index: int, x: Tensor, target: Tensor | None, differentiated: bool
+    ) -> tuple[dict[str, Any], LayerRun]:
         module = _imagined(model.layers[index], dtype, fake)
-        program = trace_layer(model, module, index, x, target, dtype, engine, check=False)
+        program = trace_layer(model, module, index, x, target, dtype, engine, False, differentiated)
         roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
         with fake, LSTMReserve(), roofline:
             run = LayerRun(program, module, index, x, target, awaiting)

@@ -66,15 +66,16 @@ def trace_layer(
     dtype: torch.dtype,
     engine: Engine = "auto",
     check: bool = True,
+    needs_input_grad: bool = True,
 ) -> AnyProgram:
     """The program of layer `index` in this dtype, with the model's loss if there is a target, on a stage's engine.
 
-    `check` compares it with plain torch, on real tensors. Raises TraceError or ProgramMismatch; an EngineNotice is a
-    warning.
+    `needs_input_grad`: whether a layer before it is trained. `check` compares it with plain torch, on real tensors.
+    Raises TraceError or ProgramMismatch; an EngineNotice is a warning.
     """
     loss = None if target is None else model.loss
-    needs_input_grad, label = x.is_floating_point() and index != 0, f"layer {model.layers[index].name}"
-    layers = StageLayers((module,), (index,), loss, needs_input_grad, label, half_of(dtype))
+    wanted, label = x.is_floating_point() and index != 0 and needs_input_grad, f"layer {model.layers[index].name}"
+    layers = StageLayers((module,), (index,), loss, wanted, label, half_of(dtype))
     program, notice = build_program(layers, x, target, engine, 0 if check else None)
     if notice is not None:
         warn(notice)
@@ -87,18 +88,22 @@ class LayerRun:
     Attributes:
         output: of the layer, or its loss.
         awaiting: bytes of the target, which is there while any layer of a last stage runs.
+        dropped_workspace: what F and R take if the layer that gets the output does not save it; once bytes are known.
     """
 
     def __init__(
         self, program: AnyProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None, awaiting: int = 0
     ) -> None:
         self.program = program
-        self.parameters = {name: tensor.detach() for name, tensor in named_parameters([module], [index]).items()}
+        own = named_parameters([module], [index])
+        self.parameters = {name: tensor.detach() for name, tensor in own.items()}
+        self.trained = [tensor.detach() for tensor in own.values() if tensor.requires_grad]
         self.buffers = named_buffers([module], [index])
         summed = {name: self.parameters[name] for name in program.accumulator_names}
         self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
         self.x, self.target, self.awaiting = x, target, awaiting if target is None else target.nbytes
         self.output = self._forward()[0]
+        self.dropped_workspace = 0
         self.grad_output = torch.ones_like(self.output)
 
     def costs(
@@ -114,12 +119,16 @@ class LayerRun:
         sizes = self._bytes()
         halves_s = input_s + weight_s
         share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
+        if not self.program.accumulator_names:  # what W took is Python's
+            share = 1.0
         parameters = list(self.parameters.values())
+        size, trained = unique_bytes(parameters), unique_bytes(self.trained)
         return {
             "forward_s": forward_s,
             "backward_input_s": backward_s * share,
             "backward_weight_s": backward_s * (1 - share),
-            "parameter_bytes": unique_bytes(parameters),
+            "parameter_bytes": size,
+            **({"trainable_bytes": trained} if trained < size else {}),
             "stash_bytes": sizes.stash,
             "weight_stash_bytes": sizes.weight_stash,
             "output_bytes": sizes.output,
@@ -139,6 +148,7 @@ class LayerRun:
         own_stash = sizes.stash - sizes.borrowed
         unsaved_input = 0 if self.program.saves_input else self.x.nbytes
         forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
+        self.dropped_workspace = forward + sizes.output
         given = self.x.nbytes + self.awaiting
         forward_only = sizes.forward_only_peak - sizes.output + given
         remake = sizes.remake_peak - own_stash + unsaved_input

@@ -198,9 +198,10 @@ class Posting:
                 self.replicas[stage].weights.parameters[name].copy_(value)
 
     def _exchanged(self, op: Op, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those that the receiver does not step itself, each once, in the order that both ends have."""
+        """Those that are trained and the receiver does not step itself, each once, in the order that both ends have."""
         target, model = op.peer if op.kind is Kind.SEND_P else self.transport.rank, self.blueprint.model
         skipped = own_copies(self.blueprint.plan, model, op.stage, target) | repeated(model, parameters)
+        skipped |= self.replicas[op.stage].weights.frozen
         return by_name({name: tensor for name, tensor in parameters.items() if name not in skipped})
 
     def _exchange(self, op: Op, named: Mapping[str, Tensor], record: OpRecord) -> Transfer:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,9 +89,11 @@ def _profile(
     x, target = x.to(device), target.to(device)
     recall, awaiting = cold(x.device), target.nbytes
 
-    def measured(engine: Engine, index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], LayerRun]:
+    def measured(
+        engine: Engine, index: int, x: Tensor, target: Tensor | None, differentiated: bool
+    ) -> tuple[dict[str, Any], LayerRun]:
         module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
-        program = trace_layer(model, module, index, x, target, dtype, engine)
+        program = trace_layer(model, module, index, x, target, dtype, engine, needs_input_grad=differentiated)
         run = LayerRun(program, module, index, x, target, awaiting)
         return run.costs(partial(_now, x.device), rounds, WARMUPS, pace, recall), run
 
@@ -117,8 +119,9 @@ def example_batch(
     return as_dtype(x, dtype), as_dtype(target, wide(dtype))
 
 
-EngineCosts = Callable[[Engine, int, Tensor, Tensor | None], tuple[dict[str, Any], LayerRun]]
-"""(engine, position, input, target of the last layer) -> (entry in model.json, what was run)."""
+EngineCosts = Callable[[Engine, int, Tensor, Tensor | None, bool], tuple[dict[str, Any], LayerRun]]
+"""(engine, position, input, target of the last layer, is a layer before it trained) -> (entry in model.json, what was
+run)."""
 
 
 def profiled_layers(
@@ -138,10 +141,10 @@ def profiled_layers(
     eager: set[bool] = set()
 
     def on(engine: Engine) -> LayerCosts:
-        def costs(index: int, x: Tensor, target: Tensor | None) -> tuple[dict[str, Any], Tensor]:
-            found, run = costs_of(engine, index, x, target)
+        def costs(index: int, x: Tensor, target: Tensor | None, differentiated: bool) -> tuple[dict[str, Any], Handed]:
+            found, run = costs_of(engine, index, x, target, differentiated)
             eager.add(isinstance(run.program, EagerProgram))
-            return found, run.output
+            return found, Handed(run.output, run.program.saves_input, run.dropped_workspace)
 
         return costs
 
@@ -156,8 +159,16 @@ def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any
     return layer | {key: max(value, other[key]) for key, value in layer.items() if key.endswith("_bytes")}
 
 
-LayerCosts = Callable[[int, Tensor, Tensor | None], tuple[dict[str, Any], Tensor]]
-"""(position, input, target of the last layer) -> (entry in model.json, output)."""
+class Handed(NamedTuple):
+    """A layer's output, whether the layer saves its input, and its workspace if nobody saves its output."""
+
+    output: Tensor
+    saves_input: bool
+    dropped_workspace: int
+
+
+LayerCosts = Callable[[int, Tensor, Tensor | None, bool], tuple[dict[str, Any], Handed]]
+"""(position, input, target of the last layer, is a layer before it trained) -> (entry in model.json, the rest)."""
 
 
 def distinct_layers(
@@ -172,14 +183,21 @@ def distinct_layers(
 
     Each layer gets the output of the one before; `how` says in the progress what was done for the costs.
     """
-    known: dict[object, tuple[dict[str, Any], Tensor]] = {}
-    layers = []
+    known: dict[object, tuple[dict[str, Any], Handed]] = {}
+    layers: list[dict[str, Any]] = []
+    before = Handed(x, True, 0)
+    differentiated = False
     for index, spec in enumerate(model.layers):
         last = index == len(model.layers) - 1
-        key = (_likeness(spec.build), x.shape, x.dtype, index == 0, last)
+        likeness, trained = _likeness(spec.build)
+        key = (likeness, x.shape, x.dtype, index == 0, last, differentiated)
         if fresh := key not in known:
-            known[key] = costs_of(index, x, target if last else None)
-        costs, x = known[key]
+            known[key] = costs_of(index, x, target if last else None, differentiated)
+        differentiated = differentiated or trained
+        costs, handed = known[key]
+        if layers and not handed.saves_input:
+            layers[-1]["workspace_bytes"] = max(layers[-1]["workspace_bytes"], before.dropped_workspace)
+        before, x = handed, handed.output
         layers.append({"name": spec.name, **costs})
         if on_progress:
             on_progress(f"{spec.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
@@ -233,8 +251,11 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _likeness(build: Callable[[], nn.Module]) -> object:
-    """Equal for two builds of one structure: modules, plain attributes, shapes. Allocates no storage."""
+def _likeness(build: Callable[[], nn.Module]) -> tuple[object, bool]:
+    """(equal for two builds of one structure: modules, plain attributes, shapes; whether some of it is trained).
+
+    Allocates no storage.
+    """
     with torch.device("meta"):
         module = build()
     parts = []
@@ -243,7 +264,7 @@ def _likeness(build: Callable[[], nn.Module]) -> object:
         parts.append((name, type(part), tuple(plain)))
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors)
-    return repr(module), tuple(parts), shapes
+    return (repr(module), tuple(parts), shapes), any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_plain(value: object) -> bool:

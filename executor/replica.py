@@ -76,7 +76,8 @@ class StageReplica:
     def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
         """The process group and the tensors of a REDUCE or TIE."""
         if op.kind is Kind.TIE:
-            return tie_group(op.peer), [self.weights.tied_gradients[op.peer]]
+            tied = self.weights.tied_gradients.get(op.peer)  # None: it is frozen
+            return tie_group(op.peer), [] if tied is None else [tied]
         return self.group, self.reduced
 
     def awaited(self, step: Op) -> list[tuple[Kind, int, int]]:
@@ -236,7 +237,9 @@ class Blueprint:
 
     def _layers(self, stage: int, modules: dict[int, nn.Module]) -> StageLayers:
         last, dtype = stage == len(self.plan.stages) - 1, self.shapes[stage].dtype
-        loss, differentiable = self.model.loss if last else None, stage > 0 and dtype.is_floating_point
+        layers = self.plan.problem.model.layers[: self.layer_ids(stage).start]
+        differentiable = dtype.is_floating_point and any(layer.trained_bytes for layer in layers)
+        loss = self.model.loss if last else None
         label, half = f"stage {stage}", half_of(self.dtype)
         return StageLayers(tuple(modules.values()), tuple(modules), loss, differentiable, label, half)
 

@@ -52,7 +52,7 @@ class Tape:
         leaves: where a trained parameter's gradient arrives, by name. trained: these parameters as the graph, which
             holds them, knows them: empty until a backward lays its own values into them.
         entry: where the input's gradient arrives, in `arrived`; None where nobody wants it.
-        inner: the first layer's output, if more follows.
+        inner: the first tensor between layers that has a gradient.
         arrived: a list that is given the input's gradient.
         staying: keys of the buffers' storages, which belong to the device and not to the stash.
     """
@@ -138,7 +138,7 @@ class Recording:
         version = x._version
 
         def enter(layer_id: int, entering: Tensor) -> None:
-            if entering is not entered and not inner:
+            if entering is not entered and not inner and entering.requires_grad:
                 inner.append(_edge(entering))
             if remake:
                 self._copy_buffers(values, buffers, f"{layer_id}.")

@@ -97,8 +97,8 @@ class JointGraph:
         module: owns the graph; placeholders in the order of the fields below.
         layer_of: for every node of the forward, by name, the layer it came from (-1: the loss).
         parameter_grads: by parameter name, for the parameters that have one.
-        inner_grad: where nobody wants the input's gradient, that of the first layer's output: how far back the
-            input half of the backward goes.
+        inner_grad: where nobody wants the input's gradient, that of the first tensor between layers that has one: how
+            far back the input half of the backward goes.
     """
 
     module: fx.GraphModule
@@ -188,7 +188,8 @@ def _trace(layers: StageLayers, example_input: Tensor, example_target: Tensor | 
 
         result = layers.run(values, inner_x, _first(rest[:-1]), enter)
         recorder.enter(None)
-        boundary = inner_x if layers.needs_input_grad else _first(between[1:])
+        trained = [entering for entering in between[1:] if entering.requires_grad]
+        boundary = inner_x if layers.needs_input_grad else _first(trained)
         leaves = [values[name] for name in differentiated]
         if result.requires_grad and boundary is not None and boundary.requires_grad:
             *grads, last = torch.autograd.grad([result], [*leaves, boundary], [rest[-1]], allow_unused=True)

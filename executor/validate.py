@@ -15,6 +15,7 @@ from ..models.protocol import build_shapes
 from ..models.registry import names
 from ..planner.check import Violation, check
 from ..planner.check_sets import structure
+from ..planner.model_graph import Layer
 from ..planner.operations import OFFLOAD, OFFLOAD_WEIGHTS, stash_kind
 from ..planner.plan import Kind, Plan
 from ..planner.printable import one_line
@@ -163,6 +164,7 @@ def match_model(
     for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
         module = build_shapes(spec).to("meta").train()
         _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
+        _match_trained(layer, module)
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))
         example = _propagate(spec, index, lower(module, dtype), example, dtype)
@@ -229,6 +231,17 @@ def _match_layer(
         )
         raise RunError(why)
     raise RunError(f"layer {name!r}: the model has {max(right)} bytes of parameters, the plan {parameter_bytes}")
+
+
+def _match_trained(layer: Layer, module: nn.Module) -> None:
+    """Raises RunError where the model trains more of the layer than the plan does."""
+    whole = sum(p.numel() for p in module.parameters())
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    if trained * layer.parameter_bytes > layer.trained_bytes * whole:
+        raise RunError(
+            f"layer {layer.name!r}: the model trains {trained} of {whole} numbers, the plan "
+            f"{layer.trained_bytes} of {layer.parameter_bytes} bytes"
+        )
 
 
 def _propagate(spec: LayerSpec, index: int, module: nn.Module, example: Tensor, dtype: torch.dtype) -> Tensor:

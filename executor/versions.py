@@ -34,7 +34,7 @@ class StageVersions:
         """Before a STEP: what is the newest is it no longer; `keep`: somebody still reads it."""
         if keep:
             with torch.no_grad():
-                changing = self._weights.trained or self._weights.parameters  # stepped here, or received
+                changing = self._weights.trained or self._weights.changing  # stepped here, or received
                 copies = {name: self._weights.parameters[name].clone() for name in changing}
             self._older[self.newest] = in_place_of(self._weights, copies)
         self.newest += 1

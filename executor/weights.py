@@ -73,7 +73,8 @@ class StageWeights:
         states: per optimizer state name, tensors by parameter name (the step counter apart).
         tied: by group number, value and accumulator of the tied parameters kept here, for the rank's other stages.
         trained: by name, what the optimizer steps: parameters, or their masters. last_gradients: theirs, if remembered.
-        taken: steps taken since the very first.
+        taken: steps taken since the very first. changing, frozen: names of the parameters that
+            somebody trains, each once, and of those that nobody does.
     """
 
     def __init__(
@@ -129,6 +130,12 @@ class StageWeights:
             self.parameters[name] = shared
             if accumulator is not None:
                 self.accumulators[name] = accumulator
+        named = {f"{i}.{name}": p for i, module in modules.items() for name, p in module.named_parameters()}
+        for name in (sharing.lent | used).keys() & named.keys():
+            named[name].data = self.parameters[name]  # the layer's own is not kept beside it
+        once = {id(self.parameters[name]): name for name in reversed(named) if named[name].requires_grad}
+        self.changing = tuple(reversed(once.values()))
+        self.frozen = {name for name, parameter in named.items() if not parameter.requires_grad}
         self.parameters = by_name(self.parameters)
 
     def tensors(self) -> Iterator[Tensor]:

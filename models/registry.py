@@ -16,6 +16,7 @@ from . import bert, gnmt, gpt, inception, llama, lstm, mlp, resnet, vgg
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec, Tie
 from .seeding import seeded
+from .whole import left_out, modules_made
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
     **bert.PRESETS, **gnmt.PRESETS, **gpt.PRESETS, **inception.PRESETS, **llama.PRESETS, **lstm.PRESETS,
@@ -43,21 +44,26 @@ def resolve(name: str) -> LayeredModel:
     each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
     logits, and no data). A parameter that is the same object in several of the layers is tied. The function is
     called anew, under the run's seed, for every layer that is built, so that all processes start from the same
-    values; a large model does better with a `LayeredModel`.
+    values; a large model does better with a `LayeredModel`. Where layers are parts of a module, every parameter and
+    buffer of it must be in some layer.
 
     Raises:
-        UnknownModel: not registered, cannot be imported, or not what a model function returns.
+        UnknownModel: not registered, cannot be imported, not what a model function returns, or a part of it.
     """
     if name in _PRESETS:
         return _preset(name)
     if ":" not in name:
         raise UnknownModel(name, "not registered, and not package.module:function")
     factory = _import(name)
-    made = _made(name, factory)
+    with modules_made() as wholes:
+        made = _made(name, factory)
     if isinstance(made, LayeredModel):
         return made
     loss = getattr(factory, "loss", cross_entropy)
     layers = _as_layers(name, factory, made)
+    missing = left_out(wholes, [entry[1] if isinstance(entry, (list, tuple)) else entry for entry in made])
+    if missing is not None:
+        raise UnknownModel(name, f"its layers leave out what belongs to the same module: {missing}")
     return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
 
 

@@ -44,7 +44,7 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
         if goal is homes.away:
             add(stash, there, here)
     stage, source, target = homes.returned
-    some = (costs.parameter_bytes[stage] > 0) | bool(homes.update)
+    some = (costs.trained_bytes[stage] > 0) | bool(homes.update)
     if some.any():
         stage, source, target = stage[some], source[some], target[some]
         m = homes.closings[:, None]

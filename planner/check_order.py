@@ -142,7 +142,7 @@ class Order:
         """
         listed, homes = self.listed, self.homes
         stage, source, target = homes.returned
-        some = (costs.parameter_bytes[stage] > 0) | bool(homes.update)
+        some = (costs.trained_bytes[stage] > 0) | bool(homes.update)
         forward = listed.table(Kind.F)
         for s, a, b in zip(stage[some].tolist(), source[some].tolist(), target[some].tolist(), strict=True):
             sent = listed.find(Columns.of(Kind.SEND_P, s, homes.closings, a, b))

@@ -331,12 +331,12 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) ->
 
     size = plan.problem.workload.gradient_bytes
     for stage, m, mine in _grouped(ops, reduce, ops.stage):
-        add((Kind.REDUCE, stage, m), mine, owners[stage], [stage], size(int(costs.own_bytes[stage])))
+        add((Kind.REDUCE, stage, m), mine, owners[stage], [stage], size(int(costs.own_trained_bytes[stage])))
     groups = {group.number: group for group in costs.ties}
     for number, m, mine in _grouped(ops, tie, ops.peer):
         group = groups[number]
         devices = tuple(group.copies(owners))
-        add((Kind.TIE, number, m), mine, devices, group.stages, size(group.bytes))
+        add((Kind.TIE, number, m), mine, devices, group.stages, size(group.trained_bytes))
     return found
 
 

@@ -281,6 +281,9 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         kept = forward[dropped]
         extra = costs.kept_input_bytes[ops.stage[kept]]
         events.start(kept, extra, _MESSAGE)
+        inner = costs.inner_bytes[ops.stage[kept]]
+        events.start(kept, inner, _WORKSPACE)
+        events.finish(kept, -inner, _WORKSPACE)
         again = ops.at(ops.table(Kind.R), kept)
         events.start(again[again >= 0], -extra[again >= 0], _MESSAGE)
     events.start(makes, costs.stash_bytes[ops.stage[makes]], _STASH)

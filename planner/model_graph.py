@@ -41,6 +41,8 @@ class Layer:
         workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
         buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
         parameter_shapes: shapes of the parameter tensors where known, for the fingerprint.
+        trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
+            optimizer state. None: all of them.
     """
 
     name: str
@@ -56,6 +58,12 @@ class Layer:
     workspace_bytes: int = 0
     buffer_bytes: int = 0
     parameter_shapes: tuple[tuple[int, ...], ...] | None = None
+    trainable_bytes: int | None = None
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained."""
+        return self.parameter_bytes if self.trainable_bytes is None else self.trainable_bytes
 
     @property
     def backward_s(self) -> float:
@@ -74,6 +82,13 @@ class Layer:
                 reading.whole(getattr(self, key), key, where, most=MOST_BYTES)
             if self.input_bytes is not None:
                 reading.whole(self.input_bytes, "input_bytes", where, most=MOST_BYTES)
+            if self.trainable_bytes is not None:
+                reading.whole(self.trainable_bytes, "trainable_bytes", where, most=MOST_BYTES)
+        if self.trained_bytes > self.parameter_bytes:
+            raise ModelError(
+                f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
+                f"got {self.trained_bytes}"
+            )
 
 
 _MOST_DIMENSIONS = 64  # of a tensor, in torch
@@ -187,7 +202,9 @@ class ModelGraph:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of layer names, parameter sizes, parameter shapes where known, edges, and what is shared."""
-        parts = [[x.name, x.parameter_bytes, x.parameter_shapes] for x in self.layers]
+        parts: list[list[object]] = [[x.name, x.parameter_bytes, x.parameter_shapes] for x in self.layers]
+        for part, layer in zip(parts, self.layers, strict=True):
+            part += [] if layer.trained_bytes == layer.parameter_bytes else [layer.trained_bytes]
         tied = [[[group.layers, group.bytes] for group in self.shared]] if self.shared else []
         return hashlib.sha256(json.dumps([parts, self.edges, *tied]).encode()).hexdigest()[:16]
 
@@ -275,6 +292,8 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
         content["input_bytes"] = layer.input_bytes
     if layer.parameter_shapes is not None:
         content["parameter_shapes"] = [list(shape) for shape in layer.parameter_shapes]
+    if layer.trainable_bytes is not None:
+        content["trainable_bytes"] = layer.trainable_bytes
     return content
 
 
@@ -295,7 +314,9 @@ def _layer_from_dict(entry: object, position: int) -> Layer:
     if values.get("parameter_shapes") is not None:
         values["parameter_shapes"] = _shapes_from(values["parameter_shapes"], where)
     layer = Layer(**values)
-    whole = {k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes") if getattr(layer, k) is not None}
+    whole = {
+        k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes", "trainable_bytes") if getattr(layer, k) is not None
+    }
     return Layer(**(values | whole))
 
 

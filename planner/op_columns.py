@@ -184,7 +184,7 @@ def direct_bytes(ops: Ops, costs: StageCosts, send: Ints) -> Ints:
     stage = ops.stage[send]
     size = np.where(ops.at(ops.table(Kind.R), send) >= 0, costs.incoming_bytes[stage], costs.stash_bytes[stage])
     sent = np.flatnonzero(ops.kind[send] == Kind.SEND_P.value)
-    size[sent] = costs.parameter_bytes[stage[sent]]
+    size[sent] = costs.trained_bytes[stage[sent]]
     if costs.ties and len(sent):
         back = ops.where(Kind.B, Kind.I)
         for k in sent.tolist():
@@ -195,7 +195,7 @@ def direct_bytes(ops: Ops, costs: StageCosts, send: Ints) -> Ints:
 
 def copied_bytes(plan: Structured, costs: StageCosts, ops: Ops, copies: Ints) -> Ints:
     """Bytes of each of these OFFLOADs and FETCHes: the stash, and the version of the weights that goes with it."""
-    return costs.stash_bytes[ops.stage[copies]] + costs.parameter_bytes[ops.stage[copies]] * carries(plan, ops, copies)
+    return costs.stash_bytes[ops.stage[copies]] + costs.trained_bytes[ops.stage[copies]] * carries(plan, ops, copies)
 
 
 def carries(plan: Structured, ops: Ops, copies: Ints) -> Flags:

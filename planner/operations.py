@@ -207,7 +207,7 @@ def messages(plan: Structured, costs: StageCosts) -> Iterator[Message]:
                     yield Message(source, send, target, receive, size)
     for stage, source, target in parameter_returns(plan, costs):
         trained = [s for s, owners in holders(plan).items() if target in owners]
-        size = returned_bytes(int(costs.parameter_bytes[stage]), costs.ties, stage, trained)
+        size = returned_bytes(int(costs.trained_bytes[stage]), costs.ties, stage, trained)
         for m in closings(plan):
             send, receive = Op(Kind.SEND_P, stage, m, target), Op(Kind.RECV_P, stage, m, source)
             yield Message(source, send, target, receive, size)
@@ -223,13 +223,13 @@ def stash_hops(pipeline: Pipeline, stage: int, policy: str) -> list[tuple[int, i
 
 def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, int, int]]:
     """(stage, owner, device) for every device that runs a stage's forward only; with a flush, none of a stage without
-    parameters.
+    trained parameters.
 
     The owner is one of the device's own node where there is one, of these the lowest.
     """
     cluster, found = plan.problem.cluster, []
     for stage, owners in holders(plan).items():
-        if costs.parameter_bytes[stage] or plan.weights != FLUSH:
+        if costs.trained_bytes[stage] or plan.weights != FLUSH:
             for device in forward_only(plan, stage, owners):
                 source = min(owners, key=lambda owner: (not cluster.same_node(owner, device), owner))
                 found.append((stage, source, device))
@@ -256,13 +256,13 @@ def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
     return {stage: tuple(sorted(devices)) for stage, devices in found.items()}
 
 
-def training_bytes(workload: Workload, parameters: int, tensors: int) -> dict[str, int]:
-    """Bytes by category that a device holds to train `parameters` bytes of parameters in so many tensors."""
+def training_bytes(workload: Workload, parameters: int, tensors: int, trained: int) -> dict[str, int]:
+    """Bytes by category that a device holds to train `trained` of `parameters` bytes, in so many tensors."""
     counters = 4 * tensors if workload.optimizer in STEP_COUNTERS else 0
     return {
         "parameters": parameters,
-        "gradients": workload.gradient_bytes(parameters),
-        "optimizer": workload.optimizer_bytes(parameters) + counters,
+        "gradients": workload.gradient_bytes(trained),
+        "optimizer": workload.optimizer_bytes(trained) + counters,
     }
 
 
@@ -284,7 +284,9 @@ def step_workspace(plan: Structured) -> NDArray[np.int64]:
 
 
 def _tensor_bytes(layer: Layer) -> list[int]:
-    """Of its parameters, in order."""
+    """Of its parameters, in order; none where all are frozen."""
+    if not layer.trained_bytes:
+        return []
     sizes = [prod(shape) for shape in layer.parameter_shapes or ()]
     if any(sizes):
         return [-(-layer.parameter_bytes * size // sum(sizes)) for size in sizes]
@@ -303,14 +305,14 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     def add(device: int, category: str, count: int) -> None:
         devices[device][category] = devices[device].get(category, 0) + count
 
-    def train(device: int, parameters: int, tensors: int) -> None:
-        for category, count in training_bytes(workload, parameters, tensors).items():
+    def train(device: int, parameters: int, tensors: int, trained: int) -> None:
+        for category, count in training_bytes(workload, parameters, tensors, trained).items():
             add(device, category, count)
 
     for stage, owners in owners_of.items():
         own, buffers = int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])
         for device in owners:
-            train(device, own, int(costs.parameter_tensors[stage]))
+            train(device, own, int(costs.parameter_tensors[stage]), int(costs.own_trained_bytes[stage]))
             add(device, "buffers", buffers)
         for device in forward_only(plan, stage, owners):
             add(device, "parameters", own)
@@ -321,7 +323,7 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     for tie in costs.ties:
         copies = tie.copies(owners_of)
         for device in copies:
-            train(device, tie.bytes, tie.tensors)
+            train(device, tie.bytes, tie.tensors, tie.trained_bytes)
         lent = {device for stage in tie.stages for device in forward_only(plan, stage, owners_of[stage])}
         for device in lent - copies.keys():
             add(device, "parameters", tie.bytes)

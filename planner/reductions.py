@@ -45,20 +45,20 @@ def step_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -
     """Seconds of the optimizer step of one stage: its own parameters, and tied ones that no lower stage updates."""
     if plan.problem.cluster.devices[device].kind.memory_bandwidth is None:
         return 0.0
-    count = int(costs.own_bytes[stage])
+    count = int(costs.own_trained_bytes[stage])
     if costs.tied_bytes[stage]:
         owners = holders(plan)
-        count += sum(tie.bytes for tie in costs.ties if tie.copies(owners).get(device) == stage)
+        count += sum(tie.trained_bytes for tie in costs.ties if tie.copies(owners).get(device) == stage)
     return update_seconds(plan.problem, device, count)
 
 
 def predict_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:
-    """Seconds of predicting all parameters that a stage reads: bytes read and written over the memory bandwidth."""
+    """Seconds of predicting a stage's trained parameters: bytes read and written over the memory bandwidth."""
     bandwidth = plan.problem.cluster.devices[device].kind.memory_bandwidth
     if bandwidth is None:
         return 0.0
     first = WEIGHT_POLICIES[plan.weights].momentum_first
-    return plan.problem.workload.predict_traffic_bytes(int(costs.parameter_bytes[stage]), first) / bandwidth
+    return plan.problem.workload.predict_traffic_bytes(int(costs.trained_bytes[stage]), first) / bandwidth
 
 
 def update_seconds(problem: Problem, device: int, count: int) -> float:

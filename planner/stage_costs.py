@@ -31,7 +31,9 @@ class StageCosts:
     Times, parameters and stashes of a stage's layers add; workspace is their maximum. `input_bytes` is the data
     that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
     beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
-    stages, as `ties` say; `parameter_tensors` leaves those out.
+    stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
+    other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the largest tensor between its layers,
+    which a forward that leaves no stash holds beside all else.
     """
 
     forward_s: NDArray[np.float64]
@@ -39,12 +41,15 @@ class StageCosts:
     backward_weight_s: NDArray[np.float64]
     separable: tuple[bool, ...]
     parameter_bytes: NDArray[np.int64]
+    trained_bytes: NDArray[np.int64]
+    own_trained_bytes: NDArray[np.int64]
     tied_bytes: NDArray[np.int64]
     buffer_bytes: NDArray[np.int64]
     parameter_tensors: NDArray[np.int64]
     stash_bytes: NDArray[np.int64]
     weight_stash_bytes: NDArray[np.int64]
     workspace_bytes: NDArray[np.int64]
+    inner_bytes: NDArray[np.int64]
     input_bytes: NDArray[np.int64]
     kept_input_bytes: NDArray[np.int64]
     edges: tuple[StageEdge, ...]
@@ -106,23 +111,28 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> Stag
     home = _stage_of_layer(model, stages)
     members = [[model.layers[model.index[name]] for name in stage] for stage in stages]
     shared = Shared.of(model, home, len(stages))
-    tensors = np.array([sum(len(x.parameter_shapes or ()) for x in group) for group in members], dtype=np.int64)
+    frozen = {x.name for x in model.layers if x.parameter_bytes and not x.trained_bytes}
+    tensors = [sum(len(x.parameter_shapes or ()) for x in group if x.name not in frozen) for group in members]
 
     def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
         return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
 
+    trained = total("trained_bytes").astype(np.int64) - shared.double_trained
     return StageCosts(
         total("forward_s", np.float64),
         total("backward_input_s", np.float64),
         total("backward_weight_s", np.float64),
         tuple(all(x.separable for x in group) for group in members),
         total("parameter_bytes").astype(np.int64) - shared.double_bytes,
+        trained,
+        np.maximum(trained - shared.tied_trained, 0),
         shared.tied_bytes,
         total("buffer_bytes").astype(np.int64),
-        np.maximum(tensors - shared.extra_tensors, 0),
+        np.maximum(np.array(tensors, dtype=np.int64) - shared.extra_tensors, 0),
         total("stash_bytes").astype(np.int64),
         total("weight_stash_bytes").astype(np.int64),
         np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
+        np.array([max((x.output_bytes for x in group[:-1]), default=0) for group in members], dtype=np.int64),
         _source_input_bytes(model, home, len(stages)),
         _kept_input_bytes(model, home, len(stages)),
         _stage_edges(model, home),

@@ -62,7 +62,7 @@ def last_gradients(plan: Structured, costs: StageCosts, ops: Ops) -> dict[int, i
     predicts = ops.where(Kind.PREDICT)
     found: dict[int, int] = {}
     for device, stage in sorted(set(zip(ops.device[predicts].tolist(), ops.stage[predicts].tolist(), strict=True))):
-        size = workload.gradient_bytes(int(costs.parameter_bytes[stage]))
+        size = workload.gradient_bytes(int(costs.trained_bytes[stage]))
         found[device] = found.get(device, 0) + size
     return found
 
@@ -95,7 +95,7 @@ def version_events(
     """
     ops = events.jobs.ops
     for begin, end in (kept_copies(plan, ops), predicted_copies(ops)):
-        size = costs.parameter_bytes[ops.stage[begin]]
+        size = costs.trained_bytes[ops.stage[begin]]
         events.start(begin, size, category)
         leaves = ops.kind[end] == Kind.OFFLOAD.value
         events.finish(end[~leaves], -size[~leaves], category)
@@ -129,7 +129,7 @@ def _fetched_versions(events: Events, plan: Structured, costs: StageCosts, categ
     fetch = fetch[carries(plan, ops, fetch)]
     if not len(fetch):
         return
-    size, user = costs.parameter_bytes[ops.stage[fetch]], ops.at(ops.table(Kind.B, Kind.I), fetch)
+    size, user = costs.trained_bytes[ops.stage[fetch]], ops.at(ops.table(Kind.B, Kind.I), fetch)
     weights = ops.at(ops.table(Kind.W), fetch)
     events.arrives(fetch, user, size, category)
     events.finish(np.where(weights >= 0, weights, user), -size, category)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,16 +20,18 @@ from runs import Case, planned, worst_excess
 from torch import nn
 
 from contraflow.__main__ import cli
+from contraflow.executor.engines import Engine
 from contraflow.executor.errors import RunError
 from contraflow.executor.launch import execute
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.cluster import Link
-from contraflow.planner.errors import PlanError
+from contraflow.planner.errors import ModelError, PlanError
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.operations import Candidate, StageCosts
+from contraflow.planner.operations import Candidate, StageCosts, static_bytes
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.plan_file import load_plan, op_from_text, save_plan
+from contraflow.planner.schedules import build
 from contraflow.planner.simulate import simulate
 
 
@@ -197,3 +200,108 @@ def test_a_device_above_its_peak_is_told(tmp_path: Path) -> None:
     pattern = r"above the planned peak: device 0 held (\d+) bytes in 0[FB]\d, (\d+) were planned"
     (measured, most) = re.search(pattern, line).groups()  # type: ignore[union-attr]
     assert int(measured) > int(most) == lean.forecast.peak_bytes[0]  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- frozen parameters
+
+
+class Adapted(nn.Module):
+    """LoRA (Hu et al. 2021, arXiv:2106.09685): a frozen layer and two trained ones of low rank beside it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, width) -> the same."""
+        return torch.relu(self.base(x) + self.up(self.down(x)))
+
+
+def frozen(width: int) -> nn.Module:
+    """Nothing of it is trained."""
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh()).requires_grad_(False)
+
+
+@cache
+def adapted(engine: Engine) -> tuple[LayeredModel, ModelGraph]:
+    """Frozen layers at the beginning and in between, adapters on the others; weights are most of the memory."""
+    kinds = (frozen, frozen, Adapted, frozen, Adapted, Adapted, Adapted)
+    model = chain([partial(kind, 64) for kind in kinds], 64)
+    return model, profiled(model, 4, engine)
+
+
+class Lora(NamedTuple):
+    """A schedule of two devices on an engine; `apart`: every stage's backward on the other device."""
+
+    schedule: str
+    engine: Engine
+    stash: str = "keep"
+    apart: bool = False
+
+
+LORA = [
+    Lora("1f1b", "graph"),
+    Lora("1f1b", "eager"),
+    Lora("zb-h1", "graph"),
+    Lora("zb-h1", "eager"),
+    Lora("chimera", "graph"),
+    Lora("1f1b", "graph", "recompute"),
+    Lora("gpipe", "eager", "offload"),
+    Lora("1f1b", "graph", apart=True),
+]
+
+
+@pytest.mark.parametrize("case", LORA, ids=lambda case: "-".join(map(str, case)))
+def test_frozen_parameters_cost_no_training(case: Lora) -> None:
+    """Adapters train as plain torch trains them; the forecast has no gradients and states of what is frozen."""
+    model, graph = adapted(case.engine)
+    layout = build(case.schedule, 2, 4)
+    lists = [_remade(order, case.stash == "recompute") for order in layout.orders]
+    pipelines = layout.pipelines
+    if case.apart:
+        pipelines = tuple(replace(p, backward=p.backward[::-1]) for p in pipelines)
+        lists = [[op for order in lists for op in order if _device(op, pipelines[0]) == d] for d in range(2)]
+        lists = [sorted(order, key=lambda op: (op.kind is not Kind.F, op.micro_batch, -op.stage)) for order in lists]
+    stash = tuple((case.stash,) * layout.stages for _ in pipelines)
+    plan = plan_of(graph, pipelines, lists, "adam", stash)
+    result = assert_as_plain_torch(plan, model, case.engine)
+    assert min(worst_excess(result).values()) >= 0.9, worst_excess(result)
+    for device, parts in enumerate(static_bytes(plan, StageCosts.of(graph, plan.stages))):
+        assert parts["gradients"] < 0.2 * parts["parameters"], device
+
+
+def _remade(order: Sequence[Op], again: bool) -> list[Op]:
+    return [made for op in order for made in ([op._replace(kind=Kind.R)] if again and op.kind is Kind.B else []) + [op]]
+
+
+def _device(op: Op, pipeline: Pipeline) -> int:
+    return (pipeline.forward if op.kind is Kind.F else pipeline.backward)[op.stage]
+
+
+def test_frozen_layers_have_no_weight_half() -> None:
+    """The profile says what is trained; before anything is, there is nothing to keep for a backward."""
+    _, graph = adapted("graph")
+    first, second, adapter, between = graph.layers[:4]
+    assert (first.trained_bytes, second.trained_bytes, between.trained_bytes) == (0, 0, 0)
+    assert 0 < adapter.trained_bytes == 4 * 64 * 4 < adapter.parameter_bytes
+    assert (first.stash_bytes, second.stash_bytes) == (0, 0)
+    assert between.stash_bytes > 0
+    assert {first.backward_weight_s, second.backward_weight_s, between.backward_weight_s} == {0.0}
+    assert ModelGraph.from_dict(graph.to_dict()) == graph
+
+
+@pytest.mark.parametrize("value", [-1, 401, 1.5, "all"])
+def test_trainable_bytes_are_at_most_the_parameters(value: object) -> None:
+    """A file that says otherwise is refused, naming the layer."""
+    layer = {"name": "head", "parameter_bytes": 400, "trainable_bytes": value}
+    document = {"format": "contraflow/model", "version": 1, "layers": [layer]}
+    with pytest.raises(ModelError, match=r"'head'.*trainable_bytes"):
+        ModelGraph.from_dict(document)
+
+
+def test_a_plan_that_trains_less_than_the_model_is_refused() -> None:
+    """Its memory would have no room for the gradients."""
+    model, plan = two_stages()
+    with pytest.raises(RunError, match=r"'layer0': the model trains 272 of 272 numbers, the plan 8 of 1088 bytes"):
+        execute(with_layers(plan, lambda layer: replace(layer, trainable_bytes=8)), 1, model, transport="threads")

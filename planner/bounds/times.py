@@ -57,8 +57,8 @@ def finish_seconds(candidate: Candidate, stage: int, device: int) -> float:
 
 def _finish(candidate: Candidate, stage: int, device: int, owners: Mapping[int, tuple[int, ...]]) -> float:
     costs, cluster = candidate.costs, candidate.problem.cluster
-    sums = [(owners[stage], int(costs.own_bytes[stage]))]
-    sums += [(tuple(tie.copies(owners)), tie.bytes) for tie in costs.ties if stage in tie.stages]
+    sums = [(owners[stage], int(costs.own_trained_bytes[stage]))]
+    sums += [(tuple(tie.copies(owners)), tie.trained_bytes) for tie in costs.ties if stage in tie.stages]
     size = candidate.problem.workload.gradient_bytes
     longest = max(sum(reduce_seconds(cluster, devices, size(count))) for devices, count in sums)
     return longest + step_seconds(candidate, costs, stage, device)

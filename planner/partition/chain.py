@@ -101,7 +101,7 @@ class Chain:
         found = []
         for tie in self.costs.ties:
             before = np.searchsorted(tie.stages, np.arange(len(self) + 1))
-            size = sum(training_bytes(self.problem.workload, tie.bytes, tie.tensors).values())
+            size = sum(training_bytes(self.problem.workload, tie.bytes, tie.tensors, tie.trained_bytes).values())
             found.append((size, np.maximum(before[None, :] - before[:, None], 0)))
         return tuple(found)
 

@@ -140,7 +140,7 @@ def _serial_seconds(candidate: Candidate) -> float:
     steps = [
         max(bounds.finish_seconds(candidate, s, d) for d in range(len(cluster))) for s in range(len(candidate.stages))
     ]
-    finish = sum(steps) + hop(costs.parameter_bytes.tolist()) + _tied_seconds(candidate)
+    finish = sum(steps) + hop(costs.trained_bytes.tolist()) + _tied_seconds(candidate)
     return (candidate.problem.workload.micro_batches * (work + way + 2 * copies) + finish) * (1 + 1e-6)
 
 
@@ -148,7 +148,7 @@ def _tied_seconds(candidate: Candidate) -> float:
     """Seconds in which all sums of tied gradients, and the steps that they lead to, end on any devices."""
     problem, workload = candidate.problem, candidate.problem.workload
     return sum(
-        tie_seconds(problem.cluster, len(tie.stages), workload.gradient_bytes(tie.bytes))
-        + max(update_seconds(problem, d, tie.bytes) for d in range(len(problem.cluster)))
+        tie_seconds(problem.cluster, len(tie.stages), workload.gradient_bytes(tie.trained_bytes))
+        + max(update_seconds(problem, d, tie.trained_bytes) for d in range(len(problem.cluster)))
         for tie in candidate.costs.ties
     )

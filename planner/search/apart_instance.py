@@ -110,7 +110,7 @@ def build_apart(
     split = tuple(rules.split and can for can in costs.separable)
     stash = stash_bytes(candidate, split, rules)
     owned, lent = _static(candidate)
-    shared = [(tie.stages, *_kept(candidate, tie.bytes, tie.tensors)) for tie in costs.ties]
+    shared = [(tie.stages, *_kept(candidate, tie.bytes, tie.tensors, tie.trained_bytes)) for tie in costs.ties]
     free = [limit - less for limit, less in zip(limits, lowered, strict=True)]
     sizes = [*(x for one in stash for x in one.all), *owned, *lent, *(x for _, *both in shared for x in both)]
     unit = memory_unit(sizes, free)
@@ -128,8 +128,8 @@ def build_apart(
     stages = tuple(
         Stage(
             {kind: tuple(tick.down(s) for s in seconds.compute(kind, k)) for kind in (Kind.F, *_BACK)},
-            tuple(tick.down(update_seconds(problem, d, int(costs.own_bytes[k]))) for d in devices),
-            hops(int(costs.own_bytes[k])) if costs.parameter_bytes[k] else nothing,
+            tuple(tick.down(update_seconds(problem, d, int(costs.own_trained_bytes[k]))) for d in devices),
+            hops(int(costs.own_trained_bytes[k])) if costs.trained_bytes[k] else nothing,
             stash[k].in_units(unit),
             owned[k] // unit,
             lent[k] // unit,
@@ -197,10 +197,10 @@ class _Seconds:
         for k in range(len(costs.forward_s)):
             halves = (Kind.I, Kind.W) if self.rules.split and costs.separable[k] else (Kind.B,)
             found += [s for kind in (Kind.F, *halves) for s in self.compute(kind, k)]
-            own = int(costs.own_bytes[k])
+            own = int(costs.own_trained_bytes[k])
             found += [update_seconds(self.candidate.problem, d, own) for d in devices]
             found += [s for pair in self.copies(k) for s in pair] if OFFLOAD in self.rules.policies else []
-            sizes |= {int(costs.stash_bytes[k])} | ({own} if costs.parameter_bytes[k] else set())
+            sizes |= {int(costs.stash_bytes[k])} | ({own} if costs.trained_bytes[k] else set())
             sizes |= {int(costs.incoming_bytes[k])} if RECOMPUTE in self.rules.policies else set()
         return found + [s for size in sizes for a in devices for b in devices for s in self.hop(a, b, size)]
 
@@ -214,15 +214,15 @@ def _static(candidate: Candidate) -> tuple[list[int], list[int]]:
     owned, lent = [], []
     for k in range(len(candidate.stages)):
         own, buffers = int(costs.own_bytes[k]), int(costs.buffer_bytes[k])
-        trained, run = _kept(candidate, own, int(costs.parameter_tensors[k]))
+        trained, run = _kept(candidate, own, int(costs.parameter_tensors[k]), int(costs.own_trained_bytes[k]))
         owned.append(trained + buffers)
         lent.append(run + buffers)
     return owned, lent
 
 
-def _kept(candidate: Candidate, parameters: int, tensors: int) -> tuple[int, int]:
-    """Bytes on a device that trains these parameters, and on one that only uses them."""
-    return sum(training_bytes(candidate.problem.workload, parameters, tensors).values()), parameters
+def _kept(candidate: Candidate, parameters: int, tensors: int, trained: int) -> tuple[int, int]:
+    """Bytes on a device that trains so much of these parameters, and on one that only uses them."""
+    return sum(training_bytes(candidate.problem.workload, parameters, tensors, trained).values()), parameters
 
 
 def _alike(problem: Problem, rules: Rules, free: Sequence[int]) -> bool:

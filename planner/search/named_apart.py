@@ -266,7 +266,7 @@ class Trips:
                 inner += _seconds(cluster.link(pipeline.backward[s + 1], there), sizes[s])
             compute.append(f + b + (compute[-1] if s in sizes else 0.0))
             whole.append(f + max(inner, _crossing_s(candidate, s)) + b)
-            returned = _seconds(cluster.link(there, here), int(costs.own_bytes[s]))
+            returned = _seconds(cluster.link(there, here), int(costs.own_trained_bytes[s]))
             back.append(step_seconds(candidate, costs, s, there) + returned)
         return cls(tuple(compute[:0:-1]), tuple(whole[:0:-1]), tuple(back[::-1]))
 

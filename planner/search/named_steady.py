@@ -75,7 +75,7 @@ class _Placed:
 
     def _predict_s(self, stage: int) -> Floats | float:
         """Seconds a micro-batch of predicting the weights of every interval of layers; what ties share left out."""
-        problem, own = self.session.problem, self.session.chain.costs.own_bytes
+        problem, own = self.session.problem, self.session.chain.costs.own_trained_bytes
         bandwidth = problem.cluster.devices[self.order[stage]].kind.memory_bandwidth
         if bandwidth is None or not self.predictions[stage]:
             return 0.0
@@ -87,7 +87,7 @@ class _Placed:
     def fitting(self, buffers: int) -> Iterator[Floats]:
         """The same, infinite where stashes, copies of weights and so many tensors at each boundary do not fit."""
         chain, in_flight = self.session.chain, self.layout.in_flight
-        weights = np.concatenate([[0.0], np.cumsum(chain.costs.parameter_bytes)])
+        weights = np.concatenate([[0.0], np.cumsum(chain.costs.trained_bytes)])
         size = weights[None, :] - weights[:, None]
         for stage, table in enumerate(self.loads()):
             held = chain.bytes(in_flight[stage], buffers) + self.copies[stage] * size

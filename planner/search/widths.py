@@ -75,7 +75,7 @@ def _cheap(problem: Problem, groups: Groups) -> bool:
 def _reduction_s(problem: Problem, groups: Groups) -> float:
     """Seconds of adding up the gradients of one device's equal share of the parameters between the groups."""
     members = tuple(group[-1] for group in groups)
-    gradients = problem.workload.gradient_bytes(sum(x.parameter_bytes for x in problem.model.layers))
+    gradients = problem.workload.gradient_bytes(sum(x.trained_bytes for x in problem.model.layers))
     return sum(reduce_seconds(problem.cluster, members, gradients // len(groups[0])))
 
 

@@ -220,14 +220,14 @@ def _flows(plan: Plan, costs: StageCosts) -> dict[tuple[Any, Any, str, int], tup
         add(("device", message.source), ("device", message.target), _SENT[kind], hue, message.bytes)
     updates = plan.problem.workload.micro_batches // update_size(plan)
     for stage, devices in holders(plan).items():
-        count = plan.problem.workload.gradient_bytes(int(costs.parameter_bytes[stage]))
+        count = plan.problem.workload.gradient_bytes(int(costs.trained_bytes[stage]))
         for a, b in ring(devices) if len(devices) > 1 and count else ():
             share = round(2 * (len(devices) - 1) * count / len(devices))
             add(("device", a), ("device", b), "gradient sums", 0, updates * share, updates)
     for p, row in zip(plan.pipelines, plan.stash, strict=True):
         for stage, policy in enumerate(row):
             if stash_kind(policy) in OFFLOADS and p.micro_batches:
-                weights = int(costs.parameter_bytes[stage]) if policy == OFFLOAD_WEIGHTS else 0
+                weights = int(costs.trained_bytes[stage]) if policy == OFFLOAD_WEIGHTS else 0
                 _add_copies(plan, p, stage, int(costs.stash_bytes[stage]) + weights, add)
     return found
 

@@ -109,9 +109,9 @@ class _Items:
         size[messages.send] = messages.bytes
         copies = ops.where(*sorted(COPIES))
         size[copies] = copied_bytes(self.plan, costs, ops, copies)
-        tied = {tie.number: tie.bytes for tie in costs.ties}
+        tied = {tie.number: tie.trained_bytes for tie in costs.ties}
         for (kind, number, _), job in self.jobs.reduce_job.items():
-            size[job] = tied[number] if kind == Kind.TIE else costs.own_bytes[number]
+            size[job] = tied[number] if kind == Kind.TIE else costs.own_trained_bytes[number]
         return np.asarray(size[self.job], dtype=np.int64)
 
     def waits(self) -> dict[str, Any]:

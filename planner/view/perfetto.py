@@ -165,7 +165,7 @@ def _add_copies(
         number = flow.get((op.stage, op.micro_batch), 0)
         size = int(costs.stash_bytes[op.stage])
         if (op.stage, op.micro_batch) in away:
-            size += int(costs.parameter_bytes[op.stage])
+            size += int(costs.trained_bytes[op.stage])
         sign = 1 if op.kind == Kind.OFFLOAD else -1
         found[device].add(_LANES[op.kind], op, start_s, end_s, flow=sign * number, bytes=size)
 

@@ -143,7 +143,8 @@ def _bytes(
     nothing = np.zeros(len(stage), dtype=np.int64)
     delta = [kept, change, np.where(halves, -later, 0), np.where(remade, stash - kept, 0), -stash, stash]
     again = np.where(remade, np.maximum(stash - kept, 0), 0) + work
-    need = [kept + forward[stage], np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
+    inner = np.where(remade, costs.inner_bytes[stage], 0)
+    need = [kept + forward[stage] + inner, np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
 
 

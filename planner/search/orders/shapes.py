@@ -98,7 +98,7 @@ def binding(problem: Problem) -> bool:
     """Whether some device cannot hold the whole model with all its stashes."""
     layers, workload = problem.model.layers, problem.workload
     total = sum(
-        x.parameter_bytes + workload.gradient_bytes(x.parameter_bytes) + workload.optimizer_bytes(x.parameter_bytes)
+        x.parameter_bytes + workload.gradient_bytes(x.trained_bytes) + workload.optimizer_bytes(x.trained_bytes)
         + x.buffer_bytes * (2 + workload.micro_batches) + x.workspace_bytes
         + workload.micro_batches * max(x.stash_bytes, x.weight_stash_bytes)
         + workload.micro_batches * (2 * x.output_bytes + (x.input_bytes or 0))

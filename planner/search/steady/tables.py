@@ -64,7 +64,7 @@ class Intervals:
             chain,
             _sums(costs.forward_s),
             _sums(costs.backward_s),
-            _sums(costs.own_bytes.astype(float)),
+            _sums(costs.own_trained_bytes.astype(float)),
             _held(chain),
             _sums(costs.stash_bytes.astype(float)),
             chain.workspace_bytes,
@@ -111,10 +111,10 @@ def _incoming(problem: Problem, costs: StageCosts, chain: Chain) -> Floats:
 
 
 def _held(chain: Chain) -> Floats:
-    """Parameter bytes of every interval; what its layers share counts once."""
-    total = _sums(chain.costs.own_bytes.astype(float))
+    """Bytes of trained parameters of every interval; what its layers share counts once."""
+    total = _sums(chain.costs.own_trained_bytes.astype(float))
     for tie, (_, members) in zip(chain.costs.ties, chain.copies, strict=True):
-        total = total + tie.bytes * (members > 0)
+        total = total + tie.trained_bytes * (members > 0)
     return total
 
 

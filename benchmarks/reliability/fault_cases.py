@@ -26,6 +26,8 @@ PLANS = {
 STEPS = 12
 FORWARDS = 60
 """Calls of the layers of a rank in a run, at least."""
+LOSSES = 30
+"""The same of the loss."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def draw(random_: random.Random) -> Case:
 
 
 def _place(random_: random.Random, where: str) -> int:
-    return {"import": 1, "build": 1, "data": random_.randint(1, 12)}.get(where, random_.randint(1, FORWARDS))
+    most = {"import": 1, "build": 1, "data": 12, "loss": LOSSES}.get(where, FORWARDS)
+    return random_.randint(1, most)
 
 
 def _signal(random_: random.Random, launch: str, plan: str) -> Case:
@@ -163,5 +166,6 @@ def _machine(random_: random.Random, launch: str, plan: str) -> Case:
         ("disk full: trace", "disk full: checkpoint", "no shared memory", "no temporary files", "no reader")
     )
     says = {"disk full: trace": "No space left", "disk full: checkpoint": "No space left"}.get(what, "")
-    codes = (1, 2) if says else (0,)
-    return Case(launch, plan, what, "", 0, "", 1, 0.0, codes, says, quiet=launch in ("torchrun", "restart"))
+    codes = (1, 2) if says else (0, 1) if what == "no reader" else (0,)
+    quiet = launch in ("torchrun", "restart") or what == "no reader"  # a broken pipe is silent, as of any command
+    return Case(launch, plan, what, "", 0, "", 1, 0.0, codes, says, quiet=quiet)

@@ -15,7 +15,9 @@ from contraflow.__main__ import cli
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOREIGN = {"--no-deps", "--no-binary", "--nproc-per-node", "--max-restarts", "--strict", "--check", "--write"}
+FOREIGN = {
+    *("--no-deps", "--no-binary", "--nproc-per-node", "--max-restarts", "--rdzv-id", "--strict", "--check", "--write"),
+}
 """Options of other programs."""
 
 _spec = importlib.util.spec_from_file_location("docs_runner", ROOT / ".ci" / "docs.py")

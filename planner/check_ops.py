@@ -24,15 +24,16 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
         sends.append(Columns.of(kinds[0], source.stage, source.micro_batch, source.device, source.peer))
         receives.append(Columns.of(kinds[1], target.stage, target.micro_batch, target.device, target.peer))
 
-    for producer, consumer, _ in costs.edges:
-        for kinds, home, forward in (
-            ((Kind.SEND_F, Kind.RECV_F), homes.device, True),
-            ((Kind.SEND_B, Kind.RECV_B), homes.back, False),
-        ):
-            m = np.flatnonzero(home[producer] != home[consumer])
-            up = Columns.of(0, producer, m, home[producer, m], consumer)
-            down = Columns.of(0, consumer, m, home[consumer, m], producer)
-            add(kinds, *((up, down) if forward else (down, up)))
+    producers, consumers = np.array([edge[:2] for edge in costs.edges], dtype=np.int64).reshape(-1, 2).T
+    for kinds, home, forward in (
+        ((Kind.SEND_F, Kind.RECV_F), homes.device, True),
+        ((Kind.SEND_B, Kind.RECV_B), homes.back, False),
+    ):
+        edge, m = np.nonzero(home[producers] != home[consumers])
+        producer, consumer = producers[edge], consumers[edge]
+        up = Columns.of(0, producer, m, home[producer, m], consumer)
+        down = Columns.of(0, consumer, m, home[consumer, m], producer)
+        add(kinds, *((up, down) if forward else (down, up)))
     stash = (Kind.SEND_S, Kind.RECV_S)
     for where, goal in ((homes.policy == SHIP, homes.away), (homes.moved, homes.back)):
         stage, m = np.nonzero(where)
@@ -53,7 +54,7 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
     return Columns.join(sends), Columns.join(receives)
 
 
-def _required(costs: StageCosts, homes: Homes) -> Columns:
+def required_ops(costs: StageCosts, homes: Homes) -> Columns:
     """Every op that must be there exactly once, backwards apart (those may be B, or I and W)."""
     parts = [*messages(costs, homes)]
     chosen = {
@@ -83,7 +84,7 @@ def tie_ops(costs: StageCosts, homes: Homes) -> Columns:
     return Columns.join(parts)
 
 
-def _allowed(homes: Homes) -> Columns:
+def allowed_ops(homes: Homes) -> Columns:
     """Ops that may be there: backwards, whole or in halves, and one FREE for every stash that leaves its device."""
     parts = [Columns.of_tables(kind, homes.back) for kind in (Kind.B, Kind.I, Kind.W)]
     stage, m = np.nonzero((homes.policy == OFFLOAD) | (homes.policy == SHIP) | homes.moved)
@@ -96,7 +97,7 @@ def op_sets(costs: StageCosts, listed: Listed) -> list[Violation]:
     PREDICTs apart: which must be there depends on the order of the others.
     """
     homes = listed.homes
-    required = _required(costs, homes)
+    required = required_ops(costs, homes)
     found = [*_repeated(listed), *_unexpected(listed, required), *_missing(listed, required)]
     found += _backwards(costs, listed)
     return [violation for _, violation in sorted(found, key=lambda entry: entry[0])]
@@ -125,7 +126,7 @@ def _repeated(listed: Listed) -> Iterator[tuple[int, Violation]]:
 
 def _unexpected(listed: Listed, required: Columns) -> Iterator[tuple[int, Violation]]:
     homes = listed.homes
-    known = np.sort(np.concatenate([required.keys(homes), _allowed(homes).keys(homes)]))
+    known = np.sort(np.concatenate([required.keys(homes), allowed_ops(homes).keys(homes)]))
     nearest = known[np.minimum(np.searchsorted(known, listed.sorted_key), len(known) - 1)]
     named: set[tuple[int, Op]] = set()
     strange = listed.by_key[nearest != listed.sorted_key]

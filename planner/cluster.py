@@ -119,6 +119,11 @@ class Cluster:
             found += [first + k // group.host_link_shared_by for k in range(group.devices)]
         return tuple(found)
 
+    @cached_property
+    def home_nodes(self) -> tuple[int, ...]:
+        """Number of every device's node."""
+        return tuple(device.node for device in self.devices)
+
     def same_node(self, source: int, target: int) -> bool:
         """Whether two devices share a node."""
         return self.devices[source].node == self.devices[target].node

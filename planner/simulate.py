@@ -9,16 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .check_sets import require_ops
 from .cluster import Cluster
 from .errors import PlanError
 from .host_memory import host_memory
-from .jobs import Jobs, build
+from .jobs import Jobs, build, build_columns
 from .memory import DeviceMemory, profile_memory
 from .model_graph import ModelGraph
+from .op_columns import Messages
 from .operations import StageCosts, Structured, require_policies
 from .period import period_seconds
 from .plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
+from .sound import sound_columns
 from .weight_policy import FLUSH
 
 _COMPUTE = np.array([kind in COMPUTE for kind in Kind])
@@ -169,8 +170,9 @@ def timeline_of(plan: Structured, costs: StageCosts, jobs: Jobs, orders: tuple[t
 
 def simulate(plan: Plan) -> Timeline:
     """Times and memory of a plan (seconds, bytes). Raises PlanError, Deadlock among them, for one that cannot run."""
-    require_ops(plan)
-    timeline = simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
+    costs, ops = sound_columns(plan)
+    jobs = build_columns(plan, costs, ops, Messages.of(ops, costs))
+    timeline = timeline_of(plan, costs, jobs, tuple(map(tuple, plan.orders)))
     return timeline if plan.weights == FLUSH else replace(timeline, period_s=period_seconds(plan))
 
 

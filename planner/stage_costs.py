@@ -66,6 +66,12 @@ class StageCosts:
         return self.backward_input_s + self.backward_weight_s
 
     @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """What decides which ops a plan needs: edges, splittable stages, stages with new parameters, ties."""
+        edges = tuple((edge.producer, edge.consumer) for edge in self.edges)
+        return edges, self.separable, tuple((self.trained_bytes > 0).tolist()), self.ties
+
+    @cached_property
     def incoming_bytes(self) -> NDArray[np.int64]:
         """Bytes that recompute keeps of every stage: the tensors it takes."""
         total = self.input_bytes + self.kept_input_bytes

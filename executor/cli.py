@@ -69,6 +69,9 @@ Examples:
     help="Where stages run. cuda: over NCCL where every rank has a GPU, else messages go through the host.",
 )
 @click.option("--compile", "compiled", is_flag=True, help="Run the stage programs through torch's compiler.")
+@click.option(
+    "--enforce", is_flag=True, help="End the run before memory passes the planned peak, or as soon as it has."
+)
 @click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the steps did, op by op.")
 @checkpoint_options
 @click.option(

@@ -40,12 +40,15 @@ class Moves(Protocol):
         """Ends it."""
 
 
-def moves_of(place: Place, name: str, track: Callable[[Tensor], None], messages_block: bool) -> Moves:
-    """How a rank moves things. `track` is told what another thread allocates on the device.
+def moves_of(
+    place: Place, name: str, track: Callable[[Tensor], None], messages_block: bool, hosted: Callable[[Tensor], None]
+) -> Moves:
+    """How a rank moves things. `track` is told what another thread allocates on the device, `hosted` what is copied to
+    the host.
 
     `messages_block`: whether waiting for a message blocks the thread that waits.
     """
-    return QueuedMoves(place, name, messages_block) if place.queues else ThreadMoves(place, name, track)
+    return QueuedMoves(place, name, messages_block, hosted) if place.queues else ThreadMoves(place, name, track, hosted)
 
 
 class Lane:
@@ -91,8 +94,11 @@ class Lanes:
 class ThreadMoves:
     """Copies that block, in threads of their own (see `Moves`)."""
 
-    def __init__(self, place: Place, name: str, track: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self, place: Place, name: str, track: Callable[[Tensor], None], hosted: Callable[[Tensor], None]
+    ) -> None:
         self._place = place
+        self._hosted = hosted
         self._lanes = Lanes(place, name)
         self._track = track
 
@@ -102,6 +108,7 @@ class ThreadMoves:
             pieces.reverse()
             while pieces:
                 target = self._place.host_buffer(pieces[-1])
+                self._hosted(target)
                 self._copy(pieces[-1], target)
                 stored.append(target)
                 pieces.pop()
@@ -143,14 +150,19 @@ class QueuedMoves:
     that queue holds so far.
     """
 
-    def __init__(self, place: Place, name: str, messages_block: bool) -> None:
+    def __init__(
+        self, place: Place, name: str, messages_block: bool, hosted: Callable[[Tensor], None] = lambda _: None
+    ) -> None:
         self._place = place
+        self._hosted = hosted
         self._out, self._in = place.side(), place.side()
         self._lanes = Lanes(place, name) if messages_block else None
         self._sides: dict[int, Side] = defaultdict(place.side)
 
     def offload(self, pieces: list[Tensor], stored: list[Tensor], times: Times, record: OpRecord) -> Transfer:
-        stored.extend(self._place.host_buffer(piece) for piece in pieces)
+        for piece in pieces:
+            stored.append(self._place.host_buffer(piece))
+            self._hosted(stored[-1])
 
         def copy() -> None:
             times.begin(record)

@@ -55,6 +55,7 @@ class Interpreter(Posting):
         observer: told about every op and every wait.
         place: where the rank computes.
         load: what the data set's code is run by.
+        hosted: told about every stash that is in the host's memory.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Interpreter(Posting):
         observer: Observer | None = None,
         place: Place = CPU,
         load: Load = at_once,
+        hosted: Callable[[Tensor], None] = lambda _: None,
     ) -> None:
         self.blueprint = blueprint
         self.transport = transport
@@ -89,7 +91,9 @@ class Interpreter(Posting):
         self._replicas = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
         self._agreed = {n: agree(transport, own) for n, own in self._replicas.items()}
         layouts = {n: Layouts.of(own, self._agreed[n]) for n, own in self._replicas.items()}
-        self._stashes = Stashes(transport, layouts, lambda op, k: self._to.stash_tag(op, k), track, place, self._finish)
+        self._stashes = Stashes(
+            transport, layouts, lambda op, k: self._to.stash_tag(op, k), track, place, self._finish, hosted
+        )
         self._handlers: dict[Kind, Callable[[StepState, Op, OpRecord], None]] = {
             Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward_input, Kind.W: self._backward_weight,
             Kind.R: self._remake, Kind.STEP: self._step, Kind.REDUCE: self._reduce, Kind.TIE: self._reduce,
@@ -107,7 +111,7 @@ class Interpreter(Posting):
         """Another list from now on."""
         self._course = course
         self._to = Addresses(course.plan, self._agreed.values())
-        self._observer.follow(course.plan.orders[self.transport.rank])
+        self._observer.follow(course.plan, self.transport.rank)
 
     def run(self, course: Course, first: int) -> Iterator[StepRecord]:
         """Runs the list once: a step, or several updates, of which `first` is the number. Yields each when it is done.
@@ -148,17 +152,18 @@ class Interpreter(Posting):
                 self._start_fetches(state, place)
             if op.kind is not Kind.FETCH:
                 self._complete(state, course.waits.left[place])
+            self._observer.admit()
             record = state.times.open(op)
             if course.recorded:
                 state.records.append(record)
             self._handlers[op.kind](state, op, record)
             for stage, version in course.dropped.get(place, ()):
                 state.versions[stage].drop(version)
+            self._observer.end(record)
         except (Aborted, KeyboardInterrupt):
             raise
         except Exception as error:
             raise self._failure(step, op, error) from error
-        self._observer.end(record)
 
     def _ended(self, state: StepState, lag: int) -> Iterator[StepRecord]:
         """The updates but for the last that are done by now; but `lag` of them later: their work is only queued."""

@@ -129,6 +129,7 @@ def execute(
     engine: Engine = "auto",
     device: str = "cpu",
     compiled: bool = False,
+    enforce: bool = False,
 ) -> RunResult:
     """Trains `steps` steps as the plan says and measures.
 
@@ -150,6 +151,8 @@ def execute(
             one, torch's eager autograd, with an EngineNotice as a warning.
         device: "cpu", or "cuda": rank r of a machine on its device r, modulo how many it has (docs/cuda.md).
         compiled: run the stage programs through torch's compiler where that is possible.
+        enforce: end before an op whose declared bytes would pass the device's planned peak, and right after one whose
+            measured bytes did; hosts likewise. Memory is then followed in all steps, which takes time.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
@@ -161,7 +164,7 @@ def execute(
     def make() -> Job:
         job = prepare(
             plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine,
-            device, compiled, timeout_s,
+            device, compiled, timeout_s, enforce,
         )  # fmt: skip
         if trace is not None:
             _require_traceable(job)
@@ -207,6 +210,7 @@ def prepare(
     device: str = "cpu",
     compiled: bool = False,
     timeout_s: float = TIMEOUT_S,
+    enforce: bool = False,
 ) -> Job:
     """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
     if not 0 < timeout_s < math.inf:
@@ -241,7 +245,7 @@ def prepare(
         check_resumable(saving, first, identity)
     return Job(
         plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
-        saving, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, first,
+        saving, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, enforce, first,
     )  # fmt: skip
 
 

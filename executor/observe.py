@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ..planner.plan import Op
+from ..planner.plan import Op, Plan
+from .enforcement import Limit, MemoryExceeded
+from .errors import ExecutionError
+from .host_ledger import HostLedger
 from .memory import StorageTracker
 from .step_state import OpRecord
 from .watch import NOWHERE, Board, Doing
@@ -17,16 +20,26 @@ class Observer:
     Args:
         board: where to publish; None: nobody watches.
         tracker: memory is sampled while it is there (see `untrack`).
+        limit, host: what must not be passed meanwhile on the device and at its host; None: nothing.
 
     Attributes:
         peak_bytes: the most that was live in any tracked op. peak_op: that op.
     """
 
-    def __init__(self, board: Board | None = None, rank: int = 0, tracker: StorageTracker | None = None) -> None:
+    def __init__(
+        self,
+        board: Board | None = None,
+        rank: int = 0,
+        tracker: StorageTracker | None = None,
+        limit: Limit | None = None,
+        host: HostLedger | None = None,
+    ) -> None:
         self._places: dict[Op, int] = {}
         self._board = Board(bytearray(Board.size(rank + 1))) if board is None else board
         self._rank = rank
         self._tracker = tracker
+        self._limit = limit
+        self._host = host
         self._step = self._place = NOWHERE
         self._since_ns = self._waited_ns = 0
         self._live_bytes = NOWHERE
@@ -41,9 +54,14 @@ class Observer:
 
     # ------------------------------------------------------------ in the order of a step
 
-    def follow(self, order: Sequence[Op]) -> None:
-        """This is the rank's list from now on."""
-        self._order, self._places = order, {op: place for place, op in enumerate(order)}
+    def follow(self, plan: Plan, rank: int) -> None:
+        """The rank's list of this plan is what it runs from now on."""
+        self._order = plan.orders[rank]
+        self._places = {op: place for place, op in enumerate(self._order)}
+        if self._limit is not None:
+            self._limit.follow(plan)
+        if self._host is not None:
+            self._host.follow(plan)
 
     def step(self, step: int) -> None:
         """A step begins: waits for all ranks."""
@@ -55,6 +73,14 @@ class Observer:
         self._step, self._place, self._waited_ns = step, place, 0
         self._publish(Doing.COMPUTING)
 
+    def admit(self) -> None:
+        """What it had to wait for has left. Raises MemoryExceeded where what it declares has no room."""
+        if self._tracker is not None and self._limit is not None:
+            self._note(self._tracker.take_peak())
+            self._limit.admit(self._place, self._tracker.current_bytes)
+        if self._host is not None:
+            self._host.admit(self._place)
+
     def started(self) -> None:
         """Its inputs are there and it starts."""
         if self._tracker is not None:
@@ -62,6 +88,8 @@ class Observer:
             self._note(self._tracker.take_peak())
 
     def _note(self, peak_bytes: int) -> None:
+        if self._limit is not None:
+            self._limit.hold(peak_bytes)
         if peak_bytes > self.peak_bytes:
             self.peak_bytes = peak_bytes
             self.peak_op = self._order[self._place] if 0 <= self._place < len(self._order) else None
@@ -77,15 +105,28 @@ class Observer:
         self._waited_ns += self._since_ns - began
 
     def end(self, record: OpRecord) -> None:
-        """The op has run, or is posted."""
+        """The op has run, or is posted. Raises MemoryExceeded where more was live than may be."""
         record.waited_s = self._waited_ns / 1e9
         if self._tracker is not None:
             record.live_bytes = self._live_bytes if self._live_bytes >= 0 else self._tracker.current_bytes
             record.peak_bytes = self._tracker.take_peak()
             self._note(record.peak_bytes)
+            if self._limit is not None:
+                self._limit.ran(self._place)
+        if self._host is not None:
+            self._host.hold()
             self._live_bytes = NOWHERE
 
     # ------------------------------------------------------------ around the steps
+
+    def stepped(self, step: int) -> None:
+        """All of a step is over. Raises ExecutionError where what came after its last op passed the limit."""
+        if self._tracker is None or self._limit is None:
+            return
+        try:
+            self._note(self._tracker.take_peak())
+        except MemoryExceeded as error:
+            raise ExecutionError(f"rank {self._rank}, after step {step}: MemoryExceeded: {error}") from None
 
     def untrack(self) -> None:
         """Memory is not sampled any more."""

@@ -18,9 +18,11 @@ from ..planner.run_trace import OpTrace
 from .carry import carried
 from .checkpointing import Checkpointing
 from .course import Course, Run, asynchronous, lengthened, run_at, runs
+from .enforcement import Limit
 from .engines import Engine
 from .evaluation import Evaluator
 from .holders import compare_holders, equalise
+from .host_ledger import open_ledger
 from .identity import RunIdentity
 from .interpreter import Interpreter
 from .memory import StorageTracker
@@ -63,6 +65,8 @@ class Job:
     compiled: bool = False
     shapes: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
     """Every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`)."""
+    enforced: bool = False
+    """Whether it ends where a device or host holds more than was planned; memory is then followed in all steps."""
     first: int = 0
     """The step it goes on from."""
 
@@ -177,7 +181,9 @@ def _run(
 ) -> RankReport:
     blueprint = blueprint_of(job, place.device)
     rank, tracker = transport.rank, StorageTracker(device=place.device)
-    observer = Observer(board, rank, tracker)
+    host = open_ledger(job.plan, transport) if job.enforced else None
+    limit = Limit(job.plan, rank) if job.enforced else None
+    observer = Observer(board, rank, tracker, limit, host)
     place.start_measuring()
     with ExitStack() as closing, ExitStack() as tracking:
         tracking.enter_context(tracker)
@@ -188,8 +194,9 @@ def _run(
             for tensor in replica.tensors():
                 tracker.track(tensor)
         interpreter = Interpreter(
-            blueprint, transport, replicas, track=tracker.track, observer=observer, place=place, load=tracker.bring_in
-        )
+            blueprint, transport, replicas, track=tracker.track, observer=observer, place=place, load=tracker.bring_in,
+            hosted=_unseen if host is None else host.track,
+        )  # fmt: skip
         closing.callback(interpreter.close)
         update = interpreter.update
         evaluator = (
@@ -234,7 +241,8 @@ def _run(
                         update.left_out,
                     )
                 )  # fmt: skip
-                if step - first + 1 == job.tracked_steps:
+                observer.stepped(step)
+                if step - first + 1 == job.tracked_steps and not job.enforced:
                     observer.untrack()
                     tracking.close()
             last = run.end
@@ -257,6 +265,10 @@ def _run(
         rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
         environment(job, transport), state, allocated, traced, observer.peak_op,
     )  # fmt: skip
+
+
+def _unseen(_: Tensor) -> None:
+    """Nobody counts it."""
 
 
 def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:

@@ -61,6 +61,7 @@ class Presence:
             "device": job.device,
             "compiler": job.compiled,
             "self-check": job.self_check,
+            "enforcement": job.enforced,
             "costs in the plan": _costs(job.plan),
             "contraflow": __version__,
             "torch": str(torch.__version__).partition("+")[0],

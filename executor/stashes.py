@@ -68,6 +68,7 @@ class Stashes:
         track: told about every tensor that another thread allocates on the device.
         place: where the rank computes.
         finish: how the rank waits for a transfer.
+        hosted: told about every stash that is in the host's memory.
     """
 
     def __init__(
@@ -78,13 +79,15 @@ class Stashes:
         track: Callable[[Tensor], None],
         place: Place,
         finish: Callable[[StepState, Transfer], None],
+        hosted: Callable[[Tensor], None] = lambda _: None,
     ) -> None:
+        self._hosted = hosted
         self._finish = finish
         self._transport = transport
         self._layouts = layouts
         self._tags = tags
         self._place = place
-        self._moves = moves_of(place, f"rank {transport.rank}", track, not transport.queues)
+        self._moves = moves_of(place, f"rank {transport.rank}", track, not transport.queues, hosted)
         self._away: dict[Key, _Away] = {}
         self._host_copies = Lanes(place, f"rank {transport.rank} host copies")
         self._handing_over: list[Future[None]] = []
@@ -155,6 +158,8 @@ class Stashes:
         """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
         with _disable_current_modes():  # the host's memory, not the device's
             pieces = [torch.empty(size, dtype=torch.uint8) for size in self._layout(state, op).piece_bytes[op.stage]]
+        for piece in pieces:
+            self._hosted(piece)
         host = self._transport.host
         handles = [host.post_receive(piece, source, self._tags(op, k)) for k, piece in enumerate(pieces)]
         self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces)

@@ -115,6 +115,13 @@ class Events:
 
 def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> list[DeviceMemory]:
     """Memory over time of every device."""
+    return _curves(*memory_events(plan, costs, jobs, step_s))
+
+
+def memory_events(
+    plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float
+) -> tuple[Events, list[dict[str, int]]]:
+    """All changes of memory on all devices, and what each holds all the time by category."""
     events = Events(jobs, step_s)
     _compute_events(events, plan, costs)
     statistics_events(events, plan, costs, _BUFFER)
@@ -124,7 +131,7 @@ def profile_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: floa
     static = static_bytes(plan, costs)
     if plan.weights != FLUSH:
         version_events(events, plan, costs, static, _VERSION)
-    return _curves(events, static)
+    return events, static
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,16 @@ def run(case: Case) -> RunResult:
         raise AssertionError(f"a plan that was assembled fails its check: {violations[0]}")
     updates = plan.problem.workload.micro_batches // update_size(plan)
     steps = 2 if plan.weights == FLUSH else updates + case.seed % 3
-    return execute(plan, steps, case.model, transport="threads", self_check=False, engine=case.engine, dtype=case.dtype)
+    return execute(
+        plan,
+        steps,
+        case.model,
+        transport="threads",
+        self_check=False,
+        engine=case.engine,
+        dtype=case.dtype,
+        enforce=True,
+    )
 
 
 def shares(result: RunResult) -> list[float]:

@@ -1,0 +1,62 @@
+"""Memory that was promised is kept: a run ends before an op that would break the promise, or right after one that did.
+
+Tensors are followed one by one, so that what is measured is what the plan speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..planner.op_memory import bytes_taken
+from ..planner.plan import Kind, Op, Plan
+
+
+class MemoryExceeded(RuntimeError):
+    """A device or host holds, or would hold, more than was planned; both numbers, in bytes."""
+
+
+class Limit:
+    """A device's planned peak, and what the ops of its list need.
+
+    An op declares what it takes when it starts, its workspace at the most; where one of its kind and stage has run
+    before and got by with less, that is expected of it.
+
+    Attributes:
+        planned_bytes: the peak of the plan's forecast.
+    """
+
+    def __init__(self, plan: Plan, device: int) -> None:
+        assert plan.forecast is not None  # require_executable saw to it
+        self.planned_bytes = plan.forecast.peak_bytes[device]
+        self._device = device
+        self._order: Sequence[Op] = ()
+        self._declared: Sequence[int] = ()
+        self._measured: dict[tuple[Kind, int], int] = {}
+        self._before = self._most = 0
+
+    def follow(self, plan: Plan) -> None:
+        """The device runs its list of this plan from now on: the same one, as long as the run."""
+        self._order, self._declared = plan.orders[self._device], bytes_taken(plan, self._device)
+
+    def admit(self, place: int, live_bytes: int) -> None:
+        """Before the op at this place of the list. Raises MemoryExceeded."""
+        op, declared = self._order[place], self._declared[place]
+        needed = min(declared, self._measured.get((op.kind, op.stage), declared))
+        if needed and live_bytes + needed > self.planned_bytes:
+            raise MemoryExceeded(
+                f"not run: {live_bytes} bytes held and {needed} declared are {live_bytes + needed} bytes, "
+                f"{self.planned_bytes} were planned"
+            )
+        self._before = self._most = live_bytes
+
+    def hold(self, peak_bytes: int) -> None:
+        """After the most that was live lately. Raises MemoryExceeded."""
+        if peak_bytes > self.planned_bytes:
+            raise MemoryExceeded(f"held {peak_bytes} bytes, {self.planned_bytes} were planned")
+        self._most = max(self._most, peak_bytes)
+
+    def ran(self, place: int) -> None:
+        """The op that was admitted last has run."""
+        op = self._order[place]
+        key = (op.kind, op.stage)
+        self._measured[key] = max(self._measured.get(key, 0), self._most - self._before)

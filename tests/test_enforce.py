@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from async_plans import Async, planned_async
+from click.testing import CliRunner
 from own_models import chain, plan_of, profiled
 from runs import Case, planned, worst_excess
 from torch import nn
 
-from contraflow.executor.errors import ExecutionError
+from contraflow.__main__ import cli
+from contraflow.executor import launch
+from contraflow.executor.enforcement import MemoryExceeded
+from contraflow.executor.errors import ExecutionError, RunError
+from contraflow.executor.host_ledger import HostLedger
 from contraflow.executor.launch import execute
 from contraflow.models.protocol import LayeredModel
+from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
+from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer
-from contraflow.planner.plan import Op, Pipeline, Plan
-from contraflow.planner.plan_file import op_from_text
+from contraflow.planner.op_memory import most_host_bytes
+from contraflow.planner.operations import Candidate
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan
+from contraflow.planner.plan_file import op_from_text, save_plan
+from contraflow.planner.presets import PRESETS
 from contraflow.planner.simulate import simulate
+
+TOLD = re.compile(
+    r"rank (?P<rank>\d), stage \d, op (?P<op>\S+), micro-batch \d, step (?P<step>\d+): MemoryExceeded: "
+    r"(?P<what>.*?) (?P<held>\d+) bytes(?: at the host of node \d)?, (?P<most>\d+) (?:were planned|may be)"
+)
+
+
+def told(error: ExecutionError) -> dict[str, str]:
+    """What the line says that an enforced run ends with."""
+    found = TOLD.fullmatch(str(error))
+    assert found is not None, error
+    return found.groupdict()
+
 
 SOUND = [
     Case("1f1b", "mlp-tiny", 2, 4),
@@ -117,12 +142,105 @@ def test_a_leak_ends_the_run_where_it_passes(begin: int) -> None:
             plan, 40, model, data, transport="threads", enforce=True, self_check=False,
             on_step=lambda step, *_: steps.append(step),
         )  # fmt: skip
-    line = str(caught.value)
-    pattern = (
-        r"rank \d, stage \d, op \S+, micro-batch \d, step (\d+): MemoryExceeded: .* (\d+) bytes, (\d+) were planned"
-    )
-    step, held, most = map(int, re.match(pattern, line).groups())  # type: ignore[union-attr]
+    line = told(caught.value)
+    step, held, most = (int(line[name]) for name in ("step", "held", "most"))
     assert begin <= step == len(steps) <= begin + 4
     assert most < held <= most + 4 * 16 * 4 * 2
-    assert "\n" not in line
     assert len(execute(plan, 40, model, Leaking(begin=begin), transport="threads", self_check=False).losses) == 40
+
+
+def test_an_op_without_room_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peak that was edited by hand: as a file it is refused, and what cannot be refused stops before the op."""
+    model, plan = two_stages()
+    assert plan.forecast is not None
+    costs = plan.problem.model.layers[0]
+    room = (plan.forecast.peak_bytes[0] - costs.stash_bytes - costs.workspace_bytes - 1, plan.forecast.peak_bytes[1])
+    devices = tuple(replace(d, peak_bytes=most) for d, most in zip(plan.forecast.devices, room, strict=True))
+    edited = plan.with_forecast(replace(plan.forecast, devices=devices))
+    with pytest.raises(RunError, match=r"the plan fails its check: .*peak_bytes says"):
+        execute(edited, 1, model, transport="threads", enforce=True)
+    monkeypatch.setattr(launch, "require_executable", lambda *_: None)
+    with pytest.raises(ExecutionError) as caught:
+        execute(edited, 1, model, transport="threads", enforce=True, self_check=False)
+    line = told(caught.value)
+    assert (line["rank"], line["step"], int(line["most"])) == ("0", "0", room[0])
+    assert re.fullmatch(r"not run: \d+ bytes held and \d+ declared are", line["what"])
+    held, declared = map(int, re.findall(r"\d+", line["what"]))
+    assert held <= room[0] < held + declared == int(line["held"])
+
+
+# ---------------------------------------------------------------- the host
+
+
+def offloading(host_bytes: int | None = None) -> tuple[LayeredModel, Plan]:
+    """Two devices of one node whose plan declares half of what its stashes take at the host, and much workspace."""
+    model, plan = two_stages(64)
+    kind = DeviceType("custom", PRESETS["cpu"].memory_bytes)
+    link = Link(1e9, 20e-6)
+    cluster = Cluster((NodeGroup(1, 2, kind, link, host_memory_bytes=host_bytes, host_link=link),))
+    layers = tuple(
+        replace(layer, stash_bytes=layer.stash_bytes // 2, workspace_bytes=layer.workspace_bytes + 40_000)
+        for layer in plan.problem.model.layers
+    )
+    problem = replace(plan.problem, model=replace(plan.problem.model, layers=layers), cluster=cluster)
+    lists = [[op for op in order if op.kind in (Kind.F, Kind.B)] for order in plan.orders]
+    return model, assemble(Candidate(problem, plan.stages, plan.pipelines, (("offload",) * 2,)), lists)
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["as planned", "limited"])
+def test_stashes_at_the_host(limited: bool) -> None:
+    """More of them than the lists can have there, or than the node has room for, end the run."""
+    model, plan = offloading()
+    room = simulate(plan).host_memory[0].peak_bytes
+    if limited:
+        _, plan = offloading(room)
+    most = room if limited else sum(most_host_bytes(plan, rank) for rank in (0, 1))
+    assert execute(plan, 2, model, transport="threads", self_check=False).losses
+    with pytest.raises(ExecutionError) as caught:
+        execute(plan, 2, model, transport="threads", self_check=False, enforce=True)
+    line = told(caught.value)
+    assert "host" in str(caught.value)
+    assert (line["step"], int(line["most"])) == ("0", most)
+    assert int(line["held"]) > most
+
+
+def test_ranks_of_a_node_count_together() -> None:
+    """What one holds is not there for the other; what is freed is."""
+    _, plan = offloading(None)
+    kept = simulate(plan).host_memory[0].peak_bytes
+    _, plan = offloading(kept)
+    memory = mmap.mmap(-1, 16)
+    first, second = (HostLedger(plan, rank, memory) for rank in (0, 1))
+    for ledger in (first, second):
+        ledger.follow(plan)
+        assert ledger.limit_bytes == kept
+    tensors = [torch.empty(kept // 2 + k, dtype=torch.uint8) for k in range(2)]
+    first.track(tensors[0])
+    first.hold()
+    second.track(tensors[1])
+    with pytest.raises(MemoryExceeded, match=f"the host of node 0 held {kept + 1} bytes, {kept} may be"):
+        second.hold()
+    tensors.clear()
+    second.hold()
+    place = next(k for k, op in enumerate(plan.orders[1]) if op.kind is Kind.OFFLOAD)
+    second.admit(place)
+    full = torch.empty(kept, dtype=torch.uint8)
+    first.track(full)
+    with pytest.raises(MemoryExceeded, match=r"not run: .* bytes at the host of node 0"):
+        second.admit(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limited", [False, True], ids=["device", "host"])
+def test_on_processes(limited: bool, tmp_path: Path) -> None:
+    """One line, exit code 1, and nobody is left."""
+    plan = planned(Case("gpipe", "mlp-tiny", 2, 4, stash="offload" if limited else "keep"))
+    more = 100_000 if limited else 0
+    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=layer.stash_bytes // 3, workspace_bytes=more))
+    save_plan(lean, tmp_path / "plan.json")
+    for enforce in ([], ["--enforce"]):
+        result = CliRunner().invoke(cli, ["execute", str(tmp_path / "plan.json"), "--steps", "3", *enforce])
+        line = result.stderr.strip().splitlines()[-1]
+        assert result.exit_code == (1 if enforce or not limited else 0), result.stderr
+        assert ("MemoryExceeded" in line) == bool(enforce)
+    assert told(ExecutionError(line.removeprefix("contraflow: ")))["step"] == "0"

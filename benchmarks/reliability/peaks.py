@@ -28,7 +28,10 @@ COMMAND = "python benchmarks/reliability/peaks.py --cases {cases}"
 
 
 def run(case: Case) -> RunResult:
-    """The case's plan, run on threads: two steps, or a run as long as planned and a bit. Raises InputError."""
+    """The case's plan, run on threads: two steps, or a run as long as planned and a bit. Raises InputError.
+
+    Every other case is enforced: an op for which there seems to be no room would end it.
+    """
     plan = case.plan()
     violations = check(plan)
     if violations:
@@ -43,7 +46,7 @@ def run(case: Case) -> RunResult:
         self_check=False,
         engine=case.engine,
         dtype=case.dtype,
-        enforce=True,
+        enforce=case.seed % 2 == 1,
     )
 
 

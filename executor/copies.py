@@ -22,8 +22,11 @@ from .transport import Handle
 class Moves(Protocol):
     """What one rank has going on beside its own work."""
 
-    def offload(self, pieces: list[Tensor], stored: list[Tensor], times: Times, record: OpRecord) -> Transfer:
-        """Starts copying pieces to the host, into `stored`; takes `pieces`, which it frees as they have left."""
+    def offload(
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+    ) -> Transfer:
+        """Starts copying to the host, into `stored`: pieces, which it takes and frees as they have left, and behind
+        them what it only reads, since others use it too."""
 
     def fetch(
         self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
@@ -102,7 +105,11 @@ class ThreadMoves:
         self._lanes = Lanes(place, name)
         self._track = track
 
-    def offload(self, pieces: list[Tensor], stored: list[Tensor], times: Times, record: OpRecord) -> Transfer:
+    def offload(
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+    ) -> Transfer:
+        pieces.extend(read)
+
         def copy() -> None:
             times.begin(record)
             pieces.reverse()
@@ -159,18 +166,20 @@ class QueuedMoves:
         self._lanes = Lanes(place, name) if messages_block else None
         self._sides: dict[int, Side] = defaultdict(place.side)
 
-    def offload(self, pieces: list[Tensor], stored: list[Tensor], times: Times, record: OpRecord) -> Transfer:
-        for piece in pieces:
+    def offload(
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+    ) -> Transfer:
+        for piece in (*pieces, *read):
             stored.append(self._place.host_buffer(piece))
             self._hosted(stored[-1])
 
         def copy() -> None:
             times.begin(record)
-            for piece, target in zip(pieces, stored, strict=True):
+            for piece, target in zip((*pieces, *read), stored, strict=True):
                 target.copy_(piece, non_blocking=True)
             times.end(record)
 
-        return Transfer(pieces, [self._out.put(copy)], None)
+        return Transfer(pieces, [self._out.put(copy)], None, read=read)
 
     def fetch(
         self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
@@ -199,7 +208,9 @@ class QueuedMoves:
         it to have left, and what leaves earlier is free earlier. Where that is not enough, the rank's own queue waits
         too.
         """
-        leaving = [(transfer, piece) for transfer in reversed(first) for piece in transfer.tensors if _is_alone(piece)]
+        leaving = [
+            (transfer, piece) for transfer in reversed(first) for piece in transfer.tensors if _is_all_of_a_stash(piece)
+        ]
         targets: list[Tensor | None] = []
         lenders: list[Transfer] = []
         for piece in stored:
@@ -236,6 +247,7 @@ class QueuedMoves:
             self._lanes.close()
 
 
-def _is_alone(tensor: Tensor) -> bool:
-    """Whether nothing else refers to the tensor's memory: the tensor does, and who asks."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) <= 2
+def _is_all_of_a_stash(tensor: Tensor) -> bool:
+    """Whether it is bytes of a stash (see `packing`) and nothing else refers to them: it does, and who asks."""
+    alone = int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) <= 2
+    return tensor.dtype is torch.uint8 and tensor.dim() == 1 and alone

@@ -137,9 +137,9 @@ class Stashes:
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layout(state, op).own[op.stage].pack(state.stashes.pop(key))
         away = _Away(packed, weights=tuple(weights or ()))
-        pieces += (weights or {}).values()
-        record.moved_bytes = sum(piece.nbytes for piece in pieces)
-        leaving = self._moves.offload(pieces, away.pieces, state.times, record)
+        read = list((weights or {}).values())
+        record.moved_bytes = sum(piece.nbytes for piece in (*pieces, *read))
+        leaving = self._moves.offload(pieces, read, away.pieces, state.times, record)
         leaving.op = op
         if reader is None:
             self._away[key] = away

@@ -73,6 +73,7 @@ class Transfer:
 
     Attributes:
         tensors: what is sent, released when the transfer is complete; or what is received, for the taker.
+        read: what is sent, but belongs to others as well: it can be given up to nobody.
         record: gets the time at which its end is known (None: whoever does the work writes it down).
         op: what it is the transfer of.
     """
@@ -84,8 +85,10 @@ class Transfer:
         record: OpRecord | None,
         receives: bool = False,
         op: Op | None = None,
+        read: Sequence[Tensor] = (),
     ):
         self.tensors = tensors
+        self.read = list(read)
         self.handles = list(handles)
         self.op = op if record is None else record.op
         if record is not None:
@@ -125,6 +128,7 @@ class Transfer:
             self.handles.clear()
             if not self._receives:
                 self.tensors.clear()
+                self.read.clear()
             if self._record is not None:
                 end(self._record)
             self._finished = True

@@ -203,8 +203,9 @@ class _Trainer:
             values = self._values(stage, forward)
             entered.append(x)
             found = self._forward(stage, values, x, wanted, seed)
-            if self.reads is not None and self._remade(stage, m) and forward != backward:
-                values = self._values(stage, (backward[0], 0))
+            remade = backward[0], 0  # what is made again is not predicted
+            if self.reads is not None and self._remade(stage, m) and forward != remade:
+                values = self._values(stage, remade)
                 left.append(self._forward(stage, values, x, wanted, seed, counted=False))
             else:
                 left.append(found)

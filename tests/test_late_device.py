@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from late import FreedTooEarly, LatePlace
-from runs import STEPS, Case, assert_equals_reference, planned, run_rank_of, run_together, worst_excess
+from late_ranks import run_late_rank_of
+from runs import STEPS, Case, assert_equals_reference, planned, run_together, worst_excess
 
 from contraflow.executor import copies, rank
 from contraflow.executor.errors import ExecutionError
 from contraflow.executor.launch import RunResult, execute
 from contraflow.executor.place import Times
-from contraflow.executor.rank import Job
 from contraflow.executor.step_state import OpRecord, Transfer
 from contraflow.executor.transport_nccl import pairs
 from contraflow.planner.plan import RECEIVES, SENDS, Kind, Op
@@ -54,16 +54,11 @@ def test_late_copies_equal_single_process_within_the_planned_memory(case: Case) 
     assert max(worst_excess(result).values()) <= 1.0
 
 
-def _late_rank(number: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
-    rank.place_of = lambda device, local_rank: LatePlace()  # type: ignore[assignment]
-    run_rank_of(number, ranks, jobs, folder)
-
-
 @pytest.mark.slow
 def test_messages_staged_over_gloo_equal_single_process(tmp_path: Path) -> None:
     """Two processes that share a device, as far as they know."""
     cases = [Case("1f1b", "gpt-tiny", 2, 4), Case("gems", "mlp-tiny", 2, 4), OFFLOADED]
-    for case, result in zip(cases, run_together(cases, tmp_path, rank=_late_rank), strict=True):
+    for case, result in zip(cases, run_together(cases, tmp_path, rank=run_late_rank_of), strict=True):
         assert_equals_reference(case, result)
 
 
@@ -105,11 +100,11 @@ def test_a_fetch_takes_over_memory_that_is_leaving_and_nobody_else_has() -> None
         first, second = torch.full((64,), 1, dtype=torch.uint8), torch.full((64,), 2, dtype=torch.uint8)
         others = [second.view(8, 8)] if shared else []
         stored: list[torch.Tensor] = []
-        there = moves.offload([first], stored, times, record)
+        there = moves.offload([first], [], stored, times, record)
         there.finish(times.end)
         address = second.data_ptr()
         leaving_store: list[torch.Tensor] = []
-        leaving = moves.offload([second], leaving_store, times, record)
+        leaving = moves.offload([second], [], leaving_store, times, record)
         del second
         back = moves.fetch(stored, there, [leaving], times, record)
         assert (stored[0].data_ptr() == address) is not shared
@@ -118,6 +113,23 @@ def test_a_fetch_takes_over_memory_that_is_leaving_and_nobody_else_has() -> None
         leaving.finish(times.end)
         assert leaving_store[0].eq(2).all()
         assert all(view.eq(2).all() for view in others)
+
+
+def test_a_fetch_takes_over_neither_weights_nor_activations() -> None:
+    """They look like nobody else's, but the rank goes on with the weights, and a stash may be the activation."""
+    place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
+    moves = copies.QueuedMoves(place, "rank 0", messages_block=False)
+    weight, piece = torch.full((4, 4), 1.0), torch.full((64,), 2, dtype=torch.uint8)
+    stored: list[torch.Tensor] = []
+    leaving = moves.offload([piece], [weight], stored, times, record)
+    del piece
+    activation = torch.full_like(weight, 4.0)
+    back = moves.fetch(stored, leaving, [leaving, Transfer([activation], [], None)], times, record)
+    assert stored[1].data_ptr() not in (weight.data_ptr(), activation.data_ptr())
+    weight.fill_(3)  # a step
+    back.finish(times.end)
+    assert stored[0].eq(2).all()
+    assert stored[1].eq(1).all()
 
 
 # ---------------------------------------------------------------- NCCL

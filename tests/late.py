@@ -133,6 +133,7 @@ class LatePlace(Place):
     def host_buffer(self, like: Tensor) -> Tensor:
         with _disable_current_modes():  # the host's memory does not count as the device's
             buffer = super().host_buffer(like)
-        _pinned[:] = [known for known in _pinned if known() is not None]
-        _pinned.append(weakref.ref(buffer.untyped_storage()))
+        with _LOCK:
+            _pinned[:] = [known for known in _pinned if known() is not None]
+            _pinned.append(weakref.ref(buffer.untyped_storage()))
         return buffer

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -18,7 +22,9 @@ from random_runs import Case, draw, plan_of, shrink, simpler
 from trained import outcome
 
 from contraflow.executor import addresses, rank
+from contraflow.executor.copies import Lane
 from contraflow.executor.memory import StorageTracker
+from contraflow.executor.place import CPU
 from contraflow.executor.transport import GlooTransport
 from contraflow.planner.check import check
 from contraflow.planner.errors import PlanError
@@ -192,3 +198,51 @@ def test_micro_batches_of_one_number_arrive_in_list_order() -> None:
         assert outcome(case, plan_of(case)).faults == []
         apart = replace(case, backward=((1, 0),), stash=(("keep", "recompute"),))
         assert outcome(apart, plan_of(apart)).faults == []
+
+
+REMADE = Case(
+    150, "mlp", 3, 1, "slow", 1, (1, 3), ((0, 1, 2),), ((0, 1, 2),), (0, 0, 0, 0), (("keep", "keep", "recompute"),),
+    "momentum", "spectrain", 2, runs=1, options=(("lr", 0.05),),
+)  # fmt: skip
+
+
+def test_a_stash_is_made_again_from_weights_that_are_not_predicted() -> None:
+    """Though its backward reads predicted ones, and the forward read the same."""
+    assert outcome(REMADE, plan_of(REMADE)).faults == []
+
+
+CARRIED = Case(
+    181, "mlp", 2, 1, "quick", 1, (), ((0,), (1,)), ((0,), (1,)), (0, 1) * 3, (("offload+weights",), ("recompute",)),
+    weights="2bw", update=2, runs=1,
+)  # fmt: skip
+
+
+def test_weights_that_went_to_the_host_do_not_come_back_as_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fetch once took over the parameters' own memory, and the backward read what had been stepped meanwhile."""
+    monkeypatch.setattr(rank, "place_of", lambda device, local_rank: LatePlace())
+    assert outcome(CARRIED, plan_of(CARRIED), again=False).faults == []
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "adamw"])
+def test_adaptive_optimizers_under_batch_normalisation(optimizer: str) -> None:
+    """Equal in float64; in float32 they take large steps along gradients that are nothing but rounding."""
+    routes = ((0, 1), (1, 0))
+    case = Case(9, "norm", 2, 1, "quick", 1, (3,), routes, routes, (0, 1, 0, 1), (("keep",) * 2,) * 2, optimizer)
+    assert outcome(case, plan_of(case), again=False).faults == []
+
+
+def test_a_lane_lets_go_of_its_work_before_it_says_that_it_is_done() -> None:
+    """Else what the work held would still be alive for whoever waits for it."""
+    lane, tensor, begin = Lane("a lane", CPU), torch.empty(1), threading.Event()
+    held, left = weakref.ref(tensor), SimpleQueue[object]()
+    done = lane.put(partial(_after, begin, tensor.numel))
+    done.add_done_callback(lambda _: left.put(held()))
+    del tensor
+    begin.set()
+    assert left.get(timeout=60) is None
+    lane.close()
+
+
+def _after(begin: threading.Event, work: Callable[[], int]) -> None:
+    begin.wait()
+    work()

@@ -312,6 +312,8 @@ def read(document: Path, binaries: Path, rules: Rules, write: bool) -> Session:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "contraflow"
         shutil.copytree(ROOT, folder, ignore=ignored)
+        if (ROOT / ".venv/.installed").exists():  # for `make`, which would spend minutes on another
+            (folder / ".venv").symlink_to(ROOT / ".venv")
         session = Session(folder, binaries, rules)
         lines = text.splitlines()
         for block in blocks(text):

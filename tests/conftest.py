@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,3 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--skipped")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(path))
+
+
+def pytest_sessionfinish() -> None:
+    """What a process covered is kept now: xdist kills a worker that takes longer than 10 s to end."""
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and (measuring := coverage.Coverage.current()) is not None:
+        measuring.save()

@@ -18,9 +18,11 @@ DATA_SETS = ("fashion-mnist", "mnist-5k", "reviews", "verses")
 
 def kernels() -> Iterator[dict[str, Any]]:
     """Where compiled kernels are cached, whether they are, and whether more can be."""
+    from ..planner.compilation import cache_folder
+    from ..planner.search.orders import kernels as loops
     from ..planner.search.orders import ready
 
-    folder = ready.cache_folder()
+    folder = cache_folder(loops.run)
     writable = folder is not None and _writable(folder)
     yield {"kernels": {"cache": folder and str(folder), "warm": ready.compiled(), "writable": writable}}
 

@@ -30,8 +30,13 @@ def until(deadline: float) -> Iterator[None]:
         _UNTIL.reset(token)
 
 
+def time_left() -> float:
+    """Seconds to the deadline of this context; infinite where there is none."""
+    deadline = _UNTIL.get()
+    return deadline - time.monotonic() if deadline < math.inf else math.inf
+
+
 def check_time() -> None:
     """Raises OutOfTime where the deadline of this context has passed."""
-    deadline = _UNTIL.get()
-    if deadline < math.inf and time.monotonic() >= deadline:
+    if time_left() <= 0:
         raise OutOfTime("no time is left")

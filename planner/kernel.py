@@ -9,13 +9,22 @@ import functools
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from .deadline import check_time
+from .compilation import on_disk
+from .deadline import OutOfTime, check_time, time_left
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 SMALL = 3000
+"""Jobs of a graph that are no reason to compile, however many such graphs there are."""
+WORTH = 400_000
+"""Jobs of larger graphs served by plain Python until what is compiled is worth loading: both take a third of a second.
+"""
+JOB_S = 1e-6
+"""Time that plain Python takes for a job."""
+COMPILATION_S, LOADING_S = 10.0, 3.0
+"""Time left in which the loop can be compiled, or loaded from disk, on a slow and busy computer too."""
 
 
 def serve(
@@ -87,11 +96,39 @@ def by_predecessor(
         waiting[after[k]] += 1
 
 
-@functools.cache
-def _compiled() -> tuple[Any, Any]:
-    import numba
+class Loops:
+    """The two loops as plain Python or compiled, whichever answers sooner in the time that is left.
 
-    return numba.njit(cache=True)(serve), numba.njit(cache=True)(by_predecessor)
+    Attributes:
+        plain_jobs: jobs of graphs that are not small which plain Python has served so far.
+    """
+
+    def __init__(self) -> None:
+        self.plain_jobs = 0
+
+    def compiled(self, jobs: int) -> bool:
+        """Whether the next graph, of so many jobs, is one for the compiled loops."""
+        if self.in_memory:
+            return True
+        if jobs <= SMALL or self.plain_jobs + jobs <= WORTH:
+            return False
+        left_s = time_left()
+        return left_s > COMPILATION_S or (left_s > LOADING_S and all(map(on_disk, self.functions)))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether they have been compiled or loaded."""
+        return "functions" in vars(self) and all(function.signatures for function in self.functions)
+
+    @functools.cached_property
+    def functions(self) -> tuple[Any, Any]:
+        """`serve` and `by_predecessor` as numba runs them."""
+        import numba
+
+        return numba.njit(cache=True)(serve), numba.njit(cache=True)(by_predecessor)
+
+
+_loops = Loops()
 
 
 def run_jobs(
@@ -106,7 +143,7 @@ def run_jobs(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
     """Start times, order of service and number of jobs served, for edges before -> after with lags (seconds).
 
-    `idle`: numbers that no job has; they are not served.
+    `idle`: numbers that no job has; they are not served. Raises OutOfTime where they cannot be served by the deadline.
     """
     import numpy as np
 
@@ -114,7 +151,11 @@ def run_jobs(
     jobs = len(duration)
     first = np.zeros(jobs + 1, dtype=np.int64)
     np.cumsum(np.bincount(before, minlength=jobs), out=first[1:])
-    if jobs <= SMALL and not _compiled.cache_info().currsize:
+    if not _loops.compiled(jobs):
+        if jobs > SMALL:
+            _loops.plain_jobs += jobs
+            if time_left() < jobs * JOB_S:
+                raise OutOfTime(f"no time to serve {jobs} jobs")
         waiting = np.bincount(after, minlength=jobs)
         waiting[idle] = -1
         by_source = np.argsort(before, kind="stable")
@@ -123,7 +164,7 @@ def run_jobs(
         plain: Any = serve
         served = plain(*(a.tolist() for a in arrays), [0.0] * resources, [0] * jobs, start, rank)
         return np.array(start, dtype=np.float64), np.array(rank, dtype=np.int64), served
-    fast_serve, fast_group = _compiled()
+    fast_serve, fast_group = _loops.functions
     waiting, successor, delay = np.zeros(jobs, dtype=np.int64), np.empty_like(after), np.empty_like(lag)
     fast_group(before, after, lag, first[:-1].copy(), waiting, successor, delay)
     waiting[idle] = -1

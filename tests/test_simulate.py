@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections import defaultdict
 from dataclasses import replace
@@ -15,6 +16,7 @@ from instances import named, one_layer_a_stage, uniform
 from contraflow.planner import kernel
 from contraflow.planner.check import check
 from contraflow.planner.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.deadline import OutOfTime, until
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer, ModelGraph
 from contraflow.planner.operations import Candidate, StageCosts
@@ -236,15 +238,33 @@ def test_evaluate_under_other_costs() -> None:
 
 
 def test_compiled_and_plain_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One definition, two ways to run it."""
+    """One definition, two ways to run it: plain at first, compiled where that pays."""
     plan = named("chimera", 8, 32, 1, 2)
-    kernel._compiled.cache_clear()
-    monkeypatch.setattr(kernel, "SMALL", 10**9)
-    plain = evaluate(plan)
-    assert kernel._compiled.cache_info().currsize == 0
+    loops = kernel.Loops()
+    monkeypatch.setattr(kernel, "_loops", loops)
     monkeypatch.setattr(kernel, "SMALL", 0)
+    plain = evaluate(plan)
+    assert loops.plain_jobs > 0
+    assert not loops.in_memory
+    monkeypatch.setattr(kernel, "WORTH", loops.plain_jobs)
     assert evaluate(plan) == plain
-    assert kernel._compiled.cache_info().currsize == 1
+    assert loops.in_memory
+    assert loops.plain_jobs == kernel.WORTH
+
+
+def test_nothing_is_compiled_for_a_call_that_must_end_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain Python serves a large graph where the time left is less than a compilation takes."""
+    plan = named("chimera", 8, 32, 1, 2)
+    loops = kernel.Loops()
+    monkeypatch.setattr(kernel, "_loops", loops)
+    monkeypatch.setattr(kernel, "SMALL", 0)
+    monkeypatch.setattr(kernel, "WORTH", 0)
+    monkeypatch.setattr(kernel, "on_disk", lambda function: False)
+    with until(time.monotonic() + kernel.COMPILATION_S - 1):
+        evaluate(plan)
+    assert not loops.in_memory
+    with pytest.raises(OutOfTime), until(time.monotonic() - 1):
+        evaluate(plan)
 
 
 def test_costs_are_computed_once_a_model_and_forgotten_with_it() -> None:

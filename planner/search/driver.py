@@ -100,12 +100,20 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     session.asked_s = asked(session.problem, session.space).bound_s
     if hint is not None and session.space.schedule == "search":
         run_hint(session, hint)
+    _first(session, orders)
     same = searched(session.problem, session.space, session.apart) == unrestricted(session.problem, session.space)
     named = session.space.schedule != "search"
     session.bound_s = session.asked_s if same or named else max(session.asked_s, _space_bound(session))
     if math.isinf(session.bound_s) or (session.space.schedule == "search" and overfull_here(session)):
         return
     by_turns(session, _space_bound, lambda part: _search_space(part, orders))
+
+
+def _first(session: Session, orders: list[Order]) -> None:
+    """A plan of a large problem before anything else is tried, or proven: the time may suffice for one only."""
+    large = 2 * session.problem.workload.micro_batches * session.stages > LARGE
+    if large and session.space.schedule == "search" and session.best is None and math.isfinite(session.asked_s):
+        run_capped(session, orders[0])
 
 
 def _search_space(session: Session, orders: list[Order]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from ...cluster import Cluster
+from ...compilation import on_disk
 from ...model_graph import Layer, ModelGraph
 from ...operations import Candidate
 from ...plan import Pipeline, Problem
@@ -31,20 +30,7 @@ def ready(seconds: float, call_s: float) -> bool:
 
 def compiled() -> bool:
     """Whether the kernels are in memory or on disk."""
-    return all(map(_compiled, (anneal.anneal, greedy.hunt, kernels.run)))
-
-
-def cache_folder() -> Path | None:
-    """Where numba keeps them; None: nowhere."""
-    path = getattr(getattr(kernels.run, "stats", None), "cache_path", None)
-    return Path(str(path)) if path else None
-
-
-def _compiled(function: object) -> bool:
-    if getattr(function, "signatures", None):
-        return True
-    folder, name = cache_folder(), getattr(function, "__name__", "")
-    return folder is not None and any(folder.glob(f"*.{name}-*.nbc"))
+    return all(map(on_disk, (anneal.anneal, greedy.hunt, kernels.run)))
 
 
 def warm() -> None:

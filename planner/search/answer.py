@@ -84,14 +84,14 @@ def including(space: SearchSpace, plan: Plan) -> SearchSpace:
     routes = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
     shipped = any(ship_target(policy) is not None for policy in policies)
     apart = shipped or any(forward != backward for forward, backward in routes)
-    split = any(op.kind in (Kind.I, Kind.W) for order in plan.orders for op in order)
+    split = space.split_backward or any(op.kind in (Kind.I, Kind.W) for order in plan.orders for op in order)
     weights = () if plan.weights == FLUSH or plan.weights in space.asynchronous else (plan.weights,)
     return replace(
         space,
         pipelines=None if space.pipelines is None else max(space.pipelines, len(routes)),
         recompute=space.recompute or RECOMPUTE in policies,
         offload=space.offload or bool(policies & OFFLOADS),
-        split_backward=space.split_backward or split,
+        split_backward=split,
         separate_backward=space.separate_backward or apart,
         asynchronous=(*space.asynchronous, *weights) if space.asynchronous else (),
     )

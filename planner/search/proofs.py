@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,13 +52,24 @@ def unrestricted(problem: Problem, space: SearchSpace) -> SearchSpace:
 def _of_schedule(problem: Problem, space: SearchSpace) -> SearchSpace:
     """The space with as many pipelines as the named schedule may have, and split backwards only where it has some."""
     devices = min(len(problem.cluster), len(problem.model.layers))
-    try:  # pipelines, and whether backwards are split, are the same for fewer micro-batches
-        layout = build(space.schedule, devices, min(4 * devices, problem.workload.micro_batches))
-    except ScheduleError:
+    # pipelines, and whether backwards are split, are the same for fewer micro-batches
+    shape = _shape(space.schedule, devices, min(4 * devices, problem.workload.micro_batches))
+    if shape is None:
         return replace(space, pipelines=None)
-    halves = any(op.kind in (Kind.I, Kind.W) for order in layout.orders for op in order)
-    most = max(len(layout.pipelines), space.pipelines or 1)
-    return replace(space, pipelines=most, split_backward=space.split_backward and halves)
+    pipelines, halves = shape
+    return replace(
+        space, pipelines=max(pipelines, space.pipelines or 1), split_backward=space.split_backward and halves
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _shape(schedule: str, devices: int, micro_batches: int) -> tuple[int, bool] | None:
+    """Pipelines of a named schedule and whether it has split backwards; None where it does not exist."""
+    try:
+        layout = build(schedule, devices, micro_batches)
+    except ScheduleError:
+        return None
+    return len(layout.pipelines), any(op.kind in (Kind.I, Kind.W) for order in layout.orders for op in order)
 
 
 def searched(problem: Problem, space: SearchSpace, apart: bool) -> SearchSpace:

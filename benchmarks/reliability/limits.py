@@ -4,15 +4,18 @@ python benchmarks/reliability/limits.py --cases 60 --seed 1 --json benchmarks/re
 
 A case is a random problem of a size, a kind of search and a limit. On a machine that others use too, what counts is
 the smaller of the wall clock's overrun and the processor time beyond the limit that this process took for each of its
-cores: `--wall` counts the wall clock's alone.
+cores: `--wall` counts the wall clock's alone. With `--interrupt` every call may take a minute, and Ctrl-C comes when the
+limit would: what it takes from there is counted.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 import sys
+import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from record import Row, arguments, finish
@@ -30,6 +33,44 @@ ALLOWED_S = 1.0
 """What a call may take beyond its limit."""
 
 
+MINUTE_S = 60.0
+
+
+@dataclass
+class Run:
+    """What a call of plan() came to; seconds of the wall clock and of the processor when it began and returned.
+
+    applies: the kind exists for this problem. lost: Ctrl-C was raised by plan() instead of being answered.
+    """
+
+    limit_s: float
+    found: Result | None = None
+    applies: bool = True
+    lost: bool = False
+    began: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), time.process_time()))
+    over: dict[str, float] = field(default_factory=dict)
+    _open: bool = True
+
+    def interrupt(self) -> None:
+        """Ctrl-C for the main thread; from here on the call's time counts."""
+        if self._open:
+            self.began = (time.monotonic() - self.limit_s, time.process_time() - self.limit_s)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def returned(self) -> None:
+        """Notes what the call took beyond its limit."""
+        self._open = False
+        wall_s, processor_s = time.monotonic() - self.began[0], time.process_time() - self.began[1]
+        self.over = {"wall": wall_s - self.limit_s, "processor": min(wall_s, processor_s) - self.limit_s}
+
+    @property
+    def status(self) -> str:
+        """In a word."""
+        if self.lost:
+            return "lost"
+        return self.found.status if self.found else "unknown" if self.applies else "does not apply"
+
+
 @dataclass(frozen=True)
 class Case:
     """One call, drawn with a seed of its own."""
@@ -39,15 +80,24 @@ class Case:
     size: str
     kind: str
 
-    def run(self) -> tuple[Result | None, float, float]:
-        """The answer, None where the kind does not exist for this problem; wall-clock and processor seconds."""
+    def run(self, interrupted: bool = False) -> Run:
+        """Calls plan(), with this limit or with Ctrl-C when it comes."""
         model, cluster, workload, space = self._problem()
-        wall, processor = time.monotonic(), time.process_time()
+        run = Run(self.limit_s)
+        timer = threading.Timer(self.limit_s, run.interrupt)
+        if interrupted:
+            timer.start()
         try:
-            found = plan(model, cluster, workload, space, self.limit_s, self.seed)
+            run.found = plan(model, cluster, workload, space, MINUTE_S if interrupted else self.limit_s, self.seed)
         except InputError:
-            found = None
-        return found, time.monotonic() - wall, time.process_time() - processor
+            run.applies = False
+        except KeyboardInterrupt:
+            run.lost = True
+        run.returned()
+        timer.cancel()
+        if interrupted:
+            timer.join()
+        return run
 
     def _problem(self) -> tuple[ModelGraph, Cluster, Workload, SearchSpace]:
         rng = random.Random(self.seed)
@@ -93,24 +143,25 @@ def main() -> int:
     parser.add_argument("--only", type=int, metavar="SEED", help="the case with this seed alone")
     parser.add_argument("--most", type=float, default=30.0, metavar="S", help="leave out limits above [%(default)s]")
     parser.add_argument("--wall", action="store_true", help="count the wall clock, whoever else is there")
+    parser.add_argument("--interrupt", action="store_true", help="Ctrl-C instead of a limit")
     options = parser.parse_args()
     started = time.monotonic()
-    command = f"python benchmarks/reliability/limits.py --cases {options.cases} --seed {options.seed}"
-    row = Row("calls of plan() with a time limit of 1 to 30 s, 4 to 64 devices", command, faults={"hang": 0})
+    how = " --interrupt" if options.interrupt else ""
+    command = f"python benchmarks/reliability/limits.py{how} --cases {options.cases} --seed {options.seed}"
+    what = "Ctrl-C 1 to 30 s after plan() began" if how else "calls of plan() with a time limit of 1 to 30 s"
+    row = Row(f"{what}, 4 to 64 devices", command, faults={"hang": 0, "file lost": 0} if how else {"hang": 0})
     worst = {"wall": 0.0, "processor": 0.0}
     for case in cases(options.cases, options.seed):
         if case.limit_s > options.most or options.only not in (None, case.seed):
             continue
-        found, wall_s, processor_s = case.run()
+        run = case.run(options.interrupt)
         row.cases += 1
-        over = {"wall": wall_s - case.limit_s, "processor": min(wall_s - case.limit_s, processor_s - case.limit_s)}
-        worst = {name: max(value, over[name]) for name, value in worst.items()}
-        late = over["wall" if options.wall else "processor"] > ALLOWED_S
+        worst = {name: max(value, run.over[name]) for name, value in worst.items()}
+        late = run.over["wall" if options.wall else "processor"] > ALLOWED_S
         row.count("hang", int(late))
-        status = "does not apply" if found is None else found.status
-        print(
-            f"{'LATE ' if late else ''}{case} {status} {wall_s:.2f} s, processor {processor_s:.2f} s", file=sys.stderr
-        )
+        row.count("file lost" if run.lost else "hang", int(run.lost))
+        over = ", ".join(f"{name} {value:.2f} s" for name, value in run.over.items())
+        print(f"{'LATE ' if late else ''}{case} {run.status}; beyond the limit: {over}", file=sys.stderr)
     row.figures |= {f"most beyond the limit, {name} s": round(value, 2) for name, value in worst.items()}
     return finish(row, started, options.json)
 

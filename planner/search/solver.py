@@ -9,8 +9,10 @@ so that the same seed and limits give the same answer wherever the wall-clock li
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +22,9 @@ Report = Callable[[float], None]
 _HEAD_START = 0.5
 """Seconds that the first solve has before the others start."""
 _PATIENCE = 0.3
-"""Seconds in which a solve that has been stopped may end."""
+"""Seconds in which a solve that has been stopped may end; then it is left to itself."""
+_EXIT_S = 30.0
+"""Seconds in which those that were left may end before the process does."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,26 @@ def _join(solve: _Solve, bounds: _Bounds, stop: threading.Event, until: float) -
 
 def _stop(solve: _Solve) -> None:
     """Ends a solve; leaves it to itself where it does not notice: parts of the presolve do not."""
-    end = time.monotonic() + _PATIENCE
-    while solve.thread.is_alive() and time.monotonic() < end:
+    if not _ended(solve, time.monotonic() + _PATIENCE):
+        _left.add(solve)
+
+
+def _ended(solve: _Solve, end: float) -> bool:
+    """Stops a solve that may not have begun to listen; whether it has ended by `end`."""
+    while solve.thread.is_alive():
         solve.solver.stop_search()
         solve.thread.join(0.02)
+        if time.monotonic() >= end:
+            return not solve.thread.is_alive()
+    return True
+
+
+_left: weakref.WeakSet[_Solve] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_left() -> None:
+    """A thread that calls back from the solver once the interpreter is gone aborts the process."""
+    end = time.monotonic() + _EXIT_S
+    for solve in list(_left):
+        _ended(solve, end)

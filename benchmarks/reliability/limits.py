@@ -4,8 +4,8 @@ python benchmarks/reliability/limits.py --cases 60 --seed 1 --json benchmarks/re
 
 A case is a random problem of a size, a kind of search and a limit. On a machine that others use too, what counts is
 the smaller of the wall clock's overrun and the processor time beyond the limit that this process took for each of its
-cores: `--wall` counts the wall clock's alone. With `--interrupt` every call may take a minute, and Ctrl-C comes when the
-limit would: what it takes from there is counted.
+cores: `--wall` counts the wall clock's alone. With `--interrupt` every call may take a minute, and Ctrl-C comes when
+the limit would: what it takes from there is counted.
 """
 
 from __future__ import annotations

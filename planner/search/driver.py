@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import replace
@@ -87,13 +88,12 @@ def plan(
 
         return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
     try:
-        with until(session.deadline + GRACE_S):
+        with contextlib.suppress(OutOfTime), until(session.deadline + GRACE_S):
             _search(session, orders, hint)
+        return _answer(session, orders)
     except KeyboardInterrupt:
         session.interrupted = True
-    except OutOfTime:
-        pass
-    return _answer(session, orders)
+        return _answer(session, orders)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:

@@ -54,6 +54,7 @@ class Steady:
         self.on_progress, self.started = on_progress, started
         self.best: Plan | None = None
         self.longest_s = 0.0
+        self.interrupted = False
         self.ledger = Ledger()
         self.pool = Pool(problem)
         self.every = [replace(a, deadline=deadline) for a in alternatives(problem, space)]
@@ -73,7 +74,7 @@ class Steady:
     def over(self) -> bool:
         """Whether time is up, or there is a plan and no time to simulate another like the longest so far."""
         spare = 0.0 if self.best is None else self.longest_s
-        return time.monotonic() + spare >= self.deadline
+        return self.interrupted or time.monotonic() + spare >= self.deadline
 
     @property
     def proven(self) -> bool:
@@ -310,6 +311,10 @@ def search_steady(
     Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
     """
     search = Steady(problem, space, deadline, on_progress, started)
-    with contextlib.suppress(KeyboardInterrupt, OutOfTime), until(deadline + GRACE_S):
-        search.run(hint, seed)
-    return search.answer(seed)
+    try:
+        with contextlib.suppress(OutOfTime), until(deadline + GRACE_S):
+            search.run(hint, seed)
+        return search.answer(seed)
+    except KeyboardInterrupt:
+        search.interrupted = True
+        return search.answer(seed)

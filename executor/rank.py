@@ -167,104 +167,148 @@ def run_rank(
         stop: who asks it to end early; heeded where it saves what it has.
     """
     place = place_of(job.device, wires.rank if local_rank is None else local_rank)
-    with place.activate(), carried(job.plan, wires, place) as transport:
-        return _run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)))
+    with place.activate(), carried(job.plan, wires, place) as transport, ExitStack() as closing:
+        run = _Run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)), closing)
+        run.begin()
+        run.follow()
+        run.end()
+        closing.close()
+        return run.left()
 
 
-def _run(
-    job: Job,
-    transport: Transport,
-    place: Place,
-    report: Callable[[StepReport | Notice], None],
-    board: Board | None,
-    stop: Stop,
-) -> RankReport:
-    blueprint = blueprint_of(job, place.device)
-    rank, tracker = transport.rank, StorageTracker(device=place.device)
-    host = open_ledger(job.plan, transport) if job.enforced else None
-    limit = Limit(job.plan, rank) if job.enforced else None
-    observer = Observer(board, rank, tracker, limit, host)
-    place.start_measuring()
-    with ExitStack() as closing, ExitStack() as tracking:
-        tracking.enter_context(tracker)
-        replicas = build_replicas(job, blueprint, rank)
+class _Run:
+    """One rank's run from its replicas to what it leaves; `closing` ends what it began."""
+
+    def __init__(
+        self,
+        job: Job,
+        transport: Transport,
+        place: Place,
+        report: Callable[[StepReport | Notice], None],
+        board: Board | None,
+        stop: Stop,
+        closing: ExitStack,
+    ) -> None:
+        self._job, self._transport, self._place, self._report, self._stop = job, transport, place, report, stop
+        self._rank, self._last = transport.rank, job.first
+        self._blueprint = blueprint_of(job, place.device)
+        self._tracker = tracker = StorageTracker(device=place.device)
+        host = open_ledger(job.plan, transport) if job.enforced else None
+        self._observer = Observer(
+            board, self._rank, tracker, Limit(job.plan, self._rank) if job.enforced else None, host
+        )
+        place.start_measuring()
+        self._tracking = closing.enter_context(ExitStack())
+        self._tracking.enter_context(tracker)
+        self._replicas = self._build()
+        self._interpreter = Interpreter(
+            self._blueprint, transport, self._replicas, track=tracker.track, observer=self._observer, place=place,
+            load=tracker.bring_in, hosted=_unseen if host is None else host.track,
+        )  # fmt: skip
+        closing.callback(self._interpreter.close)
+        self._update = self._interpreter.update
+        self._evaluator = self._held_out()
+        if self._evaluator is not None:
+            closing.callback(self._evaluator.close)
+        self._saver = _saver(job, transport, self._blueprint, self._replicas)
+        if self._saver is not None:
+            closing.callback(self._saver.close)
+        self._traced = next(job.runs).updates
+        self._course = _course(job, self._rank, self._traced)
+        self._samples = StepSamples(self._course.plan.orders[self._rank])
+        closing.callback(self._tracking.close)  # before what is above is closed
+
+    def _build(self) -> dict[int, StageReplica]:
+        replicas = build_replicas(self._job, self._blueprint, self._rank)
         for replica in replicas.values():
             if replica.notice is not None:
-                report(Notice(replica.stage, replica.notice))
+                self._report(Notice(replica.stage, replica.notice))
             for tensor in replica.tensors():
-                tracker.track(tensor)
-        interpreter = Interpreter(
-            blueprint, transport, replicas, track=tracker.track, observer=observer, place=place, load=tracker.bring_in,
-            hosted=_unseen if host is None else host.track,
-        )  # fmt: skip
-        closing.callback(interpreter.close)
-        update = interpreter.update
-        evaluator = (
-            Evaluator(blueprint, transport, replicas, place, tracker.bring_in) if job.training.evaluate_every else None
+                self._tracker.track(tensor)
+        return replicas
+
+    def _held_out(self) -> Evaluator | None:
+        if not self._job.training.evaluate_every:
+            return None
+        return Evaluator(self._blueprint, self._transport, self._replicas, self._place, self._tracker.bring_in)
+
+    def begin(self) -> None:
+        """What all ranks do together before the first step: resume, one copy of everything, the same samples."""
+        if self._saver is not None:
+            _resume(self._job, self._saver, self._replicas, self._update.scaler)
+            if self._job.can_stop:
+                self._stop.begin()
+        tell = self._report
+        equalise(
+            self._transport, self._blueprint, self._replicas, lambda stage, text: tell(Notice(stage, text, "start"))
         )
-        if evaluator is not None:
-            closing.callback(evaluator.close)
-        first = last = job.first
-        saver = _saver(job, transport, blueprint, replicas)
-        if saver is not None:
-            closing.callback(saver.close)
-            _resume(job, saver, replicas, update.scaler)
-            if job.can_stop:
-                stop.begin()
-        equalise(transport, blueprint, replicas, lambda stage, text: report(Notice(stage, text, "start")))
-        compare_samples(transport, blueprint, replicas, first)
-        traced = next(job.runs).updates
-        tracker.reset_peak()
-        course = _course(job, rank, traced)
-        samples = StepSamples(course.plan.orders[rank])
-        for run in job.runs:
-            if saver is not None:
-                saver.check()
-                if number := agreed(stop, transport, GROUP):
-                    stop.request(number)
-                    break
-            if len(course.ends) != run.updates:
-                course = _course(job, rank, run.updates)
-            tracked = run.first - first < job.tracked_steps
-            scale = update.scaler.scale
-            for step, record in enumerate(interpreter.run(course, run.first), run.first):
-                held_out = None
-                if step + 1 == run.end:
-                    samples.add(run.first, record, tracked)
-                    if evaluator is not None and run.end % job.training.evaluate_every == 0:
-                        observer.evaluating()
-                        held_out = evaluator.evaluate()
-                mini_batch, norm = blueprint.mini_batches.of(step), update.grad_norm
-                report(
-                    StepReport(
-                        rank, step, record.seconds, record.losses, mini_batch, norm, scale, run.first, held_out,
-                        update.left_out,
-                    )
-                )  # fmt: skip
-                observer.stepped(step)
-                if step - first + 1 == job.tracked_steps and not job.enforced:
-                    observer.untrack()
-                    tracking.close()
-            last = run.end
-            saves = job.checkpoint is not None and job.checkpoint.due(last)
-            if saves or run.first == first:
-                observer.ending()
-                compare_holders(transport, blueprint, replicas, last)
-            if saver is not None and saves:
-                saver.save(last, update.scaler.to_dict())
-        observer.untrack()
-        allocated = place.allocated_bytes()
-        observer.ending()
-        if saver is not None and last > first:
-            compare_holders(transport, blueprint, replicas, last)
-            saver.save(last, update.scaler.to_dict())
-            saver.wait()
-    state = _final_state(blueprint, replicas) if job.return_state else None
-    observer.done()
-    return RankReport(
-        rank, first, observer.peak_bytes, samples.ops(), samples.timed_steps, samples.tracked_steps,
-        environment(job, transport), state, allocated, traced, observer.peak_op,
-    )  # fmt: skip
+        compare_samples(self._transport, self._blueprint, self._replicas, self._job.first)
+        self._tracker.reset_peak()
+
+    def follow(self) -> None:
+        """All runs of the op lists, with what is due between them, or up to where all ranks agree to stop."""
+        for run in self._job.runs:
+            if self._saver is not None:
+                self._saver.check()
+                if number := agreed(self._stop, self._transport, GROUP):
+                    self._stop.request(number)
+                    return
+            self._steps(run)
+            self._last = run.end
+            saves = self._job.checkpoint is not None and self._job.checkpoint.due(run.end)
+            if saves or run.first == self._job.first:
+                self._observer.ending()
+                compare_holders(self._transport, self._blueprint, self._replicas, run.end)
+            if self._saver is not None and saves:
+                self._saver.save(run.end, self._update.scaler.to_dict())
+
+    def _steps(self, run: Run) -> None:
+        job, first = self._job, self._job.first
+        if len(self._course.ends) != run.updates:
+            self._course = _course(job, self._rank, run.updates)
+        tracked, scale = run.first - first < job.tracked_steps, self._update.scaler.scale
+        for step, record in enumerate(self._interpreter.run(self._course, run.first), run.first):
+            held_out = None
+            if step + 1 == run.end:
+                self._samples.add(run.first, record, tracked)
+                held_out = self._evaluated(run.end)
+            self._report(
+                StepReport(
+                    self._rank, step, record.seconds, record.losses, self._blueprint.mini_batches.of(step),
+                    self._update.grad_norm, scale, run.first, held_out, self._update.left_out,
+                )
+            )  # fmt: skip
+            self._observer.stepped(step)
+            if step - first + 1 == job.tracked_steps and not job.enforced:
+                self._observer.untrack()
+                self._tracking.close()
+
+    def _evaluated(self, steps: int) -> dict[tuple[int, int], float] | None:
+        if self._evaluator is None or steps % self._job.training.evaluate_every:
+            return None
+        self._observer.evaluating()
+        return self._evaluator.evaluate()
+
+    def end(self) -> None:
+        """The last comparison and the last checkpoint."""
+        self._observer.untrack()
+        self._allocated = self._place.allocated_bytes()
+        self._observer.ending()
+        if self._saver is not None and self._last > self._job.first:
+            compare_holders(self._transport, self._blueprint, self._replicas, self._last)
+            self._saver.save(self._last, self._update.scaler.to_dict())
+            self._saver.wait()
+
+    def left(self) -> RankReport:
+        """What the rank leaves, once everything is closed."""
+        state = _final_state(self._blueprint, self._replicas) if self._job.return_state else None
+        self._observer.done()
+        samples = self._samples
+        return RankReport(
+            self._rank, self._job.first, self._observer.peak_bytes, samples.ops(), samples.timed_steps,
+            samples.tracked_steps, environment(self._job, self._transport), state, self._allocated, self._traced,
+            self._observer.peak_op,
+        )  # fmt: skip
 
 
 def _unseen(_: Tensor) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from contraflow.planner.check import check
-from contraflow.planner.errors import InputError, PlanError
 from contraflow.planner.period import period_seconds
 from contraflow.planner.plan import IN_LINE, Kind, Op, Plan
 from contraflow.planner.simulate import simulate
@@ -18,18 +17,12 @@ _FREE = frozenset(set(Kind) - IN_LINE) | {Kind.FREE, Kind.STEP, Kind.R, Kind.W}
 _SUMS = frozenset({Kind.REDUCE, Kind.TIE, Kind.STEP, Kind.SEND_P, Kind.RECV_P})
 
 
-def mutant(plan: Plan, rng: random.Random, tries: int = 60) -> Plan | None:
+def mutant(plan: Plan, rng: random.Random, tries: int = 150) -> Plan | None:
     """The plan with its lists edited and forecast anew, such that `check` accepts it; None where none was found."""
     for _ in range(tries):
-        found = edited(plan, rng)
-        if found.orders == plan.orders:
-            continue
-        try:
-            found = forecast_anew(found)
-        except (PlanError, InputError, KeyError, IndexError, ValueError):
-            continue  # what the simulator makes of lists that no check has seen is tested elsewhere
-        if not check(found):
-            return found
+        found = replace(edited(plan, rng), forecast=None)
+        if found.orders != plan.orders and {violation.code for violation in check(found)} == {"forecast"}:
+            return forecast_anew(found)
     return None
 
 

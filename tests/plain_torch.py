@@ -285,10 +285,10 @@ class _Trainer:
             for k in self.stages[stage]:
                 own = {n: values[self.first.get((k, n), (k, n))] for n, _ in self.layers[k].named_parameters()}
                 own |= {} if counted else {n: buffer.clone() for n, buffer in self.layers[k].named_buffers()}
-                torch.manual_seed(layer_seed(seed, k))
+                torch.default_generator.manual_seed(layer_seed(seed, k))
                 x = functional_call(self.layers[k], own, (x,))
             if stage + 1 == len(self.stages):
-                torch.manual_seed(layer_seed(seed, -1))
+                torch.default_generator.manual_seed(layer_seed(seed, -1))
                 x = self.model.loss(x if half is None else x.float(), wanted)
         return x
 

@@ -5,18 +5,21 @@
     python benchmarks/reliability/soak.py --only 4711 --shrink     # and the simplest case that fails as it does
 
 Some cases run on gloo processes, some on a device whose copies run late, and of some an edited plan that the checker
-accepts is run too.
+accepts is run too. Whatever a case does, the run goes on; where it is interrupted, what was counted is still written.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import random
+import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -37,8 +40,10 @@ from contraflow.planner.plan import Plan
 COLUMNS = ("traceback", "hang", "different", "above its peak")
 PROCESSES = 25
 """One of so many cases on gloo processes, of those with at most three devices."""
-LATE, MUTANTS = 5, 2
-"""One of so many cases on a late device; with an edited plan."""
+LATE, EDITED, AGAIN = 5, 2, 3
+"""One of so many cases on a late device; with an edited plan; run twice for the same bits."""
+LIMIT_S = 300
+"""Of one seed; where it takes longer, what every thread does is printed and it counts as a hang."""
 
 
 class Soak:
@@ -50,8 +55,20 @@ class Soak:
             row.count(column, 0)
 
     def run(self, seed: int, talk: bool = False) -> list[Fault]:
-        """One seed: its plan, and where there is one an edited plan; prints what went wrong."""
-        case = draw(seed, 6 if seed % 7 == 0 else 4)
+        """One seed, whatever happens; prints what went wrong."""
+        try:
+            with limited(LIMIT_S):
+                return self.tried_both(seed, talk)
+        except Exception as error:
+            fault = Fault("hang" if isinstance(error, TimeoutError) else "traceback", traceback.format_exc())
+            self.row.cases += 1
+            self.row.count(fault.kind)
+            print(f"seed {seed}: {fault.kind}: {fault.text}", file=sys.stderr, flush=True)
+            return [fault]
+
+    def tried_both(self, seed: int, talk: bool) -> list[Fault]:
+        """The seed's plan, and of some an edited plan."""
+        case = drawn(seed)
         try:
             plan = plan_of(case)
         except PlanError as error:
@@ -61,7 +78,7 @@ class Soak:
             return []
         way = "late" if seed % LATE == 1 else "processes" if seed % PROCESSES == 0 and case.devices <= 3 else "threads"
         found = self.tried(case, plan, way)
-        if seed % MUTANTS == 0 and not found.refused and not found.faults:
+        if seed % EDITED == 0 and not found.refused and not found.faults:
             other = mutant(plan, random.Random(seed))
             if other is not None:
                 edited = self.tried(case, other, "edited")
@@ -88,6 +105,29 @@ class Soak:
         return found
 
 
+def drawn(seed: int) -> Case:
+    """The case of a seed."""
+    return draw(seed, 6 if seed % 7 == 0 else 4)
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError where it takes longer, and prints what every thread does."""
+
+    def ended(signum: int, frame: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ended)
+    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    signal.alarm(seconds + 2)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
 def _late(device: str, local_rank: int) -> LatePlace:
     return LatePlace()
 
@@ -101,7 +141,10 @@ def attempt(case: Case, plan: Plan, way: str) -> Outcome:
             stack.enter_context(mock.patch.object(rank, "place_of", _late))
         try:
             execute = on_processes if way == "processes" else on_threads
-            return outcome(case, plan, execute, by_name=way == "processes", again=way != "edited")
+            again = way != "edited" and case.seed % AGAIN == 0
+            return outcome(case, plan, execute, by_name=way == "processes", again=again)
+        except TimeoutError:
+            raise
         except Exception:
             return Outcome([Fault("traceback", traceback.format_exc())])
 
@@ -132,14 +175,20 @@ def main() -> int:
     if chosen.only is not None:
         faults = soak.run(chosen.only, talk=True)
         if faults and chosen.shrink:
-            print(f"simplest: {simplest(draw(chosen.only, 6 if chosen.only % 7 == 0 else 4), 'threads')}")
+            print(f"simplest: {simplest(drawn(chosen.only), 'threads')}")
         return 1 if faults else 0
-    seed = 1_000_000 * chosen.seed
-    while row.cases < chosen.cases:
-        soak.run(seed)
-        seed += 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    seed, interrupted = 1_000_000 * chosen.seed, False
+    try:
+        while row.cases < chosen.cases:
+            soak.run(seed)
+            seed += 1
+    except KeyboardInterrupt:
+        print(f"interrupted at seed {seed}", file=sys.stderr)
+        interrupted = True
     row.figures = dict(soak.seen)
-    return finish(row, started, chosen.json)
+    found = finish(row, started, chosen.json)
+    return 130 if interrupted else found
 
 
 if __name__ == "__main__":

@@ -14,6 +14,20 @@ from ..planner.plan import Op
 from .place import Clock, Mark, Place, Side, Times
 from .step_state import OpRecord
 
+ROUNDING = 1 / 8
+"""Share of a peak that the allocator may need beside it: blocks are rounded up to 512 bytes, and free ones lie between
+others."""
+WORKSPACE_BYTES = 256 << 20
+"""What it may need whatever the peak: segments of 2 and 20 MiB, workspaces of cuBLAS and cuDNN for every stream."""
+
+
+def allowed_bytes(planned_bytes: int) -> int:
+    """What the allocator may reserve where tensors take so much at their peak.
+
+    CUDA's context, code and NCCL's buffers are not the allocator's: they come on top.
+    """
+    return planned_bytes + int(planned_bytes * ROUNDING) + WORKSPACE_BYTES
+
 
 class CudaMark:
     """A point in a stream."""
@@ -144,6 +158,14 @@ class CudaPlace(Place):
 
     def allocated_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.device) - self._before_bytes
+
+    def cap(self, planned_bytes: int) -> None:
+        fraction = 1.0
+        if planned_bytes:
+            torch.cuda.empty_cache()  # what checks before training needed is nobody's share
+            whole = torch.cuda.get_device_properties(self.device).total_memory
+            fraction = min(1.0, (self._before_bytes + allowed_bytes(planned_bytes)) / whole)
+        torch.cuda.set_per_process_memory_fraction(fraction, self.device)
 
     @property
     def name(self) -> object:

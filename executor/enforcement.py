@@ -5,10 +5,14 @@ Tensors are followed one by one, so that what is measured is what the plan speak
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 
-from ..planner.op_memory import bytes_taken
+from ..planner.op_memory import Taken, bytes_taken
 from ..planner.plan import Kind, Op, Plan
+from .place import Place
+from .transport import Transport
 
 
 class MemoryExceeded(RuntimeError):
@@ -18,8 +22,8 @@ class MemoryExceeded(RuntimeError):
 class Limit:
     """A device's planned peak, and what the ops of its list need.
 
-    An op declares what it takes when it starts, its workspace at the most; where one of its kind and stage has run
-    before and got by with less, that is expected of it.
+    An op declares what it keeps and, as an upper bound, its workspace. The least that one of its kind and stage has
+    taken is what it needs; before any has run, what it keeps.
 
     Attributes:
         planned_bytes: the peak of the plan's forecast.
@@ -30,7 +34,7 @@ class Limit:
         self.planned_bytes = plan.forecast.peak_bytes[device]
         self._device = device
         self._order: Sequence[Op] = ()
-        self._declared: Sequence[int] = ()
+        self._declared: Sequence[Taken] = ()
         self._measured: dict[tuple[Kind, int], int] = {}
         self._before = self._most = 0
 
@@ -41,7 +45,7 @@ class Limit:
     def admit(self, place: int, live_bytes: int) -> None:
         """Before the op at this place of the list. Raises MemoryExceeded."""
         op, declared = self._order[place], self._declared[place]
-        needed = min(declared, self._measured.get((op.kind, op.stage), declared))
+        needed = min(declared.bytes, self._measured.get((op.kind, op.stage), declared.kept))
         if needed and live_bytes + needed > self.planned_bytes:
             raise MemoryExceeded(
                 f"not run: {live_bytes} bytes held and {needed} declared are {live_bytes + needed} bytes, "
@@ -59,4 +63,15 @@ class Limit:
         """The op that was admitted last has run."""
         op = self._order[place]
         key = (op.kind, op.stage)
-        self._measured[key] = max(self._measured.get(key, 0), self._most - self._before)
+        taken = self._most - self._before  # with what copies brought back meanwhile
+        self._measured[key] = min(self._measured.get(key, taken), taken)
+
+
+def cap_device(place: Place, planned_bytes: int, transport: Transport) -> None:
+    """Has the device's allocator refuse what goes far beyond the planned peak; collective over all ranks of the run.
+
+    Its limit is of a process, and of all the ranks that are threads of it.
+    """
+    mine = (socket.gethostname(), os.getpid(), place.name)
+    everyone = transport.all_gather_object((mine, planned_bytes))
+    place.cap(sum(count for whose, count in everyone if whose == mine))

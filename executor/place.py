@@ -158,6 +158,12 @@ class Place:
         """The most that the allocator of the device has given this process; None where it does not count."""
         return None
 
+    def cap(self, planned_bytes: int) -> None:
+        """From here on the allocator of the device gives this process no more than such a peak takes (0: no end).
+
+        Where the allocator knows no limit, nothing happens.
+        """
+
     @property
     def name(self) -> object:
         """Equal for two ranks that share a device."""

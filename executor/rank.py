@@ -18,7 +18,7 @@ from ..planner.run_trace import OpTrace
 from .carry import carried
 from .checkpointing import Checkpointing
 from .course import Course, Run, asynchronous, lengthened, run_at, runs
-from .enforcement import Limit
+from .enforcement import Limit, cap_device
 from .engines import Engine
 from .evaluation import Evaluator
 from .holders import compare_holders, equalise
@@ -194,9 +194,8 @@ class _Run:
         self._blueprint = blueprint_of(job, place.device)
         self._tracker = tracker = StorageTracker(device=place.device)
         host = open_ledger(job.plan, transport) if job.enforced else None
-        self._observer = Observer(
-            board, self._rank, tracker, Limit(job.plan, self._rank) if job.enforced else None, host
-        )
+        self._limit = Limit(job.plan, self._rank) if job.enforced else None
+        self._observer = Observer(board, self._rank, tracker, self._limit, host)
         place.start_measuring()
         self._tracking = closing.enter_context(ExitStack())
         self._tracking.enter_context(tracker)
@@ -216,6 +215,8 @@ class _Run:
         self._traced = next(job.runs).updates
         self._course = _course(job, self._rank, self._traced)
         self._samples = StepSamples(self._course.plan.orders[self._rank])
+        if self._limit is not None:
+            closing.callback(place.cap, 0)
         closing.callback(self._tracking.close)  # before what is above is closed
 
     def _build(self) -> dict[int, StageReplica]:
@@ -243,6 +244,8 @@ class _Run:
             self._transport, self._blueprint, self._replicas, lambda stage, text: tell(Notice(stage, text, "start"))
         )
         compare_samples(self._transport, self._blueprint, self._replicas, self._job.first)
+        if self._limit is not None:
+            cap_device(self._place, self._limit.planned_bytes, self._transport)
         self._tracker.reset_peak()
 
     def follow(self) -> None:

@@ -22,7 +22,7 @@ CATEGORIES = (
     "parameters", "gradients", "optimizer", "buffers", "stashes", "shipped stashes", "messages", "workspace",
     "weight versions",
 )  # fmt: skip
-_BUFFER, _STASH, _GUEST, _MESSAGE, _WORKSPACE, _VERSION = 3, 4, 5, 6, 7, 8
+_BUFFER, _STASH, _GUEST, _MESSAGE, WORKSPACE, _VERSION = 3, 4, 5, 6, 7, 8
 _START, _END = 0, 1
 CLOSE = 1e-9
 """Times closer than this share of the step are equal."""
@@ -273,13 +273,13 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
     if costs.workspace_bytes.any():
         work = ops.where(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
         space = costs.workspace_bytes[ops.stage[work]]
-        events.start(work, space, _WORKSPACE)
-        events.finish(work, -space, _WORKSPACE)
+        events.start(work, space, WORKSPACE)
+        events.finish(work, -space, WORKSPACE)
     stepping = step_workspace(plan)
     if stepping.any():
         steps = ops.where(Kind.STEP)
-        events.start(steps, stepping[ops.stage[steps]], _WORKSPACE)
-        events.finish(steps, -stepping[ops.stage[steps]], _WORKSPACE)
+        events.start(steps, stepping[ops.stage[steps]], WORKSPACE)
+        events.finish(steps, -stepping[ops.stage[steps]], WORKSPACE)
     forward = ops.where(Kind.F)
     dropped = _recomputed(plan, ops.stage[forward], ops.micro_batch[forward])
     makes = forward
@@ -289,8 +289,8 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         extra = costs.kept_input_bytes[ops.stage[kept]]
         events.start(kept, extra, _MESSAGE)
         inner = costs.inner_bytes[ops.stage[kept]]
-        events.start(kept, inner, _WORKSPACE)
-        events.finish(kept, -inner, _WORKSPACE)
+        events.start(kept, inner, WORKSPACE)
+        events.finish(kept, -inner, WORKSPACE)
         again = ops.at(ops.table(Kind.R), kept)
         events.start(again[again >= 0], -extra[again >= 0], _MESSAGE)
     events.start(makes, costs.stash_bytes[ops.stage[makes]], _STASH)

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from .memory import memory_events
+from .memory import WORKSPACE, memory_events
 from .op_columns import NOWHERE, Ops, copied_bytes
 from .operations import StageCosts
 from .plan import Kind, Plan
 from .simulate import simulate_orders
 
 
-def bytes_taken(plan: Plan, device: int) -> tuple[int, ...]:
-    """Of every op of a device's list: bytes it takes at its start beyond those it releases there, at least 0.
+class Taken(NamedTuple):
+    """Bytes an op takes at its start beyond those it releases there, at least 0.
+
+    `kept`: without its workspace, which is the most that any part of it needs.
+    """
+
+    bytes: int
+    kept: int
+
+
+def bytes_taken(plan: Plan, device: int) -> tuple[Taken, ...]:
+    """What every op of a device's list declares.
 
     What a FETCH brings back comes beside the ops, whenever its copy starts: it is nobody's. Raises as `simulate`.
     """
     costs = StageCosts.of(plan.problem.model, plan.stages)
     timeline = simulate_orders(plan, costs, plan.orders)
     events, _ = memory_events(plan, costs, timeline.jobs, timeline.step_s)
-    instant = np.concatenate([NOWHERE, *(part[0] for part in events.listed)])
-    delta = np.concatenate([NOWHERE, *(part[1] for part in events.listed)])
-    change = np.bincount(instant, weights=delta, minlength=events.line.count).astype(np.int64)
     first = sum(len(order) for order in plan.orders[:device])
-    mine = np.arange(first, first + len(plan.orders[device]))
-    return tuple(change[events.line.at(mine)].clip(min=0).tolist())
+    starts = events.line.at(np.arange(first, first + len(plan.orders[device])))
+    sums = []
+    for left_out in ((), (WORKSPACE,)):
+        parts = [part for part in events.listed if part[2] not in left_out]
+        instant = np.concatenate([NOWHERE, *(part[0] for part in parts)])
+        delta = np.concatenate([NOWHERE, *(part[1] for part in parts)])
+        change = np.bincount(instant, weights=delta, minlength=events.line.count).astype(np.int64)
+        sums.append(change[starts].clip(min=0).tolist())
+    return tuple(map(Taken, *sums))
 
 
 def copied_to_host(plan: Plan, device: int) -> dict[int, int]:

@@ -28,7 +28,7 @@ from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.lower import assemble
 from contraflow.planner.model_graph import Layer
 from contraflow.planner.op_memory import most_host_bytes
-from contraflow.planner.operations import Candidate
+from contraflow.planner.operations import Candidate, StageCosts, static_bytes
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.plan_file import op_from_text, save_plan
 from contraflow.planner.presets import PRESETS
@@ -154,7 +154,8 @@ def test_an_op_without_room_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan = two_stages()
     assert plan.forecast is not None
     costs = plan.problem.model.layers[0]
-    room = (plan.forecast.peak_bytes[0] - costs.stash_bytes - costs.workspace_bytes - 1, plan.forecast.peak_bytes[1])
+    static = sum(static_bytes(plan, StageCosts.of(plan.problem.model, plan.stages))[0].values())
+    room = (static + costs.stash_bytes // 2, plan.forecast.peak_bytes[1])
     devices = tuple(replace(d, peak_bytes=most) for d, most in zip(plan.forecast.devices, room, strict=True))
     edited = plan.with_forecast(replace(plan.forecast, devices=devices))
     with pytest.raises(RunError, match=r"the plan fails its check: .*peak_bytes says"):

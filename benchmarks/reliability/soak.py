@@ -11,6 +11,7 @@ accepts is run too. Whatever a case does, the run goes on; where it is interrupt
 from __future__ import annotations
 
 import faulthandler
+import os
 import random
 import signal
 import sys
@@ -188,7 +189,10 @@ def main() -> int:
         interrupted = True
     row.figures = dict(soak.seen)
     found = finish(row, started, chosen.json)
-    return 130 if interrupted else found
+    if interrupted:
+        sys.stdout.flush()
+        os._exit(130)  # threads of the case that was interrupted may never end
+    return found
 
 
 if __name__ == "__main__":

@@ -57,8 +57,9 @@ class Guard:
         weights = self._weights[stage]
         for flat in (*weights.gradients, *weights.tied_gradients.values()):
             if self._queues:
-                good = torch.isfinite(flat.sum())
-                self._flags[stage] = good & self._flags[stage] if stage in self._flags else good
+                with _disable_current_modes():  # no memory of the step's
+                    good = torch.isfinite(flat.sum())
+                    self._flags[stage] = good & self._flags[stage] if stage in self._flags else good
             elif not finite(flat):
                 raise NotFinite(f"the gradient of {self._worst(stage)} is not finite")
 

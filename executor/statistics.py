@@ -28,6 +28,17 @@ class _Running:
     momentum: float | None
 
 
+class StandIns(dict[str, Tensor]):
+    """What one forward runs on in place of the `live` buffers, by the same names; it may be gone before the backward.
+
+    Nothing that a backward reads is in it: BatchNorm keeps its running statistics for that, but does not look at them.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
+        super().__init__(values)
+        self.live = live
+
+
 class Statistics:
     """The running statistics of a stage's BatchNorm layers, as rows: one for every micro-batch that is not in them yet.
 
@@ -58,9 +69,6 @@ class Statistics:
                 self._width += size
         self._versions: dict[str, int] | None = None
 
-    def _like(self) -> Tensor:
-        return self._buffers[self._running[0].name] if self._running else torch.empty(0)
-
     def _counts(self) -> dict[str, Tensor]:
         return {name: torch.zeros_like(self._buffers[name]) for name in self._counters}
 
@@ -78,15 +86,11 @@ class Statistics:
     def apply(self) -> None:
         """After the exchange."""
 
-    def _on_row(self, row: Tensor, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _on(self, row: Mapping[str, Tensor], counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The live buffers, but a zeroed row in place of the running statistics; what must not change is noted."""
-        values = dict(self._buffers)
-        for r in self._running:
-            values[r.name] = row[r.start : r.start + r.size].view(self._buffers[r.name].shape)
-        values.update(counts)
         if self._versions is None:
             self._versions = {name: tensor._version for name, tensor in self._buffers.items()}
-        return values
+        return {**self._buffers, **row, **counts}
 
     def _check_untouched(self) -> None:
         for name, version in (self._versions or {}).items():
@@ -98,7 +102,7 @@ class Statistics:
                 )
         self._versions = None
 
-    def _apply(self, rows: Iterable[Tensor]) -> None:
+    def _apply(self, rows: Iterable[Mapping[str, Tensor]]) -> None:
         """Applies rows of micro-batches that follow one another to the live buffers."""
         for row in rows:
             for r in self._running:
@@ -106,7 +110,7 @@ class Statistics:
                 seen = int(self._buffers[r.name.rpartition(".")[0] + ".num_batches_tracked"]) + 1
                 kept = 1 - (1 / seen if r.momentum is None else r.momentum)
                 alpha = 1 / seen if r.momentum is None else 1.0
-                running.mul_(kept).add_(row[r.start : r.start + r.size], alpha=alpha)
+                running.mul_(kept).add_(row[r.name].view(-1), alpha=alpha)
             for name in self._counters:
                 self._buffers[name].add_(1)
 
@@ -125,7 +129,7 @@ class StatisticsExchange(Statistics):
         layer_names: tuple[str, ...],
     ) -> None:
         super().__init__(modules, buffers, layer_names)
-        like = self._like()
+        like = buffers[self._running[0].name] if self._running else torch.empty(0)
         self.rows = torch.zeros(micro_batches, self._width, dtype=like.dtype, device=like.device)
         self._scratch = self._counts()
 
@@ -137,7 +141,12 @@ class StatisticsExchange(Statistics):
     def for_forward(self, micro_batch: int) -> Mapping[str, Tensor]:
         """Its own row in place of the running statistics."""
         assert self.rows is not None
-        return self._on_row(self.rows[micro_batch], {name: count.zero_() for name, count in self._scratch.items()})
+        counts = {name: count.zero_() for name, count in self._scratch.items()}
+        return self._on(self._named(self.rows[micro_batch]), counts)
+
+    def _named(self, row: Tensor) -> dict[str, Tensor]:
+        """A row by the names of the buffers that it stands for."""
+        return {r.name: row[r.start : r.start + r.size].view(self._buffers[r.name].shape) for r in self._running}
 
     def forwarded(self, micro_batch: int) -> None:
         self._check_untouched()
@@ -145,7 +154,7 @@ class StatisticsExchange(Statistics):
     def apply(self) -> None:
         """Applies all rows, in micro-batch order, to the live buffers; after the exchange."""
         assert self.rows is not None
-        self._apply(self.rows)
+        self._apply(map(self._named, self.rows))
 
 
 class StatisticsQueue(Statistics):
@@ -163,16 +172,15 @@ class StatisticsQueue(Statistics):
     def reset(self) -> None:
         """Nothing has run."""
         self._next = 0
-        self._early: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
+        self._early: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
 
     def for_forward(self, micro_batch: int) -> Mapping[str, Tensor]:
         """The live buffers if it is the micro-batch's turn, else a row."""
         if micro_batch == self._next:
             return self._buffers
-        like = self._like()
-        row, counts = torch.zeros(self._width, dtype=like.dtype, device=like.device), self._counts()
+        row, counts = {r.name: torch.zeros_like(self._buffers[r.name]) for r in self._running}, self._counts()
         self._early[micro_batch] = row, counts
-        return self._on_row(row, counts)
+        return StandIns(self._on(row, counts), self._buffers)
 
     def forwarded(self, micro_batch: int) -> None:
         self._check_untouched()

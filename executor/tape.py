@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from .statistics import StandIns
 from .tracing import StageLayers
 
 BeforeLayer = Callable[[int], None]
@@ -129,10 +130,14 @@ class Recording:
     ) -> tuple[Tensor, Tape]:
         """(the output, detached; the tape). With `remake`, copies of the buffers change in their place.
 
-        Raises ValueError where a layer changes the stage's input in place.
+        What is saved of buffers are the live ones, whatever stood in for them. Raises ValueError where a layer changes
+        the stage's input in place.
         """
         leaves = {n: t.detach().requires_grad_(n in self._trained) for n, t in self._parameters.items()}
         values = {**leaves, **buffers}
+        if isinstance(buffers, StandIns):
+            self._aliases = {t.untyped_storage()._cdata: (t, buffers.live[name]) for name, t in buffers.items()}
+            buffers = buffers.live
         arrived: list[Tensor] = []
         entered, entry, inner = x.detach(), None, list[GradientEdge | None]()
         version = x._version

@@ -78,12 +78,13 @@ class Update:
         squares; where any gradient is not finite, or this rank's losses (`finite`) are not, neither is the sum.
         Raises NotFinite: gradients of this rank are what a run stops for.
         """
-        squares = sum(_norm(gradients) ** 2 for gradients in self._counted) if finite else math.nan
-        if not math.isfinite(squares) and not self.training.skips:
-            raise NotFinite("the norm of its gradients is not finite")
-        total = torch.tensor(squares, dtype=torch.float64, device=self._device)
-        self._transport.all_reduce(total, GROUP).wait()
-        self.grad_norm = math.sqrt(total.item()) / self.scaler.scale
+        with _disable_current_modes():  # a few numbers, no memory of the step's
+            squares = sum(_norm(gradients) ** 2 for gradients in self._counted) if finite else math.nan
+            if not math.isfinite(squares) and not self.training.skips:
+                raise NotFinite("the norm of its gradients is not finite")
+            total = torch.tensor(squares, dtype=torch.float64, device=self._device)
+            self._transport.all_reduce(total, GROUP).wait()
+            self.grad_norm = math.sqrt(total.item()) / self.scaler.scale
         self.left_out = self.training.skips and not math.isfinite(self.grad_norm)
         if self.training.clip_norm is not None:
             self._factor *= min(1.0, self.training.clip_norm / (self.grad_norm + _EPS))

@@ -159,7 +159,7 @@ class _Loose:
             before[leaving] = _served_before(events, op[leaving], tick[leaving], before[leaving])
         some = np.flatnonzero(delta > 0)
         if len(some):
-            free = np.searchsorted(line.ticks, tick[some], "right")
+            free = _behind_last_end(events, op[some], tick[some])
             before[some] = np.maximum(first[some], np.minimum(free, np.concatenate(events.needed)))
             turn = np.where(sudden, jobs.rank[op], np.where(delta > 0, len(jobs.rank), -1))
             order = np.lexsort((turn, tick, before))
@@ -177,6 +177,26 @@ def jobs_of_ops(jobs: Jobs) -> Ints:
         which = zip(number[reduce].tolist(), jobs.ops.micro_batch[reduce].tolist(), strict=True)
         found[reduce] = [jobs.reduce_job[kind, k, m] for k, m in which]
     return found
+
+
+def _behind_last_end(events: Events, op: Ints, tick: Floats) -> Ints:
+    """The first instants at these ticks, when copies start, behind all in-line ops that have ended by then.
+
+    What is posted behind such an op makes no room for a copy, even if it leaves at the same time. An op of no length at
+    that time has ended if it was served before the copy.
+    """
+    jobs, ops, line = events.jobs, events.jobs.ops, events.line
+    ends = line.at(ops.working, _END)
+    sudden = line.ticks[ends] == line.ticks[ends - 1]
+    found = np.searchsorted(line.ticks[ends], tick, "right") - 1
+    while (
+        late := (found >= 0)
+        & (line.ticks[ends[found]] == tick)
+        & sudden[found]
+        & (jobs.rank[ops.working[found]] > jobs.rank[op])
+    ).any():
+        found = found - late
+    return np.maximum(np.searchsorted(line.ticks, tick, "left"), np.where(found >= 0, ends[found] + 1, 0))
 
 
 def _served_before(events: Events, op: Ints, tick: Floats, before: Ints) -> Ints:

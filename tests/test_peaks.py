@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,9 +21,17 @@ from runs import Case, planned, worst_excess
 from torch import nn
 
 from contraflow.__main__ import cli
+from contraflow.executor.eager import EagerProgram
 from contraflow.executor.engines import Engine
 from contraflow.executor.errors import RunError
+from contraflow.executor.finite import Guard
 from contraflow.executor.launch import execute
+from contraflow.executor.memory import StorageTracker
+from contraflow.executor.statistics import StatisticsQueue
+from contraflow.executor.tracing import StageLayers
+from contraflow.executor.training import Training
+from contraflow.executor.update import Update
+from contraflow.executor.weights import StageWeights
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.cluster import Link
 from contraflow.planner.errors import ModelError, PlanError
@@ -104,12 +113,40 @@ def test_statistics_wait_for_their_turn(pipelines: tuple[Pipeline, ...], orders:
     assert_as_plain_torch(plan, model, dtype=torch.float64)
 
 
+def test_an_eager_stash_keeps_no_statistics_that_wait_for_their_turn() -> None:
+    """BatchNorm saves its running statistics for the backward; of an early forward those are the live buffers."""
+    module, x = normalised(4), torch.randn(2, 4)
+    layers = StageLayers((module,), (0,), None, True, "layer", None)
+    buffers = {f"0.{name}": buffer for name, buffer in module.named_buffers()}
+    parameters = {f"0.{name}": parameter.detach() for name, parameter in module.named_parameters()}
+    early = StatisticsQueue({0: module}, buffers, ("layer",)).for_forward(1)
+    stash = EagerProgram(layers, x, None).forward(parameters, early, x)[1]
+    kept = {tensor.untyped_storage()._cdata for tensor in stash.tensors}
+    assert not kept & {early[name].untyped_storage()._cdata for name in buffers}
+    assert kept & {buffer.untyped_storage()._cdata for buffer in buffers.values()}
+
+
 def test_statistics_in_order_need_no_room() -> None:
     """Then there is nothing beside the buffers."""
     _, graph = statistics_heavy()
     plan = plan_of(graph, (Pipeline((0, 0), (0, 0), (0, 1)),), [ops("0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1")])
     parts = dict(simulate(plan).device_memory[0].peak_parts)
     assert parts["buffers"] == sum(layer.buffer_bytes for layer in graph.layers)
+
+
+# ---------------------------------------------------------------- looking at gradients
+
+
+def test_what_is_asked_of_gradients_is_no_memory_of_the_step() -> None:
+    """Whether they are finite, on a device that queues, and the norm that all ranks agree on."""
+    weights, queued = StageWeights({0: nn.Linear(4, 4)}, "sgd", Training(lr=0.1)), SimpleNamespace(wait=lambda: None)
+    transport: Any = SimpleNamespace(rank=0, all_reduce=lambda tensor, group: queued)
+    update = Update(two_stages()[1], Training(clip_norm=1.0), transport, {}, torch.device("cpu"))
+    with StorageTracker() as tracker:
+        Guard(Training(), {0: weights}, ("layer",), queues=True).stepping(0)
+        update.agree()
+    assert update.grad_norm == 0.0
+    assert tracker.peak_bytes == 0
 
 
 # ---------------------------------------------------------------- the user's data

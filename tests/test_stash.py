@@ -109,6 +109,16 @@ def test_fetch_waits_for_the_offloads_listed_before_it_and_no_others() -> None:
     assert spans(before)["OFFLOAD1"] == (6, 10)  # the two directions do not compete
 
 
+def test_what_leaves_at_once_behind_a_fetch_makes_no_room_for_it() -> None:
+    """Copies that cost nothing: OFFLOAD1 leaves when FETCH0 arrives, and only what is listed behind it may use that."""
+    both, at_once = ["offload", "offload"], Link()
+    before = solo("F0 OFFLOAD0 F1 FETCH0 OFFLOAD1 B0 FETCH1 B1", both, host=at_once)
+    behind = solo("F0 OFFLOAD0 F1 OFFLOAD1 FETCH0 B0 FETCH1 B1", both, host=at_once)
+    peaks = [timeline.devices[0].memory.peak_bytes for timeline in (before, behind)]
+    assert spans(before)["FETCH0"] == spans(before)["OFFLOAD1"] == (4, 4)
+    assert peaks == [20, 10]
+
+
 def test_free_makes_a_forward_wait_for_the_memory() -> None:
     """With FREE0, F1 starts when OFFLOAD0 has ended, and one stash is the peak of the forwards."""
     timeline = solo("F0 OFFLOAD0 FREE0 F1 B1 FETCH0 B0", ["offload", "keep"])

@@ -44,7 +44,7 @@ OPTIONS: dict[str, set[str]] = {
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
-        "--on-nan", "--checkpoint-every", "--keep", "--allow-change", "--resume", "--timeout", "--json",
+        "--on-nan", "--enforce", "--checkpoint-every", "--keep", "--allow-change", "--resume", "--timeout", "--json",
         "--lr-schedule", "--warmup", "--lr-steps", "--lr-floor", "--weight-decay",
         "--momentum", "--betas", "--eps", "--clip-norm", "--loss-scale", "--evaluate-every", "--evaluate-steps",
         "--engine", "--device", "--compile", "--mini-batch", "--smoothing",

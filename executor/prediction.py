@@ -25,10 +25,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..planner.operations import PREDICTED_AT_ONCE
 from .errors import RunError
 from .training import DEFAULT_RATES, Training
-
-_PIECE = 1 << 16  # elements of a master that are predicted at once, before they are rounded to 16 bit
 
 
 class Known(Protocol):
@@ -112,6 +111,6 @@ class Predictor:
 
 def _pieces(out: Tensor, known: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """A tensor and what belongs to it in pieces, so that little memory is needed beside them."""
-    columns = {key: torch.split(tensor.reshape(-1), _PIECE) for key, tensor in known.items()}
-    for number, piece in enumerate(torch.split(out.view(-1), _PIECE)):
+    columns = {key: torch.split(tensor.reshape(-1), PREDICTED_AT_ONCE) for key, tensor in known.items()}
+    for number, piece in enumerate(torch.split(out.view(-1), PREDICTED_AT_ONCE)):
         yield piece, {key: parts[number] for key, parts in columns.items()}

@@ -12,7 +12,16 @@ import numpy as np
 
 from .jobs import Jobs
 from .op_columns import NOWHERE, Flags, Floats, Ints
-from .operations import RECOMPUTE, StageCosts, Structured, route, stash_kind, static_bytes, step_workspace
+from .operations import (
+    RECOMPUTE,
+    StageCosts,
+    Structured,
+    predict_workspace,
+    route,
+    stash_kind,
+    static_bytes,
+    step_workspace,
+)
 from .plan import Kind
 from .statistics_rows import statistics_events
 from .version_copies import version_events
@@ -295,11 +304,12 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         space = costs.workspace_bytes[ops.stage[work]]
         events.start(work, space, WORKSPACE)
         events.finish(work, -space, WORKSPACE)
-    stepping = step_workspace(plan)
-    if stepping.any():
-        steps = ops.where(Kind.STEP)
-        events.start(steps, stepping[ops.stage[steps]], WORKSPACE)
-        events.finish(steps, -stepping[ops.stage[steps]], WORKSPACE)
+    for kind, workspace in ((Kind.STEP, step_workspace), (Kind.PREDICT, predict_workspace)):
+        running = ops.where(kind)
+        space = workspace(plan)[ops.stage[running]] if len(running) else running
+        if space.any():
+            events.start(running, space, WORKSPACE)
+            events.finish(running, -space, WORKSPACE)
     forward = ops.where(Kind.F)
     dropped = _recomputed(plan, ops.stage[forward], ops.micro_batch[forward])
     makes = forward

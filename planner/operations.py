@@ -283,6 +283,23 @@ def step_workspace(plan: Structured) -> NDArray[np.int64]:
     return found
 
 
+PREDICTED_AT_ONCE = 1 << 16
+"""Elements of a master that a PREDICT computes at once, before they are rounded to 16 bit."""
+
+
+def predict_workspace(plan: Structured) -> NDArray[np.int64]:
+    """Bytes that a PREDICT of every stage takes beside what it makes: in mixed precision, a piece of a master."""
+    import numpy as np
+
+    model, workload = plan.problem.model, plan.problem.workload
+    found = np.zeros(len(plan.stages), dtype=np.int64)
+    if workload.precision == "mixed":
+        for stage, names in enumerate(plan.stages):
+            sizes = [size for name in names for size in _tensor_bytes(model.layers[model.index[name]])]
+            found[stage] = min(workload.gradient_bytes(max(sizes, default=0)), 4 * PREDICTED_AT_ONCE)
+    return found
+
+
 def _tensor_bytes(layer: Layer) -> list[int]:
     """Of its parameters, in order; none where all are frozen."""
     if not layer.trained_bytes:

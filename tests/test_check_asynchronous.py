@@ -9,9 +9,10 @@ import pytest
 from instances import named, uniform
 
 from contraflow.planner.check import check
+from contraflow.planner.operations import predict_workspace
 from contraflow.planner.plan import Kind, Op, Plan
 from contraflow.planner.plan_file import op_from_text
-from contraflow.planner.simulate import evaluate
+from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.workload import Workload
 
 Edit = Callable[[list[Op]], None]
@@ -167,3 +168,18 @@ def test_bound_and_gap_speak_of_the_period() -> None:
     assert beyond == [f"forecast: bound_s: bound {1.1 * period_s} against a period of {period_s}"]
     claimed = found(plan.with_forecast(replace(good, status="optimal")))
     assert claimed == ["forecast: status: says optimal with a gap of 1.0"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "parameters", "piece"), [("fp32", 3000, 0), ("mixed", 3000, 6000), ("mixed", 1 << 20, 1 << 18)]
+)
+def test_a_prediction_in_mixed_precision_needs_a_piece_of_its_master(
+    precision: str, parameters: int, piece: int
+) -> None:
+    """Masters are predicted in float32, 65,536 elements at once, and rounded into the 16-bit copy."""
+    model = uniform(3, 1.0, 2.0, parameter_bytes=parameters)
+    workload = Workload(9, optimizer="momentum", precision=precision)
+    plan = named("pipeoptim", 3, 9, model=model, workload=workload)
+    assert predict_workspace(plan).tolist() == [piece] * 3
+    least = simulate(plan).device_memory[0].peak_bytes
+    assert least >= (parameters if precision == "fp32" else 2 * parameters) + piece

@@ -51,13 +51,14 @@ class Layouts(NamedTuple):
 class _Away:
     """A stash of this device that is elsewhere: what stayed, and the pieces at the host or back again.
 
-    `weights`: names of the parameters that went with it; they are the last pieces.
+    `weights`: names of the parameters that went with it, of which a stage may have none; they are the last pieces.
+    None: it went alone.
     """
 
     packed: PackedStash
     pieces: list[Tensor] = field(default_factory=list)
     back: Transfer | None = None
-    weights: tuple[str, ...] = ()
+    weights: tuple[str, ...] | None = None
 
 
 class Stashes:
@@ -136,7 +137,7 @@ class Stashes:
         """
         key = (op.stage, op.micro_batch)
         pieces, packed = self._layout(state, op).own[op.stage].pack(state.stashes.pop(key))
-        away = _Away(packed, weights=tuple(weights or ()))
+        away = _Away(packed, weights=None if weights is None else tuple(weights))
         read = list((weights or {}).values())
         record.moved_bytes = sum(piece.nbytes for piece in (*pieces, *read))
         leaving = self._moves.offload(pieces, read, away.pieces, state.times, record)
@@ -232,8 +233,8 @@ class Stashes:
             return state.stashes.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
         self._finish(state, away.back)
-        for name in reversed(away.weights):
-            state.carried.setdefault(key, {})[name] = away.pieces.pop()
+        if away.weights is not None:
+            state.carried[key] = {name: away.pieces.pop() for name in reversed(away.weights)}
         stash = away.packed.unpack(away.pieces)
         away.pieces.clear()
         return stash

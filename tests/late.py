@@ -41,7 +41,8 @@ class _Memory:
     def of(cls, tensor: Tensor) -> _Memory:
         where = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         storage = tensor.untyped_storage()
-        on_host = any(known() is storage for known in _pinned)
+        with _LOCK:
+            on_host = any(known() is storage for known in _pinned)
         return cls((lambda: storage) if on_host else weakref.ref(storage), *where)
 
     def tensor(self) -> Tensor:
@@ -73,13 +74,17 @@ def _copy(target: _Memory, source: _Memory) -> None:
 
 @dataclass
 class LateSide:
-    """A queue that runs only as far as somebody waits for (see `Side`)."""
+    """A queue that runs only as far as somebody waits for (see `Side`).
+
+    Putting locks this queue alone, as on CUDA: the work may wait for a message that needs other queues.
+    """
 
     queue: list[Callable[[], None]] = field(default_factory=list)
     passed: int = 0
+    putting: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
-        with _LOCK:
+        with self.putting:
             if after is not None:
                 self.queue.append(after.block)
             outer, _here.side = getattr(_here, "side", None), self
@@ -88,7 +93,8 @@ class LateSide:
                     work()
             finally:
                 _here.side = outer
-            return LateMark(self, self.passed + len(self.queue))
+            with _LOCK:
+                return LateMark(self, self.passed + len(self.queue))
 
     def run(self, until: int) -> None:
         with _LOCK:

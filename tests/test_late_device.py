@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,48 @@ def test_a_fetch_takes_over_neither_weights_nor_activations() -> None:
     back.finish(times.end)
     assert stored[0].eq(2).all()
     assert stored[1].eq(1).all()
+
+
+def test_a_fetch_that_waits_for_a_message_holds_up_no_other_queue() -> None:
+    """A stash that is sent on is lent once a thread has posted it, which queues copies of its own."""
+    place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
+    moves = copies.QueuedMoves(place, "rank 0", messages_block=True)
+    stored, staged = [torch.full((64,), 1, dtype=torch.uint8)], torch.zeros(64, dtype=torch.uint8)
+    leaving = [torch.full((64,), 2, dtype=torch.uint8)]
+    message = _Posted(place, leaving[0], staged)
+    first = Transfer(leaving, [message], None)
+    del leaving
+    back = moves.fetch(stored, Transfer([], [], None), [first], times, record)
+    message.source = None
+    back.finish(times.end)
+    assert message.posted
+    assert staged.eq(2).all()
+    assert stored[0].eq(1).all()
+
+
+class _Posted:
+    """A message that another thread queues only when it is waited for."""
+
+    def __init__(self, place: LatePlace, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.source: torch.Tensor | None = source
+        self._side, self._target = place.side(), target
+        self.posted = False
+
+    def wait(self) -> None:
+        """Blocks until the thread has copied, or for some seconds."""
+        thread = threading.Thread(target=self._post, daemon=True)
+        thread.start()
+        thread.join(timeout=20)
+        self.posted = not thread.is_alive()
+
+    def _post(self) -> None:
+        source = self.source
+        assert source is not None
+        self._side.put(lambda: self._target.copy_(source)).block()
+
+    def done(self) -> bool:
+        """Nobody has waited for it."""
+        return self.posted
 
 
 # ---------------------------------------------------------------- NCCL

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import trained
 from late import LatePlace
 from mutants import forecast_anew, mutant
-from random_runs import Case, draw, plan_of, shrink, simpler
+from random_runs import Case, draw, plan_of, profiled, shrink, simpler
 from trained import outcome
 
 from contraflow.executor import addresses, rank
@@ -221,6 +221,18 @@ def test_weights_that_went_to_the_host_do_not_come_back_as_the_newest(monkeypatc
     """The fetch once took over the parameters' own memory, and the backward read what had been stepped meanwhile."""
     monkeypatch.setattr(rank, "place_of", lambda device, local_rank: LatePlace())
     assert outcome(CARRIED, plan_of(CARRIED), again=False).faults == []
+
+
+NO_WEIGHTS = Case(
+    186, "mlp", 3, 1, "quick", 1, (2, 3), ((0, 1, 2),), ((0, 1, 2),), (0,) * 12,
+    (("keep", "offload+weights", "keep"),), weights="2bw", update=3, runs=1,
+)  # fmt: skip
+
+
+def test_a_stage_without_weights_has_none_that_go_to_the_host() -> None:
+    """Its backward once looked for the version that had gone with its stash on the device."""
+    assert not profiled("mlp", "fp64", "graph").layers[2].parameter_bytes
+    assert outcome(NO_WEIGHTS, plan_of(NO_WEIGHTS), again=False).faults == []
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "adamw"])

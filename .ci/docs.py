@@ -305,6 +305,12 @@ class Session:
         return None
 
 
+def installed() -> bool:
+    """Whether the checkout's environment is up to date: `make` in a copy would install the copy into it otherwise."""
+    made = ROOT / ".venv/.installed"
+    return made.exists() and made.stat().st_mtime > (ROOT / "pyproject.toml").stat().st_mtime
+
+
 def read(document: Path, binaries: Path, rules: Rules, write: bool) -> Session:
     """Runs one document in a copy of the sources."""
     print(f"== {document.relative_to(ROOT)}", flush=True)
@@ -313,7 +319,7 @@ def read(document: Path, binaries: Path, rules: Rules, write: bool) -> Session:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "contraflow"
         shutil.copytree(ROOT, folder, ignore=ignored)
-        if (ROOT / ".venv/.installed").exists():  # for `make`, which would spend minutes on another
+        if installed():  # for `make`, which would spend minutes on another
             (folder / ".venv").symlink_to(ROOT / ".venv")
         session = Session(folder, binaries, rules)
         lines = text.splitlines()

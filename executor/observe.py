@@ -111,11 +111,11 @@ class Observer:
             record.live_bytes = self._live_bytes if self._live_bytes >= 0 else self._tracker.current_bytes
             record.peak_bytes = self._tracker.take_peak()
             self._note(record.peak_bytes)
+            self._live_bytes = NOWHERE
             if self._limit is not None:
                 self._limit.ran(self._place)
         if self._host is not None:
             self._host.hold()
-            self._live_bytes = NOWHERE
 
     # ------------------------------------------------------------ around the steps
 

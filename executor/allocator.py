@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MOST = 2**31 - 1
 _PAD_BYTES = 64 << 20
 
@@ -15,9 +15,17 @@ def keep_freed_memory() -> None:
 
     By default glibc returns large blocks to the system as they are freed, and every page of the next one is a page
     fault: several thousand a step where stashes come and go. A rank needs its peak again in the next step.
+
+    All its threads share one arena: blocks that a thread which copies stashes allocates and another one frees otherwise
+    leave an arena of each a little larger every step (benchmarks/reliability/steps.py).
     """
     if platform.libc_ver()[0] != "glibc":
         return
     library = ctypes.CDLL(None)
-    for parameter, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, _MOST), (_TOP_PAD, _PAD_BYTES)):
+    for parameter, value in (
+        (_MMAP_THRESHOLD, 1 << 30),
+        (_TRIM_THRESHOLD, _MOST),
+        (_TOP_PAD, _PAD_BYTES),
+        (_ARENA_MAX, 1),
+    ):
         library.mallopt(parameter, value)

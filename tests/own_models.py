@@ -53,8 +53,8 @@ def chain(layers: Sequence[partial[nn.Module]], width: int) -> LayeredModel:
 def profiled(
     model: LayeredModel, samples: int, engine: Engine = "auto", dtype: torch.dtype = torch.float32
 ) -> ModelGraph:
-    """Its real costs."""
-    return ModelGraph.from_dict(profile_model(model, samples, rounds=1, engine=engine, dtype=dtype))
+    """Its real sizes, at given times."""
+    return at_given_times(ModelGraph.from_dict(profile_model(model, samples, rounds=1, engine=engine, dtype=dtype)))
 
 
 def plan_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,8 @@ from contraflow.planner.workload import Workload
 STEPS = 5
 SAMPLES = 2
 """Samples a micro-batch."""
+HALF_S = 4e-4
+"""Seconds of a layer's F, I and W: a stash of gpt-tiny crosses a link of `_cluster` in about that."""
 
 
 class Case(NamedTuple):
@@ -75,8 +78,22 @@ def measured(
 
 @cache
 def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
-    """The same for the planner."""
-    return ModelGraph.from_dict(measured(model, dtype))
+    """The same for the planner, at given times: what a plan looks like must not depend on the machine."""
+    return at_given_times(ModelGraph.from_dict(measured(model, dtype)))
+
+
+def at_given_times(graph: ModelGraph) -> ModelGraph:
+    """The model with measured sizes, and with layers of which each half of a pass takes `HALF_S`."""
+    layers = tuple(
+        replace(
+            layer,
+            forward_s=HALF_S,
+            backward_input_s=HALF_S if layer.separable else 2 * HALF_S,
+            backward_weight_s=HALF_S if layer.separable and layer.backward_weight_s else 0.0,
+        )
+        for layer in graph.layers
+    )
+    return replace(graph, layers=layers)
 
 
 @cache

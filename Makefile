@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OUT := demo-out
 # Processes that run tests side by side; the slowest tests bring threads of their own.
 JOBS ?= 2
-# More for pytest, such as FLAGS="-x tests/test_check.py".
+# More for pytest, such as FLAGS="-x tests/check/test_check.py".
 FLAGS ?=
 # What runs pytest, such as MEASURE="-m coverage run".
 MEASURE ?=

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import __version__
-from .planner.errors import InputError
-from .planner.printable import one_line
+from .planner.basics.errors import InputError
+from .planner.basics.printable import one_line
 
 if TYPE_CHECKING:
-    from .planner.model_graph import ModelGraph
+    from .planner.problem.model_graph import ModelGraph
 
 
 class _Entry(NamedTuple):
@@ -29,15 +29,20 @@ class _Entry(NamedTuple):
     summary: str
 
 
+_PLANNING = ".planner.cli.commands"
 _COMMANDS = {
-    "profile": _Entry(".executor.cli_profile", "Measure a model's layers on this machine: model.json."),
-    "plan": _Entry(".planner.cli", "Search for the fastest plan that fits: plan.json."),
-    "check": _Entry(".planner.cli", "Say whether a plan can be executed, and everything that is wrong if not."),
-    "show": _Entry(".planner.cli", "Draw a plan: timeline, layers, placement, operations, trace."),
-    "compare": _Entry(".planner.cli", "Table of every named schedule and the search; or a forecast and its run."),
-    "execute": _Entry(".executor.cli", "Train the model with a plan, one process a device."),
-    "calibrate": _Entry(".planner.cli", "Fold the times of runs into a model's layer costs."),
-    "env": _Entry(".executor.cli_env", "What a bug report should say of this machine."),
+    "profile": _Entry(".executor.cli.profile", "Measure a model's layers on this machine: model.json."),
+    "plan": _Entry(_PLANNING, "Search for the fastest plan that fits: plan.json."),
+    "check": _Entry(
+        ".planner.cli.commands", "Say whether a plan can be executed, and everything that is wrong if not."
+    ),
+    "show": _Entry(_PLANNING, "Draw a plan: timeline, layers, placement, operations, trace."),
+    "compare": _Entry(
+        ".planner.cli.commands", "Table of every named schedule and the search; or a forecast and its run."
+    ),
+    "execute": _Entry(".executor.cli.execute", "Train the model with a plan, one process a device."),
+    "calibrate": _Entry(_PLANNING, "Fold the times of runs into a model's layer costs."),
+    "env": _Entry(".executor.cli.env", "What a bug report should say of this machine."),
 }
 _EPILOG = """\b
 Example:
@@ -125,8 +130,8 @@ def _fail(message: str, code: int) -> None:
 
 def profile_by_name(name: str) -> ModelGraph:
     """Measures a registry model or "package.module:function" here, as `contraflow profile` does by default."""
-    from .executor.cli_profile import measure
-    from .planner.model_graph import ModelGraph
+    from .executor.cli.profile import measure
+    from .planner.problem.model_graph import ModelGraph
 
     return ModelGraph.from_dict(measure(name, micro_batch_size=1))
 

@@ -16,13 +16,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from contraflow.executor.launch import execute
-from contraflow.executor.machine import measure_machine
-from contraflow.executor.profile import profile_model
+from contraflow.executor.measure.machine import measure_machine
+from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.run.launch import execute
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
-from contraflow.planner.units import format_bytes
-from contraflow.planner.versions import Versions, update_size
+from contraflow.planner.basics.units import format_bytes
+from contraflow.planner.graph.versions import Versions, update_size
 
 SYNCHRONOUS = "best synchronous"
 PLAIN = "pipedream"

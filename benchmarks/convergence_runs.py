@@ -11,20 +11,20 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from contraflow.executor.analytic import analytic_profile
-from contraflow.executor.emulation import emulate
-from contraflow.executor.reference import train_reference
-from contraflow.executor.training import Training
+from contraflow.executor.basics.training import Training
+from contraflow.executor.measure.analytic import analytic_profile
+from contraflow.executor.oracle.emulation import emulate
+from contraflow.executor.oracle.reference import train_reference
 from contraflow.models import LayeredModel, load, resolve
 from contraflow.models.protocol import build_layer, held_out
 from contraflow.models.words import PADDING
 from contraflow.planner import Cluster, ModelGraph, Workload
-from contraflow.planner.lower import assemble
-from contraflow.planner.operations import Candidate
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Plan, Problem
-from contraflow.planner.presets import PRESETS
+from contraflow.planner.problem.presets import PRESETS
+from contraflow.planner.problem.weight_policy import FLUSH
 from contraflow.planner.schedules.one_way import one_f_one_b
-from contraflow.planner.weight_policy import FLUSH
 
 HELD_OUT_BATCH = 500
 

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from contraflow.planner.check import check
-from contraflow.planner.cluster import Cluster, Link, NodeGroup
-from contraflow.planner.lower import assemble
-from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.operations import Candidate
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Plan, Problem
-from contraflow.planner.presets import PRESETS
+from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.presets import PRESETS
+from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
 from contraflow.planner.simulate import evaluate
-from contraflow.planner.workload import Workload
 
 CASES = {
     "1f1b": ("1f1b", False, "keep"),

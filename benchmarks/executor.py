@@ -34,9 +34,9 @@ from executor_rows import (
     wrong_losses,
 )
 
-from contraflow.executor.launch import prepare
-from contraflow.executor.machine import measure_machine
-from contraflow.executor.profile import profile_model
+from contraflow.executor.measure.machine import measure_machine
+from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.run.launch import prepare
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, Workload
 

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 
 import torch
 
-from contraflow.executor.errors import ExecutionError
-from contraflow.executor.launch import RunResult, execute
-from contraflow.executor.profile import profile_model
-from contraflow.executor.reference import train_reference
+from contraflow.executor.basics.errors import ExecutionError
+from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.oracle.reference import train_reference
+from contraflow.executor.run.launch import RunResult, execute
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
-from contraflow.planner.cluster import DeviceType, Link, NodeGroup
-from contraflow.planner.lower import assemble
-from contraflow.planner.operations import Candidate
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
+from contraflow.planner.problem.cluster import DeviceType, Link, NodeGroup
 
 GIB = 2**30
 HOST_LINK = Link(1e9, 20e-6)

@@ -21,7 +21,7 @@ import time
 
 from contraflow.planner import InputError
 from contraflow.planner.formats import read
-from contraflow.planner.partition.graph_published import BANDWIDTH, Devices, PublishedCut, solve
+from contraflow.planner.partition.dag.published import BANDWIDTH, Devices, PublishedCut, solve
 
 
 class _Parser(argparse.ArgumentParser):

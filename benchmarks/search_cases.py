@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, SearchSpace, Workload
-from contraflow.planner.cluster import NodeGroup
-from contraflow.planner.presets import DeviceType
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import DeviceType
 
 SHARE = 1 << 16
 """Bytes of one device's stash: divisible by the layers of a device and by 8."""

@@ -28,14 +28,14 @@ from search_cases import Case
 from search_rows import Effort, Row, best_named, faults, named, print_rows, solve
 
 from contraflow.planner import ModelGraph, Plan, SearchSpace, evaluate, plan
-from contraflow.planner.errors import InputError
-from contraflow.planner.lower import assemble
-from contraflow.planner.operations import Candidate
+from contraflow.planner.basics.errors import InputError
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import variants
 from contraflow.planner.search.fit import fits
+from contraflow.planner.search.named.portfolio import not_split, whole_backwards
 from contraflow.planner.search.orders.ready import warm
-from contraflow.planner.search.portfolio import not_split, whole_backwards
 
 # ------------------------------------------------------------------ 1: single techniques
 

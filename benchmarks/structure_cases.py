@@ -9,11 +9,11 @@ from pathlib import Path
 import search_cases
 from search_cases import KEEP_ALL, Case, chain
 
-from contraflow.executor.analytic import analytic_profile
+from contraflow.executor.measure.analytic import analytic_profile
 from contraflow.models.registry import resolve
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
-from contraflow.planner.cluster import NodeGroup
-from contraflow.planner.presets import PRESETS, DeviceType
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import PRESETS, DeviceType
 
 WORKLOADS = Path(__file__).parents[2] / "shared" / "workloads"
 """Published profiles, beside the project."""

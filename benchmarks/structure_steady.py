@@ -15,9 +15,9 @@ from search_cases import Case
 from search_rows import Effort, Row, faults
 
 from contraflow.planner import Cluster, Plan, SearchSpace
-from contraflow.planner.cluster import NodeGroup
+from contraflow.planner.graph.reductions import reduce_seconds
 from contraflow.planner.plan import Problem
-from contraflow.planner.reductions import reduce_seconds
+from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.search.steady.search import Steady
 
 METHODS = {"pipedream": "stash", "pipedream-2bw": "2bw"}

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Workload
-from contraflow.planner.cluster import NodeGroup
-from contraflow.planner.lower import assemble
-from contraflow.planner.operations import Candidate
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.plan_file import op_from_text
-from contraflow.planner.presets import DeviceType
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.schedules import build
 from contraflow.planner.view import html
 

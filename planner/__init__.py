@@ -6,15 +6,15 @@ The functions `plan`, `check` and `simulate` hide the modules of the same names,
 `from contraflow.planner.plan import Op` works as usual. The solver, networkx and the compiler load on first use.
 """
 
+from .basics.errors import InputError
 from .check import Violation, check
-from .cluster import Cluster, Link
-from .errors import InputError
-from .model_graph import Layer, ModelGraph
 from .plan import Forecast, Plan
 from .plan_file import load_plan, save_plan
+from .problem.cluster import Cluster, Link
+from .problem.model_graph import Layer, ModelGraph
+from .problem.workload import SearchSpace, Workload
 from .search.driver import Progress, Result, Shortage, plan
 from .simulate import evaluate, simulate
-from .workload import SearchSpace, Workload
 
 __all__ = [
     "Cluster",

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .check_columns import Violation
-from .check_order import Order, deadlock, local_order, message_order
-from .check_sets import listed_ops
-from .check_updates import update_rules
-from .errors import PlanError
+from .basics.errors import PlanError
+from .basics.units import format_bytes
 from .plan import Forecast, Plan
+from .problem.weight_policy import WEIGHT_POLICIES
+from .rules.columns import Violation
+from .rules.order import Order, deadlock, local_order, message_order
+from .rules.sets import listed_ops
+from .rules.updates import update_rules
 from .simulate import Timeline, simulate
-from .units import format_bytes
-from .weight_policy import WEIGHT_POLICIES
 
 __all__ = ["Violation", "check"]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from .cluster import Cluster
-from .errors import WorkloadError
-from .limits import MOST_STEP_BYTES
-from .model_graph import ModelGraph
-from .workload import Workload
+from .basics.errors import WorkloadError
+from .basics.limits import MOST_STEP_BYTES
+from .problem.cluster import Cluster
+from .problem.model_graph import ModelGraph
+from .problem.workload import Workload
 
 
 class Kind(IntEnum):

@@ -9,11 +9,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from . import reading
-from .cluster import Cluster
-from .errors import PlanError
-from .files import write_text
-from .limits import (
+from .basics import reading
+from .basics.errors import PlanError
+from .basics.files import write_text
+from .basics.limits import (
     MOST_DEVICES,
     MOST_LAYERS,
     MOST_MEMORY_BYTES,
@@ -22,11 +21,12 @@ from .limits import (
     MOST_SECONDS,
     MOST_STAGES,
 )
-from .model_graph import ModelGraph
+from .basics.printable import shown
+from .basics.reading import items, refusing, required, whole
 from .plan import DeviceForecast, Forecast, Kind, Op, Pipeline, Plan, Problem, Provenance
-from .printable import shown
-from .reading import items, refusing, required, whole
-from .workload import Workload
+from .problem.cluster import Cluster
+from .problem.model_graph import ModelGraph
+from .problem.workload import Workload
 
 FORMAT = "contraflow/plan"
 VERSION = 1

@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .cluster import Cluster
-from .errors import PlanError
-from .host_memory import host_memory
-from .jobs import Jobs, build, build_columns
-from .memory import DeviceMemory, profile_memory
-from .model_graph import ModelGraph
-from .op_columns import Messages
-from .operations import StageCosts, Structured, require_policies
-from .period import period_seconds
+from .basics.errors import PlanError
+from .forecast.host_memory import host_memory
+from .forecast.jobs import Jobs, build, build_columns
+from .forecast.memory import DeviceMemory, profile_memory
+from .graph.columns import Messages
+from .graph.operations import StageCosts, Structured, require_policies
+from .lower.period import period_seconds
 from .plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op, Plan, Problem
-from .sound import sound_columns
-from .weight_policy import FLUSH
+from .problem.cluster import Cluster
+from .problem.model_graph import ModelGraph
+from .problem.weight_policy import FLUSH
+from .rules.sound import sound_columns
 
 _COMPUTE = np.array([kind in COMPUTE for kind in Kind])
 

@@ -32,11 +32,11 @@ _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 
 def needing_torch() -> list[str]:
     """The files here that import torch, or import one that does."""
-    text = {path.stem: path.read_text() for path in HERE.glob("*.py")}
+    text = {path.stem: path.read_text() for path in HERE.rglob("*.py")}
     needing = {name for name, content in text.items() if _NEEDS_TORCH.search(content)}
     while more := {n for n, content in text.items() if needing & set(_IMPORTED.findall(content))} - needing:
         needing |= more
-    return sorted(f"{name}.py" for name in needing)
+    return sorted(str(path.relative_to(HERE)) for path in HERE.rglob("*.py") if path.stem in needing)
 
 
 collect_ignore = [] if find_spec("torch") else needing_torch()

@@ -2,7 +2,7 @@
 
 python benchmarks/reliability/bounds.py --cases 200 --seed 1 --json benchmarks/results/reliability/bounds.json
 
-A case is a random problem with plans from all over its space (`tests/whole_space.py`, `tests/random_plans.py`): any
+A case is a random problem with plans from all over its space (`whole_space.py`, `random_plans.py` in tests/kit): any
 stages, devices, pipelines, policies, shipping included, random orders. Every plan is held against the bound of every
 space that has it, under no limit and under limits that it just keeps; every fourth problem is searched as well, with
 hints and without. Half of the cases are larger: up to 4 devices and 9 micro-batches. A case that has taken its
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kit"))
 
 from random_plans import plans_of, random_candidate
 from record import Row, arguments, finish

@@ -16,13 +16,13 @@ import torch
 from record import Row, arguments, finish
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 from runs import Case, planned  # noqa: E402
 
-from contraflow.executor.checkpointing import Checkpointing  # noqa: E402
-from contraflow.executor.errors import RunError  # noqa: E402
-from contraflow.executor.launch import RunResult, execute  # noqa: E402
+from contraflow.executor.basics.errors import RunError  # noqa: E402
+from contraflow.executor.run.checkpointing import Checkpointing  # noqa: E402
+from contraflow.executor.run.launch import RunResult, execute  # noqa: E402
 
 PLAN = Case("chimera", "mlp-tiny", 2, 4)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import victim
 
-from contraflow.planner.cluster import Cluster
-from contraflow.planner.lower import assemble
-from contraflow.planner.model_graph import Layer, ModelGraph
-from contraflow.planner.operations import Candidate
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.plan_file import save_plan
+from contraflow.planner.problem.cluster import Cluster
+from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
-from contraflow.planner.workload import Workload
 
 PLANS = {
     "1f1b-2": ("1f1b", 2, 4), "1f1b-3": ("1f1b", 3, 4), "gpipe-2": ("gpipe", 2, 3), "chimera-2": ("chimera", 2, 4),

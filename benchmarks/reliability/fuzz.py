@@ -26,12 +26,12 @@ from click.testing import CliRunner, Result
 from record import Row, arguments, finish
 
 from contraflow.__main__ import cli
-from contraflow.planner.errors import InputError
+from contraflow.planner.basics.errors import InputError
+from contraflow.planner.basics.printable import LINE
 from contraflow.planner.plan_file import load_plan, save_plan
-from contraflow.planner.printable import LINE
 from contraflow.planner.simulate import evaluate
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kit"))
 import corpus
 from mutations import HOSTILE, WORDS, json_bytes, mutated_lists, toml_bytes, torn
 

@@ -21,9 +21,9 @@ from itertools import product
 from record import Row, arguments, finish
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Result, SearchSpace, Workload, plan
-from contraflow.planner.cluster import NodeGroup
-from contraflow.planner.errors import InputError
-from contraflow.planner.presets import DeviceType
+from contraflow.planner.basics.errors import InputError
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import DeviceType
 
 LIMITS_S = (1, 2, 5, 10, 30)
 SIZES = {"small": (4, 8, 16), "medium": (8, 26, 64), "large": (64, 130, 512)}

@@ -12,23 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from contraflow.executor import layer_run
-from contraflow.executor.engines import Engine
-from contraflow.executor.profile import profile_model
+from contraflow.executor.measure import layer_run
+from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, Tie, derive_seed
-from contraflow.planner.cluster import Cluster, DeviceType, Link, NodeGroup
-from contraflow.planner.errors import InputError
-from contraflow.planner.lower import assemble
-from contraflow.planner.model_graph import ModelGraph
-from contraflow.planner.operations import Candidate, regroup
+from contraflow.planner.basics.errors import InputError
+from contraflow.planner.graph.operations import Candidate, regroup
+from contraflow.planner.graph.updates import with_returns
+from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
+from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
+from contraflow.planner.problem.model_graph import ModelGraph
+from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
+from contraflow.planner.problem.workload import OPTIMIZER_STATES, Workload
 from contraflow.planner.schedules import ASYNCHRONOUS, SCHEDULES, Layout, build
-from contraflow.planner.updates import with_returns
-from contraflow.planner.weight_policy import FLUSH, WEIGHT_POLICIES
-from contraflow.planner.workload import OPTIMIZER_STATES, Workload
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kit"))
 from random_plans import Greedy
 
 layer_run.CACHE_BYTES = 1  # only bytes are of interest here

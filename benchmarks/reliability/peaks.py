@@ -17,12 +17,12 @@ import torch
 from peak_cases import Case
 from record import Row, arguments, finish
 
-from contraflow.executor.engines import EngineNotice
-from contraflow.executor.launch import RunResult, execute
+from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.stage.engines import EngineNotice
+from contraflow.planner.basics.errors import InputError
 from contraflow.planner.check import check
-from contraflow.planner.errors import InputError
-from contraflow.planner.versions import update_size
-from contraflow.planner.weight_policy import FLUSH
+from contraflow.planner.graph.versions import update_size
+from contraflow.planner.problem.weight_policy import FLUSH
 
 COMMAND = "python benchmarks/reliability/peaks.py --cases {cases}"
 

@@ -27,15 +27,15 @@ import torch
 from record import Row, arguments, finish
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 from async_plans import Async, planned_async, separated  # noqa: E402
 from runs import Case, planned  # noqa: E402
 
-from contraflow.executor.checkpoint_files import complete, read_index  # noqa: E402
-from contraflow.executor.checkpointing import Checkpointing  # noqa: E402
-from contraflow.executor.launch import execute  # noqa: E402
-from contraflow.executor.training import Training  # noqa: E402
+from contraflow.executor.basics.training import Training  # noqa: E402
+from contraflow.executor.run.checkpoint_files import complete, read_index  # noqa: E402
+from contraflow.executor.run.checkpointing import Checkpointing  # noqa: E402
+from contraflow.executor.run.launch import execute  # noqa: E402
 from contraflow.planner.plan import Plan  # noqa: E402
 from contraflow.planner.plan_file import save_plan  # noqa: E402
 

@@ -27,15 +27,15 @@ from unittest import mock
 import torch
 from record import ROOT, Row, arguments, finish
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 from late import LatePlace
 from mutants import mutant
 from random_runs import Case, draw, plan_of, shrink
 from trained import Fault, Outcome, on_processes, on_threads, outcome
 
-from contraflow.executor import rank
-from contraflow.planner.errors import PlanError
+from contraflow.executor.run import rank
+from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.plan import Plan
 
 COLUMNS = ("traceback", "hang", "different", "above its peak")

@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 from record import ROOT, Row, arguments, finish
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 import plain_torch
 from async_plans import Async, planned_async
 from runs import Case, planned
 
-from contraflow.executor.checkpointing import Checkpointing
-from contraflow.executor.launch import execute
-from contraflow.executor.training import Training
+from contraflow.executor.basics.training import Training
+from contraflow.executor.run.checkpointing import Checkpointing
+from contraflow.executor.run.launch import execute
 from contraflow.models import load, resolve
 from contraflow.planner.plan import Plan
 

@@ -7,7 +7,7 @@ one candidate, whatever its order of ops. `alone`: one device of a candidate, by
 
 from __future__ import annotations
 
-from .alone import single_device
+from ..search.exact.alone import single_device
 from .fixed import candidate
 from .period import period
 from .space import space

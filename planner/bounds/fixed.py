@@ -12,7 +12,7 @@ from math import gcd, inf
 
 import numpy as np
 
-from ..operations import Candidate
+from ..graph.operations import Candidate
 from ..partition.chain import Floats
 from .items import AWAY, KEEP, RECOMPUTE, Asked, Item
 from .knapsack import most_work, ramp

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .. import operations
-from ..cluster import Link
-from ..deadline import check_time
-from ..operations import Candidate, holders, ship_target, stash_kind, static_bytes
+from ..basics.deadline import check_time
+from ..graph import operations
+from ..graph.operations import Candidate, holders, ship_target, stash_kind, static_bytes
+from ..graph.reductions import step_seconds
 from ..plan import Pipeline
-from ..reductions import step_seconds
+from ..problem.cluster import Link
 from .knapsack import Option
 from .times import Lag, Times, finishes, lags, message_cache
 

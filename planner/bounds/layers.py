@@ -15,7 +15,7 @@ import numpy as np
 
 from ..partition.chain import Chain, Floats
 from ..plan import Problem
-from ..workload import SearchSpace
+from ..problem.workload import SearchSpace
 
 
 @dataclass(frozen=True)

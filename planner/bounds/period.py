@@ -6,8 +6,8 @@ import numpy as np
 
 from ..partition.chain import Chain, Floats
 from ..plan import Problem
-from ..weight_policy import WEIGHT_POLICIES
-from ..workload import SearchSpace
+from ..problem.weight_policy import WEIGHT_POLICIES
+from ..problem.workload import SearchSpace
 from .whole import load
 
 

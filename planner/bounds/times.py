@@ -8,10 +8,10 @@ from functools import cache
 
 import numpy as np
 
-from ..operations import Candidate, holders
+from ..graph.operations import Candidate, holders
+from ..graph.reductions import reduce_seconds, step_seconds
 from ..partition.chain import Floats
 from ..plan import Pipeline
-from ..reductions import reduce_seconds, step_seconds
 
 MessageSeconds = Callable[[int, int, int], float]
 

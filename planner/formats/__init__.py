@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import reading
-from ..model_graph import ModelGraph
+from ..basics import reading
+from ..problem.model_graph import ModelGraph
 from . import dnn_partitioning, pipedream, piper
 from .dnn_partitioning import PlacementInstance
 from .pipedream import PipeDreamProfile

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from .. import reading
-from ..limits import (
+from ..basics import reading
+from ..basics.limits import (  # fmt: skip
     LEAST_RATE,
     MOST_BYTES,
     MOST_DEVICES,
@@ -24,9 +24,9 @@ from ..limits import (
     MOST_MICRO_BATCHES,
     MOST_RATE,
     MOST_SECONDS,
-)  # fmt: skip
-from ..model_graph import Layer, ModelGraph
-from ..printable import shown
+)
+from ..basics.printable import shown
+from ..problem.model_graph import Layer, ModelGraph
 from . import published
 from .published import FormatError
 

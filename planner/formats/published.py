@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 
-from ..errors import InputError
-from ..limits import MOST_LAYERS, MOST_OPS
-from ..printable import SHOWN, one_line, shown
-from ..reading import refusing
+from ..basics.errors import InputError
+from ..basics.limits import MOST_LAYERS, MOST_OPS
+from ..basics.printable import SHOWN, one_line, shown
+from ..basics.reading import refusing
 
 MOST_NODES = MOST_LAYERS
 _MOST_ID = MOST_OPS * 1000

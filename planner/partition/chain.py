@@ -16,11 +16,11 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster import Cluster
-from ..deadline import check_time
-from ..operations import Candidate, StageCosts, static_bytes, training_bytes
+from ..basics.deadline import check_time
+from ..graph.operations import Candidate, StageCosts, static_bytes, training_bytes
+from ..graph.reductions import step_seconds
 from ..plan import Pipeline, Problem
-from ..reductions import step_seconds
+from ..problem.cluster import Cluster
 
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from ..errors import ScheduleError
+from ..basics.errors import ScheduleError
 from .asynchronous import ASYNCHRONOUS
 from .dual import dualpipe, dualpipe_v
 from .layout import Layout, unsplit

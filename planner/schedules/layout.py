@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..errors import ScheduleError
+from ..basics.errors import ScheduleError
 from ..plan import Kind, Op, Pipeline
-from ..weight_policy import FLUSH
+from ..problem.weight_policy import FLUSH
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ..operations import SHIP
+from ..graph.operations import SHIP
 from ..partition.chain import Chain, compositions
 from ..plan import Problem
-from ..workload import SearchSpace
-from .orders.shapes import binding, policies
+from ..problem.workload import SearchSpace
+from .shapes import binding, policies
 
 MOST_OPS = 160
 """F and B of a plan with one stage a device up to which these models are built."""

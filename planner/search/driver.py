@@ -9,24 +9,23 @@ from dataclasses import replace
 
 from ... import __version__
 from .. import bounds
-from ..cluster import Cluster
-from ..deadline import OutOfTime, until
-from ..errors import InputError, ModelError, WorkloadError
-from ..limits import MOST_SEARCHED_LAYERS, MOST_SEARCHED_PASSES
-from ..lower import Assembled, assembled
-from ..model_graph import ModelGraph
-from ..operations import Candidate
+from ..basics.deadline import OutOfTime, until
+from ..basics.errors import InputError, ModelError, WorkloadError
+from ..basics.limits import MOST_SEARCHED_LAYERS, MOST_SEARCHED_PASSES
+from ..graph.operations import Candidate
+from ..lower.assemble import Assembled, assembled
 from ..partition.chain import lightest
 from ..plan import Pipeline, Plan, Problem, Provenance
-from ..presets import PRESETS
+from ..problem.cluster import Cluster
+from ..problem.model_graph import ModelGraph
+from ..problem.presets import PRESETS
+from ..problem.workload import SearchSpace, Workload
 from ..schedules import ASYNCHRONOUS, SCHEDULES, capped, known, spelled_out
 from ..schedules.asynchronous import WEIGHTS
-from ..workload import SearchSpace, Workload
 from .answer import Claim
 from .considered import Considered
-from .few import limit_uses, smaller, take_over
 from .fit import Shortage, Stale, lacking, shortages
-from .portfolio import (
+from .named.portfolio import (
     LARGE,
     Order,
     device_orders,
@@ -37,13 +36,14 @@ from .portfolio import (
     run_named,
     run_remade,
 )
+from .named.sparing import overfull_here, run_sparing
+from .named.tight import run_glance, run_mixed
+from .named.widths import Phases, search_widths, splits
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
 from .result import Result
+from .scale.few import limit_uses, smaller, take_over
 from .session import GRACE_S, OnProgress, Progress, Session
-from .sparing import overfull_here, run_sparing
 from .techniques import by_turns
-from .tight import run_glance, run_mixed
-from .widths import Phases, search_widths, splits
 
 FEW = 0.6
 """Share of the effort for the problem with few micro-batches, where there is one."""
@@ -80,7 +80,7 @@ def plan(
     session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
     orders = device_orders(problem, session.stages)
     if space.schedule in ASYNCHRONOUS:
-        from .named_steady import plan_named
+        from .steady.named_steady import plan_named
 
         return plan_named(session, orders)
     if space.asynchronous:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..cluster import Cluster
-from ..errors import WorkloadError
-from ..model_graph import ModelGraph
+from ..basics.errors import WorkloadError
 from ..plan import Forecast, Plan, Problem
+from ..problem.cluster import Cluster
+from ..problem.model_graph import ModelGraph
+from ..problem.workload import SearchSpace, Workload
 from ..simulate import simulate
-from ..workload import SearchSpace, Workload
 from .answer import Claim, Proven
 from .driver import plan as search
 from .fit import Shortage, fits

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from .. import bounds
-from ..deadline import until
-from ..errors import PlanError
-from ..lower import assemble
-from ..operations import KEEP, RECOMPUTE, Candidate
+from ..basics.deadline import until
+from ..basics.errors import PlanError
+from ..graph.operations import KEEP, RECOMPUTE, Candidate
+from ..lower.assemble import assemble
 from ..plan import Op, Plan
+from .exact.structure import Hunt
+from .exact.windows import improve as improve_window
+from .named.portfolio import Order, own_orders
 from .orders.arm import Arm
 from .orders.search import search_orders
-from .portfolio import Order, own_orders
 from .session import GRACE_S, Session
 from .solver import Effort
-from .structure import Hunt
-from .windows import improve as improve_window
 
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search that lists all cuts comes first with all its weight."""

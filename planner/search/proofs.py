@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .. import bounds
-from ..errors import ScheduleError
-from ..operations import KEEP, OFFLOAD, RECOMPUTE
+from ..basics.errors import ScheduleError
+from ..graph.operations import KEEP, OFFLOAD, RECOMPUTE
 from ..partition.chain import compositions
 from ..plan import Kind, Plan, Problem
+from ..problem.workload import SearchSpace
 from ..schedules import build
-from ..workload import SearchSpace
 from .answer import Proven, in_words, including
-from .orders.shapes import MOST_CHUNKS, binding, policies, routes
-from .portfolio import FEW_CUTS, Order, device_orders
+from .named.portfolio import FEW_CUTS, Order, device_orders
+from .named.sparing import overfull
+from .named.widths import parts, splits
 from .session import Session
-from .sparing import overfull
-from .widths import parts, splits
+from .shapes import MOST_CHUNKS, binding, policies, routes
 
 TOGETHER = "plans with forward and backward of a stage on one device"
 APART = "plans of any stages on any devices"

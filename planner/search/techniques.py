@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..operations import OFFLOAD
-from .orders.shapes import policies
-from .portfolio import LARGE
+from ..graph.operations import OFFLOAD
+from .named.portfolio import LARGE
 from .session import Session
+from .shapes import policies
 
 PLAIN, EVERYTHING = 0.6, 0.4
 """Shares of the effort left for the space without copies, and then for everything."""

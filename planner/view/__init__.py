@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..plan import Plan
-    from ..run_trace import RunTrace
+    from ..runs.trace import RunTrace
 
 
 def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
@@ -16,7 +16,7 @@ def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
     `run`: what `execute --trace` wrote, or its file; the page then shows forecast, measured or both. Raises InputError
     when the plan cannot be simulated, or when the file is no run of this plan.
     """
-    from ..run_trace_file import load_trace
+    from ..runs.trace_file import load_trace
     from ..simulate import simulate
     from .fresh import fresh_forecast
     from .html_page import render

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ..basics.units import format_bytes, format_seconds
 from ..plan import COLLECTIVES, Kind, Plan
 from ..simulate import Timeline, simulate
-from ..units import format_bytes, format_seconds
 from .drawing import Drawing, to_svg
 from .graphs import op_fill
 from .names import plain

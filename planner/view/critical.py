@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..jobs import Jobs, Precedences
-from ..memory import CLOSE
+from ..forecast.jobs import Jobs, Precedences
+from ..forecast.memory import CLOSE
 from ..plan import COPIES, SENDS, Kind
 from .text import device_limit, percent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..basics.units import format_bytes
 from ..plan import Kind
-from ..units import format_bytes
 from .drawing import DIM, INK, PAPER, Drawing, Line, Rect, Shape, Text, label, text_width
 from .graphs import FLOWS, HUES, Role, op_fill
 from .lanes import lanes

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..basics.errors import InputError
+from ..basics.printable import one_line
 from ..check import check
-from ..errors import InputError
 from ..plan import Forecast, Plan
-from ..printable import one_line
 from ..simulate import evaluate
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..basics.units import format_bytes, format_seconds
 from ..plan import Plan
-from ..units import format_bytes, format_seconds
 from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
 from .names import plain, shorten, wrap
 from .text import among, percent

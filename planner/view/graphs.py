@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import InputError
-from ..operations import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, route, stash_kind
+from ..basics.errors import InputError
+from ..basics.units import format_bytes, format_seconds
+from ..graph.operations import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, route, stash_kind
+from ..graph.reductions import ring
+from ..graph.versions import update_size
 from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
-from ..reductions import ring
-from ..units import format_bytes, format_seconds
-from ..versions import update_size
 from .names import plain
 from .palette import paint
 from .svg import direction

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..memory import jobs_of_ops
-from ..op_columns import Floats, Ints, copied_bytes
+from ..forecast.memory import jobs_of_ops
+from ..graph.columns import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
 from .svg import direction
 from .text import among, count_pipelines, device_limit, updating
 
 if TYPE_CHECKING:
-    from ..run_trace import DeviceTrace, RunTrace
+    from ..runs.trace import DeviceTrace, RunTrace
     from ..simulate import Timeline
 
 

@@ -15,15 +15,15 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from ..basics.units import format_seconds
 from ..plan import Forecast, Plan
-from ..units import format_seconds
 from .html_colours import page_colours
 from .html_data import page_data
 from .names import plain
 from .text import percent
 
 if TYPE_CHECKING:
-    from ..run_trace import RunTrace
+    from ..runs.trace import RunTrace
     from ..simulate import Timeline
 
 SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")

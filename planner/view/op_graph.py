@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..check_columns import Homes, Listed
-from ..check_order import Order
-from ..errors import InputError
-from ..operations import StageCosts
+from ..basics.errors import InputError
+from ..basics.units import format_seconds
+from ..graph.operations import StageCosts
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Plan
-from ..units import format_seconds
+from ..rules.columns import Homes, Listed
+from ..rules.order import Order
 from .graphs import EDGE, HUES, op_fill, title_of
 from .svg import direction
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from ..errors import InputError
-from ..operations import StageCosts, messages, weights_offloaded
+from ..basics.errors import InputError
+from ..basics.units import format_bytes
+from ..graph.operations import StageCosts, messages, weights_offloaded
 from ..plan import Forecast, Kind, Op, Plan
-from ..run_trace import DeviceTrace, RunTrace
+from ..runs.trace import DeviceTrace, RunTrace
 from ..simulate import Timeline
-from ..units import format_bytes
 from .names import plain
 from .text import percent
 

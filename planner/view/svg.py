@@ -13,8 +13,8 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ..basics.units import format_bytes, format_seconds
 from ..plan import Forecast, Kind, Op, Pipeline, Plan
-from ..units import format_bytes, format_seconds
 from .names import plain
 from .palette import Paint, hatches, paint
 from .text import count_pipelines, device_limit, percent, updating

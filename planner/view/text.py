@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..basics.units import format_bytes, format_seconds
+from ..graph.versions import update_size
 from ..plan import COPIES, Forecast, Kind, Op, Plan
-from ..units import format_bytes, format_seconds
-from ..versions import update_size
-from ..weight_policy import FLUSH
+from ..problem.weight_policy import FLUSH
 from .names import plain, wrap
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import bounds
-from ...operations import KEEP, OFFLOAD, Candidate
+from ...graph.operations import KEEP, OFFLOAD, Candidate
 from ...plan import Op
 from . import anneal, cache, greedy, kernels
 from .arrays import build, mirror, scratch

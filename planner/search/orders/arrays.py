@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...basics.errors import PlanError
 from ...bounds import finish_seconds
-from ...errors import PlanError
-from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
+from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
 from ...plan import Pipeline
 from ..fit import limits
 from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...operations import KEEP, RECOMPUTE, Candidate
+from ...graph.operations import KEEP, RECOMPUTE, Candidate
 from ...plan import Pipeline, Plan
 from ..fit import excess, lacking
 from ..session import Session

@@ -16,18 +16,18 @@ from itertools import chain
 
 import numpy as np
 
-from ...errors import PlanError
-from ...lower import assemble
-from ...operations import KEEP, OFFLOAD
+from ...basics.errors import PlanError
+from ...graph.operations import KEEP, OFFLOAD
+from ...lower.assemble import assemble
 from ...plan import Plan
 from ..answer import PROVEN
 from ..considered import describe
 from ..fit import excess
 from ..session import Session
+from ..shapes import policies
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .recut import recut
-from .shapes import policies
 
 RATE = 40e6
 FIRST, MORE = 0.2, 0.2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...cluster import Cluster
-from ...compilation import on_disk
-from ...model_graph import Layer, ModelGraph
-from ...operations import Candidate
+from ...basics.compilation import on_disk
+from ...graph.operations import Candidate
 from ...plan import Pipeline, Problem
-from ...workload import Workload
+from ...problem.cluster import Cluster
+from ...problem.model_graph import Layer, ModelGraph
+from ...problem.workload import Workload
 from . import anneal, greedy, kernels
 from .arm import Arm
 

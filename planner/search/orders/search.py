@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Iterator
 
-from ...operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ..balance import Order
 from ..session import Session
+from ..shapes import binding, policies, resized, routes, structures, with_policy
 from .arm import Arm, arms_of, bound
-from .balance import Order
 from .descent import keep_what_fits
 from .race import Race
 from .ready import ready
-from .shapes import binding, policies, resized, routes, structures, with_policy
 
 MOST_OPS = 150_000
 """Ops of an order up to which it is annealed; beyond, the named orders stand."""

@@ -10,16 +10,16 @@ from itertools import groupby, permutations
 
 import numpy as np
 
+from ...basics.errors import WorkloadError
 from ...bounds.whole import load
-from ...errors import WorkloadError
-from ...operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
+from ...graph.operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
 from ...partition.chain import Chain
 from ...plan import Problem
-from ...weight_policy import WEIGHT_POLICIES
-from ...workload import SearchSpace
-from ..orders.shapes import priced
-from ..portfolio import Order, device_orders
-from ..widths import splits
+from ...problem.weight_policy import WEIGHT_POLICIES
+from ...problem.workload import SearchSpace
+from ..named.portfolio import Order, device_orders
+from ..named.widths import splits
+from ..shapes import priced
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...errors import PlanError
-from ...lower import assembled
-from ...operations import OFFLOADS, RECOMPUTE, Candidate, StageCosts
+from ...basics.errors import PlanError
+from ...graph.operations import OFFLOADS, RECOMPUTE, Candidate, StageCosts
+from ...graph.versions import update_size
+from ...lower.assemble import assembled
+from ...lower.period import period_seconds
+from ...lower.repeat import repeat
 from ...partition.chain import Chain
-from ...period import period_seconds
 from ...plan import Kind, Op, Pipeline, Plan, Problem
-from ...repeat import repeat
 from ...simulate import simulate_orders
-from ...versions import update_size
 from ..fit import excess, host_excess
 from .programme import Stage
 from .tables import Groups

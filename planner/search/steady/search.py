@@ -9,27 +9,27 @@ from dataclasses import replace
 
 from .... import __version__
 from ... import bounds
+from ...basics.deadline import OutOfTime, until
+from ...basics.errors import InputError, PlanError
 from ...bounds.space import possible
-from ...deadline import OutOfTime, until
-from ...errors import InputError, PlanError
-from ...lower import assemble
-from ...operations import KEEP, Candidate, ship_target
+from ...graph.operations import KEEP, Candidate, ship_target
+from ...graph.versions import Versions
+from ...lower.assemble import assemble
 from ...partition.chain import cut, lightest
 from ...plan import Plan, Problem, Provenance
+from ...problem.workload import SearchSpace
 from ...schedules.asynchronous import ALTERNATING
-from ...versions import Versions
-from ...workload import SearchSpace
 from ..answer import PROVEN, Claim, Proven, in_words, including
 from ..considered import Considered, Ledger
 from ..fit import Lack, Stale, shortages
-from ..named_steady import plan_named
-from ..portfolio import device_orders, own_orders
+from ..named.portfolio import device_orders, own_orders
+from ..named.sparing import overfull
 from ..result import Result
 from ..session import GRACE_S, OnProgress, Progress, Session
-from ..sparing import overfull
 from .alternatives import Alternative, alternatives
 from .bisect import EXACT
 from .build import excess_for_long
+from .named_steady import plan_named
 from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...operations import StageCosts
+from ...graph.operations import StageCosts
+from ...graph.reductions import reduce_seconds, update_seconds
 from ...partition.chain import Chain
 from ...plan import Problem
-from ...reductions import reduce_seconds, update_seconds
-from ...weight_policy import WeightPolicy
+from ...problem.weight_policy import WeightPolicy
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

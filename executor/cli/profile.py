@@ -1,0 +1,224 @@
+"""`contraflow profile`. Torch is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...planner.basics.errors import InputError
+from ...planner.basics.files import write_text
+from ...planner.basics.printable import printable
+from ...planner.cli.common import OutputFile, print_json, say
+from .lines import fail, notices_as_lines
+
+if TYPE_CHECKING:
+    from ...models import Dataset, LayeredModel
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  contraflow profile gpt-small --micro-batch-size 4 -o model.json
+  contraflow profile gpt-small --load 2 --cluster cluster.toml -o model.json
+  contraflow profile llama-70b --device H100-80GB --precision bf16 -o model.json
+"""
+)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--micro-batch-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Samples.",
+)
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="DEVICE",
+    help="cpu or cuda: measure here. A preset, as A100-80GB: costs from FLOPs and bytes, nothing is run.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+    help="16 bit: as a mixed plan runs, under autocast. tf32, on presets only: fp32 with rounded matrix products.",
+)
+@click.option(
+    "--efficiency",
+    type=float,
+    metavar="SHARE",
+    help="Of a preset's peak FLOP/s and bandwidth that is reached. [default: 0.5]",
+)
+@click.option("--data", metavar="NAME", help="What to feed it. [default: the model's own]")
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="As a process of execute has."
+)
+@click.option(
+    "--load",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that will train at a time: as many measure side by side. [default: cpu: what the cores hold, at "
+    "most 8; cuda: 1]",
+)
+@click.option(
+    "--cluster",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Also measure this computer as --load processes that talk through gloo, and write cluster.toml there.",
+)
+@click.option("-o", "--output", type=OutputFile(), help="Write model.json there. [default: to stdout]")
+@click.option("--json", "as_json", is_flag=True, help="Print the model as one JSON object.")
+def profile(
+    model: str,
+    micro_batch_size: int,
+    device: str,
+    precision: str,
+    efficiency: float | None,
+    data: str | None,
+    threads: int,
+    load: int | None,
+    cluster: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure every layer of MODEL on this machine: times, parameters, stashes, outputs, workspace.
+
+    MODEL is a registry name, such as gpt-small, or package.module:function returning layers. With a device preset
+    nothing is run and nothing allocated: times are estimates from the preset's peaks, bytes are exact. A plan of a
+    model in 16 bit wants --precision mixed.
+    """
+    if cluster is not None and not (device == "cpu" and load != 1):
+        raise InputError(f"--cluster measures at least 2 processes on the cpu, not --load {load} on {device}")
+    if _is_local(device):
+        if efficiency is not None:
+            raise InputError(f"--efficiency is for device presets, not for measuring on {device}")
+        content = measure(model, micro_batch_size, device, threads, data, precision, load)
+    elif load is not None:
+        raise InputError(f"--load is for measuring here, not for the preset {device}")
+    else:
+        content = estimate(model, micro_batch_size, device, data, precision, efficiency)
+    if output is not None:
+        write_text(output, json.dumps(content, indent=1) + "\n")
+        say(f"wrote {output}", err=True)
+    if cluster is not None:
+        _measure_cluster(threads, load, cluster)
+    if as_json:
+        print_json(content)
+    elif output is None:
+        click.echo(json.dumps(content, indent=1))
+
+
+def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
+    """Writes cluster.toml of this computer's processes. Raises InputError where there are fewer than two."""
+    from ..measure.machine import measure_machine
+    from ..measure.profile import default_load
+
+    processes = load or default_load("cpu", threads)
+    write_text(target, measure_machine(processes, threads).toml(processes))
+    say(f"wrote {target}", err=True)
+
+
+def measure(
+    model: str,
+    micro_batch_size: int,
+    device: str = "cpu",
+    threads: int = 1,
+    data: str | None = None,
+    precision: str = "fp32",
+    load: int | None = None,
+) -> dict[str, Any]:
+    """The content of model.json for a model's name, measured here with progress on stderr.
+
+    `load`: as `profile_model` takes it (default: `default_load`). Raises InputError: unknown model or data, no such
+    device here, or a model that cannot be measured.
+    """
+    import torch
+
+    from ..measure.analytic import PRECISIONS
+    from ..measure.profile import default_load, profile_model
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {device}: torch sees no CUDA device here")
+    if precision == "tf32":
+        raise InputError(f"--precision tf32 is for device presets, not for measuring on {device}")
+    dtype = PRECISIONS[precision]
+    copies = load or default_load(device, threads)
+
+    def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
+        return profile_model(found, micro_batch_size, device, threads, tell, data=source, dtype=dtype, load=copies)
+
+    return _profiled(model, data, work)
+
+
+def estimate(
+    model: str,
+    micro_batch_size: int,
+    device: str,
+    data: str | None = None,
+    precision: str = "fp32",
+    efficiency: float | None = None,
+) -> dict[str, Any]:
+    """The content of model.json for a model's name on a device preset, with progress on stderr.
+
+    Raises InputError: unknown model, data or preset, a precision that the preset lacks, an efficiency that is no share.
+    """
+    from ...planner.problem.presets import PRESETS
+
+    if device not in PRESETS:
+        known = ", ".join(sorted(PRESETS.keys() - {"cpu"}))
+        raise InputError(f"--device {device}: unknown; measure on cpu or cuda, or take a preset: {known}")
+    from ..measure.analytic import EFFICIENCY, analytic_profile
+
+    share = EFFICIENCY if efficiency is None else efficiency
+
+    def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
+        return analytic_profile(found, micro_batch_size, PRESETS[device], precision, share, tell, source)
+
+    return _profiled(model, data, work)
+
+
+def _profiled(
+    model: str,
+    data: str | None,
+    work: Callable[[LayeredModel, Dataset, Callable[[str], None]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Finds model and data, then does the work with progress on stderr."""
+    from rich.console import Console
+
+    from ...models import resolve
+    from ..basics.errors import ExecutionError
+    from ..stage.selfcheck import ProgramMismatch
+    from ..stage.tracing import TraceError
+    from ..state.validate import find_data
+
+    console = Console(stderr=True)
+    try:
+        found = resolve(model)
+        source = find_data(found, data)
+        with console.status(_status(model)) as status, notices_as_lines():
+            return work(found, source, lambda text: status.update(_status(model, text)))
+    except (TraceError, ProgramMismatch) as error:
+        raise InputError(str(error)) from None
+    except ExecutionError as error:
+        fail(error)
+
+
+def _status(model: str, text: str = "") -> str:
+    """What rich shows: names are no markup."""
+    from rich.markup import escape
+
+    return escape(printable(f"profiling {model}{': ' * bool(text)}{text}"))
+
+
+def _is_local(device: str) -> bool:
+    """Whether the device is one of this machine, by its name in torch."""
+    return device == "cpu" or device.split(":")[0] == "cuda"

@@ -1,0 +1,1 @@
+"""Costs of layers and machines, measured or estimated."""

@@ -1,0 +1,228 @@
+"""One layer as a stage of its own: runs its programs, times them and counts their bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.protocol import LayeredModel
+from ..stage.engines import AnyProgram, Engine, build_program, warn
+from ..stage.memory import StorageTracker, unique_bytes
+from ..stage.precision import half_of, wide
+from ..stage.program import named_buffers, named_parameters
+from ..stage.tracing import StageLayers
+from .companions import Pace, alone
+
+Clock = Callable[[], float]
+"""Seconds since some start."""
+Recall = Callable[[Tensor], None]
+CACHE_BYTES = 128 << 20
+"""More than the caches hold: between two ops of a layer the others of the stage run, on other micro-batches."""
+
+
+def nothing(arrived: Tensor) -> None:
+    """Leaves the cache as it is."""
+
+
+def cold(device: torch.device) -> Recall:
+    """Empties the device's caches and then reads what has just arrived."""
+    scratch = torch.zeros(CACHE_BYTES, dtype=torch.uint8, device=device)
+
+    def recall(arrived: Tensor) -> None:
+        scratch.add_(1)
+        arrived.sum()
+
+    return recall
+
+
+@dataclass
+class _Bytes:
+    """One real run's bytes: the stash, and peaks that count neither parameters nor the layer's input."""
+
+    stash: int
+    borrowed: int  # part of the stash that existed before: the layer's input and target
+    output: int
+    weight_stash: int
+    forward_peak: int
+    forward_only_peak: int
+    remake_peak: int
+    backward_peak: int
+    input_peak: int
+    weight_peak: int
+
+
+def trace_layer(
+    model: LayeredModel,
+    module: nn.Module,
+    index: int,
+    x: Tensor,
+    target: Tensor | None,
+    dtype: torch.dtype,
+    engine: Engine = "auto",
+    check: bool = True,
+    needs_input_grad: bool = True,
+) -> AnyProgram:
+    """The program of layer `index` in this dtype, with the model's loss if there is a target, on a stage's engine.
+
+    `needs_input_grad`: whether a layer before it is trained. `check` compares it with plain torch, on real tensors.
+    Raises TraceError or ProgramMismatch; an EngineNotice is a warning.
+    """
+    loss = None if target is None else model.loss
+    wanted, label = x.is_floating_point() and index != 0 and needs_input_grad, f"layer {model.layers[index].name}"
+    layers = StageLayers((module,), (index,), loss, wanted, label, half_of(dtype))
+    program, notice = build_program(layers, x, target, engine, 0 if check else None)
+    if notice is not None:
+        warn(notice)
+    return program
+
+
+class LayerRun:
+    """One layer's program with everything it runs on: real tensors, or fake ones under their FakeTensorMode.
+
+    Attributes:
+        output: of the layer, or its loss.
+        awaiting: bytes of the target, which is there while any layer of a last stage runs.
+        dropped_workspace: what F and R take if the layer that gets the output does not save it; once bytes are known.
+    """
+
+    def __init__(
+        self, program: AnyProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None, awaiting: int = 0
+    ) -> None:
+        self.program = program
+        own = named_parameters([module], [index])
+        self.parameters = {name: tensor.detach() for name, tensor in own.items()}
+        self.trained = [tensor.detach() for tensor in own.values() if tensor.requires_grad]
+        self.buffers = named_buffers([module], [index])
+        summed = {name: self.parameters[name] for name in program.accumulator_names}
+        self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
+        self.x, self.target, self.awaiting = x, target, awaiting if target is None else target.nbytes
+        self.output = self._forward()[0]
+        self.dropped_workspace = 0
+        self.grad_output = torch.ones_like(self.output)
+
+    def costs(
+        self, clock: Clock, rounds: int, warmups: int, pace: Pace = alone, recall: Recall = nothing
+    ) -> dict[str, Any]:
+        """A layer's entry in model.json, without its name.
+
+        `pace` is called before every repetition, `recall` before every timed op with what has just arrived. Seconds are
+        medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided as the
+        halves took alone.
+        """
+        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace, recall)
+        sizes = self._bytes()
+        halves_s = input_s + weight_s
+        share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
+        if not self.program.accumulator_names:  # what W took is Python's
+            share = 1.0
+        parameters = list(self.parameters.values())
+        size, trained = unique_bytes(parameters), unique_bytes(self.trained)
+        return {
+            "forward_s": forward_s,
+            "backward_input_s": backward_s * share,
+            "backward_weight_s": backward_s * (1 - share),
+            "parameter_bytes": size,
+            **({"trainable_bytes": trained} if trained < size else {}),
+            "stash_bytes": sizes.stash,
+            "weight_stash_bytes": sizes.weight_stash,
+            "output_bytes": sizes.output,
+            "input_bytes": self.x.nbytes,
+            "workspace_bytes": self._workspace(sizes),
+            "buffer_bytes": unique_bytes(self.buffers.values()),
+            "parameter_shapes": [list(tensor.shape) for tensor in parameters],
+        }
+
+    def _workspace(self, sizes: _Bytes) -> int:
+        """Transient bytes: of F beyond output and stash, if it leaves one; of R beyond the stash; of B, I and W
+        beyond what they consume or leave.
+
+        Inside a stage nobody else counts the tensors between layers: an unsaved input counts in F and R, any
+        input, and the target, in an F that saves nothing, the gradients on both sides of the layer in B and I.
+        """
+        own_stash = sizes.stash - sizes.borrowed
+        unsaved_input = 0 if self.program.saves_input else self.x.nbytes
+        forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
+        self.dropped_workspace = forward + sizes.output
+        given = self.x.nbytes + self.awaiting
+        forward_only = sizes.forward_only_peak - sizes.output + given
+        remake = sizes.remake_peak - own_stash + unsaved_input
+        gradients = self.grad_output.nbytes
+        backward = sizes.backward_peak - own_stash + gradients
+        own_held = sizes.weight_stash - sizes.borrowed
+        halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
+        return max(forward, forward_only, remake, backward, *halves, 0)
+
+    def _forward(self) -> tuple[Tensor, Any]:
+        return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
+
+    def _seconds(
+        self, clock: Clock, rounds: int, warmups: int, pace: Pace, recall: Recall
+    ) -> tuple[float, float, float, float]:
+        """Median seconds of F, B, I, W. An op finds what just arrived in the cache, and nothing else."""
+        program, laps = self.program, []
+
+        def timed(work: Callable[[], Any], arrived: Tensor, recall: Recall) -> tuple[float, Any]:
+            recall(arrived)
+            start = clock()
+            result = work()
+            return clock() - start, result
+
+        for lap in range(warmups + rounds):
+            ready = recall if lap >= warmups else nothing
+            pace()
+            forward_s, (_, stash) = timed(self._forward, self.x, ready)
+            whole = partial(program.backward, stash, self.parameters, self.grad_output, self.sums)
+            backward_s, _ = timed(whole, self.grad_output, ready)
+            _, stash = self._forward()
+            half = partial(program.backward_input, stash, self.parameters, self.grad_output)
+            input_s, (_, weight_stash) = timed(half, self.grad_output, ready)
+            weight_s, _ = timed(partial(program.backward_weight, weight_stash, self.sums), self.grad_output, ready)
+            laps.append((forward_s, backward_s, input_s, weight_s))
+        forward_s, backward_s, input_s, weight_s = map(statistics.median, zip(*laps[warmups:], strict=True))
+        return forward_s, backward_s, input_s, weight_s
+
+    def _bytes(self) -> _Bytes:
+        program, buffers = self.program, list(self.buffers.values())
+        given = [self.x, self.grad_output] + ([] if self.target is None else [self.target])
+        external = [*self.parameters.values(), *buffers, *self.sums.values(), *given]
+        with StorageTracker(external) as tracker:
+            output, stash = self._forward()
+            forward_peak = tracker.peak_bytes
+            named = _bytes_beyond([*buffers, *given], stash.tensors)
+            borrowed = _bytes_beyond(buffers, stash.tensors) - named
+            output_bytes = 0 if self.target is not None else output.untyped_storage().nbytes()
+            del output
+            own = tracker.current_bytes  # with what custom functions keep outside the stash
+            tracker.reset_peak()
+            program.backward(stash, self.parameters, self.grad_output, self.sums)
+            backward_peak = tracker.peak_bytes
+            tracker.reset_peak()
+            program.forward_only(self.parameters, self.buffers, self.x, self.target)
+            forward_only_peak, remake_peak = tracker.peak_bytes, own
+            if program.can_remake:
+                tracker.reset_peak()
+                program.remake(self.parameters, self.buffers, self.x, self.target)
+                remake_peak = tracker.peak_bytes
+            stash = self._forward()[1]
+            tracker.reset_peak()
+            weight_stash = program.backward_input(stash, self.parameters, self.grad_output)[1]
+            input_peak = tracker.peak_bytes
+            held, own_held = weight_stash.nbytes, _bytes_beyond(given, weight_stash.tensors) + own - named
+            tracker.reset_peak()
+            program.backward_weight(weight_stash, self.sums)
+            weight_peak = tracker.peak_bytes + held - own_held
+        return _Bytes(
+            own + borrowed, borrowed, output_bytes, held,
+            forward_peak, forward_only_peak, remake_peak, backward_peak, input_peak, weight_peak,
+        )  # fmt: skip
+
+
+def _bytes_beyond(known: list[Tensor], tensors: list[Tensor]) -> int:
+    """Bytes of the storages behind `tensors` that are not behind `known`."""
+    return unique_bytes([*known, *tensors]) - unique_bytes(known)

@@ -1,0 +1,172 @@
+"""Measures this computer as a cluster of processes that talk through gloo: what cluster.toml holds.
+
+Everything is measured with all processes at it, as in training: messages cross both ways at once, copies and optimizer
+steps run on every core.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from ...planner.problem.cluster import Cluster, Link, NodeGroup
+from ...planner.problem.presets import PRESETS, DeviceType
+from ...planner.problem.workload import Workload
+from ..basics.errors import RunError
+from ..basics.training import Training
+from ..run.allocator import keep_freed_memory
+from ..state.weights import make_optimizer
+
+WARMUPS = 2
+ROUNDS = 15
+MESSAGE_BYTES = 1 << 20
+REDUCED_BYTES = 8 << 20
+PARAMETERS = 2 << 20
+"""Of the optimizer step that is measured: with Adam's state it is beyond any cache of one core."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured, in seconds and bytes a second.
+
+    Attributes:
+        latency_s, bandwidth: of a message between two processes while one goes the other way.
+        reduce_bandwidth: with which the formula of a ring reproduces an all-reduce between all processes (None: one
+            process alone).
+        memory_bandwidth: of the optimizer step, in the bytes that `Workload.step_traffic_bytes` counts.
+        host_latency_s, host_bandwidth: of a copy to newly allocated memory, in a thread beside the process's own.
+    """
+
+    latency_s: float
+    bandwidth: float
+    reduce_bandwidth: float | None
+    memory_bandwidth: float
+    host_latency_s: float
+    host_bandwidth: float
+
+    def cluster(self, processes: int, host_link: bool = False) -> Cluster:
+        """Processes as devices of one node. `host_link`: stashes may be copied away, to another buffer that is."""
+        kind = DeviceType("cpu", PRESETS["cpu"].memory_bytes, memory_bandwidth=self.memory_bandwidth)
+        link = Link(self.bandwidth, self.latency_s, self.reduce_bandwidth)
+        host = Link(self.host_bandwidth, self.host_latency_s) if host_link else Link()
+        return Cluster((NodeGroup(1, processes, kind, link, host_link=host),))
+
+    def toml(self, processes: int) -> str:
+        """The cluster as cluster.toml."""
+        reduced = "" if self.reduce_bandwidth is None else f', reduce_bandwidth = "{_rate(self.reduce_bandwidth)}"'
+        return (
+            f"# {processes} processes on this computer, measured while all of them were at it. The link is gloo's.\n"
+            f'[[nodes]]\ndevices = {processes}\ndevice = "cpu"\n'
+            f'link = {{bandwidth = "{_rate(self.bandwidth)}", latency = "{1e6 * self.latency_s:.0f}us"{reduced}}}\n\n'
+            f'[devices.cpu]\nmemory_bandwidth = "{_rate(self.memory_bandwidth)}"\n'
+        )
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e6:.4g}MB/s"
+
+
+def measure_machine(processes: int, threads: int = 1, rounds: int = ROUNDS) -> Machine:
+    """Measures with so many processes of so many threads; lower quartiles of `rounds`, at least 2.
+
+    Spawns them: a script that calls this needs the `if __name__ == "__main__"` guard.
+
+    Raises:
+        RunError: fewer than two processes: there is no link to measure.
+    """
+    if processes < 2:
+        raise RunError(f"a cluster is measured between at least 2 processes, got {processes}")
+    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
+        results = multiprocessing.get_context("spawn").SimpleQueue()
+        arguments = (processes, threads, rounds, f"file://{Path(folder) / 'rendezvous'}", results)
+        spawn(_process, arguments, nprocs=processes)  # type: ignore[no-untyped-call]
+        found: Machine = results.get()
+    return found
+
+
+def _process(rank: int, processes: int, threads: int, rounds: int, rendezvous: str, results: Any) -> None:
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
+    try:
+        found = _measured(rank, processes, rounds)
+        if rank == 0:
+            results.put(found)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _measured(rank: int, processes: int, rounds: int) -> Machine:
+    latency_s = _usual(_exchange(rank, processes, 4), rounds)
+    large_s = _usual(_exchange(rank, processes, MESSAGE_BYTES), rounds)
+    small = torch.zeros(1)
+    flat = torch.zeros(REDUCED_BYTES // small.element_size())
+    reduce_s = _usual(lambda: dist.all_reduce(flat), rounds)
+    hops = 2 * (processes - 1)
+    moved = hops * REDUCED_BYTES / processes
+    step_s, traffic = _optimizer_step(rounds)
+    source = torch.zeros(REDUCED_BYTES // small.element_size())
+    copy_s = _usual(lambda: torch.empty_like(source).copy_(source), rounds)
+    return Machine(
+        latency_s=latency_s,
+        bandwidth=MESSAGE_BYTES / _beyond(large_s, latency_s),
+        reduce_bandwidth=moved / _beyond(reduce_s, hops * latency_s),
+        memory_bandwidth=traffic / step_s,
+        host_latency_s=_usual(lambda: torch.empty_like(small).copy_(small), rounds),
+        host_bandwidth=source.nbytes / copy_s,
+    )
+
+
+def _beyond(seconds: float, latency_s: float) -> float:
+    """Seconds without the latency; all of them where the latency is most of it: too little was moved to tell."""
+    return seconds - latency_s if seconds > 2 * latency_s else seconds
+
+
+def _exchange(rank: int, processes: int, count: int) -> Callable[[], None]:
+    """Pairs of neighbours send each other `count` bytes; with an odd number of processes the last one only waits."""
+    peer = rank ^ 1
+    outgoing, incoming = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
+
+    def exchange() -> None:
+        if peer < processes:
+            receiving = dist.irecv(incoming, peer)
+            dist.send(outgoing, peer)
+            assert receiving is not None
+            receiving.wait()
+
+    return exchange
+
+
+def _optimizer_step(rounds: int) -> tuple[float, int]:
+    """(seconds, bytes) of a step of Adam."""
+    parameter: Tensor = torch.zeros(PARAMETERS)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = make_optimizer("adam", [parameter], Training().of_run("adam", 1), fused=True)
+    return _usual(optimizer.step, rounds), Workload(1, "adam").step_traffic_bytes(parameter.nbytes)
+
+
+def _usual(work: Callable[[], object], rounds: int) -> float:
+    """Seconds of the work after a common start, warmed up: the lower quartile, since others only ever add."""
+    laps = []
+    for _ in range(WARMUPS + rounds):
+        dist.barrier()
+        start = time.perf_counter()
+        work()
+        laps.append(time.perf_counter() - start)
+    return statistics.quantiles(laps[WARMUPS:], n=4, method="inclusive")[0]

@@ -1,0 +1,273 @@
+"""Measures a model layer by layer: what model.json holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...models.data import load
+from ...models.protocol import Dataset, LayeredModel
+from ...models.sampling import batch_of
+from ..stage.eager import EagerProgram
+from ..stage.engines import Engine
+from ..stage.precision import build_lowered, wide
+from ..state.ties import tied_bytes
+from ..state.validate import as_dtype
+from .companions import Pace, alone, companions
+from .layer_run import LayerRun, cold, trace_layer
+
+FORMAT = "contraflow/model"
+VERSION = 1
+WARMUPS = 2
+MOST_LOAD = 8
+"""Copies that are started unasked: each holds a layer and a Python of its own."""
+
+
+def profile_model(
+    model: LayeredModel,
+    micro_batch_size: int,
+    device: str = "cpu",
+    threads: int = 1,
+    on_progress: Callable[[str], None] | None = None,
+    rounds: int = 5,
+    data: Dataset | None = None,
+    dtype: torch.dtype = torch.float32,
+    load: int = 1,
+    engine: Engine = "auto",
+) -> dict[str, Any]:
+    """Time every layer's forward and backward halves and count its bytes: a "contraflow/model" document.
+
+    Each layer is traced and run alone, on the real output of the layer before it; layers alike (same
+    modules, attributes, shapes) are measured once. Seconds are medians over `rounds` runs with `threads`
+    threads; the halves of the backward are the time of the whole, divided as the halves measured alone.
+    Beyond the format's required keys a layer has `buffer_bytes` and `parameter_shapes`.
+
+    A stage made of layers then needs at most: in F, the sum of `stash_bytes`, its input unless stashed, its
+    output, the largest workspace; in B, the sum of `stash_bytes`, both boundary gradients, the largest
+    workspace, where a layer's own two boundary gradients count as its workspace.
+
+    Args:
+        data: what to feed it; default: the model's own.
+        on_progress: told about every layer in a line of text.
+        dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
+        load: so many processes, this one included, run the same layer at the same time, as they will when they
+            train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
+        engine: what runs the layers, as for `execute`.
+
+    Raises:
+        ValueError: no data, or a micro-batch size below 1.
+        TraceError, ProgramMismatch: no engine, or not the one asked for, can run a layer.
+        RunError: a load above 1, and the model or its data cannot be sent to other processes.
+    """
+    arguments = (model, micro_batch_size, device, threads, rounds, data, dtype, engine)
+    with companions(load - 1, partial(_profile, *arguments)) as pace:
+        return _profile(*arguments, pace, on_progress)
+
+
+def _profile(
+    model: LayeredModel,
+    micro_batch_size: int,
+    device: str,
+    threads: int,
+    rounds: int,
+    data: Dataset | None,
+    dtype: torch.dtype,
+    engine: Engine,
+    pace: Pace = alone,
+    on_progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """`profile_model` of one process; `pace` is called before every repetition."""
+    x, target = example_batch(model, micro_batch_size, data, dtype)
+    x, target = x.to(device), target.to(device)
+    recall, awaiting = cold(x.device), target.nbytes
+
+    def measured(
+        engine: Engine, index: int, x: Tensor, target: Tensor | None, differentiated: bool
+    ) -> tuple[dict[str, Any], LayerRun]:
+        module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
+        program = trace_layer(model, module, index, x, target, dtype, engine, needs_input_grad=differentiated)
+        run = LayerRun(program, module, index, x, target, awaiting)
+        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace, recall), run
+
+    with _threads(threads):
+        layers = profiled_layers(model, x, target, measured, "measured", on_progress, engine)
+    return model_document(model, micro_batch_size, torch.device(device).type, layers, dtype)
+
+
+def example_batch(
+    model: LayeredModel, micro_batch_size: int, data: Dataset | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Inputs, in `dtype` where they are floating point, and targets as a loss has them, of a micro-batch, on the CPU.
+
+    Raises:
+        ValueError: no data, or a micro-batch size below 1.
+    """
+    if micro_batch_size < 1:
+        raise ValueError(f"micro-batch size {micro_batch_size} is below 1")
+    data = data or (load(model.data) if isinstance(model.data, str) else model.data)
+    if data is None:
+        raise ValueError(f"model {model.name!r} names no data; pass data=...")
+    x, target = batch_of(data, 0, 0, 0, micro_batch_size)
+    return as_dtype(x, dtype), as_dtype(target, wide(dtype))
+
+
+EngineCosts = Callable[[Engine, int, Tensor, Tensor | None, bool], tuple[dict[str, Any], LayerRun]]
+"""(engine, position, input, target of the last layer, is a layer before it trained) -> (entry in model.json, what was
+run)."""
+
+
+def profiled_layers(
+    model: LayeredModel,
+    x: Tensor,
+    target: Tensor,
+    costs_of: EngineCosts,
+    how: str,
+    on_progress: Callable[[str], None] | None,
+    engine: Engine = "auto",
+) -> list[dict[str, Any]]:
+    """Every layer's entry in model.json, on its engine.
+
+    A stage with a layer that needs the eager engine runs on it as a whole. So where there is such a layer, all
+    layers' bytes are the larger of both engines', as any of them may share its stage.
+    """
+    eager: set[bool] = set()
+
+    def on(engine: Engine) -> LayerCosts:
+        def costs(index: int, x: Tensor, target: Tensor | None, differentiated: bool) -> tuple[dict[str, Any], Handed]:
+            found, run = costs_of(engine, index, x, target, differentiated)
+            eager.add(isinstance(run.program, EagerProgram))
+            return found, Handed(run.output, run.program.saves_input, run.dropped_workspace)
+
+        return costs
+
+    layers = distinct_layers(model, x, target, on(engine), how, on_progress)
+    if len(eager) == 2:
+        others = distinct_layers(model, x, target, on("eager"), how, None)
+        layers = [_larger_bytes(layer, other) for layer, other in zip(layers, others, strict=True)]
+    return layers
+
+
+def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return layer | {key: max(value, other[key]) for key, value in layer.items() if key.endswith("_bytes")}
+
+
+class Handed(NamedTuple):
+    """A layer's output, whether the layer saves its input, and its workspace if nobody saves its output."""
+
+    output: Tensor
+    saves_input: bool
+    dropped_workspace: int
+
+
+LayerCosts = Callable[[int, Tensor, Tensor | None, bool], tuple[dict[str, Any], Handed]]
+"""(position, input, target of the last layer, is a layer before it trained) -> (entry in model.json, the rest)."""
+
+
+def distinct_layers(
+    model: LayeredModel,
+    x: Tensor,
+    target: Tensor,
+    costs_of: LayerCosts,
+    how: str,
+    on_progress: Callable[[str], None] | None,
+) -> list[dict[str, Any]]:
+    """Every layer's entry in model.json; `costs_of` is asked once for layers that are alike.
+
+    Each layer gets the output of the one before; `how` says in the progress what was done for the costs.
+    """
+    known: dict[object, tuple[dict[str, Any], Handed]] = {}
+    layers: list[dict[str, Any]] = []
+    before = Handed(x, True, 0)
+    differentiated = False
+    for index, spec in enumerate(model.layers):
+        last = index == len(model.layers) - 1
+        likeness, trained = _likeness(spec.build)
+        key = (likeness, x.shape, x.dtype, index == 0, last, differentiated)
+        if fresh := key not in known:
+            known[key] = costs_of(index, x, target if last else None, differentiated)
+        differentiated = differentiated or trained
+        costs, handed = known[key]
+        if layers and not handed.saves_input:
+            layers[-1]["workspace_bytes"] = max(layers[-1]["workspace_bytes"], before.dropped_workspace)
+        before, x = handed, handed.output
+        layers.append({"name": spec.name, **costs})
+        if on_progress:
+            on_progress(f"{spec.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
+    return layers
+
+
+def model_document(
+    model: LayeredModel, micro_batch_size: int, device: str, layers: list[dict[str, Any]], dtype: torch.dtype
+) -> dict[str, Any]:
+    """The content of model.json for a chain; `dtype` is that of the parameters. Raises ValueError for a bad tie."""
+    names = [spec.name for spec in model.layers]
+    shared = [{"layers": list(members), "bytes": count} for members, count in tied_bytes(model, dtype)]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": model.name,
+        "micro_batch_size": micro_batch_size,
+        "device": device,
+        "layers": layers,
+        "edges": [list(pair) for pair in pairwise(names)],
+        **({"shared": shared} if shared else {}),
+    }
+
+
+def default_load(device: str, threads: int) -> int:
+    """How many processes of so many threads fill this computer's cores, at most `MOST_LOAD`; 1 for other devices."""
+    if device != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_LOAD, max(1, cores // threads))
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _summary(costs: dict[str, Any], how: str) -> str:
+    backward = costs["backward_input_s"] + costs["backward_weight_s"]
+    return f"forward {costs['forward_s'] * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms ({how})"
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _likeness(build: Callable[[], nn.Module]) -> tuple[object, bool]:
+    """(equal for two builds of one structure: modules, plain attributes, shapes; whether some of it is trained).
+
+    Allocates no storage.
+    """
+    with torch.device("meta"):
+        module = build()
+    parts = []
+    for name, part in module.named_modules():
+        plain = sorted((key, repr(value)) for key, value in vars(part).items() if _is_plain(value))
+        parts.append((name, type(part), tuple(plain)))
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    shapes = tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors)
+    return (repr(module), tuple(parts), shapes), any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, torch.dtype))

@@ -1,0 +1,1 @@
+"""Runs: ranks, their launch, watching, checkpoints."""

@@ -1,0 +1,137 @@
+"""From the steps of a run to its trace (`planner.run_trace`): median times and memory of every op."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ... import __version__
+from ...planner.graph.columns import Floats
+from ...planner.plan import COMPUTE, IN_LINE, Op, Plan
+from ...planner.runs.trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from ..step.course import KEPT_OPS, lengthened
+from ..step.step_state import OpRecord, StepRecord
+from ..wires.transport import Transport
+
+if TYPE_CHECKING:
+    from .rank import Job, RankReport
+
+KEPT_STEPS = 32
+"""So many last steps are kept of a run of any length: enough for a median."""
+
+
+class StepSamples:
+    """One rank's steps, op by op; of an asynchronous plan its runs, each by its first update.
+
+    Times come from the steps without memory tracking, the first step left out; where a run has none, from what there
+    is. Memory comes from the tracked ones. Runs that are not as long as the first are left out.
+
+    Attributes:
+        timed_steps, tracked_steps: their numbers.
+    """
+
+    def __init__(self, order: Sequence[Op]) -> None:
+        self._order = order
+        most = max(1, min(KEPT_STEPS, KEPT_OPS // max(1, len(order))))
+        self._timed: deque[tuple[int, list[OpRecord]]] = deque(maxlen=most)
+        self._tracked: list[tuple[int, list[OpRecord]]] = []
+
+    def add(self, step: int, record: StepRecord, tracked: bool) -> None:
+        """One step more."""
+        if len(record.ops) == len(self._order):
+            (self._tracked if tracked else self._timed).append((step, record.ops))
+
+    @property
+    def _timing(self) -> list[tuple[int, list[OpRecord]]]:
+        return list(self._timed) or self._tracked[1:] or self._tracked
+
+    @property
+    def timed_steps(self) -> tuple[int, ...]:
+        return tuple(step for step, _ in self._timing)
+
+    @property
+    def tracked_steps(self) -> tuple[int, ...]:
+        return tuple(step for step, _ in self._tracked)
+
+    def ops(self) -> tuple[OpTrace, ...]:
+        """Every op of the list; medians keep the order of what followed one another in every step."""
+        if not self._order or not self._timing:
+            return ()
+        timing = [[(r.start_s, r.end_s, r.waited_s) for r in ops] for _, ops in self._timing]
+        start, end, waited = np.array(timing).transpose(2, 0, 1)  # each [step, op]
+        quartiles = np.quantile(end - start, (0.25, 0.5, 0.75), axis=0)
+        columns = (
+            np.median(start, 0),
+            np.median(end, 0),
+            quartiles[1],
+            quartiles[2] - quartiles[0],
+            np.median(waited, 0),
+            np.median(self._overhead(start, end, waited), 0),
+        )
+        seconds = np.round(np.stack(columns, axis=1), 9).tolist()
+        memory = [[(r.moved_bytes, r.live_bytes, r.peak_bytes) for r in ops] for _, ops in self._tracked]
+        sizes = np.array(memory).max(axis=0).clip(min=0).tolist()
+        return tuple(OpTrace(op, *s, *b) for op, s, b in zip(self._order, seconds, sizes, strict=True))
+
+    def _overhead(self, start: Floats, end: Floats, waited: Floats) -> Floats:
+        """Per [step, op]: from the end of the in-line op before to the start of an in-line op, less the waiting."""
+        found = np.zeros_like(start)
+        free, blocked = np.zeros(len(start)), np.zeros(len(start))
+        for place, op in enumerate(self._order):
+            blocked += waited[:, place]
+            if op.kind in IN_LINE:
+                found[:, place] = np.maximum(0.0, start[:, place] - free - blocked)
+                free, blocked = end[:, place], np.zeros(len(start))
+        return found
+
+
+def environment(job: Job, transport: Transport) -> dict[str, str | int]:
+    """What a run's times depend on besides the plan."""
+    return {
+        "contraflow": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "host_cpus": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "transport": type(transport).__name__.removesuffix("Transport").lower(),
+        "dtype": str(job.dtype).removeprefix("torch."),
+    }
+
+
+def trace_of(
+    plan: Plan, reports: Sequence[RankReport], step_times: Sequence[float], losses: Sequence[float]
+) -> RunTrace:
+    """The trace of a run from what every rank left at its end, in rank order."""
+    first, model = reports[0], plan.problem.model
+    starts = [step - first.first_step for step in first.timed_steps]
+    step_s = statistics.median(sum(step_times[k : k + first.updates]) for k in starts) if starts else sum(step_times)
+    ran = lengthened(plan, first.updates)
+    devices = []
+    for report, device in zip(reports, plan.problem.cluster.devices, strict=True):
+        busy = sum(op.duration_s for op in report.ops if op.op.kind in COMPUTE)
+        bubble = max(0.0, 1 - busy / step_s) if step_s > 0 else 0.0
+        devices.append(DeviceTrace(busy, bubble, report.peak_bytes, device.kind.speed, report.ops))
+    return RunTrace(
+        plan_fingerprint(ran),
+        model.name,
+        model.fingerprint,
+        model.micro_batch_size,
+        plan.stages,
+        ran.pipelines,
+        ran.stash,
+        first.environment,
+        step_s,
+        tuple(step_times),
+        tuple(losses),
+        first.timed_steps,
+        first.tracked_steps,
+        tuple(devices),
+    )

@@ -1,0 +1,157 @@
+"""A rank that nobody spawned watches itself and its neighbours, and tells the others what it does (torchrun)."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from ..wires.job_store import JobStore
+from .process_state import ProcessState
+from .pulse import Stillness
+from .siblings import Siblings, under_torchrun
+from .watch import Board, Doing, Hang, Slot, Watcher
+
+_MESSAGE = struct.Struct("=6q")
+_BEAT_S = 0.5
+_GRACE_S = 3.0
+"""How long at most the rank that hangs may take to say so itself before another one says it."""
+_NOTICED_S = 0.5
+"""How long after its connections a process that was killed may take to be seen as ended."""
+
+
+class Watchdog:
+    """A thread that ends this process with one line on stderr when a rank hangs.
+
+    The rank that hangs says so itself where it can; torchrun then ends the others. Where it cannot (it is stopped, or
+    its node is gone) the first rank that notices does, and kills it if it is stopped on this machine. It also ends a
+    rank that torchrun has left behind, or that can expect nothing from a torchrun that is stopped.
+
+    Attributes:
+        watcher: may be replaced by one that knows the op lists.
+    """
+
+    def __init__(self, watcher: Watcher, board: Board, rank: int, store: JobStore | None = None) -> None:
+        self.watcher = watcher
+        self._board = board
+        self._rank = rank
+        self._ranks = len(watcher.plan.orders)
+        self._beat_s = min(_BEAT_S, watcher.timeout_s / 4)
+        self._grace_s = min(_GRACE_S, watcher.timeout_s)
+        self._store = store or JobStore()
+        self._siblings = Siblings(rank)
+        self._stillness, self._parents = Stillness(), Stillness()
+        self._heard: dict[int, tuple[bytes, int]] = {}
+        self._count = 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> Watchdog:
+        self._board.write(self._rank, Doing.STARTING, -1, -1, -1, time.monotonic_ns())
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        suspected_s = 0.0
+        while not self._over.wait(self._beat_s):
+            self._follow_parent()
+            hang = self._hang()
+            suspected_s = suspected_s + self._beat_s if hang is not None else 0.0
+            if hang is not None and (hang.rank == self._rank or suspected_s > self._grace_s):
+                self._end(hang.text, self._store.first_word())
+
+    def _end(self, text: str, aloud: bool) -> None:
+        if self._over.is_set():
+            return
+        if aloud:
+            sys.stderr.write(f"contraflow: {text}\n")
+            sys.stderr.flush()
+        self._siblings.kill_stopped()
+        os._exit(1)
+
+    # ------------------------------------------------------------ who started the ranks
+
+    def _follow_parent(self) -> None:
+        """Ends this rank where torchrun cannot."""
+        if not under_torchrun():
+            return
+        if self._siblings.orphaned:
+            self._end(f"torchrun has ended; rank {self._rank} was {self._at()}", self._siblings.first)
+        slot, state = Slot(Doing.WAITING), self._siblings.parent
+        still = self._parents.seconds([slot], [time.monotonic_ns()], {0: state}).get(0, 0.0)
+        if still > self.watcher.timeout_s:
+            first = self._siblings.first
+            self._siblings.resume_parent()
+            self._end(f"torchrun has been stopped: it has not run for {self.watcher.timeout_s:g} s", first)
+
+    def _at(self) -> str:
+        return self.watcher.where(self._rank, self._board.read(self._rank))
+
+    # ------------------------------------------------------------ the ranks
+
+    def end_if_lost(self, patience_s: float = _NOTICED_S) -> None:
+        """Ends this process, which has lost a connection, if a rank of this machine has ended; tells which, and where.
+
+        At once: torchrun ends it as soon as it notices.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            gone = self._gone(self._siblings.states())
+            if gone is not None:
+                self._listen()
+                self._end(self._ended(gone, self._known()[0][gone]).text, self._store.first_word())
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.01)
+
+    def _hang(self) -> Hang | None:
+        mine, states = self._board.read(self._rank), self._siblings.states()
+        self._count += 1
+        age = time.monotonic_ns() - mine.since_ns
+        self._store.set(_key(self._rank), _MESSAGE.pack(*mine[:4], age, self._count))
+        alarming = any(state.stopped or state.over for state in states.values())
+        if mine.doing is not Doing.DONE and (alarming or age > 2e9 * self._beat_s):
+            self._listen()
+        else:
+            self._heard.clear()
+        slots, beats = self._known()
+        still = self._stillness.seconds(slots, beats, states)
+        gone = self._gone(states)
+        if gone is not None and mine.doing is not Doing.DONE and slots[gone].doing is not Doing.DONE:
+            return self._ended(gone, slots[gone])
+        return self.watcher.hang(slots, still=still, awake_ns=self._stillness.awake_ns)
+
+    def _gone(self, states: Mapping[int, ProcessState]) -> int | None:
+        return next((rank for rank, state in sorted(states.items()) if state.over), None)
+
+    def _ended(self, rank: int, slot: Slot) -> Hang:
+        return Hang(rank, f"rank {rank} has ended without a result, last seen {self.watcher.where(rank, slot)}")
+
+    def _listen(self) -> None:
+        """Hears what the others say; who says nothing new does not get younger."""
+        said = self._store.read([_key(rank) for rank in range(self._ranks)])
+        now = time.monotonic_ns()
+        for rank, words in enumerate(said):
+            if rank != self._rank and words and self._heard.get(rank, (b"", 0))[0] != words:
+                self._heard[rank] = (words, now)
+
+    def _known(self) -> tuple[list[Slot], list[int]]:
+        """What every rank does, as far as this one has heard, and when it was last known to run."""
+        slots, beats = [Slot(Doing.STARTING)] * self._ranks, [0] * self._ranks
+        for rank, (said, since_ns) in self._heard.items():
+            doing, step, place, awaited, age, _ = _MESSAGE.unpack(said)
+            slots[rank], beats[rank] = Slot(Doing(doing), step, place, awaited, since_ns - age), since_ns
+        slots[self._rank], beats[self._rank] = self._board.read(self._rank), time.monotonic_ns()
+        return slots, beats
+
+
+def _key(rank: int) -> str:
+    return f"watch/{rank}"

@@ -1,0 +1,172 @@
+"""Which engine runs a stage: the graph of it, or torch's eager autograd where there can be no right graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, get_args
+
+from torch import Tensor, nn
+
+from ...models.protocol import Loss
+from .eager import EagerProgram
+from .eager_probe import isolated
+from .packing import Stash, StashLayout
+from .program import StageProgram, TensorSpec, WeightStash
+from .selfcheck import ProgramMismatch
+from .traced import Sharing, traced_anew
+from .tracing import StageLayers, TraceError
+
+Engine = Literal["auto", "graph", "eager"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+
+class EngineNotice(UserWarning):
+    """A stage or layer runs on the eager engine although nobody asked for it; the message says why."""
+
+
+class AnyProgram(Protocol):
+    """What both engines' stage programs are; see `StageProgram`."""
+
+    label: str
+    layer_ids: tuple[int, ...]
+    loss: Loss | None
+    parameter_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+    accumulator_names: tuple[str, ...]
+    stash_specs: tuple[TensorSpec, ...]
+    stash_bytes: int
+    weight_stash_bytes: int
+    output_spec: TensorSpec
+    needs_input_grad: bool
+    saves_input: bool
+    can_remake: bool
+    has_random: bool
+    has_state: bool
+    one_process: bool
+    code: str
+
+    @property
+    def stash_layout(self) -> StashLayout:
+        """How a stash comes apart to leave the device."""
+
+    def forward(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Tensor, Stash]:
+        """F."""
+
+    def forward_only(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> Tensor:
+        """F without a stash."""
+
+    def remake(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> Stash:
+        """R."""
+
+    def backward(
+        self,
+        stash: Stash,
+        parameters: Mapping[str, Tensor],
+        grad_output: Tensor,
+        accumulators: Mapping[str, Tensor],
+    ) -> Tensor | None:
+        """B."""
+
+    def backward_input(
+        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor
+    ) -> tuple[Tensor | None, WeightStash]:
+        """I."""
+
+    def backward_weight(self, weight_stash: WeightStash, accumulators: Mapping[str, Tensor]) -> None:
+        """W."""
+
+    def self_check(self, modules: Sequence[nn.Module], x: Tensor, target: Tensor | None = None, seed: int = 0) -> None:
+        """Compare with plain torch."""
+
+
+def build_program(
+    layers: StageLayers,
+    x: Tensor,
+    target: Tensor | None,
+    engine: Engine = "auto",
+    check_seed: int | None = None,
+    stash_limit: int = 0,
+    compiled: bool = False,
+    sharing: Sharing = traced_anew,
+) -> tuple[AnyProgram, str | None]:
+    """(the stage's program, a notice if "auto" came to the eager engine).
+
+    Args:
+        x, target: an example of the micro-batch's shapes, to build and check with.
+        check_seed: of the random layers in the self-check; None: no check.
+        stash_limit: as of an `EagerProgram`.
+        compiled: whether graphs go through torch's compiler.
+        sharing: where a graph may have been traced before.
+
+    Raises:
+        TraceError, ProgramMismatch: the engine asked for, or both, cannot run the stage; the reasons.
+    """
+
+    def checked(build: Callable[[], AnyProgram]) -> AnyProgram:
+        program = build()
+        if check_seed is not None:
+            program.self_check(isolated(layers).modules, x, target, check_seed)
+        return program
+
+    def traced() -> StageProgram:
+        program = StageProgram.of(isolated(layers), x, target)
+        if compiled:
+            from .compiled import compile_program
+
+            compile_program(program)
+        return program
+
+    def graph() -> AnyProgram:
+        return sharing(layers, x, target, traced)
+
+    def eager() -> AnyProgram:
+        return EagerProgram(layers, x, target, stash_limit)
+
+    if engine != "auto":
+        return checked(graph if engine == "graph" else eager), None
+    try:
+        return checked(graph), None
+    except (TraceError, ProgramMismatch) as error:
+        reason = _reason(error, layers.label)
+    try:
+        program = checked(eager)
+    except (TraceError, ProgramMismatch) as error:
+        raise TraceError(
+            f"{layers.label}: neither engine can run it. graph: {reason}; eager: {_reason(error, layers.label)}"
+        ) from error
+    return program, f"{layers.label}: eager engine, because {reason}"
+
+
+def warn(notice: str) -> None:
+    """Tell the user of a notice: a Python warning, which the commands show in one line."""
+    warnings.warn(notice, EngineNotice, stacklevel=3)
+
+
+def _reason(error: Exception, label: str) -> str:
+    """The error's line, about "it" instead of the label it begins with."""
+    text = str(error).removeprefix(label).lstrip(",: ")
+    if isinstance(error, ProgramMismatch):
+        return f"it differs from plain torch: {text}"
+    return f"it {text}" if text.startswith("cannot") else text

@@ -1,0 +1,381 @@
+"""Stage programs: forward and backward as pure functions of parameters, inputs and an explicit stash.
+
+The forward may run on one device and the backward on another, against any weight version: nothing hides in an
+autograd graph. Bytes of the stash are known before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
+
+from ...models.protocol import Loss
+from .packing import Stash, StashLayout, TensorSpec, pieces, spec
+from .random_state import layer_seed, own_random_state, reseed
+from .selfcheck import ProgramMismatch, check_program
+from .split import GraphPart, Split, split, storages
+from .tracing import JointGraph, StageLayers, TraceError, named_buffers, named_parameters, trace_joint
+
+_Program = Callable[[list[Any]], tuple[Tensor, ...]]  # empties the list it is given
+_PARTS = {
+    "F": "_forward",
+    "F without a stash": "_forward_only",
+    "R": "_remake",
+    "B": "_backward",
+    "I": "_backward_input",
+    "W": "_backward_weight",
+}
+
+__all__ = [
+    "ProgramMismatch",
+    "StageProgram",
+    "Stash",
+    "TensorSpec",
+    "TraceError",
+    "WeightStash",
+    "layer_seed",
+    "named_buffers",
+    "named_parameters",
+]
+
+
+@dataclass
+class WeightStash:
+    """What the input half of a backward leaves for the weight half.
+
+    Attributes:
+        tensors: saved activations the weight half reads, and gradients the input half computed.
+        parameters: those the weight half reads, by reference; not counted in `nbytes`.
+        nbytes: bytes of the storages of `tensors`, each once.
+    """
+
+    tensors: list[Tensor]
+    parameters: list[Tensor]
+    nbytes: int
+
+
+class StageProgram:
+    """One stage, traced for one micro-batch shape. Immutable; threads may share it.
+
+    Attributes:
+        label: how errors call the stage.
+        layer_ids: the layers' positions in the model; `loss`: the model's, on its last stage; `half`: of autocast.
+        parameter_names, buffer_names: "<layer id>.<name>", the keys of the mappings that `forward` takes.
+        accumulator_names: parameters that receive a gradient, the keys `backward` needs of `accumulators`.
+        stash_specs: the tensors of every stash; `stash_bytes`: their storages' bytes.
+        stash_layout: how a stash comes apart to leave the device.
+        weight_stash_bytes: the same between the two halves of the backward.
+        output_spec: the output; the gradient that comes back has the same shape.
+        needs_input_grad: whether `backward` returns the input's gradient.
+        saves_input: whether the stash holds the stage's input.
+        can_remake: whether `remake` can run: no buffer that F changes decides what the stash holds.
+        has_random: whether a layer draws random numbers; `forward` then holds a process-wide lock.
+        one_process: whether B must run in the process of its F.
+        has_state: whether what it computes depends on how often it ran before, buffers apart.
+        code: hash of the programs of F and B.
+    """
+
+    def __init__(self, layers: StageLayers, joint: JointGraph) -> None:
+        parts = split(joint, reseed)
+        self.label = layers.label
+        self.layer_ids = tuple(layers.layer_ids)
+        self.loss = layers.loss
+        self.half = layers.half
+        self.parameter_names = tuple(joint.parameters)
+        self.buffer_names = tuple(joint.buffers)
+        self.accumulator_names = parts.accumulated
+        self.needs_input_grad = layers.needs_input_grad and joint.input_grad is not None
+        self.has_random, self.has_state = bool(parts.random_layers), False
+        self.one_process = False
+        self.output_spec = _spec(joint.output, self.label)
+        self._input_spec = _spec(joint.input, self.label)
+        self._has_target = joint.target is not None
+        self._read(joint, parts)
+
+    @staticmethod
+    def trace(
+        modules: Sequence[nn.Module],
+        layer_ids: Sequence[int],
+        example_input: Tensor,
+        loss: Loss | None = None,
+        example_target: Tensor | None = None,
+        needs_input_grad: bool | None = None,
+        label: str | None = None,
+        half: torch.dtype | None = None,
+    ) -> StageProgram:
+        """Trace a chain of layers, on fake tensors: nothing is computed, unless a layer is a fused recurrent one.
+
+        Args:
+            modules: the layers, on the device they shall run on, in training or evaluation mode.
+            layer_ids: their positions in the model.
+            example_input, example_target: tensors of the micro-batch's shapes; the target if `loss` is given.
+            needs_input_grad: default: the input is floating point and this is not the model's first layer.
+            half: run under autocast to this 16-bit type (see `precision`).
+
+        Raises:
+            ValueError: no layers, or not one id per layer.
+            TraceError: the stage cannot be traced.
+        """
+        if not modules or len(modules) != len(layer_ids):
+            raise ValueError(f"{len(modules)} modules and {len(layer_ids)} layer ids make no stage")
+        if needs_input_grad is None:
+            needs_input_grad = example_input.is_floating_point() and layer_ids[0] != 0
+        label = label or f"stage of layers {', '.join(map(str, layer_ids))}"
+        layers = StageLayers(tuple(modules), tuple(layer_ids), loss, needs_input_grad, label, half)
+        return StageProgram.of(layers, example_input, example_target)
+
+    @staticmethod
+    def of(layers: StageLayers, example_input: Tensor, example_target: Tensor | None) -> StageProgram:
+        """As `trace`, of layers that are described already."""
+        program = StageProgram(layers, trace_joint(layers, example_input, example_target))
+        if program._needs_grad_mode and detect_fake_mode([example_input]) is None:
+            program._measure(layers, example_input, example_target)
+        return program
+
+    def _measure(self, layers: StageLayers, x: Tensor, target: Tensor | None) -> None:
+        """Take bytes and shapes from a real run: fake kernels of fused recurrent layers know of no workspace."""
+        own = named_parameters(layers.modules, layers.layer_ids)
+        parameters = {name: tensor.detach() for name, tensor in own.items()}
+        kept = named_buffers(layers.modules, layers.layer_ids)
+        buffers = {name: tensor.detach().clone() for name, tensor in kept.items()}
+        staying = {tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *buffers.values())}
+        given = [x] if target is None else [x, target]
+        output, stash = self.forward(parameters, buffers, x, target)
+        groups, sizes = pieces(stash.tensors, staying, given)
+        self.stash_specs = tuple(map(spec, stash.tensors))
+        self.stash_layout = StashLayout(self.label, groups, sizes)
+        self.stash_bytes = sum(sizes)
+        weight_stash = self.backward_input(stash, parameters, torch.ones_like(output))[1]
+        self.weight_stash_bytes = sum(pieces(weight_stash.tensors, staying, given)[1])
+
+    def forward(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Tensor, Stash]:
+        """Run F: (output or mean loss, stash). Buffers are updated in place.
+
+        `seed` sets every random layer's state; the caller's random state is left as it was.
+
+        Raises:
+            ValueError: no target for a stage with a loss, or an input of another shape or type.
+        """
+        output, *computed = self._run(self._forward, parameters, buffers, x, target, seed)
+        return output, self._stash(computed, buffers, x, target)
+
+    def forward_only(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> Tensor:
+        """Run F as `forward` does, without leaving a stash: every intermediate dies at its last use."""
+        return self._run(self._forward_only, parameters, buffers, x, target, seed)[0]
+
+    def remake(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> Stash:
+        """Run R: the stash that `forward` left or would have left for the same arguments.
+
+        No buffer changes, and the output is not computed where the stash does not need it. Random layers draw
+        what they drew. Raises ValueError when not `can_remake`, and as `forward`.
+        """
+        if self._remake is None:
+            raise ValueError(f"{self.label}: cannot be recomputed, its forward changes a buffer that it reads")
+        computed = self._run(self._remake, parameters, buffers, x, target, seed)
+        return self._stash(computed, buffers, x, target)
+
+    def _run(
+        self,
+        program: _Program,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        target: Tensor | None,
+        seed: int,
+    ) -> list[Tensor]:
+        if self._has_target != (target is not None):
+            raise ValueError(f"{self.label}: {'needs a' if self._has_target else 'takes no'} target")
+        if tuple(x.shape) != self._input_spec.shape or x.dtype != self._input_spec.dtype:
+            got, want = f"{tuple(x.shape)} {x.dtype}", f"{self._input_spec.shape} {self._input_spec.dtype}"
+            raise ValueError(f"{self.label}: input is {got}, traced for {want}")
+        arguments = [parameters[name] for name in self.parameter_names]
+        arguments += [buffers[name] for name in self.buffer_names]
+        arguments += [x] if target is None else [x, target]
+        with torch.set_grad_enabled(self._needs_grad_mode), self._random_state(x.device):
+            return [tensor.detach() for tensor in program([*arguments, seed])]
+
+    def _stash(self, computed: list[Tensor], buffers: Mapping[str, Tensor], x: Tensor, target: Tensor | None) -> Stash:
+        given: dict[str, Tensor] = {**buffers, "input": x}
+        if target is not None:
+            given["target"] = target
+        shipped = iter(computed)
+        return Stash([next(shipped) if key is None else given[key] for key in self._stashed], self.stash_bytes)
+
+    def backward(
+        self,
+        stash: Stash,
+        parameters: Mapping[str, Tensor],
+        grad_output: Tensor,
+        accumulators: Mapping[str, Tensor],
+    ) -> Tensor | None:
+        """Run B: add every parameter's gradient to its accumulator, return the input's gradient or None.
+
+        Consumes the stash: each of its tensors is freed after its last use. `parameters` are the version
+        the forward ran with, unless the method says otherwise. For a stage with a loss, `grad_output` is
+        the scalar by which the micro-batch's mean counts. Accumulators may be of a wider type.
+        """
+        arguments = self._saved(stash, parameters, grad_output)
+        arguments += [accumulators[name] for name in self.accumulator_names]
+        del grad_output
+        with torch.no_grad():
+            results = self._backward(arguments)
+        return results[0] if results else None
+
+    def backward_input(
+        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor
+    ) -> tuple[Tensor | None, WeightStash]:
+        """Run I: (the input's gradient or None, what `backward_weight` needs). Consumes the stash."""
+        arguments = self._saved(stash, parameters, grad_output)
+        kept = [arguments[index] for index in self._held_arguments]
+        with torch.no_grad():
+            results = list(self._backward_input(arguments))
+        grad = results.pop(0) if self.needs_input_grad else None
+        tensors = [*kept, *results]
+        return grad, WeightStash(
+            [tensors[index] for index in self._held_tensors],
+            [tensors[index] for index in self._held_parameters],
+            self.weight_stash_bytes,
+        )
+
+    def backward_weight(self, weight_stash: WeightStash, accumulators: Mapping[str, Tensor]) -> None:
+        """Run W: add every parameter's gradient to its accumulator. Consumes the weight stash."""
+        arguments = self._held(weight_stash)
+        arguments += [accumulators[name] for name in self.accumulator_names]
+        with torch.no_grad():
+            self._backward_weight(arguments)
+
+    def self_check(self, modules: Sequence[nn.Module], x: Tensor, target: Tensor | None = None, seed: int = 0) -> None:
+        """Compare F, B, I and W with plain eager autograd on `modules`, which are left as they were.
+
+        Run once on fresh data before training: it finds what tracing misses, Python side effects and
+        values baked into the graph.
+
+        Raises:
+            ProgramMismatch: names the stage, the first differing tensor and both its numbers.
+        """
+        layers = StageLayers(modules, self.layer_ids, self.loss, self.needs_input_grad, self.label, self.half)
+        check_program(self, layers, x, target, seed)
+
+    @property
+    def needs_grad_mode(self) -> bool:
+        """Whether F runs operators that leave what their backward needs only where gradients are recorded."""
+        return self._needs_grad_mode
+
+    def replace_parts(self, make: Callable[[str, _Program], _Program]) -> None:
+        """Runs `make(name, program)` instead of every program; before anything else uses this one."""
+        for name, attribute in _PARTS.items():
+            part: _Program | None = getattr(self, attribute)
+            setattr(self, attribute, None if part is None else make(name, part))
+
+    def _saved(self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor) -> list[Tensor]:
+        if len(stash.tensors) != len(self._stashed):
+            raise ValueError(f"{self.label}: the stash was consumed already, or is another stage's")
+        tensors = iter(stash.tensors)
+        saved = [next(tensors) if name is None else parameters[name] for name in self._saved_parameters]
+        stash.tensors.clear()
+        return [*saved, grad_output]
+
+    def _held(self, weight_stash: WeightStash) -> list[Tensor]:
+        if len(weight_stash.tensors) != len(self._held_tensors):
+            raise ValueError(f"{self.label}: the weight stash was consumed already, or is another stage's")
+        tensors, parameters = iter(weight_stash.tensors), iter(weight_stash.parameters)
+        count = len(self._held_tensors) + len(self._held_parameters)
+        by_reference = set(self._held_parameters)
+        held = [next(parameters if index in by_reference else tensors) for index in range(count)]
+        weight_stash.tensors.clear()
+        return held
+
+    def _random_state(self, device: torch.device) -> AbstractContextManager[None]:
+        return own_random_state(device) if self.has_random else nullcontext()
+
+    def _read(self, joint: JointGraph, parts: Split) -> None:
+        """Keep what running needs: programs, where their arguments come from, bytes. Drop the graphs."""
+        parameter_of = {node: name for name, node in joint.parameters.items()}
+        given = {node: name for name, node in joint.buffers.items()} | {joint.input: "input"}
+        if joint.target is not None:
+            given[joint.target] = "target"
+        stashed = [node for node in parts.saved if node not in parameter_of]
+        self._saved_parameters = [parameter_of.get(node) for node in parts.saved]
+        self._stashed = [given.get(node) for node in stashed]
+        self.stash_specs = tuple(_spec(node, self.label) for node in stashed)
+        self.saves_input = joint.input in parts.saved
+        persistent = [*joint.parameters.values(), *joint.buffers.values()]
+        self.stash_bytes = _bytes(stashed, persistent)
+        self.stash_layout = _layout(self.label, stashed, joint.buffers.values())
+        self.weight_stash_bytes = _bytes(parts.held, persistent)
+
+        arguments = [*parts.saved, joint.grad_output]
+        self._held_arguments = [arguments.index(node) for node in parts.held if node in arguments]
+        self._held_parameters = [i for i, node in enumerate(parts.held) if node in parameter_of]
+        self._held_tensors = [i for i, node in enumerate(parts.held) if node not in parameter_of]
+        self.code = sha256("".join(part.program.code for part in (parts.forward, parts.backward)).encode()).hexdigest()
+        self._needs_grad_mode = any("rnn" in str(node.target) for node in parts.forward.program.graph.nodes)
+        self._forward = _runnable(parts.forward)
+        self._forward_only = _runnable(parts.forward_only)
+        self._remake = None if parts.remake is None else _runnable(parts.remake)
+        self.can_remake = self._remake is not None
+        self._backward = _runnable(parts.backward)
+        self._backward_input = _runnable(parts.backward_input)
+        self._backward_weight = _runnable(parts.backward_weight)
+
+
+def _runnable(part: GraphPart) -> _Program:
+    """The program without its fake tensors, callable with one list of arguments."""
+    for node in part.program.graph.nodes:
+        node.meta.clear()
+    program: _Program = part.program.forward
+    return program
+
+
+def _spec(node: fx.Node, label: str) -> TensorSpec:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        raise TraceError(f"{label}: {node.name} crosses the stage's programs but is a {type(value).__name__}")
+    return TensorSpec(tuple(value.shape), tuple(value.stride()), value.dtype)
+
+
+def _layout(label: str, stashed: Sequence[fx.Node], buffers: Iterable[fx.Node]) -> StashLayout:
+    staying = {key for node in buffers for key in storages(node.meta["val"])}
+    groups: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    for place, node in enumerate(stashed):
+        for key, size in storages(node.meta["val"]).items():
+            if key not in staying:
+                groups.setdefault(key, []).append(place)
+                sizes[key] = size
+    return StashLayout(label, tuple(map(tuple, groups.values())), tuple(sizes[key] for key in groups))
+
+
+def _bytes(nodes: Sequence[fx.Node], persistent: Sequence[fx.Node]) -> int:
+    """Bytes of the storages behind the nodes, each once, without the persistent ones'."""
+    skipped = {key for node in persistent for key in storages(node.meta["val"])}
+    sizes = {key: size for node in nodes for key, size in storages(node.meta["val"]).items()}
+    return sum(size for key, size in sizes.items() if key not in skipped)

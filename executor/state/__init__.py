@@ -1,0 +1,1 @@
+"""What a rank holds of a stage, and that all holders hold the same."""

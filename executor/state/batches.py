@@ -1,0 +1,71 @@
+"""Micro-batches as a data set gives them, held against what was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...models import Dataset
+from ...models.sampling import batch_of, targets_of
+from ..basics.errors import RunError
+
+
+class DataError(RunError):
+    """A data set that gives something else than it was asked for, or nothing; names it, step and micro-batch."""
+
+
+def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
+    """A micro-batch. Raises DataError: the data has ended, or these are not two tensors of so many samples."""
+    where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
+    found: Any = _asked(where, lambda: batch_of(data, seed, step, micro_batch, samples))
+    if not isinstance(found, tuple | list) or len(found) != 2 or not all(isinstance(t, Tensor) for t in found):
+        raise DataError(f"{where}: gives {_kind(found)}, not inputs and targets")
+    inputs, targets = found
+    _require_samples(where, inputs, samples)
+    return inputs, targets
+
+
+def targets_alone(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> Tensor:
+    """The targets of a micro-batch, without its inputs where that can be. Raises DataError, as `inputs_and_targets`."""
+    where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
+    found: Any = _asked(where, lambda: targets_of(data, seed, step, micro_batch, samples))
+    if not isinstance(found, Tensor):
+        raise DataError(f"{where}: gives {_kind(found)}, not targets")
+    return found
+
+
+def _asked(where: str, question: Any) -> Any:
+    try:
+        return question()
+    except (StopIteration, IndexError, EOFError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise DataError(f"{where}: it has ended ({type(error).__name__}{': ' if reason else ''}{reason})") from error
+
+
+def _kind(found: object) -> str:
+    if isinstance(found, tuple | list):
+        return f"a {type(found).__name__} of {', '.join(type(part).__name__ for part in found[:4])}"
+    return f"a {type(found).__name__}"
+
+
+def _require_samples(where: str, inputs: Tensor, samples: int) -> None:
+    count = inputs.shape[0] if inputs.dim() else 0
+    if count != samples:
+        raise DataError(f"{where}: gives {count} samples where {samples} were asked for")
+
+
+class Alike:
+    """That all micro-batches of one size are tensors of one shape and type: those that the programs were made for."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, int], tuple[object, object]] = {}
+
+    def require(self, data: Dataset, step: int, micro_batch: int, samples: int, what: str, tensor: Tensor) -> None:
+        """Raises DataError naming both shapes or types."""
+        mine = (tuple(tensor.shape), tensor.dtype)
+        first = self._first.setdefault((what, samples), mine)
+        for was, now in zip(first, mine, strict=True):
+            if was != now:
+                where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
+                raise DataError(f"{where}: gives {what} of {now} where those before were {was}")

@@ -1,0 +1,358 @@
+"""A stage as one rank holds it: its program, its weights, and the exchange of statistics if it needs one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...models import Dataset, LayeredModel
+from ...planner.graph.operations import forward_devices, holders
+from ...planner.plan import Kind, Op, Plan
+from ...planner.problem.weight_policy import WEIGHT_POLICIES
+from ..basics.errors import RunError
+from ..basics.training import Training
+from ..place.place import CPU
+from ..stage.eager_probe import isolated
+from ..stage.engines import AnyProgram, Engine, build_program
+from ..stage.packing import PackedStash
+from ..stage.precision import build_lowered, half_of, wide
+from ..stage.traced import Sharing, shared_by
+from ..stage.tracing import StageLayers
+from ..step.course import asynchronous
+from .batches import Alike, inputs_and_targets, targets_alone
+from .digests import unregistered
+from .mini_batch import MiniBatches
+from .statistics import Statistics, StatisticsExchange, StatisticsQueue
+from .ties import sharing, tie_group, tie_groups, ties_of
+from .validate import TensorShape, as_dtype
+from .weights import StageWeights
+
+_SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
+
+
+@dataclass(frozen=True)
+class StageReplica:
+    """One rank's copy of a stage.
+
+    Attributes:
+        group: the ranks it is reduced with (None: it is the only trained copy).
+        statistics_group: the ranks with which statistics are exchanged at the step's end (None: with none then).
+        apart: whether some micro-batches run its forward and backward on different devices: gradients are then summed
+            over other ranks than statistics.
+        owner, runs_forward: whether this rank runs its backward and steps it, and whether it runs its forward.
+        arrival: how a stash from another rank is put together here, where some arrive or leave for good.
+        ties: numbers of the groups of tied parameters that it shares with other stages.
+        evaluation: the forward in evaluation mode, if the run evaluates.
+        notice: what the user should know about the engine it runs on.
+        smaller: the same copy for micro-batches of fewer samples, by their number.
+        unregistered: see `digests.unregistered`.
+    """
+
+    stage: int
+    program: AnyProgram
+    weights: StageWeights
+    statistics: Statistics | None
+    group: str | None
+    statistics_group: str | None
+    apart: bool
+    owner: bool
+    runs_forward: bool
+    arrival: PackedStash | None
+    ties: tuple[int, ...] = ()
+    evaluation: AnyProgram | None = None
+    notice: str | None = None
+    smaller: Mapping[int, StageReplica] = field(default_factory=dict)
+    unregistered: Mapping[str, str] = field(default_factory=dict)
+
+    def of_size(self, samples: int) -> StageReplica:
+        """The copy as it runs micro-batches of so many samples."""
+        return self.smaller.get(samples, self)
+
+    def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
+        """The process group and the tensors of a REDUCE or TIE."""
+        if op.kind is Kind.TIE:
+            tied = self.weights.tied_gradients.get(op.peer)  # None: it is frozen
+            return tie_group(op.peer), [] if tied is None else [tied]
+        return self.group, self.reduced
+
+    def awaited(self, step: Op) -> list[tuple[Kind, int, int]]:
+        """The sums that a STEP of it waits for, by `Op.collective`."""
+        kinds = [(Kind.REDUCE, self.stage), *((Kind.TIE, number) for number in self.ties)]
+        return [(kind, number, step.micro_batch) for kind, number in kinds]
+
+    @property
+    def reduced(self) -> list[Tensor]:
+        """What replicas sum: gradients and, row by row, BatchNorm statistics where the same ranks have them."""
+        return [*self.weights.gradients, *([] if self.apart else self.rows)]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it holds all the time."""
+        yield from self.weights.tensors()
+        yield from self.rows
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """BatchNorm statistics of the step, if there are any to exchange."""
+        rows = None if self.statistics is None else self.statistics.rows
+        return [] if rows is None or not rows.numel() else [rows]
+
+
+def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Ranks by group name: those that reduce a stage, sum tied parameters, and exchange a stage's statistics."""
+    groups = {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1} | tie_groups(plan)
+    for stage in range(len(plan.stages)):
+        name = _statistics_group(plan, stage)
+        if name is not None:
+            groups[name] = forward_devices(plan, stage)
+    return groups
+
+
+def _statistics_group(plan: Plan, stage: int) -> str | None:
+    """The group in which a stage's statistics are exchanged by themselves.
+
+    Where a stage has one device for both, all its F there precede its REDUCE, which takes the statistics along.
+    """
+    return f"statistics{stage}" if _apart(plan, stage) and len(forward_devices(plan, stage)) > 1 else None
+
+
+def _apart(plan: Plan, stage: int) -> bool:
+    """Whether some micro-batches run the stage's forward and backward on different devices."""
+    return any(p.forward[stage] != p.backward[stage] for p in plan.pipelines)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What every rank builds its stages from.
+
+    Attributes:
+        shapes: every stage's input, of a full micro-batch; smaller: of those of fewer samples, by their number.
+        device: where this rank computes. alike: what its micro-batches have in common so far.
+    """
+
+    plan: Plan
+    model: LayeredModel
+    data: Dataset
+    shapes: tuple[TensorShape, ...]
+    seed: int
+    training: Training
+    dtype: torch.dtype
+    engine: Engine = "auto"
+    device: torch.device = CPU.device
+    compiled: bool = False
+    smaller: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
+    alike: Alike = field(default_factory=Alike, compare=False)
+
+    @property
+    def full(self) -> int:
+        """Samples of a full micro-batch."""
+        return self.plan.problem.model.micro_batch_size
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples that micro-batches of the run have, the full ones first."""
+        return (self.full, *self.smaller)
+
+    @property
+    def mini_batches(self) -> MiniBatches:
+        """Of the training."""
+        return MiniBatches.of_plan(self.plan, self.training, self.data)
+
+    def shape(self, stage: int, samples: int) -> TensorShape:
+        """The input of a stage."""
+        return self.smaller.get(samples, self.shapes)[stage]
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names by layer id."""
+        return tuple(layer.name for layer in self.model.layers)
+
+    def layer_ids(self, stage: int) -> range:
+        """The layers of a stage."""
+        first = sum(len(names) for names in self.plan.stages[:stage])
+        return range(first, first + len(self.plan.stages[stage]))
+
+    def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
+        drawn = inputs_and_targets(self.data, self.seed, step, micro_batch, samples)
+        inputs, targets = as_dtype(drawn[0], self.dtype), as_dtype(drawn[1], wide(self.dtype))
+        self.alike.require(self.data, step, micro_batch, samples, "inputs", inputs)
+        self.alike.require(self.data, step, micro_batch, samples, "targets", targets)
+        return inputs, targets
+
+    def targets(self, step: int, micro_batch: int, samples: int) -> Tensor:
+        """The targets of `batch`, where the data set can without its inputs."""
+        drawn = targets_alone(self.data, self.seed, step, micro_batch, samples)
+        targets = as_dtype(drawn, wide(self.dtype))
+        self.alike.require(self.data, step, micro_batch, samples, "targets", targets)
+        return targets
+
+    def build(self, rank: int, stage: int, self_check: bool, others: Iterable[StageReplica] = ()) -> StageReplica:
+        """This rank's replica of a stage; its parameters depend on seed and layer alone.
+
+        What it shares with `others`, built before for the rank, is theirs.
+
+        Raises TraceError, ProgramMismatch (if `self_check`) or RunError (it cannot be recomputed as planned), all
+        naming the stage.
+        """
+        ids = self.layer_ids(stage)
+        built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        modules = {i: module.to(self.device) for i, (module, _) in built.items()}
+        kept = {f"{i}.{name}": tensor for i, (_, own) in built.items() for name, tensor in own.items()}
+        masters = {name: tensor.to(self.device) for name, tensor in kept.items()}
+        check_seed = self.seed if self_check else None
+        with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
+            examples = {samples: self._example(stage, samples) for samples in self.sizes}
+            layers = self._layers(stage, modules)
+            programs = {n: self._program(layers, n, *example, check_seed) for n, example in examples.items()}
+        for program, _ in programs.values():
+            self._require_runnable(program, rank, stage)
+        owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
+        lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
+        shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
+        optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
+        remember = owner and _remembers(self.plan, rank, stage)
+        weights = StageWeights(modules, optimizer, self.training, masters, shared, owner, remember)
+        arrivals: dict[int, PackedStash] = {}
+        if _apart(self.plan, stage):
+            with _SETUP_LOCK, _disable_current_modes():
+                arrivals = {n: _arrival(programs[n][0], weights, *example) for n, example in examples.items()}
+        statistics = self._statistics(rank, stage, modules, weights)
+        evaluation = None
+        if self.training.evaluate_every and rank in forwards:
+            eager = any(program.one_process for program, _ in programs.values())
+            evaluation = self._evaluation(layers, *examples[self.full], check_seed, eager)
+        program, notice = programs[self.full]
+        full = StageReplica(
+            stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
+            _statistics_group(self.plan, stage), _apart(self.plan, stage), owner, rank in forwards,
+            arrivals.get(self.full), ties_of(self.plan, stage), evaluation, notice,
+        )  # fmt: skip
+        less = {n: replace(full, program=programs[n][0], arrival=arrivals.get(n)) for n in self.smaller}
+        return replace(full, smaller=less, unregistered=unregistered(modules))
+
+    def _layers(self, stage: int, modules: dict[int, nn.Module]) -> StageLayers:
+        last, dtype = stage == len(self.plan.stages) - 1, self.shapes[stage].dtype
+        layers = self.plan.problem.model.layers[: self.layer_ids(stage).start]
+        differentiable = dtype.is_floating_point and any(layer.trained_bytes for layer in layers)
+        loss = self.model.loss if last else None
+        label, half = f"stage {stage}", half_of(self.dtype)
+        return StageLayers(tuple(modules.values()), tuple(modules), loss, differentiable, label, half)
+
+    @property
+    def _sharing(self) -> Sharing:
+        return shared_by(self.model, self.seed, self.dtype, self.compiled)
+
+    def _program(
+        self, layers: StageLayers, samples: int, x: Tensor, target: Tensor | None, check_seed: int | None
+    ) -> tuple[AnyProgram, str | None]:
+        """The program for micro-batches of so many samples, and a notice as of `build_program`."""
+        if samples != self.full:
+            layers = replace(layers, label=f"{layers.label}, micro-batches of {samples}")
+        limit = self._stash_bytes(layers.layer_ids)
+        return build_program(layers, x, target, self.engine, check_seed, limit, self.compiled, self._sharing)
+
+    def _alone_in_order(self, rank: int, stage: int) -> bool:
+        """Whether this rank runs all forwards of the stage, in the order of the micro-batches, and their backwards."""
+        return (
+            len(forward_devices(self.plan, stage)) == 1
+            and not _apart(self.plan, stage)
+            and _in_order(self.plan, rank, stage)
+        )
+
+    def _statistics(
+        self, rank: int, stage: int, modules: dict[int, nn.Module], weights: StageWeights
+    ) -> Statistics | None:
+        """Needed where other ranks run forwards of the stage too, or this one runs them in another order."""
+        forwards = forward_devices(self.plan, stage)
+        alone = len(forwards) == 1
+        if rank not in forwards or not weights.buffers or (alone and _in_order(self.plan, rank, stage)):
+            return None
+        total = self.plan.problem.workload.micro_batches
+        if asynchronous(self.plan):
+            raise RunError(
+                f"stage {stage}: its running statistics would have to be exchanged between devices or put in order, "
+                "which is done for synchronous plans only: plan without replicas"
+            )
+        if alone:
+            return StatisticsQueue(modules, weights.buffers, self.layer_names)
+        return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
+
+    def _evaluation(
+        self, layers: StageLayers, example: Tensor, target: Tensor | None, check_seed: int | None, eager: bool
+    ) -> AnyProgram:
+        """The program in evaluation mode, without gradients, on copies of the layers: an `eager` one trains on them.
+
+        Raises RunError: it does, and they cannot be copied.
+        """
+        copies = isolated(layers)
+        if eager and copies is layers:
+            raise RunError(f"{layers.label}: on the eager engine, and its layers cannot be copied to be evaluated")
+        modules = tuple(module.eval().requires_grad_(False) for module in copies.modules)
+        held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
+        with _SETUP_LOCK, _disable_current_modes():
+            return build_program(held_out, example, target, self.engine, check_seed, sharing=self._sharing)[0]
+
+    def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
+        """Raises RunError where the plan asks for what the stage cannot do."""
+        if not program.can_remake and _remade(self.plan, rank, stage):
+            raise RunError(
+                f"stage {stage}: its forward changes a buffer or a number that it reads, so it cannot be recomputed "
+                "(R): plan with --no-recompute"
+            )
+        if program.one_process and _apart(self.plan, stage):
+            raise RunError(
+                f"stage {stage}: on the eager engine its forward and backward run on one device: "
+                "plan with --no-separate-backward"
+            )
+        if program.has_state and not self._alone_in_order(rank, stage):
+            raise RunError(
+                f"stage {stage}: its Python state changes what it computes, so one device must run its "
+                "micro-batches in order"
+            )
+
+    def _stash_bytes(self, layer_ids: Iterable[int]) -> int:
+        """What the plan counts for one stash of these layers."""
+        return sum(self.plan.problem.model.layers[i].stash_bytes for i in layer_ids)
+
+    def _example(self, stage: int, samples: int) -> tuple[Tensor, Tensor | None]:
+        """An input of the stage (noise unless it is the first) and a last stage's target, to trace and check with."""
+        inputs, targets = (tensor.to(self.device) for tensor in self.batch(0, 0, samples))
+        shape = self.shape(stage, samples)
+        if stage > 0 and shape.dtype.is_floating_point:
+            generator = torch.Generator().manual_seed(self.seed)
+            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator).to(self.device)
+        elif stage > 0:
+            inputs = shape.empty(self.device).zero_()
+        return inputs, targets if stage == len(self.plan.stages) - 1 else None
+
+
+def _arrival(program: AnyProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:
+    """What one stash of the stage is beside its pieces, found by making one; its buffers are this rank's."""
+    copies = {name: tensor.clone() for name, tensor in weights.buffers.items()}
+    _, stash = program.forward(weights.parameters, copies, x, target)
+    _, packed = program.stash_layout.pack(stash)
+    own = {id(copy): weights.buffers[name] for name, copy in copies.items()}
+    members = (own.get(id(member), member) for member in packed.members)
+    return PackedStash(tuple(members), packed.nbytes)
+
+
+def _remade(plan: Plan, rank: int, stage: int) -> bool:
+    """Whether the rank recomputes the stage for some micro-batch."""
+    return any(op.kind is Kind.R and op.stage == stage for op in plan.orders[rank])
+
+
+def _remembers(plan: Plan, rank: int, stage: int) -> bool:
+    """Whether the rank predicts the stage's weights from the gradient of the last update."""
+    predicts = any(op.kind is Kind.PREDICT and op.stage == stage for op in plan.orders[rank])
+    return predicts and plan.problem.workload.keeps_gradient(WEIGHT_POLICIES[plan.weights].momentum_first)
+
+
+def _in_order(plan: Plan, rank: int, stage: int) -> bool:
+    """Whether the rank runs the stage's forwards in micro-batch order."""
+    order = [op.micro_batch for op in plan.orders[rank] if op.kind is Kind.F and op.stage == stage]
+    return order == sorted(order)

@@ -1,0 +1,272 @@
+"""Is this plan something the executor runs, and is this the model it was made for? One clear line if not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+
+import torch
+from torch import Tensor, nn
+
+from ...models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resolve
+from ...models.data import UnknownData
+from ...models.protocol import build_shapes
+from ...models.registry import names
+from ...planner.basics.printable import one_line
+from ...planner.check import Violation, check
+from ...planner.graph.operations import OFFLOAD, OFFLOAD_WEIGHTS, stash_kind
+from ...planner.graph.versions import update_size
+from ...planner.plan import Kind, Plan
+from ...planner.problem.model_graph import Layer
+from ...planner.rules.sets import structure
+from ..basics.errors import RunError
+from ..stage.precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
+from ..stage.random_state import own_random_state
+from .batches import inputs_and_targets
+from .ties import match_ties
+from .weights import STATE_NAMES
+
+
+def require_executable(plan: Plan, device: str = "cpu") -> None:
+    """Raises RunError naming the first thing in the plan that the checker or the executor refuses."""
+    _require_no(list(structure(plan)))
+    if device != "cpu":
+        _require_no_shared_host_copies(plan, device)
+    _require_separable(plan)
+    _require_weights_at_home(plan)
+    if plan.problem.workload.optimizer not in STATE_NAMES:
+        raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
+    _require_chain(plan)
+    _require_no(check(plan))
+
+
+def _require_no(violations: Sequence[Violation]) -> None:
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise RunError(f"the plan fails its check: {one_line(str(violations[0]), 240)}{more}")
+
+
+def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
+    for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
+        for stage, policy in enumerate(row):
+            if stash_kind(policy) == OFFLOAD and pipeline.forward[stage] != pipeline.backward[stage]:
+                raise RunError(
+                    f"pipeline {index}, stage {stage}: a stash that goes from one device to another through the host "
+                    f"is not executed on {device} yet: plan with --no-offload"
+                )
+
+
+def _require_weights_at_home(plan: Plan) -> None:
+    for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
+        for stage, policy in enumerate(row):
+            if stash_kind(policy) == OFFLOAD_WEIGHTS and pipeline.forward[stage] != pipeline.backward[stage]:
+                raise RunError(
+                    f"pipeline {index}, stage {stage}: weights that go to another device through the host with their "
+                    "stash are not executed: plan with offload"
+                )
+
+
+def _require_separable(plan: Plan) -> None:
+    """A backward may be split only where the model says that every layer's can be."""
+    for order in plan.orders:
+        for op in order:
+            if op.kind is Kind.I and 0 <= op.stage < len(plan.stages):
+                index = plan.problem.model.index
+                whole = [
+                    n for n in plan.stages[op.stage] if n in index and not plan.problem.model.layers[index[n]].separable
+                ]
+                if whole:
+                    raise RunError(
+                        f"op {op}: the backward of layer {whole[0]!r} cannot be split: plan with --no-split-backward"
+                    )
+
+
+def _require_chain(plan: Plan) -> None:
+    """Stages must hold the model's layers one after another."""
+    chain = [layer.name for layer in plan.problem.model.layers]
+    if [name for stage in plan.stages for name in stage] != chain:
+        raise RunError("only chains are executed yet: the stages must hold the model's layers in order")
+    edges = set(plan.problem.model.edges)
+    if edges != set(pairwise(chain)):
+        raise RunError("only chains are executed yet: the model's layers do not simply follow one another")
+
+
+def find_model(plan: Plan, model: LayeredModel | str | None) -> LayeredModel:
+    """The model to run: the one given, or the registry's of that name. A plan never causes an import.
+
+    Raises RunError.
+    """
+    if isinstance(model, LayeredModel):
+        return model
+    name = plan.problem.model.name if model is None else model
+    if model is None and name not in names():
+        raise RunError(
+            f"the plan's model {name!r} is not in the registry: give it with --model package.module:function"
+        )
+    try:
+        return resolve(name)
+    except UnknownModel as error:
+        raise RunError(str(error)) from None
+
+
+def find_data(model: LayeredModel, data: Dataset | str | None) -> Dataset:
+    """The data to train on: the data given, or the model's own. Raises RunError."""
+    found = model.data if data is None else data
+    if found is None:
+        raise RunError(f"model {model.name!r} brings no data: give it with --data NAME")
+    if not isinstance(found, str):
+        return found
+    try:
+        return load(found)
+    except UnknownData as error:
+        raise RunError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """Shape and dtype of one micro-batch's tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {str(self.dtype).removeprefix('torch.')}"
+
+    def empty(self, device: torch.device | str = "cpu") -> Tensor:
+        """A new contiguous tensor."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating-point tensors in the run's dtype, others as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def match_model(
+    plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dtype, samples: int | None = None
+) -> tuple[TensorShape, ...]:
+    """Compares the model with the plan's fingerprint; returns every stage's input shape.
+
+    Of micro-batches of so many samples (default: the plan's). Builds every layer without memory (on the meta device)
+    where its builder allows it.
+
+    Raises:
+        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently.
+    """
+    planned = plan.problem.model.layers
+    _match_names(plan, model)
+    first_of_stage = {stage[0] for stage in plan.stages}
+    size = plan.problem.model.micro_batch_size if samples is None else samples
+    example = as_dtype(inputs_and_targets(data, 0, 0, 0, size)[0], dtype).to("meta")
+    tensors = [(f"the input of layer {planned[0].name!r}", planned[0].input_bytes, example)]
+    shapes = []
+    for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
+        module = build_shapes(spec).to("meta").train()
+        _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
+        _match_trained(layer, module)
+        if layer.name in first_of_stage:
+            shapes.append(TensorShape(tuple(example.shape), example.dtype))
+        example = _propagate(spec, index, lower(module, dtype), example, dtype)
+        tensors.append((f"the output of layer {layer.name!r}", layer.output_bytes, example))
+    for what, declared, found in tensors[:-1]:  # the last is under the loss
+        _match_tensor(what, declared, found, plan, size)
+    match_ties(plan, model, dtype)
+    return tuple(shapes)
+
+
+def _match_tensor(what: str, planned: int | None, found: Tensor, plan: Plan, samples: int) -> None:
+    """Raises RunError where a tensor takes more than the plan has for it; in float64 it may take twice as much."""
+    wide = 2 if found.dtype == torch.float64 else 1
+    if planned is not None and found.nbytes > wide * planned:
+        raise RunError(
+            f"{what} takes {found.nbytes} bytes for {samples} samples of shape {tuple(found.shape[1:])}, the plan has "
+            f"{planned} for micro-batches of {plan.problem.model.micro_batch_size}: profile and plan with what is run"
+        )
+
+
+def match_epochs(plan: Plan, data: Dataset, sizes: Iterable[int]) -> None:
+    """Raises RunError where a data set passes through epochs in steps of other micro-batches than these."""
+    count, wanted = update_size(plan), getattr(data, "per_step", None)
+    if wanted is not None and wanted != count:
+        raise RunError(f"data set {data.name!r} gives {wanted} micro-batches a step, the plan takes {count}")
+    full = plan.problem.model.micro_batch_size
+    other = next((size for size in sizes if size != full), None)
+    if wanted is not None and other is not None:
+        raise RunError(f"data set {data.name!r} has epochs of micro-batches of {full} samples only, not of {other}")
+
+
+def _match_names(plan: Plan, model: LayeredModel) -> None:
+    for planned, found in zip_longest(plan.problem.model.layers, model.layers):
+        if planned is None:
+            raise RunError(f"layer {found.name!r} of model {model.name!r} is not in the plan")
+        if found is None:
+            raise RunError(f"the plan's layer {planned.name!r} is not in model {model.name!r}")
+        if planned.name != found.name:
+            raise RunError(f"the plan's layer {planned.name!r} is {found.name!r} in model {model.name!r}")
+
+
+def _match_layer(
+    name: str,
+    parameter_bytes: int,
+    shapes: tuple[tuple[int, ...], ...] | None,
+    module: nn.Module,
+    dtype: torch.dtype,
+) -> None:
+    found = tuple(tuple(p.shape) for p in module.parameters())
+    if shapes is not None and found != tuple(shapes):
+        raise RunError(f"layer {name!r}: the model's parameter shapes are {found}, the plan's {shapes}")
+    counts = [(p.numel(), p.element_size() if not p.is_floating_point() else 0) for p in module.parameters()]
+    full, half = (sum(n * (own or size) for n, own in counts) for size in (4, 2))
+    right = {half} if dtype in HALVES else {full, sum(n * (own or dtype.itemsize) for n, own in counts)}
+    if parameter_bytes in right:
+        return
+    if parameter_bytes in (full, half):
+        why = (
+            f"the plan is in mixed precision, but layer {name!r} was profiled with {full} bytes of parameters, not "
+            f"{half}: profile with --precision bf16 (or fp16)"
+            if dtype in HALVES
+            else f"the plan is in fp32, but layer {name!r} was profiled in 16 bit, {half} bytes of parameters and not "
+            f"{full}: plan with --precision mixed"
+        )
+        raise RunError(why)
+    raise RunError(f"layer {name!r}: the model has {max(right)} bytes of parameters, the plan {parameter_bytes}")
+
+
+def _match_trained(layer: Layer, module: nn.Module) -> None:
+    """Raises RunError where the model trains more of the layer than the plan does."""
+    whole = sum(p.numel() for p in module.parameters())
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    if trained * layer.parameter_bytes > layer.trained_bytes * whole:
+        raise RunError(
+            f"layer {layer.name!r}: the model trains {trained} of {whole} numbers, the plan "
+            f"{layer.trained_bytes} of {layer.parameter_bytes} bytes"
+        )
+
+
+def _propagate(spec: LayerSpec, index: int, module: nn.Module, example: Tensor, dtype: torch.dtype) -> Tensor:
+    """The layer's output without memory; a layer that looks at numbers is built and run on some."""
+    try:
+        with torch.no_grad():
+            output = output_like(module, example, dtype) if dtype in HALVES else module(example)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        output = _computed(spec, index, example, dtype)
+    if not isinstance(output, Tensor):
+        raise RunError(f"layer {spec.name!r} returns a {type(output).__name__}, not a tensor")
+    return output
+
+
+def _computed(spec: LayerSpec, index: int, example: Tensor, dtype: torch.dtype) -> object:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.zeros(example.shape, dtype=example.dtype)
+    if values.is_floating_point():
+        values = torch.randn(example.shape, dtype=example.dtype, generator=generator)
+    try:
+        with own_random_state(values.device), torch.no_grad(), autocasting(half_of(dtype), values.device):
+            output = build_lowered(spec, 0, index, dtype)[0](values)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(
+            f"layer {spec.name!r} does not take its input of shape {tuple(values.shape)}: {reason}"
+        ) from None
+    return output.to("meta") if isinstance(output, Tensor) else output

@@ -1,0 +1,258 @@
+"""Copies between a device and its host, and what waits for messages, beside the rank's own work.
+
+`ThreadMoves`: threads that block, one for each direction; a copy is a copy into a second buffer (the CPU).
+`QueuedMoves`: queues beside the rank's own; nothing blocks, and memory changes hands in queue order (CUDA).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..place.place import Mark, Place, Side, Times
+from ..wires.transport import Handle
+from .step_state import FutureHandle, OpRecord, Transfer
+
+
+class Moves(Protocol):
+    """What one rank has going on beside its own work."""
+
+    def offload(
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+    ) -> Transfer:
+        """Starts copying to the host, into `stored`: pieces, which it takes and frees as they have left, and behind
+        them what it only reads, since others use it too."""
+
+    def fetch(
+        self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
+    ) -> Transfer:
+        """Starts copying what `after` stored back to the device, in place.
+
+        It allocates when the transfers `first` have ended: their memory may be what it needs.
+        """
+
+    def later(self, peer: int, work: Callable[[], None]) -> Handle:
+        """Does work that waits for messages, in the order in which it is given for each peer."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+def moves_of(
+    place: Place, name: str, track: Callable[[Tensor], None], messages_block: bool, hosted: Callable[[Tensor], None]
+) -> Moves:
+    """How a rank moves things. `track` is told what another thread allocates on the device, `hosted` what is copied to
+    the host.
+
+    `messages_block`: whether waiting for a message blocks the thread that waits.
+    """
+    return QueuedMoves(place, name, messages_block, hosted) if place.queues else ThreadMoves(place, name, track, hosted)
+
+
+class Lane:
+    """One thread that does one thing after the other."""
+
+    def __init__(self, name: str, place: Place) -> None:
+        threads = torch.get_num_threads()
+
+        def begin() -> None:
+            torch.set_num_threads(threads)
+            place.adopt_thread()
+
+        self._pool = ThreadPoolExecutor(1, name, initializer=begin)
+
+    def put(self, work: Callable[[], None]) -> Future[None]:
+        """Does `work` after everything that was put here before; its errors come out of the future.
+
+        Who sees the future done finds the memory free that the work alone held.
+        """
+        held = [work]
+        del work
+        return self._pool.submit(lambda: held.pop()())
+
+    def close(self) -> None:
+        """Starts nothing more; does not wait for what runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Lanes:
+    """Threads by name, started when they are first used."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self._place = place
+        self._name = name
+        self._lanes: dict[str, Lane] = {}
+
+    def __getitem__(self, name: str) -> Lane:
+        if name not in self._lanes:
+            self._lanes[name] = Lane(f"{self._name} {name}", self._place)
+        return self._lanes[name]
+
+    def close(self) -> None:
+        """Ends them all."""
+        for lane in self._lanes.values():
+            lane.close()
+
+
+class ThreadMoves:
+    """Copies that block, in threads of their own (see `Moves`)."""
+
+    def __init__(
+        self, place: Place, name: str, track: Callable[[Tensor], None], hosted: Callable[[Tensor], None]
+    ) -> None:
+        self._place = place
+        self._hosted = hosted
+        self._lanes = Lanes(place, name)
+        self._track = track
+
+    def offload(
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+    ) -> Transfer:
+        pieces.extend(read)
+
+        def copy() -> None:
+            times.begin(record)
+            pieces.reverse()
+            while pieces:
+                target = self._place.host_buffer(pieces[-1])
+                self._hosted(target)
+                self._copy(pieces[-1], target)
+                stored.append(target)
+                pieces.pop()
+            times.end(record)
+
+        return Transfer([], [FutureHandle(self._lanes["out"].put(copy))], None)
+
+    def fetch(
+        self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
+    ) -> Transfer:
+        def copy() -> None:
+            for transfer in (*first, after):
+                transfer.finish(times.end)
+            times.begin(record)
+            for number, piece in enumerate(stored):
+                target = torch.empty_like(piece, device=self._place.device)
+                self._track(target)
+                self._copy(piece, target)
+                stored[number] = target
+            times.end(record)
+
+        return Transfer([], [FutureHandle(self._lanes["in"].put(copy))], None)
+
+    def later(self, peer: int, work: Callable[[], None]) -> Handle:
+        return FutureHandle(self._lanes[str(peer)].put(work))
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source)
+
+
+class QueuedMoves:
+    """Copies that are queued, called by the rank's own thread alone (see `Moves`).
+
+    Everything is allocated and freed in the order of the rank's own queue. So memory that a copy reads is let go of
+    only after that queue waits for the copy (`Transfer.finish`), and a fetch may fill whatever it is given after what
+    that queue holds so far.
+    """
+
+    def __init__(
+        self, place: Place, name: str, messages_block: bool, hosted: Callable[[Tensor], None] = lambda _: None
+    ) -> None:
+        self._place = place
+        self._hosted = hosted
+        self._out, self._in = place.side(), place.side()
+        self._lanes = Lanes(place, name) if messages_block else None
+        self._sides: dict[int, Side] = defaultdict(place.side)
+
+    def offload(
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+    ) -> Transfer:
+        for piece in (*pieces, *read):
+            stored.append(self._place.host_buffer(piece))
+            self._hosted(stored[-1])
+
+        def copy() -> None:
+            times.begin(record)
+            for piece, target in zip((*pieces, *read), stored, strict=True):
+                target.copy_(piece, non_blocking=True)
+            times.end(record)
+
+        return Transfer(pieces, [self._out.put(copy)], None, read=read)
+
+    def fetch(
+        self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
+    ) -> Transfer:
+        targets, lenders = self._targets(stored, first, times)
+        sources = list(stored)
+
+        def copy() -> None:
+            for transfer in (after, *lenders):
+                transfer.order()
+            times.begin(record)
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
+            times.end(record)
+
+        ended = self._in.put(copy)
+        stored[:] = targets
+        return Transfer(sources, [ended], None)
+
+    def _targets(
+        self, stored: Sequence[Tensor], first: Sequence[Transfer], times: Times
+    ) -> tuple[list[Tensor], list[Transfer]]:
+        """Memory for a fetch, and the transfers that still read some of it.
+
+        Memory of equal size that is leaving is taken over, the last to leave first, so that only the fetch waits for
+        it to have left, and what leaves earlier is free earlier. Where that is not enough, the rank's own queue waits
+        too.
+        """
+        leaving = [
+            (transfer, piece) for transfer in reversed(first) for piece in transfer.tensors if _is_all_of_a_stash(piece)
+        ]
+        targets: list[Tensor | None] = []
+        lenders: list[Transfer] = []
+        for piece in stored:
+            fits = (k for k, (_, it) in enumerate(leaving) if (it.dtype, it.shape) == (piece.dtype, piece.shape))
+            place = next(fits, None)
+            if place is None:
+                targets.append(None)
+                continue
+            transfer, taken = leaving.pop(place)
+            transfer.give_up(taken)
+            targets.append(taken)
+            lenders.append(transfer)
+        leaving.clear()
+        if any(target is None for target in targets):
+            for transfer in first:
+                transfer.finish(times.end)
+        device = self._place.device
+        made = [torch.empty_like(p, device=device) if t is None else t for p, t in zip(stored, targets, strict=True)]
+        return made, lenders
+
+    def later(self, peer: int, work: Callable[[], None]) -> Handle:
+        if self._lanes is None:
+            return self._sides[peer].put(work)
+        asked: Mark = self._place.mark()
+
+        def ordered() -> None:
+            asked.wait()
+            work()
+
+        return FutureHandle(self._lanes[str(peer)].put(ordered))
+
+    def close(self) -> None:
+        if self._lanes is not None:
+            self._lanes.close()
+
+
+def _is_all_of_a_stash(tensor: Tensor) -> bool:
+    """Whether it is bytes of a stash (see `packing`) and nothing else refers to them: it does, and who asks."""
+    alone = int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) <= 2
+    return tensor.dtype is torch.uint8 and tensor.dim() == 1 and alone

@@ -1,0 +1,77 @@
+"""Memory that was promised is kept: a run ends before an op that would break the promise, or right after one that did.
+
+Tensors are followed one by one, so that what is measured is what the plan speaks of.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from ...planner.forecast.op_memory import Taken, bytes_taken
+from ...planner.plan import Kind, Op, Plan
+from ..place.place import Place
+from ..wires.transport import Transport
+
+
+class MemoryExceeded(RuntimeError):
+    """A device or host holds, or would hold, more than was planned; both numbers, in bytes."""
+
+
+class Limit:
+    """A device's planned peak, and what the ops of its list need.
+
+    An op declares what it keeps and, as an upper bound, its workspace. The least that one of its kind and stage has
+    taken is what it needs; before any has run, what it keeps.
+
+    Attributes:
+        planned_bytes: the peak of the plan's forecast.
+    """
+
+    def __init__(self, plan: Plan, device: int) -> None:
+        assert plan.forecast is not None  # require_executable saw to it
+        self.planned_bytes = plan.forecast.peak_bytes[device]
+        self._device = device
+        self._order: Sequence[Op] = ()
+        self._declared: Sequence[Taken] = ()
+        self._measured: dict[tuple[Kind, int], int] = {}
+        self._before = self._most = 0
+
+    def follow(self, plan: Plan) -> None:
+        """The device runs its list of this plan from now on: the same one, as long as the run."""
+        self._order, self._declared = plan.orders[self._device], bytes_taken(plan, self._device)
+
+    def admit(self, place: int, live_bytes: int) -> None:
+        """Before the op at this place of the list. Raises MemoryExceeded."""
+        op, declared = self._order[place], self._declared[place]
+        needed = min(declared.bytes, self._measured.get((op.kind, op.stage), declared.kept))
+        if needed and live_bytes + needed > self.planned_bytes:
+            raise MemoryExceeded(
+                f"not run: {live_bytes} bytes held and {needed} declared are {live_bytes + needed} bytes, "
+                f"{self.planned_bytes} were planned"
+            )
+        self._before = self._most = live_bytes
+
+    def hold(self, peak_bytes: int) -> None:
+        """After the most that was live lately. Raises MemoryExceeded."""
+        if peak_bytes > self.planned_bytes:
+            raise MemoryExceeded(f"held {peak_bytes} bytes, {self.planned_bytes} were planned")
+        self._most = max(self._most, peak_bytes)
+
+    def ran(self, place: int) -> None:
+        """The op that was admitted last has run."""
+        op = self._order[place]
+        key = (op.kind, op.stage)
+        taken = self._most - self._before  # with what copies brought back meanwhile
+        self._measured[key] = min(self._measured.get(key, taken), taken)
+
+
+def cap_device(place: Place, planned_bytes: int, transport: Transport) -> None:
+    """Has the device's allocator refuse what goes far beyond the planned peak; collective over all ranks of the run.
+
+    Its limit is of a process, and of all the ranks that are threads of it.
+    """
+    mine = (socket.gethostname(), os.getpid(), place.name)
+    everyone = transport.all_gather_object((mine, planned_bytes))
+    place.cap(sum(count for whose, count in everyone if whose == mine))

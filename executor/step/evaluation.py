@@ -1,0 +1,150 @@
+"""Held-out losses between steps: the plan's forwards alone, on the same stages, in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...models import derive_seed, held_out
+from ...planner.graph.operations import KEEP
+from ...planner.graph.versions import update_size
+from ...planner.plan import Kind, Op, Plan
+from ...planner.problem.stage_costs import StageCosts
+from ...planner.problem.weight_policy import FLUSH
+from ...planner.simulate import simulate_orders
+from ..basics.errors import ExecutionError
+from ..basics.training import SKIP, Training
+from ..place.place import CPU, Place
+from ..state.mini_batch import MiniBatches
+from ..state.replica import Blueprint, StageReplica
+from ..wires.transport import Transport
+from .course import Course, asynchronous, lengthened
+from .interpreter import Interpreter, Load, at_once
+from .step_state import OpRecord, StepState
+from .waits import Waits, waits
+
+_FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
+
+
+def evaluation_seed(seed: int) -> int:
+    """What stands in for the run's seed where held-out micro-batches are asked of a data set.
+
+    The same ones at every evaluation; step k, micro-batch m of this seed is another draw than any of training.
+    """
+    return derive_seed("evaluation", seed)
+
+
+def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
+    """The plan's forwards and their messages alone, with every device's waits; no device exceeds its planned peak.
+
+    What remains of a list without circles, in its order, has none: its dependencies are those of the plan. Forwards
+    that no backward holds up may run further ahead, though, and leave more tensors under way. Where the forecast
+    says that this takes more than the plan's peak, micro-batches go through all stages one by one.
+    """
+    model = plan.problem.model
+    layers = tuple(replace(layer, stash_bytes=0, weight_stash_bytes=0) for layer in model.layers)
+    problem = replace(plan.problem, model=replace(model, layers=layers))
+    orders = tuple(tuple(op for op in order if op.kind in _FORWARD) for order in plan.orders)
+    keep = tuple((KEEP,) * len(row) for row in plan.stash)
+    forward = replace(plan, problem=problem, orders=orders, stash=keep, weights=FLUSH)
+    assert plan.forecast is not None  # require_executable saw to it
+    timeline = simulate_orders(forward, StageCosts.of(forward.problem.model, forward.stages), orders)
+    peaks = [memory.peak_bytes for memory in timeline.device_memory]
+    if all(peak <= planned for peak, planned in zip(peaks, plan.forecast.peak_bytes, strict=True)):
+        return forward, waits(forward)
+    orders = one_by_one(plan)
+    return replace(forward, orders=orders), [_after_every_send(order) for order in orders]
+
+
+def one_by_one(plan: Plan) -> tuple[tuple[Op, ...], ...]:
+    """Forward lists in which every micro-batch passes all stages before the next one starts.
+
+    A device then holds one input, one output and the workspace, which some F of the plan needs as well.
+    """
+    lists: list[list[Op]] = [[] for _ in plan.orders]
+    route = {m: pipeline.forward for pipeline in plan.pipelines for m in pipeline.micro_batches}
+    for m, devices in sorted(route.items()):
+        for stage, device in enumerate(devices):
+            if stage > 0 and devices[stage - 1] != device:
+                lists[device].append(Op(Kind.RECV_F, stage, m, stage - 1))
+            lists[device].append(Op(Kind.F, stage, m))
+            if stage + 1 < len(devices) and devices[stage + 1] != device:
+                lists[device].append(Op(Kind.SEND_F, stage, m, stage + 1))
+    return tuple(map(tuple, lists))
+
+
+def _after_every_send(order: tuple[Op, ...]) -> Waits:
+    """Everything waits until what was sent before is gone.
+
+    No circle: all ops of all devices have one order, by micro-batch and stage, and wait for earlier ones only.
+    """
+    sends = [place for place, op in enumerate(order) if op.kind is Kind.SEND_F]
+    left: list[tuple[int, ...]] = []
+    done = 0
+    for place, op in enumerate(order):
+        until = done
+        while op.kind is not Kind.SEND_F and until < len(sends) and sends[until] < place:
+            until += 1
+        left.append(tuple(sends[done:until]))
+        done = until
+    return Waits(tuple(left), {})
+
+
+class Evaluator(Interpreter):
+    """Runs the forward lists of one rank. Draws no random numbers and changes no buffer: training goes on as without.
+
+    Args:
+        blueprint: of the training; the plan and the seed are replaced.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        transport: Transport,
+        replicas: Mapping[int, StageReplica],
+        place: Place = CPU,
+        load: Load = at_once,
+    ) -> None:
+        plan, rounds = blueprint.plan, blueprint.training.evaluate_steps
+        together = rounds if asynchronous(plan) else 1
+        assert plan.forecast is not None  # require_executable saw to it
+        forward, listed = forward_plan(lengthened(plan, together).with_forecast(plan.forecast))
+        data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
+        own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training(on_nan=SKIP))
+        super().__init__(own, transport, replicas, place=place, load=load)
+        self._held_out = Course.of(
+            forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan)
+        )
+        self._firsts = range(0, rounds, together)
+
+    def evaluate(self) -> dict[tuple[int, int], float]:
+        """Losses of the held-out micro-batches whose last stage this rank holds, by (step, micro-batch)."""
+        found: dict[tuple[int, int], float] = {}
+        for first in self._firsts:
+            for number, record in enumerate(self.run(self._held_out, first), first):
+                found |= {(number, m): loss for m, loss in record.losses.items()}
+        return found
+
+    @property
+    def _mini_batches(self) -> MiniBatches:
+        """Held-out micro-batches are full."""
+        return MiniBatches(self._held_out.update, self.blueprint.full, None, None)
+
+    def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
+        replica, m = self.replicas[op.stage], op.micro_batch
+        assert replica.evaluation is not None
+        x, target = self._inputs(state, op.stage, m)
+        self._begin(state, record)
+        weights = replica.weights
+        output = replica.evaluation.forward_only(weights.parameters, weights.buffers, x, target)
+        state.times.end(record)
+        if op.stage == self._last:
+            state.losses[m] = self._place.keep_loss(output)
+        else:
+            state.activations[op.stage, m] = output
+
+    def _exchange_statistics(self, state: StepState) -> None:
+        """Nothing has been counted."""
+
+    def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
+        return ExecutionError(str(super()._failure(step, op, error)).replace(", step ", ", evaluation step ", 1))

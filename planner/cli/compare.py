@@ -1,0 +1,210 @@
+"""`contraflow compare`: every named schedule and the search, side by side; or a forecast and its run (`cli_run`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..basics.errors import InputError
+from ..basics.units import format_bytes, format_seconds
+from ..plan import Problem
+from ..problem.cluster import Cluster
+from .asynchronous import asynchronous_options, compare_asynchronous, fitting
+from .common import among_to_dict, load_problem, print_json, problem_options, say
+from .compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
+from .progress import SearchProgress
+from .signals import EndingSignals
+from .table import Line, print_table
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..search.driver import Result
+    from ..search.frontier import FrontierPoint
+    from ..view.compare_page import Entry
+
+_T = TypeVar("_T")
+_EXAMPLE = """\b
+Examples:
+  contraflow compare model.json --cluster cluster.toml --micro-batches 8 --time-limit 20
+  contraflow compare --measured run.json plan.json
+  contraflow compare model.json --cluster cluster.toml --micro-batches 8 \\
+      --frontier 8 --as html -o compare.html
+  contraflow compare model.json --cluster cluster.toml --micro-batches 32 --asynchronous any
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison; `note` says why the figures are missing where they are."""
+
+    schedule: str
+    status: str
+    step_s: float | None = None
+    bubble: float | None = None
+    peak_bytes: tuple[int, ...] | None = None
+    memory_ok: bool | None = None
+    gap: float | None = None
+    note: str = ""
+
+
+@click.command(epilog=_EXAMPLE)
+@problem_options
+@asynchronous_options
+@click.option("--measured", metavar="RUN", help="Compare a run (execute --trace) with its forecast; MODEL is its plan.")
+@picture_options
+@click.pass_context
+def compare(
+    ctx: click.Context, /, model: str, cluster_file: str | None, as_json: bool, measured: str | None, **options: Any
+) -> None:
+    """Plan MODEL with every named schedule and with the search: step, bubble, peak memory and gap.
+
+    The gap is measured from the search's proven bound of all plans that the flags allow. A schedule that does not fit
+    the memory is listed, dimmed and marked "over", with what it would take and need. What the flags forbid the
+    schedules do not do either. --time-limit is the search's; with --frontier, that of the search at each limit.
+
+    With --asynchronous, the schedules without a flush of these methods, the search without and the search with one:
+    seconds a micro-batch.
+
+    With --measured, MODEL is a plan.json: its forecast and a run of it, op by op, and what explains the difference.
+    """
+    if measured is not None:
+        from .run import compare_measured
+
+        compare_measured(model, measured, as_json)
+    else:
+        _required(ctx, options["micro_batches"], "micro_batches")
+        with EndingSignals() as ending:
+            _compare_schedules(ctx, model, _required(ctx, cluster_file, "cluster_file"), as_json, options, ending)
+
+
+def _compare_schedules(
+    ctx: click.Context, model: str, cluster_file: str, as_json: bool, options: dict[str, Any], ending: EndingSignals
+) -> None:
+    check_picture(options["form"], options["output"], options["frontier"])
+    from ..schedules import SCHEDULES
+    from .commands import effort_options, search_space, workload_options
+
+    space = search_space("search", options)
+    graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
+    from ..search.driver import plan as search  # the solver: loaded once the input is known to be good
+
+    effort = effort_options(options)
+    if space.asynchronous:
+        if options["frontier"] is not None or options["form"] != "text":
+            raise InputError("--asynchronous has no pictures: leave out --frontier and --as")
+        problem = Problem(graph, cluster, workload)
+        space = fitting(problem, space, options)
+        with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
+            each = partial(search, graph, cluster, workload, on_progress=progress, **effort)
+            compare_asynchronous(problem, space, lambda space: each(space=space), as_json)
+        return
+    limits = [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
+    unlimited = replace(workload, memory_limit_bytes=None)
+    rows: list[Row] = []
+    plans: dict[str, Plan] = {}
+    with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
+        found = search(graph, cluster, workload, space=space, on_progress=progress, **effort)
+        for name in SCHEDULES:
+            try:
+                named = replace(space, schedule=name)
+                result = search(graph, cluster, workload, space=named, **effort)
+                if result.plan is None:  # what it would need
+                    result = search(graph, _roomy(cluster), unlimited, space=named, **effort)
+                rows.append(_row(name, result, found.bound_s, limits))
+                plans |= {} if result.plan is None else {name: result.plan}
+            except InputError as error:
+                rows.append(Row(name, "does not apply", note=str(error)))
+    rows.append(_row("search", found, found.bound_s, limits))
+    plans |= {} if found.plan is None else {"search": found.plan}
+    points: tuple[FrontierPoint, ...] = ()
+    if options["frontier"] is not None and not ending.number:
+        known = [plans[row.schedule] for row in rows if row.memory_ok]
+        points = solve_frontier(graph, cluster, workload, space, options["frontier"], known, effort)
+    if options["form"] != "text" and not (as_json and options["output"] is None):
+        title = f"{graph.name}, {len(cluster)} devices, {workload.micro_batches} micro-batches"
+        write_picture(options["form"], options["output"], title, _entries(rows, plans), points)
+    if as_json:
+        more = {"frontier": points_to_dicts(points)} if points else {}
+        proven = {"bound_s": found.bound_s, "among": among_to_dict(found.among, found.seconds)}
+        print_json(proven | {"rows": [asdict(row) for row in rows]} | more)
+    elif options["form"] == "text":
+        _print(rows)
+        _print_among(found)
+        if points:
+            from ..view.frontier import table
+
+            say(table(points))
+
+
+for _option in compare.params:  # a run brings its own cluster and micro-batches
+    _option.required = _option.required and isinstance(_option, click.Argument)
+
+
+def _required(ctx: click.Context, value: _T | None, name: str) -> _T:
+    """The option's value; raises click.MissingParameter, as click does itself."""
+    if value is None:
+        raise click.MissingParameter(ctx=ctx, param=next(x for x in compare.params if x.name == name))
+    return value
+
+
+def _roomy(cluster: Cluster) -> Cluster:
+    """The same cluster with devices that hold anything."""
+    groups = (replace(group, device=replace(group.device, memory_bytes=2**60)) for group in cluster.nodes)
+    return replace(cluster, nodes=tuple(groups))
+
+
+def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:
+    made = result.plan
+    if made is None or made.forecast is None:
+        return Row(name, result.status, note="; ".join(map(str, result.violations)))
+    step_s, peaks = made.forecast.step_s, made.forecast.peak_bytes
+    fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+    gap = step_s / bound_s - 1 if fits and bound_s > 0 else None
+    return Row(name, result.status if fits else "infeasible", step_s, made.forecast.bubble, peaks, fits, gap)
+
+
+def _entries(rows: list[Row], plans: dict[str, Plan]) -> list[Entry]:
+    """The rows with their plans, for the page."""
+    from ..view.compare_page import Entry
+
+    return [
+        Entry(
+            row.schedule, row.status, row.step_s, row.bubble, max(row.peak_bytes) if row.peak_bytes else None,
+            row.memory_ok, row.gap, row.note, plans.get(row.schedule),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _print(rows: list[Row]) -> None:
+    best = min((row.step_s for row in rows if row.step_s is not None and row.memory_ok), default=None)
+    print_table(("schedule", "step", "bubble", "peak", "memory", "gap"), [_line(row, best) for row in rows])
+
+
+def _print_among(found: Result) -> None:
+    """What more is proven of the search's plan than the gaps in the table, which are those of all plans allowed."""
+    from ..view.names import wrap
+    from ..view.text import WIDTH, among
+
+    if found.plan is not None and found.plan.forecast is not None:
+        text = among(found.plan, found.plan.forecast)
+        click.echo("\n".join(wrap(f"search: {text}", WIDTH))) if text else None
+
+
+def _line(row: Row, best: float | None) -> Line:
+    from ..view.text import percent
+
+    if row.step_s is None:
+        return Line((row.schedule, row.status), "dim", row.note)
+    cells = (
+        row.schedule,
+        format_seconds(row.step_s),
+        percent(row.bubble or 0.0),
+        format_bytes(max(row.peak_bytes or (0,))),
+        "ok" if row.memory_ok else "over",
+        "" if row.gap is None else percent(max(0.0, row.gap)),
+    )
+    return Line(cells, "dim" if not row.memory_ok else "bold" if row.step_s == best else None, row.note)

@@ -1,0 +1,62 @@
+"""Which pictures of a plan `contraflow show` draws in which form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..simulate import Timeline
+
+PICTURES = ("timeline", "layers", "placement", "ops")
+FORMS = ("text", "svg", "html", "png", "dot", "perfetto")
+_GRAPH_FORMS = ("svg", "png", "dot")
+_FORMS_OF = {PICTURES[0]: ("text", "svg", "html", "perfetto")} | dict.fromkeys(PICTURES[1:], _GRAPH_FORMS)
+
+
+def picture_of(form: str, what: str | None) -> str:
+    """What is drawn where --what does not say: the first picture of this form.
+
+    Raises UsageError for a picture that does not exist in this form.
+    """
+    possible = [picture for picture in PICTURES if form in _FORMS_OF[picture]]
+    if what is None:
+        return possible[0]
+    if what not in possible:
+        forms = ", ".join(_FORMS_OF[what])
+        raise click.UsageError(f"--what {what} is drawn --as {forms}; --as {form} draws {', '.join(possible)}")
+    return what
+
+
+def check_picture(form: str, with_run: bool, only_run: bool, to_file: bool) -> None:
+    """Raises UsageError for options that do not go together, before anything is read."""
+    if with_run and form not in ("perfetto", "html"):
+        raise click.UsageError("--run is drawn --as html and --as perfetto")
+    if only_run and not with_run:
+        raise click.UsageError("--only-run needs --run")
+    if form == "png":
+        if not to_file:
+            raise click.UsageError("--as png needs -o FILE")
+        from ..view.drawing import require_matplotlib
+
+        require_matplotlib("--as png")
+
+
+def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str | bytes:
+    """A graph of the plan: DOT or SVG as text, a png as bytes. Raises InputError for one that is too large."""
+    from ..view import draw_layers, draw_ops, draw_placement, drawing
+    from ..view.dot import to_dot
+    from ..view.graphs import layer_graph, placement_graph
+    from ..view.op_graph import operation_graph
+
+    if what == "layers":
+        graph, draw = layer_graph(plan), draw_layers.draw
+    elif what == "placement":
+        graph, draw = placement_graph(plan, timeline), draw_placement.draw
+    else:
+        graph, draw = operation_graph(plan, timeline), draw_ops.draw
+    if form == "dot":
+        return to_dot(graph)
+    return drawing.to_svg(draw(graph)) if form == "svg" else drawing.to_png(draw(graph))

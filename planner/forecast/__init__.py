@@ -1,0 +1,1 @@
+"""Op lists to times and exact memory."""

@@ -1,0 +1,173 @@
+"""Puts STEPs and PREDICTs between the compute ops of a plan that updates weights more than once.
+
+An update takes its size in micro-batches. Its STEP stands right after the last backward of them on its device; where
+gradients are summed over devices first, right before the stage's next backward, so that forwards run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from ..basics.errors import PlanError
+from ..plan import Kind, Op, Plan
+from ..problem.weight_policy import FLUSH, WEIGHT_POLICIES
+from .operations import Candidate, StageCosts, closings, holders, parameter_returns, update_size
+from .versions import Versions
+
+_ENDS = frozenset({Kind.B, Kind.W})
+_BACKWARD = frozenset({Kind.B, Kind.I, Kind.W})
+_PREDICTED = frozenset({Kind.F, Kind.B, Kind.I})
+
+Orders = tuple[tuple[Op, ...], ...]
+
+
+def with_updates(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> Orders:
+    """The compute orders with STEPs where they have none of a stage, and with all PREDICTs anew.
+
+    Raises PlanError where an update's backwards do not all stand before those of the next, on one stage and device.
+    """
+    if candidate.weights == FLUSH:
+        return tuple(map(tuple, compute_orders))
+    return with_predictions(on_lists(candidate, with_steps(candidate, compute_orders)))
+
+
+def with_steps(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
+    """The compute orders of a candidate without a flush with STEPs where they have none of a stage, and no PREDICT."""
+    require_sound(candidate)
+    late = _summed(candidate)
+    owners = holders(candidate)
+    stepped = []
+    for device, order in enumerate(compute_orders):
+        line = [op for op in order if op.kind is not Kind.PREDICT]
+        given = {op.stage for op in line if op.kind is Kind.STEP}
+        missing = [stage for stage, on in owners.items() if device in on and stage not in given]
+        stepped.append(_with_steps(candidate, device, line, {stage: stage in late for stage in missing}))
+    return stepped
+
+
+def with_returns(candidate: Candidate, compute_orders: Sequence[Sequence[Op]], ahead: Sequence[int]) -> list[list[Op]]:
+    """The compute orders with the RECV_Ps of devices that only run forwards: what keeps these from running away.
+
+    An update's stands before the first forward that is `ahead[stage]` micro-batches behind the update's last one, which
+    then waits for its STEP; those that no forward waits for stand at the end. `ahead`: at least 1.
+    """
+    found, ends = [list(order) for order in compute_orders], closings(candidate)
+    for stage, source, target in parameter_returns(candidate, candidate.costs):
+        line: list[Op] = []
+        waiting = deque(Op(Kind.RECV_P, stage, m, source) for m in ends)
+        for op in found[target]:
+            while op.kind is Kind.F and op.stage == stage and waiting and waiting[0][2] <= op[2] - ahead[stage]:
+                line.append(waiting.popleft())
+            line.append(op)
+        found[target] = [*line, *waiting]
+    return found
+
+
+def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:
+    """The candidate's plan with these lists and no forecast."""
+    c = candidate
+    return Plan(c.problem, c.stages, c.pipelines, tuple(map(tuple, orders)), c.stash, c.weights)
+
+
+def require_sound(candidate: Candidate) -> None:
+    """Raises PlanError where a run of whole updates does not come out for this weight policy."""
+    name, stages = candidate.weights, len(candidate.stages)
+    size, count = update_size(candidate), candidate.problem.workload.micro_batches
+    least = WEIGHT_POLICIES[name].least_update(stages)
+    if size < least:
+        raise PlanError(
+            f"weight policy {name!r} needs at least {least} micro-batches an update for {stages} stages, has {size}"
+        )
+    if count % size:
+        raise PlanError(f"updates of {size} micro-batches do not divide {count} micro-batches")
+
+
+def _summed(candidate: Candidate) -> set[int]:
+    """Stages whose gradients are summed over several devices before a STEP."""
+    owners = holders(candidate)
+    found = {stage for stage, devices in owners.items() if len(devices) > 1}
+    for tie in candidate.costs.ties:
+        if len(tie.copies(owners)) > 1:
+            found |= set(tie.stages)
+    return found
+
+
+def _with_steps(candidate: Candidate, device: int, order: list[Op], late: Mapping[int, bool]) -> list[Op]:
+    """One device's list with the STEPs of these stages; `late`: before the next backward."""
+    size = update_size(candidate)
+    updates = candidate.problem.workload.micro_batches // size
+    stashed = WEIGHT_POLICIES[candidate.weights].stashed
+    opening = _BACKWARD if stashed else _BACKWARD | {Kind.R}
+    ends: dict[tuple[int, int], int] = {}
+    heads: dict[tuple[int, int], int] = {}
+    for place, op in enumerate(order):
+        key = op.stage, op.micro_batch // size
+        if op.kind in _ENDS:
+            ends[key] = place
+        if op.kind in opening:
+            heads.setdefault(key, place)
+    before: dict[int, list[tuple[int, int, Op]]] = {}
+    for stage, waits in late.items():
+        places = _step_places(device, stage, len(order), updates, ends, heads, waits)
+        for g, place in enumerate(places):
+            step = Op(Kind.STEP, stage, (g + 1) * size - 1)
+            before.setdefault(place, []).append((g, ends.get((stage, g), -1), step))
+    found: list[Op] = []
+    for place in range(len(order) + 1):
+        found += [step for _, _, step in sorted(before.get(place, ()))]
+        found += order[place : place + 1]
+    return found
+
+
+def _step_places(
+    device: int,
+    stage: int,
+    length: int,
+    updates: int,
+    ends: Mapping[tuple[int, int], int],
+    heads: Mapping[tuple[int, int], int],
+    waits: bool,
+) -> list[int]:
+    """Place in the list before which each update's STEP goes."""
+    following = [length] * (updates + 1)
+    for g in reversed(range(updates)):
+        following[g] = min(following[g + 1], heads.get((stage, g), length))
+    found, last = [], -1
+    for g in range(updates):
+        last = max(last, ends.get((stage, g), -1))
+        if last >= following[g + 1]:
+            raise PlanError(
+                f"stage {stage} on device {device}: a backward of update {g + 1} stands before the last of update {g}"
+            )
+        found.append(following[g + 1] if waits or (stage, g) not in ends else last + 1)
+    return found
+
+
+def with_predictions(plan: Plan) -> Orders:
+    """The plan's lists with a PREDICT directly before every pass and every SEND_P that takes predicted weights.
+
+    The lists have neither PREDICTs nor SEND_Ps yet: a SEND_P's PREDICT follows the STEP, those for several devices in
+    their order.
+    """
+    if not WEIGHT_POLICIES[plan.weights].predicts:
+        return plan.orders
+    versions = Versions.of(plan)
+    sent: dict[tuple[int, int, int], list[int]] = {}
+    for stage, source, target in parameter_returns(plan, StageCosts.of(plan.problem.model, plan.stages)):
+        for g, m in enumerate(closings(plan)):
+            if (stage, target, g) in versions.sent_ahead:
+                sent.setdefault((source, stage, m), []).append(versions.sent_ahead[stage, target, g])
+    found = []
+    for device, order in enumerate(plan.orders):
+        line: list[Op] = []
+        for op in order:
+            key = op.stage, op.micro_batch
+            ahead = versions.forward_ahead if op.kind is Kind.F else versions.backward_ahead
+            if op.kind in _PREDICTED and ahead[key]:
+                line.append(Op(Kind.PREDICT, *key, ahead[key]))
+            line.append(op)
+            if op.kind is Kind.STEP:
+                line += [Op(Kind.PREDICT, *key, count) for count in sent.get((device, *key), ())]
+        found.append(tuple(line))
+    return tuple(found)

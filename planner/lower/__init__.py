@@ -1,0 +1,1 @@
+"""Compute orders to complete op lists, and plans over more or fewer micro-batches."""

@@ -1,0 +1,283 @@
+"""Where SENDs, RECVs, copies and shipped stashes go in the op lists when compute orders do not say."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from ..forecast.jobs import Jobs, users_of
+from ..graph.columns import Flags, Floats, Ints, Ops, direct_bytes
+from ..plan import Kind
+from .closing import add_closing
+from .draft import COPY, LEAVE, RETURN, SEND, Draft
+
+_CLOSE = 1e-12  # times closer than this share of the step are equal
+
+
+def add_departures(draft: Draft) -> None:
+    """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs, TIEs; and the closing STEPs."""
+    forward, backward = draft.given.where(Kind.F), draft.given.where(Kind.B, Kind.I)
+    edges = np.array(draft.costs.edges, dtype=np.int64).reshape(-1, 3)
+    _add_sends(draft, (Kind.SEND_F, Kind.RECV_F), forward, edges[:, 0], edges[:, 1], edges[:, 2])
+    order = np.argsort(edges[:, 1], kind="stable")
+    producer, consumer, size = edges[order].T
+    _add_sends(draft, (Kind.SEND_B, Kind.RECV_B), backward, consumer, producer, size)
+    m, stage = draft.given.micro_batch[forward], draft.given.stage[forward]
+    leaving = forward[draft.routes.offload[m, stage]]
+    leaving = leaving[draft.given.at(draft.given.table(Kind.OFFLOAD), leaving) < 0]
+    if len(leaving):
+        _add_like(draft, Kind.OFFLOAD, leaving, np.full(len(leaving), -1), draft.slot[leaving], LEAVE)
+    if (draft.routes.target >= 0).any():
+        _add_shipments(draft, forward)
+    add_closing(draft)
+
+
+def _add_like(draft: Draft, kind: Kind, like: Ints, peer: Ints, slot: Ints, where: int) -> Ints:
+    """Adds an op for the stage, micro-batch and device of each of these items."""
+    ops = draft.ops
+    return draft.add(kind, ops.stage[like], ops.micro_batch[like], peer, ops.device[like], slot, where)
+
+
+def _add_sends(draft: Draft, kinds: tuple[Kind, Kind], makers: Ints, near: Ints, far: Ints, size: Ints) -> None:
+    """Sends what each of these ops makes over every edge from its stage (`near`, ascending) to another device."""
+    ops = draft.given
+    devices = draft.routes.forward if kinds[0] == Kind.SEND_F else draft.routes.backward
+    first = np.searchsorted(near, np.arange(ops.stages + 1))
+    count = np.diff(first)[ops.stage[makers]]
+    maker = np.repeat(makers, count)
+    within = np.arange(len(maker)) - np.repeat(np.cumsum(count) - count, count)
+    edge = first[ops.stage[maker]] + within
+    target = devices[ops.micro_batch[maker], far[edge]]
+    away = target != ops.device[maker]
+    maker, edge, target = maker[away], edge[away], target[away]
+    slot = maker + ops.device[maker]
+    sent = _add_like(draft, kinds[0], maker, far[edge], slot, SEND)
+    draft.add_receives(kinds[1], sent, target, size[edge])
+
+
+def _add_shipments(draft: Draft, forward: Ints) -> None:
+    """Sends stashes off, and joins SEND_S and RECV_S whose places are given with their other ends."""
+    given, routes = draft.given, draft.routes
+    target = routes.target[given.micro_batch[forward], given.stage[forward]]
+    forward, target = forward[target >= 0], target[target >= 0]
+    moved = target == routes.backward[given.micro_batch[forward], given.stage[forward]]
+    size = direct_bytes(given, draft.costs, forward)
+    sends, receives = given.where(Kind.SEND_S), given.where(Kind.RECV_S)
+    here, there = ~given.abroad(sends), ~given.abroad(receives)
+    out, back = _find(given, sends[here], forward), _find(given, sends[~here], forward)
+    new = np.flatnonzero(out < 0)
+    made = forward[new]
+    out[new] = _add_like(draft, Kind.SEND_S, made, target[new], draft.slot[made], LEAVE)
+    _join(draft, out, _find(given, receives[~there], forward), target, size, moved)
+    some = back >= 0
+    arrival = _find(given, receives[there], forward)
+    _join(draft, back[some], arrival[some], given.device[forward][some], size[some], True)
+
+
+def _join(draft: Draft, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
+    have, flags = receive >= 0, np.full(len(send), arriving)
+    draft.link(send[have], receive[have], size[have], flags[have], given=True)
+    draft.add_receives(Kind.RECV_S, send[~have], device[~have], size[~have], flags[~have])
+
+
+def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
+    """Which of the ops `among` has the stage and micro-batch of each of the ops `like`; -1: none."""
+    table = np.full((ops.stages, ops.width), -1, dtype=np.int64)
+    table[ops.stage[among], ops.micro_batch[among]] = among
+    return ops.at(table, like)
+
+
+class _Forecast:
+    """Simulated times of a draft's items, and of the ops in line."""
+
+    def __init__(self, draft: Draft, order: Ints, jobs: Jobs) -> None:
+        self.draft, self.order, self.jobs, self.ops = draft, order, jobs, jobs.ops
+        self.place = np.empty(len(order), dtype=np.int64)
+        self.place[order] = np.arange(len(order))
+        self.in_line = np.flatnonzero(jobs.ops.in_line)
+        self.edges = np.searchsorted(self.ops.device[self.in_line], np.arange(self.ops.devices + 1))
+        self.slot = draft.slot[order[self.in_line]]
+        self.slack = float(jobs.end.max(initial=0.0)) * _CLOSE
+
+    @cached_property
+    def rank(self) -> Ints:
+        """A number for every job that agrees with time and with what waits for what."""
+        found = np.empty(len(self.jobs.rank), dtype=np.int64)
+        found[np.lexsort((self.jobs.rank, self.jobs.start))] = np.arange(len(found))
+        return found
+
+    def start(self, items: Ints) -> Floats:
+        return self.jobs.start[self.place[items]]
+
+    def end(self, items: Ints) -> Floats:
+        return self.jobs.end[self.place[items]]
+
+    def count(self, device: Ints, column: Floats | Ints, value: Floats | Ints) -> Ints:
+        """How many ops in line (numbered over all devices) come before the first with a larger entry in `column`."""
+        found = np.empty(len(device), dtype=np.int64)
+        order = np.argsort(device, kind="stable")
+        groups = np.searchsorted(device[order], np.arange(self.ops.devices + 1))
+        for (a, b), (x, y) in zip(pairwise(groups.tolist()), pairwise(self.edges.tolist()), strict=True):
+            if a < b:
+                found[order[a:b]] = x + np.searchsorted(column[x:y], value[order[a:b]], "right")
+        return found
+
+    def slot_of(self, device: Ints, number: Ints) -> Ints:
+        """The slot of an op in line, or the device's last when the number is beyond its ops."""
+        inside = number < self.edges[device + 1]
+        slot = np.append(self.slot, 0)[np.where(inside, number, -1)]
+        return np.where(inside, slot, self.draft.end_slot[device])
+
+
+def add_arrivals(draft: Draft, order: Ints, jobs: Jobs) -> bool:
+    """Adds the FETCHes and returning SEND_S that are missing; whether there were any.
+
+    Each stands at the latest place that does not delay its backward in the forecast without them.
+    """
+    ops = draft.ops
+    offload = ops.where(Kind.OFFLOAD)
+    offload = offload[ops.at(ops.table(Kind.FETCH), offload) < 0]
+    shipped = ops.where(Kind.SEND_S)
+    abroad = ops.abroad(shipped)
+    out = shipped[~abroad]
+    out = out[draft.routes.away[ops.micro_batch[out], ops.stage[out]] >= 0]
+    out = out[_find(ops, shipped[abroad], out) < 0]
+    if not len(offload) and not len(out):
+        return False
+    times = _Forecast(draft, order, jobs)
+    if len(offload):
+        _add_fetches(draft, times, offload)
+    if len(out):
+        _add_returns(draft, times, out)
+    return True
+
+
+def _latest_starts(lane: Ints, deadline: Floats, seconds: Floats) -> Floats:
+    """Start times of transfers that end by their deadlines, one at a time on each lane, as late as possible."""
+    begin = np.empty(len(lane))
+    horizon: dict[int, float] = {}
+    lanes, deadlines, durations = lane.tolist(), deadline.tolist(), seconds.tolist()
+    for k in np.argsort(-deadline, kind="stable").tolist():
+        limit = min(deadlines[k], horizon.get(lanes[k], deadlines[k]))
+        horizon[lanes[k]] = limit - durations[k]
+        begin[k] = horizon[lanes[k]]
+    return begin
+
+
+def _by_deadline(draft: Draft, items: Ints, times: _Forecast) -> tuple[Ints, Ints]:
+    """Items sorted by the start of the backwards that need them, and those backwards."""
+    user = draft.ops.at(draft.ops.table(Kind.B, Kind.I), items)
+    order = np.argsort(times.start(user), kind="stable")
+    return items[order], user[order]
+
+
+def _add_fetches(draft: Draft, times: _Forecast, offload: Ints) -> None:
+    offload, user = _by_deadline(draft, offload, times)
+    ops, cluster = draft.ops, draft.candidate.problem.cluster
+    device = ops.device[user]
+    links = [cluster.node_groups[x.node].host_link for x in cluster.devices]
+    latency = np.array([link.latency_s for link in links])[device]
+    lane = np.array(cluster.host_links)[device]
+    seconds = times.end(offload) - times.start(offload)
+    begin = _latest_starts(lane, times.start(user) - latency, seconds)
+    number = times.count(device, _fetchable_after(times), begin + times.slack) - 1
+    here = device == ops.device[offload]
+    earliest = np.where(here, np.searchsorted(times.in_line, times.place[offload]), times.edges[device])
+    latest = np.searchsorted(times.in_line, times.place[user])
+    slot = times.slot_of(device, np.maximum(np.minimum(number, latest), earliest))
+    stage, micro_batch = ops.stage[offload], ops.micro_batch[offload]
+    draft.add(Kind.FETCH, stage, micro_batch, np.full(len(offload), -1), device, slot, COPY)
+
+
+def _fetchable_after(times: _Forecast) -> Floats:
+    """When a FETCH just before each op in line could start: what leaves before it in the list has left."""
+    ops, end = times.ops, times.jobs.end[: len(times.ops)]
+    counts = ops.in_line | (ops.kind == Kind.OFFLOAD.value) | (ops.kind == Kind.SEND_S.value)
+    until = np.where(counts, end, 0.0)
+    edges = np.append(ops.first, len(ops)).tolist()
+    for a, b in pairwise(edges):
+        np.maximum.accumulate(until[a:b], out=until[a:b])
+    before = times.in_line - 1
+    first = before < ops.first[ops.device[times.in_line]]
+    return np.where(first, 0.0, until[before])
+
+
+def _add_returns(draft: Draft, times: _Forecast, out: Ints) -> None:
+    out, user = _by_deadline(draft, out, times)
+    ops, jobs = draft.ops, times.jobs
+    home, away = ops.device[out], ops.peer[out]
+    latency = np.zeros(len(times.ops))
+    latency[jobs.messages.send] = jobs.message_latency_s
+    delay = latency[times.place[out]]
+    seconds = times.end(out) - times.start(out)
+    begin = _latest_starts(away * ops.devices + home, times.start(user) - delay, seconds)
+    begin = np.maximum(begin, times.end(out) + delay)
+    ends, ranks = jobs.end[times.in_line], times.rank[times.in_line]
+    number = np.minimum(
+        times.count(away, ends, begin + times.slack), times.count(away, ranks, times.rank[times.place[user]])
+    )
+    stage = ops.stage[out]
+    slot = times.slot_of(away, number)
+    receives = ops.where(Kind.RECV_S)
+    arrival = _find(ops, receives[~ops.abroad(receives)], out)
+    sent = draft.add(Kind.SEND_S, stage, ops.micro_batch[out], home, away, slot, RETURN)
+    _join(draft, sent, arrival, home, draft.costs.stash_bytes[stage], True)
+
+
+def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
+    """Puts every RECV before the op that runs when its message starts, or the one that needs it if that is earlier."""
+    times, links, ops = _Forecast(draft, order, jobs), draft.links, draft.ops
+    start, target = times.start(links.send), ops.device[links.receive]
+    number = times.count(target, jobs.end[times.in_line], start)
+    if len(ops.where(Kind.SEND_S)) or draft.routes.apart:
+        ranks = times.rank[times.in_line]
+        number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
+    if draft.routes.apart:
+        number = number + _behind_forwards(draft, times, number)
+    users = _users(draft)
+    needed = np.where(users >= 0, draft.slot[users], draft.end_slot[target])
+    slot = np.minimum(times.slot_of(target, number), needed)
+    slot[links.given] = draft.slot[links.receive[links.given]]
+    by_start = np.lexsort((times.place[links.send], start))
+    pair = ops.device[links.send] * ops.devices + target
+    slot = _in_message_order(draft, pair, slot, times.place[links.send])
+    free = by_start[~links.given[by_start]]
+    draft.move_receives(free, slot[free])
+
+
+def _behind_forwards(draft: Draft, times: _Forecast, number: Ints) -> Flags:
+    """Which messages bring parameters while a forward of their stage runs: that one uses those that it began with."""
+    ops, receive = draft.ops, draft.links.receive
+    inside = number < times.edges[ops.device[receive] + 1]
+    running = times.order[times.in_line[np.where(inside, number, 0)]]
+    forward = (ops.kind[running] == Kind.F.value) & (ops.stage[running] == ops.stage[receive])
+    return np.asarray(inside & forward & (ops.kind[receive] == Kind.RECV_P.value), dtype=np.bool_)
+
+
+def _users(draft: Draft) -> Ints:
+    """The op that needs each message: a compute op, or the SEND that takes a stash home again; -1 for parameters."""
+    ops, links = draft.ops, draft.links
+    users = users_of(ops, links.receive, links.arriving)
+    held = (ops.kind[links.receive] == Kind.RECV_S.value) & ~links.arriving
+    if held.any():
+        back = links.send[links.arriving]
+        users[held] = _find(ops, back, links.receive[held])
+    return users
+
+
+def _in_message_order(draft: Draft, pair: Ints, slot: Ints, sent: Ints) -> Ints:
+    """Slots of RECVs, moved forward until those of each device pair stand in the order in which they are sent."""
+    given = draft.links.given
+    order = np.lexsort((sent, pair))
+    _, group = np.unique(pair[order], return_inverse=True)
+    far = len(draft.ops) + draft.given.devices + 1
+    wanted = slot[order] + group * far
+    found = np.minimum.accumulate(wanted[::-1])[::-1] - group * far
+    if given.any():
+        after = np.where(given[order], slot[order] + 1, 0) + group * far
+        found = np.maximum(found, np.maximum.accumulate(after) - given[order] - group * far)
+    result = np.empty(len(slot), dtype=np.int64)
+    result[order] = found
+    return result

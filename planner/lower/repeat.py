@@ -1,0 +1,239 @@
+"""The same plan over another number of micro-batches: shorter by leaving out, longer by repeating its periodic body.
+
+A run begins and ends with an empty pipeline. Between start-up and drain the lists of an asynchronous plan repeat:
+every op stands there again a few updates later. The body found is the longest stretch of each list that does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ..basics.errors import PlanError
+from ..graph.columns import Ints
+from ..graph.operations import Candidate, holders, route, update_size
+from ..graph.versions import Versions
+from ..plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
+
+_KEPT = (IN_LINE | {Kind.RECV_P}) - {Kind.PREDICT}
+
+
+def repeat(plan: Plan, micro_batches: int) -> Plan:
+    """The plan over so many micro-batches, whole updates of it, without a forecast.
+
+    Messages, copies and reductions of a longer plan are placed anew. Raises PlanError where the number is no multiple
+    of an update, where a list has no periodic body, and where a pipeline that trains a replica would stay empty.
+    """
+    size, now = update_size(plan), plan.problem.workload.micro_batches
+    if micro_batches < 1 or micro_batches % size:
+        raise PlanError(f"cannot run {micro_batches} micro-batches: an update takes {size}")
+    if micro_batches == now:
+        return replace(plan, forecast=None)
+    return _shorter(plan, micro_batches) if micro_batches < now else _longer(plan, micro_batches)
+
+
+def _shorter(plan: Plan, micro_batches: int) -> Plan:
+    pipelines, rows = [], []
+    for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
+        taken = tuple(m for m in pipeline.micro_batches if m < micro_batches)
+        if taken:
+            pipelines.append(replace(pipeline, micro_batches=taken))
+            rows.append(row)
+    orders = tuple(tuple(op for op in order if op.micro_batch < micro_batches) for order in plan.orders)
+    found = replace(plan, problem=_problem(plan, micro_batches), pipelines=tuple(pipelines), orders=orders)
+    found = replace(found, stash=tuple(rows), forecast=None)
+    if holders(found) != holders(plan):
+        raise PlanError(f"a run of {micro_batches} micro-batches would leave a replica without any")
+    return replace(found, orders=tuple(_sending(found, order) for order in found.orders))
+
+
+def _sending(plan: Plan, order: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A list with the PREDICTs before its SEND_Ps made anew: which forward uses a version first may have changed."""
+    if not any(op.kind is Kind.SEND_P for op in order):
+        return order
+    ahead, size, found = Versions.of(plan).sent_ahead, update_size(plan), list[Op]()
+    for op in order:
+        if op.kind is Kind.SEND_P:
+            if found and found[-1].kind is Kind.PREDICT and found[-1][1:3] == op[1:3]:
+                found.pop()
+            count = ahead.get((op.stage, op.peer, op.micro_batch // size), 0)
+            found += [Op(Kind.PREDICT, op.stage, op.micro_batch, count)] if count else []
+        found.append(op)
+    return tuple(found)
+
+
+def _longer(plan: Plan, micro_batches: int) -> Plan:
+    from .assemble import complete
+
+    size, now = update_size(plan), plan.problem.workload.micro_batches
+    for keeps in (_keeps, _keeps_in_line):
+        lines = [_Line.of(keeps(order)) for order in plan.orders]
+        bodies = _bodies(lines, size, now // size)
+        if bodies is not None:
+            break
+    else:
+        raise PlanError(
+            f"cannot run {micro_batches} micro-batches: the plan of {now} has no part that repeats itself;"
+            " plan more micro-batches"
+        )
+    shift, cuts = bodies
+    times = -(-(micro_batches - now) // shift)
+    paths = _paths(plan, lines, cuts, shift, times)
+    pipelines = tuple(
+        Pipeline(p.forward, p.backward, tuple(m for m, path in enumerate(paths) if path == number))
+        for number, p in enumerate(plan.pipelines)
+    )
+    orders = [line.repeated(cut, shift, times) for line, cut in zip(lines, cuts, strict=True)]
+    total = now + times * shift
+    candidate = Candidate(_problem(plan, total), plan.stages, pipelines, plan.stash, plan.weights)
+    found = complete(candidate, candidate.costs, orders)
+    long = replace(plan, problem=candidate.problem, pipelines=pipelines, orders=found, forecast=None)
+    return long if total == micro_batches else _shorter(long, micro_batches)
+
+
+def _keeps_in_line(order: Sequence[Op]) -> list[Op]:
+    """The ops of a list whose places a longer one keeps."""
+    return [op for op in order if op.kind in _KEPT]
+
+
+def _keeps(order: Sequence[Op]) -> list[Op]:
+    """The same, and its FETCHes where each stands directly before the backward that it is for: for lack of room."""
+    line = [op for op in order if op.kind in _KEPT or op.kind is Kind.FETCH]
+    passes = [(op, after) for op, after in pairwise(line) if op.kind is Kind.FETCH]
+    waits = all(after.kind in (Kind.B, Kind.I) and after[1:3] == op[1:3] for op, after in passes)
+    return line if waits else _keeps_in_line(order)
+
+
+def _problem(plan: Plan, micro_batches: int) -> Problem:
+    workload = replace(plan.problem.workload, micro_batches=micro_batches)
+    return replace(plan.problem, workload=workload)
+
+
+def _bodies(lines: Sequence[_Line], size: int, updates: int) -> tuple[int, list[_Cut]] | None:
+    """Micro-batches of the shortest body that all lists have, and where each has it.
+
+    A body that stands twice in a row in every list is preferred to one of which less is seen.
+    """
+    best: tuple[float, int, list[_Cut]] | None = None
+    for shift in range(size, size * updates, size):
+        found = [line.body(shift, size * updates) for line in lines]
+        cuts = [body[0] for body in found if body is not None]
+        if len(cuts) < len(lines) or not _whole(lines, cuts, shift):
+            continue
+        seen = min(body[1] for body in found if body is not None)
+        if best is None or seen > best[0]:
+            best = seen, shift, cuts
+        if seen >= 1:
+            break
+    return None if best is None else best[1:]
+
+
+def _whole(lines: Sequence[_Line], cuts: Sequence[_Cut], shift: int) -> bool:
+    """Whether the bodies of all lists together hold every pass of `shift` micro-batches."""
+    kinds = np.concatenate([line.columns[cut.first : cut.last, :2] for line, cut in zip(lines, cuts, strict=True)])
+    stages = max(int(line.columns[:, 1].max(initial=0)) for line in lines) + 1
+    for passes in ((Kind.F,), (Kind.B, Kind.I), (Kind.B, Kind.W)):
+        stage = kinds[np.isin(kinds[:, 0], passes), 1]
+        if (np.bincount(stage, minlength=stages) != shift).any():
+            return False
+    return True
+
+
+def _paths(plan: Plan, lines: Sequence[_Line], cuts: Sequence[_Cut], shift: int, times: int) -> list[int]:
+    """Pipeline of every micro-batch of the longer plan; raises PlanError where its ops do not agree."""
+    total = plan.problem.workload.micro_batches + times * shift
+    known = route(plan)
+    found = np.full(total, -1, dtype=np.int64)
+    for line, cut in zip(lines, cuts, strict=True):
+        for old, new in zip(*line.micro_batches(cut, shift, times), strict=True):
+            if found[new] not in (-1, known[old]):
+                raise PlanError(f"cannot run {total} micro-batches: their pipelines do not repeat like their ops")
+            found[new] = known[old]
+    return [int(path) for path in found]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Where a list's body stands: places first..last-1, the next body begins at `last`."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One device's ops in line as columns."""
+
+    ops: list[Op]
+    columns: Ints  # [op, (kind, stage, micro-batch)]
+
+    @classmethod
+    def of(cls, ops: list[Op]) -> _Line:
+        return cls(ops, np.array([op[:3] for op in ops], dtype=np.int64).reshape(-1, 3))
+
+    def body(self, shift: int, count: int) -> tuple[_Cut, float] | None:
+        """The longest stretch that stands again `shift` micro-batches later, and its length in bodies.
+
+        None where there is none that leaves every op of a longer list there once.
+        """
+        if not self.ops:
+            return _Cut(0, 0), float("inf")
+        distance = self._distance(shift, count)
+        edges = np.flatnonzero(np.diff(distance, prepend=0, append=0))
+        runs = [(a, b) for a, b in pairwise(edges.tolist()) if distance[a] > 0]
+        for a, b in sorted(runs, key=lambda run: run[0] - run[1]):
+            cut = _Cut(a, a + int(distance[a]))
+            if self._complete(cut, shift) and self._closes(cut, shift, count):
+                return cut, (b - a) / (cut.last - cut.first)
+        return None
+
+    def _distance(self, shift: int, count: int) -> Ints:
+        """How far behind each op its own repetition stands; 0: nowhere, or before it."""
+        kind, stage, m = self.columns.T
+        key = (kind * (stage.max() + 1) + stage) * (count + shift) + m
+        order = np.argsort(key, kind="stable")
+        at = np.minimum(np.searchsorted(key[order], key + shift), len(key) - 1)
+        found = order[at] - np.arange(len(key))
+        return np.where((key[order][at] == key + shift) & (found > 0), found, 0)
+
+    def _complete(self, cut: _Cut, shift: int) -> bool:
+        """Whether the list with one more body has every op once, and each kind's micro-batches of one body more."""
+        long = self.columns[self._places(cut, 1)]
+        long[cut.last :, 2] += shift
+        return len(np.unique(long, axis=0)) == len(long)
+
+    def _closes(self, cut: _Cut, shift: int, count: int) -> bool:
+        """Whether the body has its share of every stage's STEPs and new parameters."""
+        once = np.isin(self.columns[:, 0], (Kind.STEP.value, Kind.RECV_P.value))
+        group = self.columns[:, 0] * (self.columns[:, 1].max() + 1) + self.columns[:, 1]
+        inside = np.zeros(len(self.ops), dtype=bool)
+        inside[cut.first : cut.last] = True
+        whole, part = np.bincount(group[once]), np.bincount(group[once & inside], minlength=group.max() + 1)
+        return bool((part[: len(whole)] * count == whole * shift).all())
+
+    def _places(self, cut: _Cut, times: int) -> Ints:
+        body = np.tile(np.arange(cut.first, cut.last), times)
+        return np.concatenate([np.arange(cut.last), body, np.arange(cut.last, len(self.ops))])
+
+    def _shifts(self, cut: _Cut, shift: int, times: int) -> tuple[Ints, Ints]:
+        """Places of the ops of the list with so many more bodies, and by how many micro-batches each is shifted."""
+        places = self._places(cut, times)
+        bodies = np.repeat(np.arange(1, times + 1), cut.last - cut.first)
+        rounds = np.concatenate([np.zeros(cut.last, dtype=np.int64), bodies, np.full(len(self.ops) - cut.last, times)])
+        return places, shift * rounds
+
+    def repeated(self, cut: _Cut, shift: int, times: int) -> list[Op]:
+        """The list with so many more bodies."""
+        places, shifts = self._shifts(cut, shift, times)
+        ops = [self.ops[place] for place in places.tolist()]
+        return [op._replace(micro_batch=op.micro_batch + by) for op, by in zip(ops, shifts.tolist(), strict=True)]
+
+    def micro_batches(self, cut: _Cut, shift: int, times: int) -> tuple[list[int], list[int]]:
+        """Micro-batch of every pass of the list with so many more bodies: before the shift, and after."""
+        places, shifts = self._shifts(cut, shift, times)
+        passes = ~np.isin(self.columns[places, 0], (Kind.STEP.value, Kind.RECV_P.value, Kind.FETCH.value))
+        old = self.columns[places, 2]
+        return old[passes].tolist(), (old + shifts)[passes].tolist()

@@ -1,0 +1,1 @@
+"""Partitions of layer graphs that are no chains."""

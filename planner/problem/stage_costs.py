@@ -1,0 +1,203 @@
+"""What every stage of a plan costs: seconds, bytes, and the tensors that it sends to others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..basics.errors import PlanError
+from ..basics.remember import PerObject
+from .model_graph import ModelGraph
+from .ties import Shared, StageTie
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class StageEdge(NamedTuple):
+    """A tensor that stage `producer` sends to stage `consumer`: bytes a micro-batch; its gradient is as large."""
+
+    producer: int
+    consumer: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Costs of every stage for one micro-batch: arrays of length `stages`; seconds at speed 1, bytes.
+
+    Times, parameters and stashes of a stage's layers add; workspace is their maximum. `input_bytes` is the data
+    that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
+    beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
+    stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
+    other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the largest tensor between its layers,
+    which a forward that leaves no stash holds beside all else.
+    """
+
+    forward_s: NDArray[np.float64]
+    backward_input_s: NDArray[np.float64]
+    backward_weight_s: NDArray[np.float64]
+    separable: tuple[bool, ...]
+    parameter_bytes: NDArray[np.int64]
+    trained_bytes: NDArray[np.int64]
+    own_trained_bytes: NDArray[np.int64]
+    tied_bytes: NDArray[np.int64]
+    buffer_bytes: NDArray[np.int64]
+    parameter_tensors: NDArray[np.int64]
+    stash_bytes: NDArray[np.int64]
+    weight_stash_bytes: NDArray[np.int64]
+    workspace_bytes: NDArray[np.int64]
+    inner_bytes: NDArray[np.int64]
+    input_bytes: NDArray[np.int64]
+    kept_input_bytes: NDArray[np.int64]
+    edges: tuple[StageEdge, ...]
+    ties: tuple[StageTie, ...]
+
+    @property
+    def own_bytes(self) -> NDArray[np.int64]:
+        """Bytes of parameters that no other stage shares."""
+        return self.parameter_bytes - self.tied_bytes
+
+    @property
+    def backward_s(self) -> NDArray[np.float64]:
+        """Seconds of the whole backward."""
+        return self.backward_input_s + self.backward_weight_s
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """What decides which ops a plan needs: edges, splittable stages, stages with new parameters, ties."""
+        edges = tuple((edge.producer, edge.consumer) for edge in self.edges)
+        return edges, self.separable, tuple((self.trained_bytes > 0).tolist()), self.ties
+
+    @cached_property
+    def incoming_bytes(self) -> NDArray[np.int64]:
+        """Bytes that recompute keeps of every stage: the tensors it takes."""
+        total = self.input_bytes + self.kept_input_bytes
+        for _, consumer, size in self.edges:
+            total[consumer] += size
+        return total
+
+    @cached_property
+    def producers(self) -> tuple[tuple[int, ...], ...]:
+        """For every stage the stages it takes tensors from."""
+        return tuple(tuple(e.producer for e in self.edges if e.consumer == s) for s in range(len(self.forward_s)))
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For every stage the stages it sends tensors to."""
+        return tuple(tuple(e.consumer for e in self.edges if e.producer == s) for s in range(len(self.forward_s)))
+
+    @cached_property
+    def edge_number(self) -> NDArray[np.int64]:
+        """Position in `edges` for every [producer, consumer]; -1 where there is no edge."""
+        import numpy as np
+
+        table = np.full((len(self.forward_s), len(self.forward_s)), -1, dtype=np.int64)
+        for number, edge in enumerate(self.edges):
+            table[edge.producer, edge.consumer] = number
+        return table
+
+    @classmethod
+    def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+        """Costs of these stages; raises PlanError when they do not cut the layer graph into a chain of ideals.
+
+        Remembered while the model lives.
+        """
+        return _known_costs.get(model, stages, lambda: _stage_costs(model, stages))
+
+
+_known_costs: PerObject[StageCosts] = PerObject()
+
+
+def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+    import numpy as np
+
+    home = _stage_of_layer(model, stages)
+    members = [[model.layers[model.index[name]] for name in stage] for stage in stages]
+    shared = Shared.of(model, home, len(stages))
+    frozen = {x.name for x in model.layers if x.parameter_bytes and not x.trained_bytes}
+    tensors = [sum(len(x.parameter_shapes or ()) for x in group if x.name not in frozen) for group in members]
+
+    def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
+        return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
+
+    trained = total("trained_bytes").astype(np.int64) - shared.double_trained
+    return StageCosts(
+        total("forward_s", np.float64),
+        total("backward_input_s", np.float64),
+        total("backward_weight_s", np.float64),
+        tuple(all(x.separable for x in group) for group in members),
+        total("parameter_bytes").astype(np.int64) - shared.double_bytes,
+        trained,
+        np.maximum(trained - shared.tied_trained, 0),
+        shared.tied_bytes,
+        total("buffer_bytes").astype(np.int64),
+        np.maximum(np.array(tensors, dtype=np.int64) - shared.extra_tensors, 0),
+        total("stash_bytes").astype(np.int64),
+        total("weight_stash_bytes").astype(np.int64),
+        np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
+        np.array([max((x.output_bytes for x in group[:-1]), default=0) for group in members], dtype=np.int64),
+        _source_input_bytes(model, home, len(stages)),
+        _kept_input_bytes(model, home, len(stages)),
+        _stage_edges(model, home),
+        shared.ties,
+    )
+
+
+def _stage_of_layer(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> dict[str, int]:
+    home: dict[str, int] = {}
+    for position, stage in enumerate(stages):
+        if not stage:
+            raise PlanError(f"stage {position} has no layers")
+        for name in stage:
+            if name not in model.index:
+                raise PlanError(f"stage {position} names layer {name!r}, which the model does not have")
+            if name in home:
+                raise PlanError(f"layer {name!r} is in stages {home[name]} and {position}")
+            home[name] = position
+    for layer in model.layers:
+        if layer.name not in home:
+            raise PlanError(f"layer {layer.name!r} is in no stage")
+    for source, target in model.edges:
+        if home[source] > home[target]:
+            raise PlanError(f"edge {source!r} -> {target!r} goes back from stage {home[source]} to {home[target]}")
+    return home
+
+
+def _stage_edges(model: ModelGraph, home: dict[str, int]) -> tuple[StageEdge, ...]:
+    sent = {(source, home[target]) for source, target in model.edges if home[source] != home[target]}
+    size: dict[tuple[int, int], int] = {}
+    for source, consumer in sent:
+        key = (home[source], consumer)
+        size[key] = size.get(key, 0) + model.layers[model.index[source]].output_bytes
+    return tuple(StageEdge(*key, size[key]) for key in sorted(size))
+
+
+def _source_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
+    """Bytes of the data that each stage takes from outside the model (layers without predecessors)."""
+    import numpy as np
+
+    fed = {target for _, target in model.edges}
+    total = np.zeros(count, dtype=np.int64)
+    for layer in model.layers:
+        if layer.name not in fed:
+            total[home[layer.name]] += layer.input_bytes or 0
+    return total
+
+
+def _kept_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
+    """Declared input beyond the predecessors' outputs, of the layers that take tensors from an earlier stage."""
+    import numpy as np
+
+    sources: dict[str, list[str]] = {}
+    for source, target in model.edges:
+        sources.setdefault(target, []).append(source)
+    total = np.zeros(count, dtype=np.int64)
+    for name, before in sources.items():
+        declared = model.layers[model.index[name]].input_bytes
+        if declared is not None and any(home[source] != home[name] for source in before):
+            delivered = sum(model.layers[model.index[source]].output_bytes for source in before)
+            total[home[name]] += max(0, declared - delivered)
+    return total

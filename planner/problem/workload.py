@@ -1,0 +1,159 @@
+"""Workload: what the training run needs. SearchSpace: what the planner may decide."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..basics import reading
+from ..basics.errors import WorkloadError
+from ..basics.limits import MOST_MEMORY_BYTES, MOST_MICRO_BATCHES
+from ..basics.printable import shown
+from ..basics.reading import refusing
+from .weight_policy import FLUSH, WEIGHT_POLICIES
+
+# State bytes per byte of parameters. Mixed precision keeps 16-bit parameters, and an fp32 master copy (2 bytes per
+# parameter byte) beside the fp32 optimizer state (ZeRO, arXiv:1910.02054, section 3.1). Gradients of many
+# micro-batches are summed in fp32, as Megatron-LM does: 18 bytes a parameter with Adam, not ZeRO's 16.
+OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
+STEP_COUNTERS = frozenset({"adam", "adamw", "rmsprop"})
+"""Optimizers that count steps: 4 bytes for every tensor of parameters."""
+UNFUSED = frozenset({"rmsprop"})
+"""Optimizers whose step needs room for two more tensors, as large as two of its gradients in a row."""
+PREDICTED_FROM_GRADIENT = frozenset({"sgd", "nesterov", "rmsprop"})
+"""Optimizers whose next direction needs the last gradient, not their state alone."""
+PRECISIONS = ("fp32", "mixed")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step: its micro-batches, its optimizer and the memory it may use.
+
+    Attributes:
+        micro_batches: micro-batches a step, over all pipelines. Asynchronous: micro-batches of the planned run, from an
+            empty pipeline to an empty pipeline.
+        optimizer: "sgd", "momentum", "nesterov", "rmsprop", "adam" or "adamw".
+        precision: "fp32" or "mixed" (16-bit parameters, fp32 gradient sums, master copy and state).
+        memory_limit_bytes: a limit for every device; a device with less memory keeps its own.
+        update_every: asynchronous: micro-batches an update, over all pipelines; divides `micro_batches`. None: what
+            the weight policy needs at least.
+        staleness_limit: asynchronous: most updates between the weights of a forward and the update that its gradient
+            goes into, on any stage.
+
+    Raises WorkloadError.
+    """
+
+    micro_batches: int
+    optimizer: str = "sgd"
+    precision: str = "fp32"
+    memory_limit_bytes: int | None = None
+    update_every: int | None = None
+    staleness_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        with refusing(WorkloadError):
+            self._check()
+
+    def _check(self) -> None:
+        n, m = self.micro_batches, self.update_every
+        _whole(n, "micro-batches", 1, MOST_MICRO_BATCHES)
+        reading.text(self.optimizer, "optimizer", "workload")
+        reading.text(self.precision, "precision", "workload")
+        if self.optimizer not in OPTIMIZER_STATES:
+            raise WorkloadError(f"unknown optimizer {shown(self.optimizer)}; known: {', '.join(OPTIMIZER_STATES)}")
+        if self.precision not in PRECISIONS:
+            raise WorkloadError(f"unknown precision {shown(self.precision)}; known: {', '.join(PRECISIONS)}")
+        if self.memory_limit_bytes is not None:
+            _whole(self.memory_limit_bytes, "memory limit", 0, MOST_MEMORY_BYTES)
+        if m is not None:
+            _whole(m, "micro-batches an update", 1, MOST_MICRO_BATCHES)
+            if n % m:
+                raise WorkloadError(f"micro-batches an update must be a whole number that divides {n}, got {m}")
+        if self.staleness_limit is not None:
+            _whole(self.staleness_limit, "staleness limit", 0, MOST_MICRO_BATCHES)
+
+    def gradient_bytes(self, parameter_bytes: int) -> int:
+        """Bytes of the gradient accumulators of parameters of `parameter_bytes`."""
+        return parameter_bytes if self.precision == "fp32" else 2 * parameter_bytes
+
+    def optimizer_bytes(self, parameter_bytes: int) -> int:
+        """Bytes of optimizer state (and master copy) of parameters of `parameter_bytes`."""
+        states = OPTIMIZER_STATES[self.optimizer]
+        return parameter_bytes * (states if self.precision == "fp32" else 2 * (states + 1))
+
+    def step_traffic_bytes(self, parameter_bytes: int) -> int:
+        """Bytes the optimizer step reads and writes: gradients once, parameters and state both ways.
+
+        In mixed precision the 16-bit copies are only written.
+        """
+        copies = 2 * parameter_bytes if self.precision == "fp32" else parameter_bytes
+        return self.gradient_bytes(parameter_bytes) + copies + 2 * self.optimizer_bytes(parameter_bytes)
+
+    def predict_traffic_bytes(self, parameter_bytes: int, momentum_first: bool) -> int:
+        """Bytes a prediction of future weights moves: parameters and state read, predicted parameters written.
+
+        In mixed precision it starts from the fp32 master copy. Whether the last gradient is read, see `keeps_gradient`.
+        """
+        master = parameter_bytes if self.precision == "fp32" else 2 * parameter_bytes
+        gradient = self.gradient_bytes(parameter_bytes) if self.keeps_gradient(momentum_first) else 0
+        return master * (1 + OPTIMIZER_STATES[self.optimizer]) + gradient + parameter_bytes
+
+    def keeps_gradient(self, momentum_first: bool) -> bool:
+        """Whether predictions need the gradient of the last update, kept beside the one being summed."""
+        return self.optimizer in PREDICTED_FROM_GRADIENT or (momentum_first and self.optimizer == "momentum")
+
+    def memory_limit(self, device_memory_bytes: int) -> int:
+        """The limit of a device with `device_memory_bytes` of memory."""
+        limit = self.memory_limit_bytes
+        return device_memory_bytes if limit is None else min(limit, device_memory_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As stored in plan.json."""
+        optional = ("update_every", "staleness_limit")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
+
+    @classmethod
+    def from_dict(cls, content: object) -> Workload:
+        """From plan.json; raises WorkloadError."""
+        with refusing(WorkloadError):
+            values = reading.mapping(content, "workload", {f.name for f in fields(cls)})
+            reading.required(values, "micro_batches", "workload")
+        return cls(**values)
+
+
+def _whole(value: object, what: str, least: int, most: int) -> None:
+    """Raises InputError unless this is an int of this range; a float is none, whatever its value."""
+    if isinstance(value, float):
+        raise WorkloadError(f"{what} must be a whole number, got {shown(value)}")
+    reading.whole(value, what, "workload", least, most)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What may be decided. Every technique is allowed unless switched off.
+
+    Attributes:
+        asynchronous: weight policies to choose from (see `weight_policy`); none: synchronous training.
+        schedule: "search", or the name of a schedule to plan with on its best partition.
+        pipelines: at most this many pipelines; None: no limit. A named schedule brings its own number.
+        replicas: exactly so many equal groups of devices, each with its part of the micro-batches; None: as is best.
+    """
+
+    schedule: str = "search"
+    pipelines: int | None = None
+    offload: bool = True
+    recompute: bool = True
+    split_backward: bool = True
+    separate_backward: bool = True
+    asynchronous: tuple[str, ...] = ()
+    replicas: int | None = None
+
+    def __post_init__(self) -> None:
+        for what, count in (("pipelines", self.pipelines), ("replicas", self.replicas)):
+            if count is not None:
+                with refusing(WorkloadError):
+                    _whole(count, what, 1, MOST_MICRO_BATCHES)
+        for name in self.asynchronous:
+            if name not in WEIGHT_POLICIES or name == FLUSH:
+                known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)
+                raise WorkloadError(f"unknown asynchronous method {shown(name)}; known: {known}")

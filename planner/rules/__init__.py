@@ -1,0 +1,1 @@
+"""The checker's rules over op lists. They know no simulator and no solver."""

@@ -1,0 +1,253 @@
+"""What the checker's rules share: violations, and a plan's op lists and routes as columns of numbers."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan import IN_LINE, Kind, Op, Plan
+from ..problem.weight_policy import BATCH, FLUSH, WEIGHT_POLICIES
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+KEEP, RECOMPUTE, OFFLOAD, SHIP = range(4)
+_POLICIES = {"keep": KEEP, "recompute": RECOMPUTE, "offload": OFFLOAD, "offload+weights": OFFLOAD}
+_SHIP = re.compile(r"ship>(0|[1-9][0-9]{0,8})")
+_IN_LINE = np.array([kind in IN_LINE for kind in Kind])
+_BACK = frozenset({Kind.B, Kind.I, Kind.W, Kind.R, Kind.FETCH})
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One reason why a plan cannot run as promised: a stable code, where, and one line for people."""
+
+    code: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.where}: {self.message}"
+
+
+class Policy(NamedTuple):
+    """What becomes of a stash: KEEP, RECOMPUTE, OFFLOAD or SHIP, and the device it is shipped to (-1: none)."""
+
+    choice: int
+    device: int = -1
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_policy(text: str) -> Policy | None:
+    """The policy that a plan's text names; None where it names none."""
+    shipped = _SHIP.fullmatch(text)
+    if shipped:
+        return Policy(SHIP, int(shipped[1]))
+    return Policy(_POLICIES[text]) if text in _POLICIES else None
+
+
+def update_micro_batches(plan: Plan) -> int:
+    """Micro-batches an update of an asynchronous plan; 0 for a synchronous one, which updates once at its end."""
+    policy = WEIGHT_POLICIES.get(plan.weights)
+    if policy is None or plan.weights == FLUSH:
+        return 0
+    return plan.problem.workload.update_every or (len(plan.stages) if policy.takes == BATCH else 1)
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Where every stage of every micro-batch runs and what becomes of its stash: tables [stage, micro-batch]."""
+
+    device: Ints  # of F
+    back: Ints  # of B, I, W and R
+    policy: Ints
+    away: Ints  # device that a shipped stash goes to; -1: none
+    devices: int
+    node: Ints  # of every device
+    groups: int  # of tied parameters in the model
+    update: int  # micro-batches an update; 0: one update, at the end
+
+    @classmethod
+    def of(cls, plan: Plan) -> Homes:
+        """The tables of a plan whose structure is sound."""
+        stages = len(plan.stages)
+        path = np.zeros(plan.problem.workload.micro_batches, dtype=np.int64)
+        for number, pipeline in enumerate(plan.pipelines):
+            path[list(pipeline.micro_batches)] = number
+        routes = np.array([(p.forward, p.backward) for p in plan.pipelines], dtype=np.int64).reshape(-1, 2, stages)
+        rows = [[parse_policy(text) or Policy(KEEP) for text in row] for row in plan.stash]
+        policies = np.array(rows, dtype=np.int64).reshape(-1, stages, 2)[path]
+        node = np.array([device.node for device in plan.problem.cluster.devices], dtype=np.int64)
+        forward, back, groups = routes[path, 0].T, routes[path, 1].T, len(plan.problem.model.shared)
+        devices, update = len(plan.problem.cluster), update_micro_batches(plan)
+        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, devices, node, groups, update)
+
+    @property
+    def closings(self) -> Ints:
+        """The micro-batch in the STEP of every update: its last one, or -1 where one update ends the step."""
+        if not self.update:
+            return np.array([-1])
+        return np.arange(self.update, self.device.shape[1] + 1, self.update) - 1
+
+    def update_of(self, micro_batch: Ints) -> Ints:
+        """The update that each of these micro-batches is part of."""
+        return micro_batch // self.update if self.update else np.zeros_like(micro_batch)
+
+    @property
+    def held(self) -> Flags:
+        """[device, stage]: whether the device holds a trained replica of the stage (it runs the backward)."""
+        return self.runs(self.back)
+
+    @property
+    def owners(self) -> dict[int, list[int]]:
+        """The devices that hold a trained replica of each stage."""
+        return {stage: np.flatnonzero(column).tolist() for stage, column in enumerate(self.held.T)}
+
+    def runs(self, table: Ints) -> Flags:
+        """[device, stage]: whether the device runs the stage for some micro-batch; `table`: `device` or `back`."""
+        runs = np.zeros((self.devices, len(table)), dtype=np.bool_)
+        runs[table, np.arange(len(table))[:, None]] = True
+        return runs
+
+    @property
+    def returned(self) -> tuple[Ints, Ints, Ints]:
+        """Stage, source and target of the parameters that go to devices that only run a stage's forward.
+
+        The source holds a trained replica: in the target's node where there is one, of these the lowest device.
+        """
+        held = self.held
+        target, stage = np.nonzero(self.runs(self.device) & ~held)
+        far = self.node[:, None] != self.node[target][None, :]
+        cost = np.where(held[:, stage], far * self.devices + np.arange(self.devices)[:, None], 2 * self.devices)
+        return stage, cost.argmin(axis=0), target
+
+    @property
+    def moved(self) -> Flags:
+        """Which stashes (or what they are made from again) are sent from the forward to the backward device."""
+        return np.asarray((self.device != self.back) & ((self.policy == KEEP) | (self.policy == RECOMPUTE)))
+
+    def of_kind(self, kind: int) -> Ints:
+        """Where the ops of this kind run."""
+        return self.back if kind in _BACK else self.device
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Ops as columns: the fields of `Op`, and the device whose list holds them."""
+
+    kind: Ints
+    stage: Ints
+    micro_batch: Ints
+    peer: Ints
+    device: Ints
+
+    @classmethod
+    def of(
+        cls, kind: int, stage: Ints | int, micro_batch: Ints | int, device: Ints | int, peer: Ints | int = -1
+    ) -> Columns:
+        """Ops of one kind; single numbers stand for a whole column."""
+        columns = np.broadcast_arrays(kind, stage, micro_batch, peer, device)
+        return cls(*(np.asarray(column, dtype=np.int64).reshape(-1) for column in columns))
+
+    @classmethod
+    def of_tables(cls, kind: int, device: Ints) -> Columns:
+        """Ops of one kind for all of a table of devices [stage, micro-batch]."""
+        stage, micro_batch = np.nonzero(device >= 0)
+        return cls.of(kind, stage, micro_batch, device.reshape(-1))
+
+    @classmethod
+    def join(cls, parts: Sequence[Columns]) -> Columns:
+        """All of these, one after the other."""
+        fields = ("kind", "stage", "micro_batch", "peer", "device")
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(*(np.concatenate([empty, *(getattr(part, key) for part in parts)]) for key in fields))
+
+    def op(self, row: int) -> Op:
+        """One row as an op."""
+        fields = (self.stage[row], self.micro_batch[row], self.peer[row])
+        return Op(Kind(self.kind[row]), *map(int, fields))
+
+    def keys(self, homes: Homes) -> Ints:
+        """One number for every op, different for different ops; -1 for ops that no plan of this size can have."""
+        stages, count = homes.device.shape
+        peers = max(stages, homes.devices, homes.groups)
+        key = (self.kind * homes.devices + self.device) * stages + self.stage
+        key = (key * (count + 1) + self.micro_batch + 1) * (peers + 1) + self.peer + 1
+        sound = (self.stage >= 0) & (self.stage < stages) & (self.micro_batch >= -1) & (self.micro_batch < count)
+        sound &= (self.peer >= -1) & (self.peer < peers)
+        return np.where(sound, key, -1)
+
+
+def _flat(orders: Sequence[Sequence[Op]]) -> Ints:
+    """The ops' fields [op, field], device after device; numbers beyond 64 bits become -2, which nothing has."""
+    count = sum(map(len, orders))
+    fields = chain.from_iterable(chain.from_iterable(orders))
+    try:
+        flat = np.fromiter(fields, dtype=np.int64, count=4 * count)
+    except OverflowError:
+        small = (x if abs(x) < 1 << 62 else -2 for x in chain.from_iterable(chain.from_iterable(orders)))
+        flat = np.fromiter(small, dtype=np.int64, count=4 * count)
+    return flat.reshape(count, 4)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The op lists of a plan as columns, device after device; an op's row is its *place*."""
+
+    orders: tuple[tuple[Op, ...], ...]
+    homes: Homes
+    columns: Columns
+    first: Ints  # place of each device's first op
+    key: Ints
+    sorted_key: Ints
+    by_key: Ints
+
+    @classmethod
+    def of(cls, plan: Plan, homes: Homes) -> Listed:
+        """The op lists of a plan whose structure is sound."""
+        lengths = np.array([len(order) for order in plan.orders], dtype=np.int64)
+        kind, stage, micro_batch, peer = _flat(plan.orders).T.copy()
+        columns = Columns(kind, stage, micro_batch, peer, np.repeat(np.arange(len(lengths)), lengths))
+        key = columns.keys(homes)
+        by_key = np.argsort(key, kind="stable")
+        return cls(plan.orders, homes, columns, np.cumsum(lengths) - lengths, key, key[by_key], by_key)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def op(self, place: int) -> Op:
+        """The op at a place, as the plan has it."""
+        device = int(self.columns.device[place])
+        return self.orders[device][place - int(self.first[device])]
+
+    def find(self, wanted: Columns) -> Ints:
+        """First places of these ops; -1 where the lists do not have one."""
+        if not len(self):
+            return np.full(len(wanted.kind), -1, dtype=np.int64)
+        key = wanted.keys(self.homes)
+        at = np.minimum(np.searchsorted(self.sorted_key, key), len(self) - 1)
+        return np.where(self.sorted_key[at] == key, self.by_key[at], -1)
+
+    def table(self, kind: Kind) -> Ints:
+        """[stage, micro-batch]: places of the ops of this kind on the stages' own devices; -1: none."""
+        home = self.homes.of_kind(kind)
+        return self.find(Columns.of_tables(kind, home)).reshape(home.shape)
+
+    @property
+    def in_line(self) -> Flags:
+        """Whether each op runs in list order (the others are posted)."""
+        return np.asarray(_IN_LINE[self.columns.kind], dtype=np.bool_)
+
+    @property
+    def previous(self) -> Ints:
+        """The place of the last in-line op before each op in its list; -1: none."""
+        last = np.maximum.accumulate(np.where(self.in_line, np.arange(len(self)), -1))
+        before = np.concatenate([[-1], last])[: len(self)].astype(np.int64)
+        return np.where(before < self.first[self.columns.device], -1, before)

@@ -1,0 +1,1 @@
+"""What runs did: traces, costs calibrated by them, forecasts against them."""

@@ -1,0 +1,1 @@
+"""CP-SAT models of orders, devices and stash choices."""

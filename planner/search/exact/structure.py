@@ -1,0 +1,277 @@
+"""The exact phase: candidates best bound first, CP-SAT on each, until nothing can beat the best plan."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from dataclasses import dataclass, field, replace
+
+from ... import bounds
+from ...basics.deadline import check_time
+from ...graph.operations import KEEP, SHIP, Candidate
+from ...lower.assemble import Assembled
+from ...partition.chain import Cuts, compositions, cut
+from ...plan import Pipeline
+from .. import apart_space
+from ..fit import lacking
+from ..named.portfolio import Order
+from ..session import Session
+from ..shapes import MOST_CHUNKS, policies, routes
+from ..solver import Effort
+from .apart import solve_apart
+from .orders import Found, Report, solve
+
+MOST_CUTS = 256
+"""Cuts are all enumerated up to this number; the bound then comes from the candidates alone."""
+MOST_OPS = 2400
+"""F and B ops up to which a CP-SAT model is built; with a choice of stash policies, a third of them."""
+_CLOSE = 1e-9
+_FIRST_SLICE = 0.5
+_FIRST_APART = 4 * _FIRST_SLICE
+_WITHOUT = 4
+"""How much more effort models with open devices get that leave shipping there and back out: they are far smaller."""
+_SLOWER = 4
+"""Models with open devices take about so many seconds for one of deterministic time."""
+
+
+@dataclass(order=True)
+class Open:
+    """A candidate not yet decided: its bound in seconds, and the deterministic time of its next solve.
+
+    fates: where its stages choose their devices, what may happen to their stashes.
+    """
+
+    bound_s: float
+    number: int
+    candidate: Candidate = field(compare=False)
+    fates: frozenset[str] = field(compare=False, default=frozenset())
+    effort: float = field(compare=False, default=_FIRST_SLICE)
+
+
+def may_turn(session: Session) -> bool:
+    """Whether two directions are in the space."""
+    most = session.space.pipelines
+    return session.stages > 1 and session.problem.workload.micro_batches > 1 and (most is None or most > 1)
+
+
+def candidates(session: Session, orders: list[Order]) -> tuple[list[Candidate], bool]:
+    """The candidates of the shapes searched exactly, or the most promising; and whether these are all.
+
+    One to MOST_CHUNKS stages a device, back and forth or round and round, one pipeline or two in opposite directions.
+    """
+    chain, batches = session.chain, session.problem.workload.micro_batches
+    found: list[Candidate] = []
+    complete = True
+    for order in orders:
+        for chunks in range(1, MOST_CHUNKS + 1):
+            count = chunks * len(order)
+            if count > len(chain) or (len(order) == 1 and chunks > 1):
+                break
+            every = compositions(len(chain), count, MOST_CUTS)
+            if every is not None and len(every) * len(orders) * batches * count > 200_000:
+                every = None
+            complete &= every is not None
+            for route in routes(order, chunks):
+                cuts = every
+                if cuts is None:
+                    cuts = _some_cuts(session, route) if chunks == 1 else []
+                for c in cuts:
+                    check_time()
+                    found += _candidates_of(session, chain.stages(c), route, order, orders, batches)
+    return found, complete
+
+
+def _candidates_of(
+    session: Session,
+    stages: tuple[tuple[str, ...], ...],
+    route: Order,
+    order: Order,
+    orders: list[Order],
+    batches: int,
+) -> list[Candidate]:
+    found = [Candidate(session.problem, stages, (Pipeline(route, route, tuple(range(batches))),))]
+    back = order[::-1]
+    twin = back in orders and orders.index(back) < orders.index(order)
+    if may_turn(session) and not twin:
+        mirror = dict(zip(order, back, strict=True))
+        up_route = tuple(mirror[d] for d in route)
+        down = Pipeline(route, route, tuple(range(batches - 1)))
+        found.append(Candidate(session.problem, stages, (down, Pipeline(up_route, up_route, (batches - 1,)))))
+    return found
+
+
+def apart_candidates(session: Session) -> list[Candidate]:
+    """The cuts into one stage a device whose stages choose their devices; none where they do not."""
+    if not session.apart:
+        return []
+    chain, route = session.chain, tuple(range(session.stages))
+    given = Pipeline(route, route, tuple(range(session.problem.workload.micro_batches)))
+    cuts = compositions(len(chain), session.stages, apart_space.MOST_CUTS) or []
+    return [Candidate(session.problem, chain.stages(c), (given,)) for c in cuts]
+
+
+def _some_cuts(session: Session, order: Order) -> list[Cuts]:
+    """Cuts of the best plans simulated so far, and of the dynamic programme without memory."""
+    chain = session.chain
+    found: list[Cuts] = []
+    ranked = sorted(session.seen, key=_rank)
+    for plan in (found.candidate for found in ranked):
+        if len(plan.stages) == len(order) and plan.pipelines[0].forward in (order, order[::-1]):
+            ends, total = [], 0
+            for stage in plan.stages[:-1]:
+                total += len(stage)
+                ends.append(total)
+            found.append(tuple(ends))
+    free = cut(chain, order, [1] * len(order))
+    return list(dict.fromkeys([*found[:3], *([free] if free else []), *found[3:]]))[:4]
+
+
+def _rank(found: Assembled) -> float:
+    return math.inf if lacking(found) else found.forecast.step_s
+
+
+class Hunt:
+    """Best-first search over candidates; raises session.shapes_s where the candidates are all there are."""
+
+    def __init__(self, session: Session, orders: list[Order]) -> None:
+        self.session = session
+        self.policies = frozenset([KEEP, *policies(session.problem, session.space)])
+        listed, self.complete = candidates(session, orders)
+        self.heap: list[Open] = []
+        for number, candidate in enumerate(listed):
+            self.heap.append(Open(self._cheap(candidate), number, candidate))
+        heapq.heapify(self.heap)
+        self.fates = apart_space.fates(session.problem, session.space)
+        self.apart = [
+            Open(session.bound_s, number, candidate, fates, _FIRST_APART)
+            for number, candidate in enumerate(apart_candidates(session))
+            for fates in dict.fromkeys((self.fates - {SHIP}, self.fates))
+        ]
+        self.count = len(self.heap) + len(self.apart)
+        self.closed_s = self.closed_apart_s = math.inf
+        self.effort = 0.0
+        self._update()
+
+    def _cheap(self, candidate: Candidate) -> float:
+        roomy = None if self.policies == {KEEP} else [1 << 60] * len(self.session.problem.cluster)
+        return bounds.candidate(candidate, None, self.session.space.split_backward, roomy)
+
+    @property
+    def _together_s(self) -> float:
+        """The smallest bound of all candidates whose stages have one device each."""
+        return min(self.heap[0].bound_s if self.heap else math.inf, self.closed_s)
+
+    @property
+    def _nearest_s(self) -> float:
+        """The smallest bound of all candidates."""
+        return min(
+            [self._together_s, self.closed_apart_s, *(node.bound_s for node in self.apart if node.fates == self.fates)]
+        )
+
+    def _update(self) -> None:
+        if not self.complete:
+            return
+        session = self.session
+        if math.isfinite(self._together_s):
+            session.together_s = max(session.together_s, self._together_s)
+        if math.isfinite(self._nearest_s):
+            session.shapes_s = max(session.shapes_s, self._nearest_s)
+        else:
+            session.hopeless = session.best is None
+
+    @property
+    def ops(self) -> int:
+        """F and B ops of a plan with one stage a device."""
+        return 2 * self.session.problem.workload.micro_batches * self.session.stages
+
+    @property
+    def solvable(self) -> bool:
+        """Whether the models are small enough to be built."""
+        most = MOST_OPS if self.policies == {KEEP} else MOST_OPS // 3
+        return self.ops <= most
+
+    def note(self) -> None:
+        """Says how many candidates there were and what became of them."""
+        if not self.solvable:
+            return
+        closed, left = self.count - len(self.heap) - len(self.apart), len(self.heap) + len(self.apart)
+        every = "all" if self.complete else "some"
+        what = f"exact search of {every} cuts and shapes: {closed} decided, {left} open"
+        self.session.ledger.note(
+            what, self._nearest_s if math.isfinite(self._nearest_s) else 0.0, None, "see the bound"
+        )
+
+    def run(self, deadline: float, effort: float) -> None:
+        """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up."""
+        session = self.session
+        allowed = self.effort + effort
+        while self.solvable and self.effort < allowed and not session.over and time.monotonic() < deadline:
+            node = self._next()
+            if node is None:
+                break
+            self._solve(node, deadline, allowed - self.effort)
+            self._update()
+            session.report("exact search")
+
+    def _next(self) -> Open | None:
+        """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""
+        below = self.session.best_s * (1 - _CLOSE)
+        first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
+        turns = [node for node in self.apart if node.bound_s < below]
+        if turns and (first is None or min(map(self._turn, turns)) <= first.effort):
+            node = min(turns, key=lambda node: (self._turn(node), node.bound_s, node.number))
+            self.apart.remove(node)
+            return node
+        return None if first is None else heapq.heappop(self.heap)
+
+    def _turn(self, node: Open) -> float:
+        return node.effort if node.fates == self.fates else node.effort / _WITHOUT
+
+    def _solve(self, node: Open, deadline: float, allowed: float) -> None:
+        session = self.session
+        slice_ = min(node.effort, allowed)
+        workers = 1 if node.effort == _FIRST_SLICE else session.workers
+        began = time.monotonic()
+        seconds = min(deadline - began, session.remaining_s)
+        effort = Effort(seconds, slice_, workers, session.seed)
+
+        def report(_: float) -> None:
+            session.report("exact search")
+
+        if node.fates:
+            found = self._solve_apart(node, effort, report if node.fates == self.fates else None)
+        else:
+            found = solve(
+                node.candidate, effort, session.best_s, session.best, report,
+                split=session.space.split_backward, policies=self.policies, lower_s=node.bound_s,
+            )  # fmt: skip
+        self.effort += found.effort
+        session.interrupted |= found.interrupted
+        if found.plan is not None:
+            session.offer(found.plan, "exact search")
+        self._file(node, found, found.effort < 0.9 * slice_ and time.monotonic() - began < 0.9 * seconds)
+
+    def _solve_apart(self, node: Open, effort: Effort, report: Report | None) -> Found:
+        """As `solve`, for a candidate whose stages choose their devices."""
+        found = solve_apart(
+            node.candidate, replace(effort, deterministic=effort.deterministic / _SLOWER), self.session.best_s, report,
+            split=self.session.space.split_backward, policies=node.fates, lower_s=node.bound_s,
+        )  # fmt: skip
+        return replace(found, effort=found.effort * _SLOWER)
+
+    def _file(self, node: Open, found: Found, ended: bool) -> None:
+        """Closes the candidate, or puts it back with its new bound and more effort. `ended`: before its effort did."""
+        node.bound_s = max(node.bound_s, found.bound_s)
+        finished = ended and not found.interrupted
+        if found.closed or finished:
+            if node.fates == self.fates:
+                self.closed_apart_s = min(self.closed_apart_s, node.bound_s)
+            elif not node.fates:
+                self.closed_s = min(self.closed_s, node.bound_s)
+            return
+        node.effort *= 4
+        if node.fates:
+            self.apart.append(node)
+        else:
+            heapq.heappush(self.heap, node)

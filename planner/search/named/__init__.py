@@ -1,0 +1,1 @@
+"""Named schedules on their best cuts, where there is room and where memory is tight."""

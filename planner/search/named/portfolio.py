@@ -1,0 +1,292 @@
+"""The portfolio: every named schedule and capped 1F1B, each on its best cuts, all simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from ... import bounds
+from ...basics.deadline import check_time
+from ...basics.errors import PlanError
+from ...graph.operations import KEEP, RECOMPUTE, Candidate, static_bytes
+from ...lower.assemble import assemble, assembled
+from ...partition.chain import Cuts, compositions, cut, lightest
+from ...partition.folded import fold
+from ...plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
+from ...problem.workload import SearchSpace
+from ...schedules import Layout, build, capped, known, spelled_out, variants
+from ..fit import lacking, limits
+from ..session import Session
+from ..shapes import policies
+from .fullest import in_flight, of_layout, residents
+
+FEW_CUTS = 40
+"""Up to so many cuts are all simulated for every schedule; beyond, the dynamic programmes choose."""
+LARGE = 12_000
+"""Ops (F and B) from which on every schedule is simulated on one cut only."""
+MOST_REMADE = 400_000
+"""Ops (F and B) of all named schedules that are simulated with every stash recomputed."""
+Order = tuple[int, ...]
+
+
+def device_orders(problem: Problem, stages: int) -> list[Order]:
+    """Devices for stages 0, 1, ...: the cluster's order; on unequal devices also by speed and by memory."""
+    devices = problem.cluster.devices
+    given = tuple(range(stages))
+    if all(device.kind == devices[0].kind for device in devices):
+        return [given]
+    by_speed = sorted(range(len(devices)), key=lambda d: -devices[d].kind.speed)
+    by_memory = sorted(range(len(devices)), key=lambda d: -devices[d].kind.memory_bytes)
+    fastest = tuple(sorted(by_speed[:stages]))
+    chosen = (given, fastest, tuple(by_speed[:stages]), tuple(by_memory[:stages]))
+    return list(dict.fromkeys(order for found in chosen for order in (found, found[::-1])))
+
+
+def place(layout: Layout, order: Order, devices: int) -> Layout:
+    """The layout with its device d moved to order[d], in a cluster of so many devices."""
+    pipelines = tuple(
+        Pipeline(tuple(order[d] for d in p.forward), tuple(order[d] for d in p.backward), p.micro_batches)
+        for p in layout.pipelines
+    )
+    orders: list[tuple[Op, ...]] = [()] * devices
+    for d, listed in enumerate(layout.orders):
+        orders[order[d]] = listed
+    return replace(layout, pipelines=pipelines, orders=tuple(orders))
+
+
+# ------------------------------------------------------------------ cuts for a layout
+
+
+def cuts_for(session: Session, layout: Layout, few: int = FEW_CUTS) -> Iterator[Cuts]:
+    """Cuts worth simulating for a placed layout, the most promising first; all of them where they are few."""
+    seen: set[Cuts] = set()
+    for c in _cuts(session, layout, few):
+        if c is not None and c not in seen:
+            seen.add(c)
+            yield c
+
+
+def _cuts(session: Session, layout: Layout, few: int) -> Iterator[Cuts | None]:
+    chain, alive, devices = session.chain, residents(layout), layout.pipelines[0].forward
+    share = 1 / max(1, max(map(len, alive)))
+    flights = in_flight(layout)
+    every = compositions(len(chain), layout.stages, few)
+    for b in (2, 0):
+        yield cut(chain, devices, flights, buffers=b, share=share, replicated=share < 1)
+    for b in (2, 0) if every is None and _folds(layout) else ():
+        pairs = [tuple(alive[d].get(s, 0) for s in _pair(k, layout)) for k, d in enumerate(devices)]
+        yield fold(chain, devices, [(near, far) for near, far in pairs], buffers=b)
+    least = lightest(chain, devices, flights)
+    yield None if least is None else least[0]
+    yield cut(chain, devices, [0] * layout.stages, buffers=0)
+    yield from every or ()
+
+
+def _pair(k: int, layout: Layout) -> tuple[int, int]:
+    return k, layout.stages - 1 - k
+
+
+def _folds(layout: Layout) -> bool:
+    """Whether the layout is one pipeline down and one up."""
+    return len(layout.pipelines) == 2 and layout.pipelines[0].forward == layout.pipelines[1].forward[::-1]
+
+
+# ------------------------------------------------------------------ simulation
+
+
+def not_split(space: SearchSpace, candidate: Candidate) -> frozenset[int]:
+    """Stages whose backward stays whole: they cannot be split, or the space does not allow it."""
+    separable = candidate.costs.separable
+    return frozenset(s for s, can in enumerate(separable) if not (can and space.split_backward))
+
+
+def whole_backwards(order: Iterable[Op], stages: frozenset[int]) -> list[Op]:
+    """A compute order with the backwards of these stages whole, at the place of their input halves."""
+    found: list[Op] = []
+    for op in order:
+        if op.stage not in stages or op.kind not in (Kind.I, Kind.W):
+            found.append(op)
+        elif op.kind == Kind.I:
+            found.append(Op(Kind.B, op.stage, op.micro_batch))
+    return found
+
+
+def remade(order: Iterable[Op]) -> list[Op]:
+    """A compute order with a recomputation right before every backward."""
+    found: list[Op] = []
+    for op in order:
+        if op.kind in (Kind.B, Kind.I):
+            found.append(Op(Kind.R, op.stage, op.micro_batch))
+        found.append(op)
+    return found
+
+
+def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP) -> None:
+    """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
+
+    `policy`: "keep", or "recompute" for every stash.
+    """
+    rows = tuple((policy,) * layout.stages for _ in layout.pipelines)
+    shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
+    for c in cuts:
+        if session.over or session.proven:
+            return
+        check_time()
+        candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
+        least_s = bounds.candidate(candidate, shares, session.space.split_backward)
+        if least_s >= session.best_s or busiest_s(candidate) >= session.worth_s:
+            continue
+        if session.seen and session.space.schedule == "search" and not holds(candidate, layout, policy):
+            continue
+        began = time.monotonic()
+        try:
+            whole = not_split(session.space, candidate)
+            orders = [whole_backwards(order, whole) for order in layout.orders]
+            found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
+        except PlanError:
+            continue
+        session.longest_s = max(session.longest_s, time.monotonic() - began)
+        session.remember(found)
+        if found.forecast.step_s < session.best_s and not lacking(found):
+            session.offer(found.plan, phase)
+
+
+def holds(candidate: Candidate, layout: Layout, policy: str) -> bool:
+    """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap."""
+    costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
+    kept = costs.stash_bytes if policy == KEEP else np.minimum(costs.incoming_bytes, costs.stash_bytes)
+    later = np.array([0 if s in whole else size for s, size in enumerate(costs.weight_stash_bytes.tolist())])
+    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
+    for limit, held, device in zip(limits(candidate.problem), static, of_layout(layout), strict=True):
+        stages = [s for _, s in device.units]
+        if stages and held + device.bytes(kept[stages], later[stages]) > limit:
+            return False
+    return True
+
+
+def busiest_s(candidate: Candidate) -> float:
+    """Seconds of the forwards and backwards of the busiest device."""
+    costs, devices = candidate.costs, candidate.problem.cluster.devices
+    work = (costs.forward_s + costs.backward_s).tolist()
+    found = [0.0] * len(devices)
+    for pipeline in candidate.pipelines:
+        for s, device in enumerate(pipeline.forward):
+            found[device] += len(pipeline.micro_batches) * work[s] / devices[device].kind.speed
+    return max(found)
+
+
+def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
+    """The variants of the named schedule, or of all when the space is searched.
+
+    A named schedule brings its own number of pipelines; a limit above it allows its variants with more.
+
+    Raises ScheduleError when the named schedule does not exist for these numbers.
+    """
+    name, most = space.schedule, space.pipelines
+    if name == "search":
+        for _, layout in variants(devices, micro_batches, layers):
+            # several stages on the only device are one
+            if (most is None or len(layout.pipelines) <= most) and (devices > 1 or layout.stages == 1):
+                yield layout
+        return
+    mine = [layout for _, layout in variants(devices, micro_batches, layers, name)]
+    own = min((len(x.pipelines) for x in mine), default=1)
+    allowed = [x for x in mine if len(x.pipelines) <= (own if most is None else max(own, most))]
+    yield from allowed or [build(name, devices, micro_batches)]
+
+
+def run_remade(session: Session, order: Order) -> None:
+    """The named schedules with every stash recomputed, where memory may be what holds the step back."""
+    batches = session.problem.workload.micro_batches
+    if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= 1.02 * session.bound_s:
+        return
+    simulated = 0
+    for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
+        count = 2 * batches * layout.stages
+        if session.over or session.proven or simulated + count > MOST_REMADE:
+            return
+        simulated += count
+        placed = place(layout, order, len(session.problem.cluster))
+        tried = islice(cuts_for(session, placed, 0), 1 if count > LARGE else 2)
+        try_layout(session, placed, tried, layout.name, RECOMPUTE)
+
+
+def run_named(session: Session, order: Order) -> None:
+    """Every named schedule of the space with its stages on these devices: on one cut each, then on others."""
+    count, batches = len(order), session.problem.workload.micro_batches
+    more: list[tuple[Layout, Iterator[Cuts]]] = []
+    for layout in named_layouts(session.space, count, batches, len(session.chain)):
+        if session.over or session.proven:
+            return
+        if layout.stages > len(session.chain):
+            continue
+        placed = place(layout, order, len(session.problem.cluster))
+        large = 2 * batches * layout.stages > LARGE
+        cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
+        try_layout(session, placed, islice(cuts, 1), layout.name)
+        if not large or session.best is None:
+            more.append((placed, cuts))
+    for placed, cuts in more:
+        try_layout(session, placed, cuts, placed.name)
+
+
+def caps(stages: int, large: bool) -> list[int]:
+    """Caps on micro-batches in flight, from one below 1F1B's down to one; geometric for large problems."""
+    if not large and stages <= 16:
+        return list(range(stages - 1, 0, -1))
+    found = [stages - 1]
+    while found[-1] > 1:
+        found.append(max(1, found[-1] * 2 // 3))
+    return [k for k in found if k >= 1]
+
+
+def run_capped(session: Session, order: Order) -> None:
+    """1F1B with fewer micro-batches in flight: a tight but feasible memory limit gets a plan down to one.
+
+    Large problems, which begin with it, start with 1F1B itself and stop at the first cap that fits: with less memory
+    comes more waiting.
+    """
+    count, batches = len(order), session.problem.workload.micro_batches
+    large = 2 * batches * count > LARGE
+    for most in [*([count] if large else []), *caps(count, large)]:
+        if session.over or session.proven or (large and session.best is not None):
+            return
+        layout = capped(count, batches, most)
+        placed = place(layout, order, len(session.problem.cluster))
+        cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
+        try_layout(session, placed, cuts, layout.name)
+
+
+def run_lightest(session: Session, order: Order) -> None:
+    """One micro-batch at a time on the lightest cut: the plan that needs least memory, as a first answer."""
+    layout = capped(len(order), session.problem.workload.micro_batches, 1)
+    found = lightest(session.chain, order, [1] * len(order))
+    if found is not None:
+        placed = place(layout, order, len(session.problem.cluster))
+        try_layout(session, placed, [found[0]], "one in flight")
+
+
+def own_orders(plan: Plan) -> list[list[Op]]:
+    """A plan's orders without what `assemble` places itself: messages, reductions and optimizer steps."""
+    placed = SENDS | RECEIVES | COLLECTIVES | {Kind.STEP, Kind.PREDICT}
+    return [[op for op in order if op.kind not in placed] for order in plan.orders]
+
+
+def _schedule_of(plan: Plan) -> str:
+    """What a plan says where it came from, if that is a schedule's name; else it was searched for."""
+    name, replicas = spelled_out(plan.provenance.source)
+    groups = "" if replicas is None else f", {replicas} replicas"
+    return f"{name if known(name) else 'search'}{groups}"
+
+
+def run_hint(session: Session, hint: Plan) -> None:
+    """The caller's plan, simulated on this problem; ignored where it does not apply."""
+    candidate = Candidate(session.problem, hint.stages, hint.pipelines, hint.stash)
+    try:
+        session.offer(assemble(candidate, own_orders(hint), _schedule_of(hint)), "hint")
+    except (PlanError, KeyError, IndexError):
+        return

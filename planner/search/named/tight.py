@@ -1,0 +1,145 @@
+"""Named orders where memory is tight: each on a cut and with stash policies chosen so that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from ...basics.errors import PlanError
+from ...graph.operations import OFFLOAD, Candidate
+from ...lower.assemble import Assembled, assembled
+from ...partition.mixed import cut_mixed
+from ...plan import Kind, Op
+from ...schedules import Layout, capped
+from ..balance import balanced
+from ..fit import missing
+from ..session import Session
+from ..shapes import policies
+from .fates import lightened, with_fates, with_recomputation
+from .fullest import in_flight
+from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
+
+TRIES = 4
+"""So often an order that was simulated and exceeds some device is tried again with as much less memory there."""
+LEAD = 2
+"""A copied stash is asked for so many ops before its backward."""
+
+
+def run_glance(session: Session, order: Order) -> None:
+    """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host."""
+    layout = capped(len(order), session.problem.workload.micro_batches, len(order))
+    placed = place(layout, order, len(session.problem.cluster))
+    before_s = session.best_s
+    for allowed in _techniques(session):
+        if session.best_s == before_s:
+            try_mixed(session, placed, allowed, layout.name)
+
+
+def run_mixed(session: Session, order: Order, copies: bool = False) -> None:
+    """Every named schedule with stashes recomputed where they do not fit; copied to the host if that is not allowed.
+
+    `copies`: with stashes copied to the host as well.
+    """
+    every, batches = _techniques(session), session.problem.workload.micro_batches
+    techniques = every[-1:] if copies and any(OFFLOAD in some for some in every) else every[: 0 if copies else 1]
+    for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
+        if session.over or session.proven:
+            return
+        if layout.stages <= len(session.chain):
+            placed = place(layout, order, len(session.problem.cluster))
+            try_mixed(session, placed, techniques[0], layout.name, only_short=True)
+
+
+def _techniques(session: Session) -> list[tuple[str, ...]]:
+    """Sets of stash policies worth trying, the cheapest first: without copies to the host, and with them."""
+    allowed = tuple(policies(session.problem, session.space))
+    return [some for some in dict.fromkeys((tuple(p for p in allowed if p != OFFLOAD), allowed)) if some]
+
+
+def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase: str, only_short: bool = False) -> None:
+    """Simulates a placed layout with the fates that fit, less memory each time it does not; offers what fits.
+
+    `only_short`: not where all stashes can be kept as they are.
+    """
+    less = [0] * len(session.problem.cluster)
+    for _ in range(TRIES):
+        if session.over or session.proven:
+            return
+        found = _mixed(session, layout, allowed, less, only_short)
+        if found is None:
+            return
+        session.remember(found)
+        over = missing(found)
+        if not any(over):
+            if found.forecast.step_s < session.best_s:
+                session.offer(found.plan, phase)
+            return
+        less = [a + b for a, b in zip(less, over, strict=True)]
+
+
+def _mixed(
+    session: Session, layout: Layout, allowed: Collection[str], less: Sequence[int], only_short: bool
+) -> Assembled | None:
+    """The layout on its best cut with the cheapest fates; None where none fits, or none can be of use."""
+    route = layout.pipelines[0].forward
+    if len(set(route)) == len(route):
+        cuts = cut_mixed(session.chain, route, in_flight(layout), allowed, less)
+    else:
+        cuts = balanced(session.chain, route)
+    if cuts is None:
+        return None
+    plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
+    if busiest_s(plain) >= session.worth_s:
+        return None
+    for orders in _halved(layout, not_split(session.space, plain)):
+        chosen = lightened(plain, orders, allowed, less, session.worth_s)
+        if chosen is not None:
+            useful = chosen[1] < session.worth_s and (any(chosen[0].values()) or not only_short)
+            return _assembled(session, with_fates(plain, chosen[0]), orders, layout.name, less) if useful else None
+    return None
+
+
+def _halved(layout: Layout, whole: frozenset[int]) -> Iterator[list[list[Op]]]:
+    """The layout's orders with backwards in halves as far as possible; then with no weight half left for later."""
+    yield [halved(whole_backwards(order, whole), whole) for order in layout.orders]
+    if any(op.kind == Kind.W for order in layout.orders for op in order):
+        every = frozenset(range(layout.stages))
+        yield [halved(whole_backwards(order, every), whole) for order in layout.orders]
+
+
+def _assembled(
+    session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str, less: Sequence[int]
+) -> Assembled | None:
+    """The complete lists with what the candidate's policies need; None where the orders do not run."""
+    ready = with_recomputation(candidate, orders)
+    try:
+        if any(OFFLOAD in row for row in candidate.stash):
+            ready = _woven(session, candidate, ready, less) or []
+        return assembled(candidate, ready, name) if ready else None
+    except PlanError:
+        return None
+
+
+def halved(order: Sequence[Op], whole: Collection[int]) -> list[Op]:
+    """A compute order with every backward that can be split in halves, one right after the other.
+
+    What the first half sends leaves earlier so.
+    """
+    found: list[Op] = []
+    for op in order:
+        if op.kind == Kind.B and op.stage not in whole:
+            found += [Op(Kind.I, op.stage, op.micro_batch), Op(Kind.W, op.stage, op.micro_batch)]
+        else:
+            found.append(op)
+    return found
+
+
+def _woven(
+    session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], less: Sequence[int]
+) -> list[list[Op]] | None:
+    """Compute orders with the places at which copied stashes leave and come back; None where they do not fit."""
+    from ..orders.arrays import build  # loads the compiler
+    from ..orders.translate import from_ops, to_ops, weave
+
+    arrays = build(candidate, session.space.split_backward, less)
+    woven = weave(arrays, from_ops(candidate, arrays, orders), LEAD)
+    return None if woven is None else to_ops(candidate, arrays, woven)

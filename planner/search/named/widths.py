@@ -1,0 +1,330 @@
+"""Data parallelism: equal groups of devices run the same plan on their part of the micro-batches.
+
+One group is a smaller problem of its own, searched like any other; its best plan is then laid on all groups, completed
+with the reductions between them, and simulated as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ...basics.errors import PlanError, ScheduleError
+from ...bounds.space import possible
+from ...bounds.whole import any_plan, load
+from ...graph.operations import Candidate, ship_target
+from ...graph.reductions import reduce_seconds
+from ...lower.assemble import assemble
+from ...plan import Op, Pipeline, Plan, Problem
+from ...problem.workload import SearchSpace
+from ..session import Begun, Progress, Session
+from .portfolio import Order, device_orders, own_orders
+from .sparing import overfull_here
+
+WHOLE, QUICK = 0.5, 0.12
+"""Shares of the time left that the quick plans of the most promising width, and of another one, may take."""
+CLOSELY = 2400
+"""F and B of a plan with one stage a device up to which every width gets the best bound there is."""
+IDLE = 1.5
+"""All devices as one group are tried last where their work alone takes so much longer than the best width may."""
+SMALL_REDUCTION = 0.05
+"""Replicas need not be near each other where their reductions take no more than this share of the step."""
+PROBED, PROBE = 3, 0.18
+"""How many of the most promising widths get which share of the effort left; then the best gets the rest."""
+HOPE = 0.5
+"""How much of the distance to its bound a width is trusted to make good."""
+Groups = tuple[tuple[int, ...], ...]
+"""Devices of every group, in the order of the one group that is searched."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What a search of one problem consists of: its bound in seconds, a first plan, quick plans, long work on them."""
+
+    bound: Callable[[Session], float]
+    glance: Callable[[Session, list[Order]], None]
+    first: Callable[[Session, list[Order]], None]
+    further: Callable[[Session, list[Order]], None]
+
+
+def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
+    """Every way to form equal groups: neighbours together, and, where there are several nodes, replicas together.
+
+    Groups are equal when their devices are of the same kinds, and lie in nodes in the same way. None where at most
+    two pipelines are allowed: these are for the two directions.
+    """
+    devices = len(problem.cluster)
+    allowed = space.pipelines if space.pipelines is not None else (1 if space.schedule != "search" else devices)
+    most = min(problem.workload.micro_batches, devices, allowed if allowed > 2 else 1)
+    for width in range(2, most + 1) if space.replicas is None else (space.replicas,):
+        size = devices // width
+        if width < 2 or devices % width or not 0 < size <= len(problem.model.layers):
+            continue
+        near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
+        far = tuple(tuple(range(g, devices, width)) for g in range(width))
+        equal = [g for g in dict.fromkeys((near, far)) if len({_kind_of(problem, group) for group in g}) == 1]
+        yield from equal[:1] if equal and _cheap(problem, equal[0]) else equal
+
+
+def _cheap(problem: Problem, groups: Groups) -> bool:
+    """Whether reducing the gradients of equal stages between these groups takes little of the step."""
+    return _reduction_s(problem, groups) <= SMALL_REDUCTION * load(problem)
+
+
+def _reduction_s(problem: Problem, groups: Groups) -> float:
+    """Seconds of adding up the gradients of one device's equal share of the parameters between the groups."""
+    members = tuple(group[-1] for group in groups)
+    gradients = problem.workload.gradient_bytes(sum(x.trained_bytes for x in problem.model.layers))
+    return sum(reduce_seconds(problem.cluster, members, gradients // len(groups[0])))
+
+
+def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
+    """What makes two groups equal: kinds of devices and nodes, and which devices share a node."""
+    cluster, nodes = problem.cluster, dict[int, int]()
+    found: list[object] = []
+    for d in group:
+        node = cluster.devices[d].node
+        found.append((replace(cluster.node_groups[node], count=1), nodes.setdefault(node, len(nodes))))
+    return tuple(found)
+
+
+@dataclass
+class Width:
+    """One way to form groups and the search on one of them; `groups` of one: the problem itself.
+
+    `after_s`: about what reductions add to a group's own step. `laid_s`: the best plan's step on all groups.
+    """
+
+    session: Session
+    groups: Groups
+    orders: list[Order]
+    after_s: float = 0.0
+    laid_s: float = math.inf
+    ended: bool = False
+
+    def begun(self) -> Begun:
+        """What to go on from in a later search."""
+        inner = self.session
+        return Begun(inner.best, self.laid_s, inner.seen, inner.rounds + self.ended)
+
+    @property
+    def guess_s(self) -> float:
+        """What this width may come to: part of the way from its best plan to its bound; infinite without a plan."""
+        if math.isinf(self.laid_s):
+            return math.inf
+        return self.laid_s - HOPE * max(0.0, self.laid_s - self.session.bound_s - self.after_s)
+
+
+def search_widths(session: Session, orders: list[Order], ways: list[Groups], phases: Phases) -> None:
+    """Quick plans for every width, then long work on the most promising ones; offers what they find.
+
+    Sets session.widths_s: no plan of equal groups takes less whose groups lie in the shapes searched exactly.
+    """
+    problem = session.problem
+    one = (tuple(range(len(problem.cluster))),)
+    whole = Width(session, one, orders, laid_s=session.begun[one].laid_s if one in session.begun else math.inf)
+    session.resumed &= one in session.begun
+    ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
+    # all devices as one group come first, unless most of them would have nothing to do
+    idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
+    every = [_width(session, groups) for groups in ways]
+    if session.space.replicas is None:
+        every.insert(len(every) if idle else 0, whole)
+    _bound_widths(session, whole, every)
+    _each(session, every, phases.glance)
+    every.sort(key=lambda width: width.laid_s)
+    _each(session, every, phases.first, every[0] if math.isfinite(every[0].laid_s) else whole)
+    _bound_widths(session, whole, every)
+    if 2 * problem.workload.micro_batches * session.stages <= CLOSELY:
+        for width in every:
+            if width is not whole and not session.over and _open(session, width):
+                width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
+        _bound_widths(session, whole, every)
+    for _ in range(PROBED if session.space.schedule == "search" and not session.begun else 0):
+        still = [width for width in every if _open(session, width)]
+        hopeful = [width for width in still if not width.ended]
+        if session.over or not hopeful or len(still) < 2:
+            break
+        _further(session, min(hopeful, key=lambda width: width.guess_s), phases, PROBE)
+        _bound_widths(session, whole, every)
+    while not session.over and (hopeful := [width for width in every if _open(session, width)]):
+        before = session.remaining_s
+        fixed = session.deterministic_limit is not None
+        _further(session, min(hopeful, key=lambda width: (width.laid_s, width.guess_s)), phases, 1.0)
+        _bound_widths(session, whole, every)
+        if fixed or session.space.schedule != "search" or session.remaining_s > before - 0.1:
+            break
+    for width in every:
+        session.begun[width.groups] = width.begun()
+        if width is not whole:
+            _note(session, width)
+
+
+def _each(
+    session: Session, every: list[Width], phase: Callable[[Session, list[Order]], None], favourite: Width | None = None
+) -> None:
+    """One phase on every width that may still be the best; the favourite may take longer than the others."""
+    for width in every:
+        if not session.over and _open(session, width) and _alone_s(session.problem, width.groups) < session.best_s:
+            _run(session, width, phase, WHOLE if width is favourite else QUICK, 0.0)
+
+
+def _note(session: Session, width: Width) -> None:
+    """What became of a width: its searches' notes, or why there were none."""
+    inner = width.session
+    what = f"{len(width.groups)} groups of {len(width.groups[0])}"
+    what += "" if width.groups[0][-1] - width.groups[0][0] < len(width.groups[0]) else ", replicas side by side"
+    bound_s, step_s = max(inner.bound_s, inner.shapes_s), None if inner.best is None else inner.best_s
+    tried = "searched" if width.ended else f"named schedules only ({len(inner.seen)} simulated)"
+    left_out = not width.ended and not _open(session, width)
+    session.ledger.note(what, bound_s, step_s, "" if left_out or not inner.seen else tried)
+    session.ledger.adopt(inner.ledger, what)
+
+
+def _further(session: Session, width: Width, phases: Phases, share: float) -> None:
+    """Long work on a width; from the second time on with other random numbers."""
+    inner = width.session
+    if inner is not session:
+        inner.bound_s = max(inner.bound_s, phases.bound(inner))
+    inner.rounds += width.ended
+    width.ended = True
+    _run(session, width, phases.further, share, share)
+
+
+def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:
+    session.widths_s = min(
+        (max(w.session.bound_s, w.session.shapes_s) for w in every if w is not whole), default=math.inf
+    )
+
+
+def _open(session: Session, width: Width) -> bool:
+    """Whether plans of this width may still be the best."""
+    return max(width.session.bound_s, width.session.shapes_s) < session.best_s * (1 - 1e-9)
+
+
+def _width(session: Session, groups: Groups) -> Width:
+    """A search of one group: the one with most micro-batches."""
+    problem, most = session.problem, session.space.pipelines
+    batches = -(-problem.workload.micro_batches // len(groups))
+    small = Problem(problem.model, problem.cluster.part(groups[0]), replace(problem.workload, micro_batches=batches))
+    alone = None if session.space.replicas is None else 1
+    space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)
+
+    def heard(event: Progress) -> None:
+        session.report(f"{event.phase}, {len(groups)} replicas")
+
+    inner = Session(
+        small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
+        session.started, call_until=session.call_until,
+    )  # fmt: skip
+    known = session.begun.get(groups)
+    if known is not None:
+        inner.best, inner.resumed, inner.rounds, inner.seen = known.best, True, known.rounds, list(known.seen)
+    fits = possible(small, space) and not overfull_here(inner)
+    inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
+    laid_s = math.inf if known is None else known.laid_s
+    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
+
+
+def _run(
+    session: Session, width: Width, phase: Callable[[Session, list[Order]], None], share: float, effort: float
+) -> None:
+    """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
+    inner, before_s = width.session, session.best_s
+    if inner is not session:
+        inner.most_s = before_s
+    with session.part(inner, share, effort):
+        try:
+            phase(inner, width.orders)
+        except ScheduleError:  # a named schedule that does not exist for one group
+            if inner is session:
+                raise
+    if inner is session:
+        width.laid_s = session.best_s if session.best_s < before_s else width.laid_s
+        return
+    session.longest_s = max(session.longest_s, inner.longest_s)
+    width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
+    if inner.best is None or inner.best_s >= session.best_s:
+        return
+    found, most = laid(session.problem, width.groups, inner.best), session.space.pipelines
+    if found is None or (most is not None and len({p.forward for p in found.pipelines}) > most):
+        width.laid_s = math.inf
+        return
+    assert found.forecast is not None
+    if session.offer(found, found.provenance.source):
+        width.laid_s = found.forecast.step_s
+
+
+# ------------------------------------------------------------------ guesses
+
+
+def _expected_s(problem: Problem, groups: Groups) -> float:
+    """Seconds of 1F1B on equal stages: which width to try first."""
+    batches, devices = -(-problem.workload.micro_batches // len(groups)), _used(problem, groups)
+    return _alone_s(problem, groups) * (1 + (devices - 1) / batches)
+
+
+def _alone_s(problem: Problem, groups: Groups) -> float:
+    """What the work of the busiest group takes at the least on as many devices as it can use."""
+    speeds = sorted((problem.cluster.devices[d].kind.speed for d in groups[0]), reverse=True)
+    work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers)
+    return -(-problem.workload.micro_batches // len(groups)) * work / sum(speeds[: _used(problem, groups)])
+
+
+def _used(problem: Problem, groups: Groups) -> int:
+    return min(len(groups[0]), len(problem.model.layers))
+
+
+# ------------------------------------------------------------------ laying out
+
+
+def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
+    """A plan of one group on all of them, micro-batches dealt out in turns; None where it does not run."""
+    width, batches = len(groups), problem.workload.micro_batches
+    pipelines: list[Pipeline] = []
+    stash: list[tuple[str, ...]] = []
+    orders: list[list[Op]] = [[] for _ in problem.cluster.devices]
+    compute = own_orders(plan)
+    for g, devices in enumerate(groups):
+        for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
+            mine = tuple(g + width * m for m in pipeline.micro_batches if g + width * m < batches)
+            if mine:
+                pipelines.append(
+                    Pipeline(
+                        tuple(devices[d] for d in pipeline.forward), tuple(devices[d] for d in pipeline.backward), mine
+                    )
+                )
+                stash.append(tuple(_moved(policy, devices) for policy in row))
+        for d, order in zip(devices, compute, strict=True):
+            orders[d] = [
+                op._replace(micro_batch=g + width * op.micro_batch)
+                for op in order
+                if g + width * op.micro_batch < batches
+            ]
+    try:
+        candidate = Candidate(problem, plan.stages, tuple(pipelines), tuple(stash))
+        return assemble(candidate, orders, f"{plan.provenance.source}, {width} replicas")
+    except PlanError:
+        return None
+
+
+def _moved(policy: str, devices: tuple[int, ...]) -> str:
+    target = ship_target(policy)
+    return policy if target is None else f"ship>{devices[target]}"
+
+
+# ------------------------------------------------------------------ recognition
+
+
+def parts(plan: Plan, groups: Groups) -> list[Plan] | None:
+    """The plan's routes group by group, in the numbers of one group's devices; None where a route leaves its group."""
+    home = {d: (g, k) for g, devices in enumerate(groups) for k, d in enumerate(devices)}
+    found: dict[int, list[Pipeline]] = {}
+    for pipeline in plan.pipelines:
+        members = {home[d][0] for d in (*pipeline.forward, *pipeline.backward)}
+        if len(members) != 1:
+            return None
+        forward, backward = (tuple(home[d][1] for d in route) for route in (pipeline.forward, pipeline.backward))
+        found.setdefault(members.pop(), []).append(Pipeline(forward, backward, pipeline.micro_batches))
+    return [replace(plan, pipelines=tuple(pipelines)) for pipelines in found.values()]

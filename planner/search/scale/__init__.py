@@ -1,0 +1,1 @@
+"""Problems of which few candidates can be tried."""

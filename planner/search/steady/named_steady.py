@@ -1,0 +1,184 @@
+"""A named asynchronous schedule on its best cut: the one whose steady state takes the least time a micro-batch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from .... import __version__
+from ...basics.deadline import OutOfTime, check_time, until
+from ...bounds.whole import load
+from ...forecast.version_copies import most_copies
+from ...graph.operations import Candidate
+from ...graph.updates import on_lists, with_updates
+from ...graph.versions import update_size
+from ...partition.chain import Cuts, Floats, bottleneck, link_seconds, trace
+from ...plan import Kind, Plan, Provenance
+from ...problem.weight_policy import WEIGHT_POLICIES
+from ...problem.workload import Workload
+from ...schedules import Layout, build
+from ..answer import Claim, Proven, in_words
+from ..considered import Considered
+from ..fit import shortages
+from ..named.portfolio import Order, place
+from ..result import Result
+from ..session import GRACE_S, Session
+from .named_apart import Apart
+from .trials import Trial, Tried, every_cut
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A schedule on devices, one for every stage.
+
+    copies: the most copies of every stage's weights beyond the newest version. predictions: PREDICTs of every stage a
+    micro-batch in steady state. update: micro-batches an update.
+    """
+
+    session: Session
+    layout: Layout
+    order: Order
+    copies: tuple[int, ...]
+    predictions: tuple[float, ...]
+    update: int
+
+    @classmethod
+    def of(cls, session: Session, order: Order) -> _Placed:
+        """The session's schedule on devices in this order. Raises PlanError where its updates do not come out."""
+        workload = session.problem.workload
+        plan = _listed(session, order, workload)
+        update, stages = update_size(plan), len(order)
+        check_time()
+        # two runs that reach the steady state, whole updates both: between them everything repeats
+        short = -(-4 * stages // update) * update
+        runs = [_listed(session, order, replace(workload, micro_batches=n * update + short)) for n in (0, 12)]
+        few, many = (_predicts(run) for run in runs)
+        often = tuple((many[stage] - few[stage]) / (12 * update) for stage in range(stages))
+        layout = build(session.space.schedule, stages, workload.micro_batches)
+        placed = place(layout, order, len(session.problem.cluster))
+        return cls(session, placed, order, most_copies(plan), often, update)
+
+    def loads(self) -> Iterator[Floats]:
+        """Seconds a micro-batch takes of the device of every stage, or of the link into it, by [first, end] layer."""
+        chain = self.session.chain
+        for stage, device in enumerate(self.order):
+            before = chain.step_s(device)
+            each = (before[None, :] - before[:, None]) / self.update + self._predict_s(stage)
+            link, _ = link_seconds(chain, self.order, stage)
+            yield np.maximum(chain.seconds / chain.speed(device) + each, link[:, None])
+
+    def _predict_s(self, stage: int) -> Floats | float:
+        """Seconds a micro-batch of predicting the weights of every interval of layers; what ties share left out."""
+        problem, own = self.session.problem, self.session.chain.costs.own_trained_bytes
+        bandwidth = problem.cluster.devices[self.order[stage]].kind.memory_bandwidth
+        if bandwidth is None or not self.predictions[stage]:
+            return 0.0
+        first = WEIGHT_POLICIES[self.layout.weights].momentum_first
+        traffic = [problem.workload.predict_traffic_bytes(int(count), first) for count in own]
+        before = np.concatenate([[0.0], np.cumsum(traffic)]) * self.predictions[stage] / bandwidth
+        return np.asarray(before[None, :] - before[:, None], dtype=np.float64)
+
+    def fitting(self, buffers: int) -> Iterator[Floats]:
+        """The same, infinite where stashes, copies of weights and so many tensors at each boundary do not fit."""
+        chain, in_flight = self.session.chain, self.layout.in_flight
+        weights = np.concatenate([[0.0], np.cumsum(chain.costs.trained_bytes)])
+        size = weights[None, :] - weights[:, None]
+        for stage, table in enumerate(self.loads()):
+            held = chain.bytes(in_flight[stage], buffers) + self.copies[stage] * size
+            yield np.where(held > chain.limit(self.order[stage]), np.inf, table)
+
+    @property
+    def bound_s(self) -> float:
+        """Least period of any cut: the heaviest device or link."""
+        return bottleneck(self.loads(), len(self.session.chain) + 1)[0]
+
+    def cuts(self) -> list[Cuts]:
+        """Cuts worth simulating, the most promising first; all of them where they are few."""
+        size = len(self.session.chain) + 1
+        found = []
+        for tables in (self.fitting(2), self.fitting(0), self.loads()):
+            worst, choices = bottleneck(tables, size)
+            if math.isfinite(worst):
+                found.append(trace(choices, size - 1))
+        return list(dict.fromkeys([*found, *(self._every or ())]))
+
+    @cached_property
+    def _every(self) -> list[Cuts] | None:
+        return every_cut(self.session, self.layout.stages)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cut is tried."""
+        return self._every is not None
+
+    def trials(self) -> Iterator[Trial]:
+        """A plan of every cut worth simulating; no period is shorter than its heaviest device or link."""
+        problem, chain, layout = self.session.problem, self.session.chain, self.layout
+        for cuts in self.cuts():
+            ends = (0, *cuts, len(chain))
+            least_s = max(float(table[a, b]) for table, a, b in zip(self.loads(), ends, ends[1:], strict=False))
+            candidate = Candidate(problem, chain.stages(cuts), layout.pipelines, (), layout.weights)
+            yield Trial(candidate, [lambda: layout.orders], layout.name, least_s)
+
+
+def _listed(session: Session, order: Order, workload: Workload) -> Plan:
+    """The lists of the session's schedule on some cut, STEPs and PREDICTs included: of ops only, whatever they cost."""
+    layout = build(session.space.schedule, len(order), workload.micro_batches)
+    placed = place(layout, order, len(session.problem.cluster))
+    names, inner = session.chain.names, layout.stages - 1
+    problem = replace(session.problem, workload=workload)
+    stages = (*((name,) for name in names[:inner]), names[inner:])
+    candidate = Candidate(problem, stages, placed.pipelines, (), layout.weights)
+    return on_lists(candidate, with_updates(candidate, placed.orders))
+
+
+def _predicts(plan: Plan) -> Counter[int]:
+    """PREDICTs of every stage."""
+    return Counter(op.stage for order in plan.orders for op in order if op.kind is Kind.PREDICT)
+
+
+def plan_named(session: Session, orders: list[Order]) -> Result:
+    """The named asynchronous schedule with the shortest period that fits, and a bound on the period.
+
+    Raises InputError where the schedule does not exist for these numbers.
+    """
+    batches = session.problem.workload.micro_batches
+    bound_s, tried = load(session.problem) / batches, Tried(complete=False)
+    try:
+        with until(session.deadline + GRACE_S):
+            placed = _places(session, orders)
+            bound_s = max(bound_s, min(one.bound_s for one in placed))
+            tried.complete = all(one.complete for one in placed)
+            for one in placed:
+                tried.run(session, one.trials())
+    except KeyboardInterrupt:
+        session.interrupted, tried.complete = True, False
+    except OutOfTime:
+        tried.complete = False
+    return _answer(session, tried, Proven(in_words(session.space), bound_s))
+
+
+def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | Apart]:
+    if build(session.space.schedule, 2, session.problem.workload.micro_batches).ahead:
+        return [Apart.of(session, order) for order in Apart.orders(session)]
+    return [_Placed.of(session, order) for order in orders]
+
+
+def _answer(session: Session, tried: Tried, whole: Proven) -> Result:
+    best, fit_s = tried.best, None if tried.best is None else tried.best_s
+    what = f"{session.space.schedule} on its best cuts: {tried.simulated} simulated, {tried.fit} fit"
+    considered = (Considered(what, whole.bound_s, fit_s, "simulated"),)
+    if best is None:
+        short = shortages(tried.least_bad.plan) if tried.least_bad is not None else ()
+        status = "infeasible" if tried.complete and short else "unknown"
+        return Result(status, None, whole.bound_s, None, short, considered)
+    claim = Claim.of(best.forecast.objective_s, whole)
+    made = Provenance(__version__, session.seed, best.source, seconds=time.monotonic() - session.started)
+    plan = claim.on(best.plan, best.forecast, made)
+    return Result(claim.status, plan, claim.bound_s, claim.gap, (), considered)

@@ -1,0 +1,202 @@
+"""The logic of CUDA execution without CUDA: queues that run late, and messages staged through the host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from late import FreedTooEarly, LatePlace
+from late_ranks import run_late_rank_of
+from runs import STEPS, Case, assert_equals_reference, planned, run_together, worst_excess
+
+from contraflow.executor.basics.errors import ExecutionError
+from contraflow.executor.place.place import Times
+from contraflow.executor.run import rank
+from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.step import copies
+from contraflow.executor.step.step_state import OpRecord, Transfer
+from contraflow.executor.wires.nccl import pairs
+from contraflow.planner.plan import RECEIVES, SENDS, Kind, Op
+
+OFFLOADED = Case("gpipe", "gpt-tiny", 2, 4, stash="offload", halves=True)
+CASES = [
+    Case("1f1b", "gpt-tiny", 2, 4),
+    Case("chimera", "resnet-tiny", 2, 4),
+    Case("interleaved", "mlp", 2, 4, "adam", halves=True),
+    OFFLOADED,
+    Case("1f1b", "gpt-tiny", 2, 4, stash="offload"),
+    Case("chimera", "mlp-deep", 4, 4, stash="odd offload", halves=True),
+    Case("gpipe", "gpt-tiny", 2, 4, stash="ship"),
+    Case("1f1b", "mlp-deep", 4, 8, stash="ship", halves=True),
+]
+
+
+@pytest.fixture(autouse=True)
+def late_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every rank computes where copies run late; as on a shared GPU, messages are staged through the host."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(rank, "place_of", lambda device, local_rank: LatePlace())
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(case: Case) -> RunResult:
+    return execute(planned(case), STEPS, dtype=case.dtype, transport="threads", self_check=False, return_state=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_late_copies_equal_single_process_within_the_planned_memory(case: Case) -> None:
+    """Losses, parameters and buffers after five steps, and every device's peak."""
+    result = run(case)
+    assert_equals_reference(case, result)
+    assert max(worst_excess(result).values()) <= 1.0
+
+
+@pytest.mark.slow
+def test_messages_staged_over_gloo_equal_single_process(tmp_path: Path) -> None:
+    """Two processes that share a device, as far as they know."""
+    cases = [Case("1f1b", "gpt-tiny", 2, 4), Case("gems", "mlp-tiny", 2, 4), OFFLOADED]
+    for case, result in zip(cases, run_together(cases, tmp_path, rank=run_late_rank_of), strict=True):
+        assert_equals_reference(case, result)
+
+
+# ---------------------------------------------------------------- the double notices what it must
+
+
+def test_memory_that_is_let_go_of_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OFFLOAD that frees its stash when the copy is queued."""
+
+    def careless(self: copies.QueuedMoves, pieces: list[torch.Tensor], *rest: object) -> Transfer:
+        transfer = offload(self, pieces, *rest)  # type: ignore[arg-type]
+        transfer.tensors.clear()
+        return transfer
+
+    offload = copies.QueuedMoves.offload
+    monkeypatch.setattr(copies.QueuedMoves, "offload", careless)
+    with pytest.raises(ExecutionError, match=FreedTooEarly.__name__):
+        run(OFFLOADED)
+
+
+def test_a_backward_that_does_not_wait_for_its_stash_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FETCH of which nobody knows that it is under way."""
+
+    def careless(self: copies.QueuedMoves, *rest: object) -> Transfer:
+        transfer = fetch(self, *rest)  # type: ignore[arg-type]
+        return Transfer(transfer.tensors, [], None)
+
+    fetch = copies.QueuedMoves.fetch
+    monkeypatch.setattr(copies.QueuedMoves, "fetch", careless)
+    with pytest.raises((AssertionError, ExecutionError), match=r"differs|loss of step|freed|out of bounds|not finite"):
+        assert_equals_reference(OFFLOADED, run(OFFLOADED))
+
+
+def test_a_fetch_takes_over_memory_that_is_leaving_and_nobody_else_has() -> None:
+    """Then only the fetch waits for the copy that still reads it; memory that others refer to is never taken."""
+    place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
+    moves = copies.QueuedMoves(place, "rank 0", messages_block=False)
+    for shared in (False, True):
+        first, second = torch.full((64,), 1, dtype=torch.uint8), torch.full((64,), 2, dtype=torch.uint8)
+        others = [second.view(8, 8)] if shared else []
+        stored: list[torch.Tensor] = []
+        there = moves.offload([first], [], stored, times, record)
+        there.finish(times.end)
+        address = second.data_ptr()
+        leaving_store: list[torch.Tensor] = []
+        leaving = moves.offload([second], [], leaving_store, times, record)
+        del second
+        back = moves.fetch(stored, there, [leaving], times, record)
+        assert (stored[0].data_ptr() == address) is not shared
+        back.finish(times.end)
+        assert stored[0].eq(1).all()
+        leaving.finish(times.end)
+        assert leaving_store[0].eq(2).all()
+        assert all(view.eq(2).all() for view in others)
+
+
+def test_a_fetch_takes_over_neither_weights_nor_activations() -> None:
+    """They look like nobody else's, but the rank goes on with the weights, and a stash may be the activation."""
+    place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
+    moves = copies.QueuedMoves(place, "rank 0", messages_block=False)
+    weight, piece = torch.full((4, 4), 1.0), torch.full((64,), 2, dtype=torch.uint8)
+    stored: list[torch.Tensor] = []
+    leaving = moves.offload([piece], [weight], stored, times, record)
+    del piece
+    activation = torch.full_like(weight, 4.0)
+    back = moves.fetch(stored, leaving, [leaving, Transfer([activation], [], None)], times, record)
+    assert stored[1].data_ptr() not in (weight.data_ptr(), activation.data_ptr())
+    weight.fill_(3)  # a step
+    back.finish(times.end)
+    assert stored[0].eq(2).all()
+    assert stored[1].eq(1).all()
+
+
+def test_a_fetch_that_waits_for_a_message_holds_up_no_other_queue() -> None:
+    """A stash that is sent on is lent once a thread has posted it, which queues copies of its own."""
+    place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
+    moves = copies.QueuedMoves(place, "rank 0", messages_block=True)
+    stored, staged = [torch.full((64,), 1, dtype=torch.uint8)], torch.zeros(64, dtype=torch.uint8)
+    leaving = [torch.full((64,), 2, dtype=torch.uint8)]
+    message = _Posted(place, leaving[0], staged)
+    first = Transfer(leaving, [message], None)
+    del leaving
+    back = moves.fetch(stored, Transfer([], [], None), [first], times, record)
+    message.source = None
+    back.finish(times.end)
+    assert message.posted
+    assert staged.eq(2).all()
+    assert stored[0].eq(1).all()
+
+
+class _Posted:
+    """A message that another thread queues only when it is waited for."""
+
+    def __init__(self, place: LatePlace, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.source: torch.Tensor | None = source
+        self._side, self._target = place.side(), target
+        self.posted = False
+
+    def wait(self) -> None:
+        """Blocks until the thread has copied, or for some seconds."""
+        thread = threading.Thread(target=self._post, daemon=True)
+        thread.start()
+        thread.join(timeout=20)
+        self.posted = not thread.is_alive()
+
+    def _post(self) -> None:
+        source = self.source
+        assert source is not None
+        self._side.put(lambda: self._target.copy_(source)).block()
+
+    def done(self) -> bool:
+        """Nobody has waited for it."""
+        return self.posted
+
+
+# ---------------------------------------------------------------- NCCL
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_messages_of_a_pair_are_listed_in_one_order_at_both_ends(case: Case) -> None:
+    """NCCL knows no tags: of every ordered pair of ranks, the n-th message sent is the n-th received."""
+    plan = planned(case)
+    route = {m: pipeline for pipeline in plan.pipelines for m in pipeline.micro_batches}
+
+    def other_end(op: Op) -> int:
+        return op.peer if op.kind in (Kind.SEND_S, Kind.RECV_S) else route[op.micro_batch].forward[op.peer]
+
+    def message(op: Op) -> tuple[str, int, int]:
+        stages = sorted((op.stage, op.stage if op.kind in (Kind.SEND_S, Kind.RECV_S) else op.peer))
+        return op.kind.name[5:], stages[0], op.micro_batch
+
+    used = set()
+    for source, sent in enumerate(plan.orders):
+        for target, received in enumerate(plan.orders):
+            out = [message(op) for op in sent if op.kind in SENDS and other_end(op) == target]
+            into = [message(op) for op in received if op.kind in RECEIVES and other_end(op) == source]
+            assert out == into
+            used |= {(source, target)} if out else set()
+    assert pairs(plan) == sorted(used)

@@ -1,0 +1,278 @@
+"""Plans of real models, run and compared with single-process training: what the execution tests share."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from kept_ranks import kept
+from torch import Tensor
+
+from contraflow.executor.basics.training import Training
+from contraflow.executor.measure import layer_run
+from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.oracle.reference import ReferenceRun, train_reference
+from contraflow.executor.run.launch import Collector, RunResult, prepare
+from contraflow.executor.run.rank import Job, RankReport, StepReport, run_rank
+from contraflow.executor.stage.engines import Engine
+from contraflow.executor.wires.transport import GlooTransport
+from contraflow.models import resolve
+from contraflow.planner.graph.operations import Candidate, regroup, route
+from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.plan import Kind, Op, Plan, Problem
+from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
+from contraflow.planner.problem.model_graph import ModelGraph
+from contraflow.planner.problem.presets import PRESETS
+from contraflow.planner.problem.workload import Workload
+from contraflow.planner.schedules import build
+
+STEPS = 5
+SAMPLES = 2
+"""Samples a micro-batch."""
+HALF_S = 4e-4
+"""Seconds of a layer's F, I and W: a stash of gpt-tiny crosses a link of `_cluster` in about that."""
+
+
+class Case(NamedTuple):
+    """A schedule for a model on devices.
+
+    `stash` is the policy of every stage ("ship": to the next device), or "odd POLICY": of odd micro-batches alone.
+    With `halves`, every backward is I, and W follows after the next I of the device.
+    """
+
+    schedule: str
+    model: str
+    devices: int
+    micro_batches: int
+    optimizer: str = "momentum"
+    stash: str = "keep"
+    halves: bool = False
+    precision: str = "fp32"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Adam's in float64: in float32 it amplifies gradients that are mathematically zero."""
+        if self.precision == "mixed":
+            return torch.bfloat16
+        return torch.float64 if self.optimizer.startswith("adam") else torch.float32
+
+
+@cache
+def measured(
+    model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES, engine: Engine = "auto"
+) -> dict[str, Any]:
+    """A real, short profile; its seconds are those of warm caches. Not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_run, "CACHE_BYTES", 1)
+        return profile_model(resolve(model), samples, rounds=1, dtype=dtype, engine=engine)
+
+
+@cache
+def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
+    """The same for the planner, at given times: what a plan looks like must not depend on the machine."""
+    return at_given_times(ModelGraph.from_dict(measured(model, dtype)))
+
+
+def at_given_times(graph: ModelGraph) -> ModelGraph:
+    """The model with measured sizes, and with layers of which each half of a pass takes `HALF_S`."""
+    layers = tuple(
+        replace(
+            layer,
+            forward_s=HALF_S,
+            backward_input_s=HALF_S if layer.separable else 2 * HALF_S,
+            backward_weight_s=HALF_S if layer.separable and layer.backward_weight_s else 0.0,
+        )
+        for layer in graph.layers
+    )
+    return replace(graph, layers=layers)
+
+
+@cache
+def planned(case: Case) -> Plan:
+    """The case's plan: layers dealt out evenly, or the planner's search."""
+    if case.schedule == "search":
+        from contraflow.planner.search.driver import plan
+
+        graph, workload = profiled(case.model, case.dtype), Workload(case.micro_batches, case.optimizer)
+        found = plan(graph, _cluster(case), workload, time_limit=5, seed=0, workers=2).plan
+        assert found is not None
+        return found
+    candidate = dealt_out(case)
+    orders = build(case.schedule, case.devices, case.micro_batches).orders
+    return assemble(candidate, [rewritten(order, candidate, case.halves) for order in orders], case.schedule)
+
+
+def dealt_out(case: Case) -> Candidate:
+    """The case's plan without its orders: layers dealt out evenly."""
+    graph = profiled(case.model, case.dtype)
+    layout = build(case.schedule, case.devices, case.micro_batches)
+    names = [layer.name for layer in graph.layers]
+    cuts = [round(s * len(names) / layout.stages) for s in range(layout.stages + 1)]
+    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
+    problem = Problem(graph, _cluster(case), Workload(case.micro_batches, case.optimizer, case.precision))
+    return stashed(Candidate(problem, stages, layout.pipelines), case.stash)
+
+
+def _cluster(case: Case) -> Cluster:
+    """Links that cost nothing; where stashes move, links on which they take about as long as an op."""
+    if case.stash.removeprefix("odd ") in ("keep", "recompute"):
+        return Cluster.uniform(case.devices)
+    link = Link(1e9, 20e-6)
+    kind = DeviceType("custom", PRESETS["cpu"].memory_bytes)
+    return Cluster((NodeGroup(1, case.devices, kind, link, host_link=link),))
+
+
+def stashed(candidate: Candidate, stash: str) -> Candidate:
+    """The candidate with the stash policy of a `Case`."""
+    odd, policy = stash.startswith("odd "), stash.removeprefix("odd ")
+    devices = len(candidate.problem.cluster)
+    rows: dict[int, tuple[str, ...]] = {}
+    for pipeline in candidate.pipelines:
+        for m in pipeline.micro_batches:
+            mine = "keep" if odd and m % 2 == 0 else policy
+            rows[m] = tuple(f"ship>{(d + 1) % devices}" if mine == "ship" else mine for d in pipeline.forward)
+    return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows)
+
+
+def rewritten(order: Sequence[Op], candidate: Candidate, halves: bool) -> list[Op]:
+    """A device's F and B with every R that the stash policy needs, and every B as I and a later W if asked for."""
+    path = route(candidate)
+    result: list[Op] = []
+    waiting: list[Op] = []
+    for op in order:
+        back = op.kind is Kind.B
+        if back and candidate.stash[path[op.micro_batch]][op.stage] == "recompute":
+            result.append(op._replace(kind=Kind.R))
+        if not (back and halves):
+            result.append(op)
+            continue
+        result.append(op._replace(kind=Kind.I))
+        waiting.append(op._replace(kind=Kind.W))
+        if len(waiting) > 1:
+            result.append(waiting.pop(0))
+    return [*result, *waiting]
+
+
+@cache
+def truth(
+    model: str, micro_batches: int, optimizer: str, dtype: torch.dtype, training: Training | None = None
+) -> ReferenceRun:
+    """Single-process training on the same data."""
+    precision = "mixed" if dtype is torch.bfloat16 else "fp32"
+    return train_reference(
+        resolve(model), micro_batches, SAMPLES, optimizer, STEPS, dtype=dtype, precision=precision, training=training
+    )
+
+
+def assert_equals_reference(case: Case, result: RunResult, training: Training | None = None) -> None:
+    """Losses within 1e-5, every tensor within 1e-5 in relative norm, 1e-6 absolute where it is zero.
+
+    Also the norms of gradients, the loss scales and the held-out losses, where there are any.
+    """
+    expected = truth(case.model, case.micro_batches, case.optimizer, case.dtype, training)
+    assert result.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
+    assert result.loss_scales == expected.loss_scales
+    assert result.evaluations == pytest.approx(expected.evaluations, abs=1e-5)
+    assert len(result.losses) == STEPS
+    for step, (mine, reference) in enumerate(zip(result.losses, expected.losses, strict=True)):
+        assert abs(mine - reference) <= 1e-5, f"loss of step {step}: {mine}, reference {reference}"
+    assert result.state is not None
+    for name, reference in expected.state.items():
+        assert_same(name, result.state[name], reference)
+
+
+def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
+    """One tensor against its reference."""
+    scale = reference.double().norm().item()
+    difference = (mine.double() - reference.double()).norm().item()
+    bound = 1e-5 * scale if scale > 0 else 1e-6
+    assert difference <= bound, f"{name}: differs by {difference:g}, allowed {bound:g}"
+
+
+# ---------------------------------------------------------------- many cases in one set of processes
+
+
+def run_together(
+    cases: Sequence[Case],
+    folder: Path,
+    training: Training | None = None,
+    rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
+) -> list[RunResult]:
+    """Runs cases of equal device counts one after another in one set of gloo processes.
+
+    They have been there before, and will be, unless they are to call `rank`.
+    """
+    plans, dtypes = [planned(case) for case in cases], [case.dtype for case in cases]
+    return run_plans_together(plans, folder, dtypes, training, rank)
+
+
+def run_plans_together(
+    plans: Sequence[Plan],
+    folder: Path,
+    dtypes: Sequence[torch.dtype] | None = None,
+    training: Training | None = None,
+    rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
+) -> list[RunResult]:
+    """The same for plans; dtypes: float32 unless given."""
+    kinds = dtypes or [torch.float32] * len(plans)
+    jobs = [
+        prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True, training=training)
+        for plan, dtype in zip(plans, kinds, strict=True)
+    ]
+    return run_jobs_together(jobs, folder, rank)
+
+
+def run_jobs_together(
+    jobs: Sequence[Job],
+    folder: Path,
+    rank: Callable[[int, int, Sequence[Job], str], None] | None = None,
+    timeout_s: float | None = None,
+) -> list[RunResult]:
+    """The same for jobs. Raises TimeoutError where kept processes have not done them by then."""
+    plans = [job.plan for job in jobs]
+    ranks = len(plans[0].orders)
+    if rank is None:
+        kept(ranks).run(run_rank_of, ranks, jobs, str(folder), timeout_s=timeout_s)
+    else:
+        multiprocessing.spawn(rank, (ranks, jobs, str(folder)), nprocs=ranks)
+    parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
+    results = []
+    for index, plan in enumerate(plans):
+        collected = Collector(ranks, None)
+        for part in parts:
+            for report in part[index][0]:
+                collected.add(report)
+        results.append(collected.result(plan, [part[index][1] for part in parts]))
+    return results
+
+
+def run_rank_of(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
+    """One process of `run_together`."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+    )
+    done: list[tuple[list[StepReport], RankReport]] = []
+    for job in jobs:
+        steps: list[StepReport] = []
+        transport = GlooTransport(job.groups)
+        done.append((steps, run_rank(job, transport, steps.append)))
+        transport.barrier()
+        transport.close()
+    (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps(done))
+    dist.destroy_process_group()
+
+
+def worst_excess(result: RunResult) -> Mapping[int, float]:
+    """Measured peak over planned peak by device."""
+    pairs = zip(result.peak_bytes, result.forecast_peak_bytes, strict=True)
+    return {device: measured / planned for device, (measured, planned) in enumerate(pairs)}

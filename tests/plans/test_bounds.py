@@ -1,0 +1,73 @@
+"""Bounds are bounds: nothing simulated is ever faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from instances import one_layer_a_stage, uniform
+from test_plan_search import random_problem
+
+from contraflow.planner import bounds
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.partition.chain import Chain, compositions
+from contraflow.planner.plan import Kind, Pipeline, Problem
+from contraflow.planner.problem.cluster import Cluster
+from contraflow.planner.problem.model_graph import ModelGraph
+from contraflow.planner.problem.workload import Workload
+from contraflow.planner.schedules import variants
+from contraflow.planner.simulate import evaluate
+
+
+def test_one_way_bound_is_1f1b_at_unit_costs() -> None:
+    """N (F + B) + (D - 1)(F + B): 1F1B with F=1, B=2, D=N=8 reaches its bound, 45."""
+    problem = Problem(uniform(8, 1, 2), Cluster.uniform(8), Workload(8))
+    route = tuple(range(8))
+    candidate = Candidate(problem, one_layer_a_stage(problem.model), (Pipeline(route, route, tuple(range(8))),))
+    assert bounds.candidate(candidate) == pytest.approx(45)
+    assert bounds.one_direction(Chain.of(problem), route) == pytest.approx(45)
+
+
+def test_load_bound_is_all_work_over_all_speeds() -> None:
+    """8 layers of 3 s, 4 micro-batches, 2 devices: 48 s."""
+    problem = Problem(uniform(8, 1, 2), Cluster.uniform(2), Workload(4))
+    assert bounds.load(problem) == pytest.approx(48)
+    assert bounds.critical_path(problem) == pytest.approx(24)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_named_schedule_is_faster_than_any_bound(seed: int) -> None:
+    """Every variant on every cut of a random instance, against each bound that speaks for it."""
+    model, cluster, workload = random_problem(seed)
+    problem = Problem(model, cluster, workload)
+    chain = Chain.of(problem)
+    devices = min(len(chain), len(cluster))
+    floor, route = bounds.any_plan(problem), tuple(range(devices))
+    for _, layout in variants(devices, workload.micro_batches, len(chain)):
+        for cuts in (compositions(len(chain), layout.stages, 100) or [])[:12]:
+            candidate = Candidate(problem, chain.stages(cuts), layout.pipelines)
+            split = any(op.kind == Kind.W for order in layout.orders for op in order)
+            if split and not all(candidate.costs.separable):
+                continue
+            forecast = evaluate(assemble(candidate, layout.orders))
+            step_s, peaks = forecast.step_s * (1 + 1e-9), forecast.peak_bytes
+            assert floor <= step_s
+            assert (
+                bounds.candidate(candidate, tuple(len(p.micro_batches) for p in layout.pipelines), split, peaks)
+                <= step_s
+            )
+            assert bounds.candidate(candidate, None, split, peaks) <= step_s
+            if layout.stages == devices and {p.forward for p in layout.pipelines} <= {route, route[::-1]}:
+                assert bounds.two_directions(chain, route, split) <= step_s
+            fits = all(peak <= chain.limit(k) for k, peak in enumerate(peaks))
+            if layout.stages == devices and len(layout.pipelines) == 1 and fits:
+                assert bounds.one_direction(chain, route, split) <= step_s
+
+
+def test_split_backwards_shorten_the_longest_path() -> None:
+    """8 layers of F = I = W = 1: one micro-batch on 8 devices takes 8 F, 8 I and the last W, 17 s and not 24."""
+    layers = [replace(layer, separable=True, backward_weight_s=1.0) for layer in uniform(8, 1, 1).layers]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(8), Workload(1))
+    assert bounds.critical_path(problem) == pytest.approx(17)
+    assert bounds.critical_path(problem, split=False) == pytest.approx(24)

@@ -1,0 +1,280 @@
+"""The simulator's times and memory, against definitions spelled out naively."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import named, one_layer_a_stage, uniform
+
+from contraflow.planner.basics.deadline import OutOfTime, until
+from contraflow.planner.check import check
+from contraflow.planner.graph import kernel
+from contraflow.planner.graph.operations import Candidate, StageCosts
+from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.plan import COMPUTE, Kind, Plan, Problem
+from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.problem.workload import Workload
+from contraflow.planner.schedules import build, capped
+from contraflow.planner.simulate import evaluate, simulate
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Random chains with random costs under a random schedule on one or two nodes."""
+    devices = draw(st.integers(1, 5))
+    micro_batches = draw(st.integers(1, 7))
+    name = draw(st.sampled_from(["gpipe", "1f1b", "gems", "capped", "chimera"]))
+    if name == "chimera" and devices % 2:
+        name = "1f1b"
+    layout = (
+        capped(devices, micro_batches, draw(st.integers(1, 3)))
+        if name == "capped"
+        else build(name, devices, micro_batches)
+    )
+    times, sizes = st.integers(0, 5), st.integers(0, 9)
+    layers = []
+    for k in range(devices):
+        stash = draw(sizes)
+        layers.append(
+            Layer(
+                f"l{k}", draw(times), draw(times), separable=False, parameter_bytes=draw(sizes),
+                stash_bytes=stash, weight_stash_bytes=stash, output_bytes=draw(sizes),
+                input_bytes=draw(sizes), workspace_bytes=draw(sizes),
+            )
+        )  # fmt: skip
+    kind = DeviceType("toy", 10**6, draw(st.sampled_from([1.0, 2.0])), draw(st.sampled_from([None, 4.0])))
+    link = Link(draw(st.sampled_from([1.0, 4.0])), draw(st.integers(0, 2)))
+    split = draw(st.integers(0, devices - 1))
+    groups = [NodeGroup(1, n, kind, link) for n in (split, devices - split) if n]
+    cluster = Cluster(tuple(groups), Link(0.5, 3))
+    model = ModelGraph.chain(layers)
+    problem = Problem(model, cluster, Workload(micro_batches, draw(st.sampled_from(["sgd", "adam"]))))
+    return assemble(Candidate(problem, one_layer_a_stage(model), layout.pipelines), layout.orders, name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans())
+def test_generated_plans_pass_the_checker_and_respect_every_rule(plan: Plan) -> None:
+    """No two ops of a device overlap, every message waits for its producer and arrives before its consumer."""
+    assert check(plan) == []
+    timeline = simulate(plan)
+    times = {}
+    for device, line in enumerate(timeline.devices):
+        clock = 0.0
+        for timed in line.ops:
+            if timed.op.kind in COMPUTE:
+                assert timed.start_s >= clock
+                clock = timed.end_s
+                times[device, timed.op] = timed
+        assert clock <= timeline.step_s
+    for message in timeline.messages:
+        op = message.op
+        producer = Kind.F if op.kind == Kind.SEND_F else Kind.B
+        assert message.start_s >= times[message.source, op._replace(kind=producer, peer=-1)].end_s
+        consumer = op._replace(kind=producer, stage=op.peer, peer=-1)
+        assert times[message.target, consumer].start_s >= message.arrival_s
+        link = plan.problem.cluster.link(message.source, message.target)
+        assert message.end_s - message.start_s == pytest.approx(message.bytes / link.bandwidth)
+        assert message.arrival_s - message.end_s == pytest.approx(link.latency_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans())
+def test_links_and_network_cards_carry_one_message_at_a_time(plan: Plan) -> None:
+    cluster = plan.problem.cluster
+    lanes = defaultdict(list)
+    for m in simulate(plan).messages:
+        if cluster.same_node(m.source, m.target):
+            lanes[m.source, m.target].append(m)
+        else:
+            lanes["out", m.source].append(m)
+            lanes["in", m.target].append(m)
+    for lane in lanes.values():
+        lane.sort(key=lambda m: (m.start_s, m.end_s))
+        for a, b in zip(lane, lane[1:], strict=False):
+            assert b.start_s >= a.end_s - 1e-9
+
+
+def naive_peak(plan: Plan, device: int) -> int:
+    """Peak bytes by walking one device's list: allocations where posted, releases where the words say."""
+    timeline = simulate(plan)
+    costs = timeline.costs
+    size = {(e.producer, e.consumer): e.bytes for e in costs.edges}
+    pipeline_of = {m: p for p in plan.pipelines for m in p.micro_batches}
+    sent = {(m.op.kind, m.op.stage, m.op.micro_batch): m.end_s for m in timeline.messages if m.source == device}
+    start = {t.op: (t.start_s, t.end_s) for t in timeline.devices[device].ops}
+    base = sum(n for _, n in static_parts(plan, device))
+    live: dict[tuple[object, ...], int] = {}
+    pending: list[tuple[float, tuple[object, ...]]] = []
+    peak, clock = base, 0.0
+
+    def drop(now: float) -> None:
+        for end, key in pending:
+            if end <= now + 1e-9:
+                live.pop(key, None)
+
+    for op in plan.orders[device]:
+        kind, stage, m, peer = op
+        if kind == Kind.RECV_F:
+            drop(clock)
+            live["in", stage, m] = size[peer, stage]
+        elif kind == Kind.RECV_B:
+            drop(clock)
+            live["grad", stage, m] = size[stage, peer]
+        elif kind == Kind.SEND_F:
+            pending.append((sent[kind, stage, m], ("out", stage, m)))
+        elif kind == Kind.SEND_B:
+            pending.append((sent[kind, stage, m], ("gout", stage, m)))
+        elif kind in (Kind.F, Kind.B):
+            begin, clock = start[op]
+            drop(begin)
+            route = pipeline_of[m].forward
+            live["ws"] = int(costs.workspace_bytes[stage])
+            last = len(route) - 1
+            if kind == Kind.F:
+                incoming = ("in", stage, m) if stage == 0 or route[stage - 1] != device else ("out", stage - 1, m)
+                held = int(costs.input_bytes[0]) if stage == 0 else live.pop(incoming)
+                stash = int(costs.stash_bytes[stage])
+                live["excess"] = max(0, held - stash)
+                live["stash", stage, m] = stash
+                if stage < last:
+                    live["out", stage, m] = size[stage, stage + 1]
+            elif stage > 0:
+                live["gout", stage, m] = size[stage - 1, stage]
+            # sends that end while the op runs only lower the total: the peak of an op is at its start
+            peak = max(peak, base + sum(live.values()))
+            live.pop("ws")
+            live.pop("excess", None)
+            if kind == Kind.B:
+                live.pop(("stash", stage, m))
+                if stage < last:
+                    local = route[stage + 1] == device
+                    live.pop(("gout", stage + 1, m) if local else ("grad", stage, m))
+            drop(clock)
+        peak = max(peak, base + sum(live.values()))
+    return peak
+
+
+def static_parts(plan: Plan, device: int) -> list[tuple[str, int]]:
+    """Parameters, gradients and optimizer state of every stage replica on the device."""
+    stages = {s for p in plan.pipelines for s, d in enumerate(p.backward) if d == device and p.micro_batches}
+    count = sum(plan.problem.model.layers[s].parameter_bytes for s in stages)
+    return [("all", count * (4 if plan.problem.workload.optimizer == "adam" else 2))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans())
+def test_peak_memory_equals_a_naive_walk(plan: Plan) -> None:
+    if any(t.end_s == t.start_s for line in simulate(plan).devices for t in line.ops if t.op.kind != Kind.STEP):
+        return  # ops of no length: the naive walk has no instants to order
+    for device, said in enumerate(plan.forecast.devices):
+        assert said.peak_bytes == naive_peak(plan, device)
+        assert sum(count for _, count in said.peak_parts) == said.peak_bytes
+
+
+def test_a_send_makes_room_only_for_what_is_listed_behind_it() -> None:
+    """Stash 10, tensors of 30, links that take no time: there is room for the RECV behind the SEND, not before it."""
+    plan = named("gpipe", 2, 1, 2, 2, model=uniform(2, 2, 2, stash_bytes=10, output_bytes=30))
+    first, second = plan.orders
+    assert [str(op) for op in first] == ["0F0", "0SEND_F0>1", "0RECV_B0<1", "0B0", "0STEP"]
+    assert plan.forecast is not None
+    assert plan.forecast.peak_bytes[0] == 40
+    swapped = replace(plan, orders=((first[0], first[2], first[1], *first[3:]), second))
+    assert check(swapped.with_forecast(evaluate(swapped))) == []
+    assert simulate(swapped).memory(0) == ([0, 0, 2, 2, 8], [0, 40, 70, 40, 0])
+    assert evaluate(swapped).peak_bytes == (70, 40)
+
+
+def test_of_two_that_exchange_at_one_time_one_holds_both() -> None:
+    """Both post a RECV of 30 bytes behind a SEND of 30 at 2 s: one waits for its SEND, and the other for that RECV."""
+    plan = named("chimera", 2, 2, 2, 2, model=uniform(2, 2, 2, stash_bytes=10, output_bytes=30))
+    for d, order in enumerate(plan.orders):
+        assert [str(op) for op in order][:3] == [f"0F{d}", f"0SEND_F{d}>1", f"1RECV_F{1 - d}<0"]
+    at_2 = [
+        max(size for time, size in zip(*simulate(plan).memory(device), strict=True) if time == 2) for device in (0, 1)
+    ]
+    assert sorted(at_2) == [40, 70]
+
+
+def test_latency_delays_but_does_not_occupy() -> None:
+    """Two stages, link 1 byte/s, 4-byte activations, latency 10: the second message starts when the first left."""
+    plan = named("gpipe", 2, 2, 1, 1, model=uniform(2, 1, 1, output_bytes=4), link=Link(1.0, 10.0))
+    forward = [m for m in simulate(plan).messages if m.op.kind == Kind.SEND_F]
+    assert [(m.start_s, m.end_s, m.arrival_s) for m in forward] == [(1, 5, 15), (5, 9, 19)]
+
+
+def test_reduction_and_step_are_inside_the_horizon() -> None:
+    """Two stages of 8 bytes, two replicas each: 2(r-1)/r * bytes / bandwidth, and 3 * 8 bytes a STEP.
+
+    The first reduction overlaps the last backward, and the first STEP the second reduction.
+    """
+    model = uniform(2, 1, 1, parameter_bytes=8)
+    layout = build("chimera", 2, 2)
+    for bandwidth, memory_bandwidth, extra in ((8.0, None, 1.0), (8.0, 24.0, 2.0)):
+        kind = DeviceType("toy", 1000, 1.0, memory_bandwidth)
+        cluster = Cluster((NodeGroup(1, 2, kind, Link(bandwidth)),))
+        candidate = Candidate(Problem(model, cluster, Workload(2)), one_layer_a_stage(model), layout.pipelines)
+        plan = assemble(candidate, layout.orders)
+        assert check(plan) == []
+        assert plan.forecast.step_s == 4 + extra
+
+
+def test_evaluate_under_other_costs() -> None:
+    """The same orders on devices of twice the speed take half as long."""
+    plan = named("1f1b", 4, 8, 1, 2)
+    assert evaluate(plan).step_s == 33
+    assert evaluate(plan, cluster=Cluster.uniform(4, speed=2.0)).step_s == 16.5
+    assert evaluate(plan, model=uniform(4, 2, 4)).step_s == 66
+    assert evaluate(replace(plan, forecast=None)).peak_bytes == (4, 3, 2, 1)
+
+
+def test_compiled_and_plain_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One definition, two ways to run it: plain at first, compiled where that pays."""
+    plan = named("chimera", 8, 32, 1, 2)
+    loops = kernel.Loops()
+    monkeypatch.setattr(kernel, "_loops", loops)
+    monkeypatch.setattr(kernel, "SMALL", 0)
+    plain = evaluate(plan)
+    assert loops.plain_jobs > 0
+    assert not loops.in_memory
+    monkeypatch.setattr(kernel, "WORTH", loops.plain_jobs)
+    assert evaluate(plan) == plain
+    assert loops.in_memory
+    assert loops.plain_jobs == kernel.WORTH
+
+
+def test_nothing_is_compiled_for_a_call_that_must_end_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain Python serves a large graph where the time left is less than a compilation takes."""
+    plan = named("chimera", 8, 32, 1, 2)
+    loops = kernel.Loops()
+    monkeypatch.setattr(kernel, "_loops", loops)
+    monkeypatch.setattr(kernel, "SMALL", 0)
+    monkeypatch.setattr(kernel, "WORTH", 0)
+    monkeypatch.setattr(kernel, "on_disk", lambda function: False)
+    with until(time.monotonic() + kernel.COMPILATION_S - 1):
+        evaluate(plan)
+    assert not loops.in_memory
+    with pytest.raises(OutOfTime), until(time.monotonic() - 1):
+        evaluate(plan)
+
+
+def test_costs_are_computed_once_a_model_and_forgotten_with_it() -> None:
+    """The same object for the same cut of the same model; nothing keeps a model alive."""
+    model = uniform(2)
+    stages = one_layer_a_stage(model)
+    assert StageCosts.of(model, stages) is StageCosts.of(model, tuple(stages))
+    assert StageCosts.of(model, (("layer0", "layer1"),)).forward_s.tolist() == [2.0]
+    assert StageCosts.of(uniform(2, 3.0), stages).forward_s.tolist() == [3.0, 3.0]
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

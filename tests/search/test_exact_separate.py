@@ -1,0 +1,153 @@
+"""The exact search over devices: separate forward and backward devices, and stashes shipped away and back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from instances import nothing_better, one_layer_a_stage, uniform
+
+from contraflow.planner import SearchSpace, plan
+from contraflow.planner.check import check
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
+from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.problem.workload import Workload
+from contraflow.planner.search.apart_space import pays
+from contraflow.planner.search.driver import Result
+from contraflow.planner.search.exact.apart import solve_apart
+from contraflow.planner.search.exact.orders import Found, solve
+from contraflow.planner.search.fit import excess
+from contraflow.planner.search.solver import Effort
+
+EFFORT = Effort(240, 1e9, 2)
+MIB = 1 << 20
+
+
+def candidate(devices: int, batches: int, limit: int, link: Link = Link(1.0), **rest: int) -> Candidate:  # noqa: B008
+    """F=1, B=2, one layer a stage, a stash of one byte, `limit` of them a device; shipping one takes a second."""
+    cluster = Cluster((NodeGroup(1, devices, DeviceType("toy", limit), link, host_link=Link(2.0)),))
+    problem = Problem(uniform(devices, 1, 2, **rest), cluster, Workload(batches))
+    route = tuple(range(devices))
+    return Candidate(problem, one_layer_a_stage(problem.model), (Pipeline(route, route, tuple(range(batches))),))
+
+
+def proven(found: Found) -> Plan:
+    """The plan found, checked, and its step equal to the bound."""
+    assert found.closed
+    assert found.plan is not None
+    assert found.plan.forecast is not None
+    assert check(found.plan) == []
+    assert not any(excess(found.plan))
+    assert found.plan.forecast.step_s == pytest.approx(found.bound_s)
+    return found.plan
+
+
+FIGURES = [
+    (4, 33, 32),
+    (3, 39, 36),
+    pytest.param(2, 51, 43, marks=pytest.mark.slow),
+    pytest.param(1, 96, 75, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("limit", "together", "apart"), FIGURES)
+def test_separate_devices_pay_where_memory_is_tight(limit: int, together: float, apart: float) -> None:
+    """Four devices, four stages, eight micro-batches: one device a stage, and any two, both proven."""
+    given = candidate(4, 8, limit)
+    kept = proven(solve(given, EFFORT))
+    assert kept.forecast is not None
+    assert kept.forecast.step_s == pytest.approx(together)
+    found = proven(solve_apart(given, EFFORT, together, policies=frozenset({"keep"})))
+    assert found.forecast is not None
+    assert found.forecast.step_s == pytest.approx(apart)
+    assert any(a != b for p in found.pipelines for a, b in zip(p.forward, p.backward, strict=True))
+
+
+@pytest.mark.slow
+def test_shipping_away_and_back_competes() -> None:
+    """At three stashes a device (36 with separate devices) it reaches 33: the last device has room for others'."""
+    found = solve_apart(candidate(4, 8, 3), EFFORT, 34, policies=frozenset({"keep", "ship"}))
+    assert found.plan is not None
+    assert found.plan.forecast is not None
+    assert check(found.plan) == []
+    assert found.plan.forecast.step_s == pytest.approx(33)
+    assert any(policy.startswith("ship>") for policy in found.plan.stash[0])
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("policies", ["keep", "keep ship", "keep recompute", "keep ship recompute offload"])
+def test_two_devices(limit: int, policies: str) -> None:
+    """Whatever is allowed: proven, checked, and no worse than with one device a stage."""
+    given = candidate(2, 4, limit, Link(4.0), output_bytes=0)
+    found = solve_apart(given, EFFORT, policies=frozenset(policies.split()))
+    best = proven(found)
+    assert best.forecast is not None
+    kept = proven(solve(given, EFFORT))
+    assert kept.forecast is not None
+    assert best.forecast.step_s <= kept.forecast.step_s + 1e-9
+
+
+def test_recompute_on_the_backward_device() -> None:
+    """Where nothing else is allowed every backward has its R on its own device."""
+    found = proven(solve_apart(candidate(2, 3, 2), EFFORT, policies=frozenset({"recompute"})))
+    assert found.stash == (("recompute", "recompute"),)
+    (route,) = found.pipelines
+    for device, order in enumerate(found.orders):
+        assert all(route.backward[op.stage] == device for op in order if op.kind is Kind.R)
+
+
+def test_nothing_fits() -> None:
+    """A stash of two bytes has no place on any device of one."""
+    found = solve_apart(candidate(2, 3, 1, stash_bytes=2), EFFORT, policies=frozenset({"keep", "ship"}))
+    assert found.closed
+    assert math.isinf(found.bound_s)
+
+
+# ------------------------------------------------------------------ plan()
+
+
+def blocks(gib_a_second: float, space: SearchSpace = SearchSpace(pipelines=1, recompute=False)) -> Result:  # noqa: B008
+    """Two transformer blocks of 10 and 20 ms, a stash 70 times the tensor between them, room for one of these."""
+    costs = {"stash_bytes": 70 * MIB, "weight_stash_bytes": 70 * MIB, "output_bytes": MIB}
+    model = ModelGraph.chain([Layer(f"block{k}", 0.010, 0.020, separable=False, **costs) for k in range(2)])
+    cluster = Cluster.uniform(2, 74 * MIB, Link(gib_a_second * 1024 * MIB))
+    return plan(model, cluster, Workload(6), space, time_limit=30)
+
+
+def test_a_fast_link_makes_separate_devices_optimal() -> None:
+    """2.5 ms a stash: the first forward on the second device, proven optimal, and 10 % below one device a stage."""
+    result = blocks(28)
+    assert result.plan is not None
+    assert check(result.plan) == []
+    assert nothing_better(result)
+    assert {(p.forward, p.backward) for p in result.plan.pipelines} == {((1, 0), (0, 0))}
+    alone = blocks(28, SearchSpace(pipelines=1, recompute=False, separate_backward=False))
+    assert nothing_better(alone)
+    assert alone.plan is not None
+    assert alone.plan.forecast is not None
+    assert result.plan.forecast is not None
+    assert result.plan.forecast.step_s < 0.91 * alone.plan.forecast.step_s
+
+
+def test_a_slow_link_does_not() -> None:
+    """70 ms a stash: one device a stage is optimal among all."""
+    result = blocks(1)
+    assert result.plan is not None
+    assert nothing_better(result)
+    assert all(p.forward == p.backward for p in result.plan.pipelines)
+    assert "two devices or one" in result.plan.provenance.space
+
+
+def test_what_has_no_price_is_not_assumed_free() -> None:
+    """Links without a bandwidth, memory that holds everything, and the switch: then stages have one device each."""
+
+    def asked(link: Link, limit: int, space: SearchSpace) -> bool:
+        return pays(candidate(2, 4, limit, link).problem, space)
+
+    assert asked(Link(1.0), 2, SearchSpace())
+    assert not asked(Link(), 2, SearchSpace())
+    assert not asked(Link(1.0), 100, SearchSpace())
+    assert not asked(Link(1.0), 2, SearchSpace(separate_backward=False))

@@ -1,0 +1,333 @@
+"""The search without a flush: periods worked out by hand, every plan of tiny problems, limits, Ctrl-C."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from instances import nothing_better, uniform
+
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Result, SearchSpace, Workload, check, evaluate
+from contraflow.planner import plan as search
+from contraflow.planner.basics.errors import InputError
+from contraflow.planner.graph.operations import OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
+from contraflow.planner.graph.versions import Versions
+from contraflow.planner.partition.chain import compositions
+from contraflow.planner.plan import Kind, Problem
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.model_graph import SharedParameters
+from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
+from contraflow.planner.search.driver import Progress, Stale
+from contraflow.planner.search.steady.alternatives import alternatives
+from contraflow.planner.search.steady.build import built, excess_for_long, with_period
+from contraflow.planner.search.steady.programme import Stage
+
+METHODS = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
+
+
+def solved(model: ModelGraph, cluster: Cluster, *methods: str, batches: int = 24, **workload: object) -> Result:
+    """The search's answer; the plan passes the checker, and says of itself what `evaluate` says."""
+    found = search(model, cluster, Workload(batches, **workload), SearchSpace(asynchronous=methods), 60)  # type: ignore[arg-type]
+    if found.plan is not None:
+        assert check(found.plan) == []
+        assert found.plan.forecast is not None
+        period_s = found.plan.forecast.period_s
+        assert period_s == evaluate(found.plan).period_s
+        assert period_s is not None
+        assert found.bound_s <= period_s
+    return found
+
+
+def period(found: Result) -> float:
+    """Seconds a micro-batch of a result's plan."""
+    assert found.plan is not None
+    return period_of(found.plan)
+
+
+def period_of(plan: Plan) -> float:
+    """Seconds a micro-batch of a plan."""
+    assert plan.forecast is not None
+    assert plan.forecast.period_s is not None
+    return plan.forecast.period_s
+
+
+def in_flight(plan: Plan) -> list[int]:
+    """Forwards before the first backward on every device."""
+    return [next(n for n, kind in enumerate(k for k in _kinds(order)) if kind is Kind.B) for order in plan.orders]
+
+
+def _kinds(order: tuple[object, ...]) -> Iterator[Kind]:
+    return (op.kind for op in order if op.kind in (Kind.F, Kind.B))  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- worked out by hand
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_stages_take_the_load_of_one(method: str) -> None:
+    """F = 1 and B = 2 on each of four devices that are always busy: 3 s a micro-batch."""
+    found = solved(uniform(4, 1.0, 2.0, parameter_bytes=4), Cluster.uniform(4), method)
+    assert (found.status, period(found)) == ("optimal", 3.0)
+    assert found.plan is not None
+    assert (found.plan.weights, in_flight(found.plan)) == (method, [4, 3, 2, 1])
+
+
+def test_messages_take_more_in_flight_not_more_time() -> None:
+    """A second there and back to the next stage, and no device has time to wait: round trips of 3, 9, 15 and 21 s."""
+    found = solved(uniform(4, 1.0, 2.0, output_bytes=1), Cluster.uniform(4, link=Link(latency_s=0.5)), "naive")
+    assert (found.status, period(found)) == ("optimal", 3.0)
+    assert found.plan is not None
+    assert in_flight(found.plan) == [7, 5, 3, 1]
+
+
+def test_a_link_may_take_longest() -> None:
+    """A tensor of 4 bytes at 1 byte/s between two stages of 3 s; on one device both layers take 6 s."""
+    found = solved(uniform(2, 1.0, 2.0, output_bytes=4), Cluster.uniform(2, link=Link(1.0)), "stash")
+    assert (nothing_better(found), period(found)) == (True, 4.0)
+
+
+def test_a_nic_serves_both_neighbours() -> None:
+    """The middle node of three sends 2 s of activations and 2 s of gradients a micro-batch: 4 s are the least."""
+    nodes = NodeGroup(3, 1, DeviceType("one", 1 << 40))
+    found = solved(uniform(3, 1.0, 2.0, output_bytes=2), Cluster((nodes,), Link(1.0)), "naive", batches=48)
+    assert period(found) == pytest.approx(4.0)
+    assert nothing_better(found)
+
+
+def test_updates_take_their_time() -> None:
+    """A STEP of 3 bytes a byte of parameters: 1 s after every micro-batch, or after every fourth."""
+    kind = DeviceType("toy", 1 << 40, 1.0, 30.0)
+    cluster = Cluster((NodeGroup(1, 2, kind),))
+    model = uniform(2, 1.0, 2.0, parameter_bytes=10)
+    assert period(solved(model, cluster, "stash")) == pytest.approx(4.0)
+    assert period(solved(model, cluster, "stash", update_every=4)) == pytest.approx(3.25)
+    # PREDICT reads parameters and gradient, and writes: as long as a STEP; on the first stage only
+    assert period(solved(model, cluster, "pipeoptim")) == pytest.approx(5.0)
+
+
+def test_faster_devices_get_more_layers() -> None:
+    """Four layers of 3 s on devices of speed 1 and 3, the slow one first: 3 s each."""
+    slow, fast = DeviceType("slow", 1 << 40, 1.0), DeviceType("fast", 1 << 40, 3.0)
+    cluster = Cluster((NodeGroup(1, 1, slow), NodeGroup(1, 1, fast)))
+    found = solved(uniform(4, 1.0, 2.0), cluster, "naive")
+    assert (found.status, period(found)) == ("optimal", 3.0)
+
+
+def test_equal_groups_share_the_micro_batches() -> None:
+    """Two layers on four devices: two replicas of the pipeline, each with every other micro-batch."""
+    found = solved(uniform(2, 1.0, 2.0, parameter_bytes=4), Cluster.uniform(4), "stash", update_every=2)
+    assert (found.status, period(found)) == ("optimal", 1.5)
+    assert found.plan is not None
+    assert {p.forward for p in found.plan.pipelines} == {(0, 1), (2, 3)}
+
+
+# ---------------------------------------------------------------- methods and limits
+
+
+def test_the_first_of_equal_methods_is_taken() -> None:
+    """Predicting takes no time where the memory bandwidth is not known."""
+    model, cluster = uniform(2, 1.0, 2.0, parameter_bytes=4), Cluster.uniform(2)
+    for methods in (("pipeoptim", "naive"), ("naive", "pipeoptim")):
+        found = solved(model, cluster, *methods).plan
+        assert found is not None
+        assert found.weights == methods[0]
+
+
+def test_a_staleness_limit_of_one_chooses_double_buffering() -> None:
+    """With one version more, stashing allows two in flight, 6 s a micro-batch; an update every four keeps up at 3 s."""
+    model, cluster = uniform(4, 1.0, 2.0, parameter_bytes=4), Cluster.uniform(4)
+    stash = solved(model, cluster, "stash", staleness_limit=1)
+    assert (nothing_better(stash), period(stash)) == (True, pytest.approx(6.0))
+    found = solved(model, cluster, "stash", "2bw", staleness_limit=1)
+    assert (found.status, period(found)) == ("optimal", 3.0)
+    assert found.plan is not None
+    assert found.plan.weights == "2bw"
+    assert set(Versions.of(found.plan).most_stale.values()) == {1}
+
+
+def test_less_memory_than_stashing_needs_is_met_by_copies_and_recomputation() -> None:
+    """The first device holds four stashes and three versions; a byte less, and something else happens to a stash."""
+    model = uniform(4, 1.0, 2.0, stash_bytes=40, parameter_bytes=4, output_bytes=1)
+    host = Link(80.0)
+    cluster = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 20), host_link=host),))
+    free = solved(model, cluster, "stash")
+    assert free.plan is not None
+    assert free.plan.forecast is not None
+    limit = max(free.plan.forecast.peak_bytes) - 1
+    away = solved(model, cluster, "stash", memory_limit_bytes=limit)
+    assert (away.status, period(away)) == ("optimal", 3.0)  # half a second each way, while the device computes
+    assert away.plan is not None
+    assert OFFLOAD in away.plan.stash[0]
+    no_copies = SearchSpace(asynchronous=("stash",), offload=False)
+    again = search(model, cluster, Workload(24, memory_limit_bytes=limit), no_copies).plan
+    assert again is not None
+    assert RECOMPUTE in again.stash[0]
+    assert check(again) == []
+    assert max(evaluate(again).peak_bytes) <= limit
+
+
+def test_versions_of_large_weights_go_to_the_host() -> None:
+    """Three versions of 40 bytes on the first of four devices, stashes of 4: half of them have room."""
+    model = uniform(4, 1.0, 2.0, stash_bytes=4, parameter_bytes=40, output_bytes=1)
+    cluster = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 20), host_link=Link(80.0)),))
+    limit = 2 * 40 + 40 + 2 * (4 + 1) + 20
+    found = solved(model, cluster, "stash", memory_limit_bytes=limit, optimizer="sgd")
+    assert (found.status, period(found)) == ("optimal", 3.0)
+    assert found.plan is not None
+    assert found.plan.stash[0][0] == OFFLOAD_WEIGHTS
+    assert max(evaluate(found.plan).peak_bytes) <= limit
+    kept = SearchSpace(asynchronous=("stash",), offload=False, recompute=False)
+    alone = search(model, cluster, Workload(24, "sgd", memory_limit_bytes=limit), kept).plan
+    assert alone is None or period_of(alone) > 3.0
+    # a link that copies no version in 3 s
+    slow = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 20), host_link=Link(10.0)),))
+    assert period(solved(model, slow, "stash", memory_limit_bytes=limit, optimizer="sgd")) > 3.0
+
+
+def test_never_worse_than_a_named_schedule_that_fits() -> None:
+    """Uneven layers and a memory limit, for every method on its own."""
+    rng = random.Random(5)
+    layers = [
+        Layer(f"l{k}", rng.uniform(1, 3), rng.uniform(1, 3), separable=False, stash_bytes=9, output_bytes=1)
+        for k in range(6)
+    ]
+    model, cluster, workload = ModelGraph.chain(layers), Cluster.uniform(3), Workload(24, memory_limit_bytes=60)
+    for name, method in (("pipedream", "stash"), ("pipedream-2bw", "2bw"), ("naive-async", "naive")):
+        named = search(model, cluster, workload, SearchSpace(name))
+        assert period(solved(model, cluster, method, memory_limit_bytes=60)) <= period(named) * (1 + 1e-9)
+
+
+def test_infeasible_says_how_many_bytes_are_missing() -> None:
+    """A stage needs its stash, and parameters and gradients: 17 bytes."""
+    model, cluster = uniform(2, 1.0, 2.0, parameter_bytes=8), Cluster.uniform(2, 16)
+    found = solved(model, cluster, "stash", "2bw")
+    assert (found.status, found.plan) == ("infeasible", None)
+    assert [(v.device, v.over_bytes) for v in found.violations if not isinstance(v, Stale)] == [(0, 1), (1, 1)]
+
+
+def test_no_plan_says_which_staleness_is_needed() -> None:
+    """Tied parameters are stepped before the next backward, so the forward before it misses an update."""
+    model = replace(uniform(2, 1.0, 2.0, parameter_bytes=10), shared=(SharedParameters(("layer0", "layer1"), 1),))
+    cluster = Cluster.uniform(2, 32)  # one device cannot hold both layers
+    found = solved(model, cluster, "stash", staleness_limit=0)
+    assert (found.status, found.violations) == ("unknown", (Stale(0, 1),))
+    assert "at least 1" in str(found.violations[0])
+
+
+def test_what_does_not_apply_is_refused() -> None:
+    """In one line with both numbers."""
+    model, cluster = uniform(4), Cluster.uniform(4)
+    with pytest.raises(InputError, match=r"2bw: needs at least 4 micro-batches an update for 4 stages, got 2"):
+        solved(model, cluster, "stash", "2bw", update_every=2)
+    with pytest.raises(InputError, match=r"two updates of 4 micro-batches, got 4"):
+        solved(model, cluster, "2bw", batches=4)
+
+
+def test_interrupted_it_keeps_the_best_plan() -> None:
+    """Ctrl-C after the first plan."""
+
+    def interrupt(event: Progress) -> None:
+        assert event.best_step_s is not None
+        raise KeyboardInterrupt
+
+    space = SearchSpace(asynchronous=("stash",))
+    found = search(uniform(6, 1.0, 2.0), Cluster.uniform(4), Workload(24), space, on_progress=interrupt)
+    assert found.plan is not None
+    assert found.bound_s <= period(found)
+
+
+def test_a_hint_is_where_it_starts() -> None:
+    """Without time for anything else, the answer is no worse than the hint."""
+    model, cluster, space = uniform(4, 1.0, 2.0), Cluster.uniform(4), SearchSpace(asynchronous=("stash",))
+    best = solved(model, cluster, "stash")
+    again = search(model, cluster, Workload(24), space, time_limit=0, hint=best.plan)
+    assert period(again) <= period(best)
+
+
+# ---------------------------------------------------------------- against every plan there is
+
+
+def every_plan(problem: Problem, space: SearchSpace, most: int) -> Iterator[Plan]:
+    """All cuts, numbers in flight up to `most`, and policies that the search chooses from, in one group."""
+    for a in alternatives(problem, space):
+        count, chain = len(a.order), a.split.chain
+        for cuts in compositions(len(chain), count, 100) or ():
+            ends = (0, *cuts, len(chain))
+            for flying in itertools.combinations_with_replacement(range(most, 0, -1), count):
+                for row in itertools.product(a.stashes, repeat=count):
+                    stages = [Stage(ends[k], ends[k + 1], row[k], flying[k]) for k in range(count)]
+                    made = built(problem, chain, a.split.groups, a.order, stages, a.method, "all")
+                    if made is not None:
+                        yield made
+
+
+def tiny(rng: random.Random, devices: int, host: Link = Link()) -> Problem:  # noqa: B008 - immutable
+    """Up to three uneven layers, links that take time, and perhaps too little memory to keep every stash."""
+    layers = [
+        Layer(
+            f"layer{k}",
+            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
+            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
+            separable=False,
+            parameter_bytes=rng.choice([0, 5]),
+            stash_bytes=rng.randint(2, 12),
+            output_bytes=rng.choice([0, 1, 2]),
+            workspace_bytes=rng.choice([0, 3]),
+        )
+        for k in range(rng.randint(devices, 3))
+    ]
+    link = rng.choice([Link(), Link(latency_s=0.4), Link(4.0, 0.1)])
+    held = sum(x.parameter_bytes for x in layers) * 4 // devices
+    memory = rng.choice([None, held + rng.randint(10, 40)])
+    workload = Workload(12, memory_limit_bytes=memory, staleness_limit=rng.choice([None, None, 1]))
+    node = NodeGroup(1, devices, DeviceType("tiny", 1 << 20), link, host_link=host)
+    return Problem(ModelGraph.chain(layers), Cluster((node,)), workload)
+
+
+def judged(seed: int, devices: int, most: int, host: Link = Link()) -> None:  # noqa: B008 - immutable
+    """The search finds the best of all plans of a random problem, and proves it."""
+    rng = random.Random(seed)
+    problem = tiny(rng, devices, host)
+    method = rng.choice([name for name in METHODS if name != "2bw"])
+    space = SearchSpace(asynchronous=(method,), pipelines=1)
+    found = search(problem.model, problem.cluster, problem.workload, space)
+    limit = problem.workload.staleness_limit
+    fit = [
+        made
+        for made in every_plan(problem, space, most)
+        if not excess_for_long(made).total and (limit is None or max(Versions.of(made).most_stale.values()) <= limit)
+    ]
+    best = min((made.forecast.objective_s for made in map(with_period, fit) if made.forecast is not None), default=None)
+    if best is None:
+        assert found.plan is None
+        return
+    assert found.bound_s <= best * (1 + 1e-9)
+    assert period(found) <= best * (1 + 1e-6)
+    assert found.plan is not None
+    assert check(found.plan) == []
+    assert limit is None or max(Versions.of(found.plan).most_stale.values()) <= limit
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_of_the_space_is_better(seed: int) -> None:
+    """One or two devices, up to four in flight."""
+    judged(seed, 2 if seed else 1, 4)
+
+
+@pytest.mark.parametrize(
+    "seed", [200, 203, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (201, 202, 204, 205, 206, 207))]
+)
+def test_no_plan_with_copies_is_better(seed: int) -> None:
+    """The same with host links, so that stashes, and versions of the weights, may leave."""
+    judged(seed, 2, 3, Link((3.0, 10.0, 40.0)[seed % 3], 0.1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_no_plan_of_three_stages_is_better(seed: int) -> None:
+    """Three devices, up to five in flight."""
+    judged(seed, 3, 5)

@@ -1,0 +1,152 @@
+"""What the race begins with: cuts for routes that visit devices repeatedly, the best plan, spaces that take turns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+
+import pytest
+
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
+from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.partition.chain import Chain
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.schedules import build
+from contraflow.planner.search.balance import balanced
+from contraflow.planner.search.orders.arm import Arm, bound
+from contraflow.planner.search.orders.race import Race
+from contraflow.planner.search.session import Session
+from contraflow.planner.search.shapes import structures
+from contraflow.planner.search.techniques import by_turns
+
+
+def uneven(count: int, seed: int, devices: int, batches: int = 8, memory: int = 1 << 30) -> Problem:
+    """Layers of different lengths on a node with host links."""
+    rng = random.Random(seed)
+    layers = [
+        Layer(f"l{k}", x := rng.uniform(1, 3), x, x, True, stash_bytes=10, output_bytes=1, weight_stash_bytes=9)
+        for k in range(count)
+    ]
+    node = NodeGroup(1, devices, DeviceType("toy", memory), host_link=Link(5.0))
+    return Problem(ModelGraph.chain(layers), Cluster((node,)), Workload(batches))
+
+
+def session(problem: Problem, space: SearchSpace = SearchSpace()) -> Session:  # noqa: B008 - immutable
+    return Session(problem, space, time.monotonic() + 60, 0, 1, None, None)
+
+
+def done_s(problem: Problem, route: tuple[int, ...], twin: tuple[int, ...], cuts: tuple[int, ...]) -> float:
+    """Seconds until the last device has run the forwards and backwards of its stages, waits but the first left out."""
+    layers, ends = problem.model.layers, (0, *cuts, len(problem.model.layers))
+    ways = [route, twin] if twin else [route]
+    busy, first = dict.fromkeys(route, 0.0), dict.fromkeys(route, math.inf)
+    for way in ways:
+        there = 0.0
+        for s, device in enumerate(way):
+            mine = layers[ends[s] : ends[s + 1]]
+            busy[device] += problem.workload.micro_batches / len(ways) * sum(x.forward_s + x.backward_s for x in mine)
+            first[device] = min(first[device], there)
+            there += sum(x.forward_s for x in mine)
+    return max(busy[d] + first[d] for d in busy)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("route", "twin"),
+    [((0, 1, 1, 0), ()), ((0, 1, 2, 2, 1, 0), ()), ((0, 1, 2, 3), (3, 2, 1, 0)), ((0, 1, 0, 1), (1, 0, 1, 0))],
+)
+def test_cuts_are_close_to_the_best_of_all(route: tuple[int, ...], twin: tuple[int, ...], seed: int) -> None:
+    """Within 3 % of the cut whose last device is done first, found by trying all."""
+    problem = uneven(12, seed, max(route) + 1)
+    found = balanced(Chain.of(problem), route, twin)
+    assert found is not None
+    every = itertools.combinations(range(1, 12), len(route) - 1)
+    best = min(done_s(problem, route, twin, cuts) for cuts in every)
+    assert done_s(problem, route, twin, found) <= 1.03 * best
+
+
+def test_two_directions_share_what_one_cannot() -> None:
+    """Nine equal layers on four devices: 3 on some device one way; 2.5 both ways, where a pair has 5 or 4."""
+    layers = [Layer(f"l{k}", 1.0, 2.0) for k in range(9)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(4), Workload(8))
+    found = balanced(Chain.of(problem), (0, 1, 2, 3), (3, 2, 1, 0))
+    assert found is not None
+    a, b, c, d = (y - x for x, y in itertools.pairwise((0, *found, 9)))
+    assert sorted((a + d, b + c)) == [4, 5]
+
+
+def test_every_structure_is_on_a_cut_with_layers_for_all_stages() -> None:
+    """One to four stages a device, one direction or two."""
+    problem = uneven(16, 0, 4)
+    found = list(structures(problem, SearchSpace(), Chain.of(problem), [(0, 1, 2, 3)]))
+    assert {(len(c.stages), len(c.pipelines)) for c in found} >= {(4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (16, 2)}
+    for candidate in found:
+        assert all(candidate.stages)
+        assert sum(map(len, candidate.stages)) == 16
+
+
+def named(problem: Problem) -> Plan:
+    """One forward, one backward on equal numbers of layers."""
+    layout = build("1f1b", 4, problem.workload.micro_batches)
+    names = problem.model.layers
+    stages = tuple(tuple(x.name for x in names[4 * s : 4 * s + 4]) for s in range(4))
+    return assemble(Candidate(problem, stages, layout.pipelines), layout.orders)
+
+
+def test_an_order_that_is_known_is_raced_however_little_effort_there_is() -> None:
+    """Structures without an order leave first, those with many ops before others."""
+    problem = uneven(16, 0, 4)
+    plan = named(problem)
+    known = Arm(Candidate(problem, plan.stages, plan.pipelines, plan.stash), True, False, 0)
+    known.seed_with(plan.orders)
+    others = [
+        Arm(c, True, False, 1 + n, bound_s=bound(c, True))
+        for n, c in enumerate(structures(problem, SearchSpace(), Chain.of(problem), [(0, 1, 2, 3)]))
+    ]
+    race = Race(session(problem), [*others, known], 0.01, "test")
+    race._thin_out()
+    assert known in race.arms
+    assert len(race.arms) < len(others) + 1
+
+
+def test_a_tightened_order_goes_back_to_the_one_it_began_with() -> None:
+    """Where less memory than it takes is left, but enough for the first; and is lost where neither fits."""
+    problem = uneven(16, 0, 4)
+    plan = named(problem)
+    arm = Arm(Candidate(problem, plan.stages, plan.pipelines, plan.stash), True, False, 0)
+    arm.seed_with(plan.orders)
+    first = arm.order
+    assert first is not None
+    arm.order = None  # whatever an annealing left there
+    assert arm.tightened((1,) * 4).order is first
+    assert arm.tightened((1 << 30,) * 4).order is None
+
+
+@pytest.mark.parametrize("copies_help", [False, True])
+def test_what_is_left_goes_to_the_space_that_holds_the_best_plan(copies_help: bool) -> None:
+    """Without copies first, then everything, then the better of the two, from the plans found on."""
+    problem = uneven(16, 0, 4, batches=48, memory=400)
+    whole, turns = session(problem), []
+    plain = named(problem)
+    away = assemble(Candidate(problem, plain.stages, plain.pipelines, (("keep",) * 3 + ("offload",),)), plain_orders())
+
+    def search(part: Session) -> None:
+        turns.append((part.space.offload, part.resumed))
+        found = away if part.space.offload and copies_help else plain
+        part.best = found
+        if not part.space.offload:
+            part.plain = found
+
+    by_turns(whole, lambda _: 1.0, search)
+    assert turns[:2] == [(False, False), (True, True)]
+    assert turns[2] == (copies_help, True)
+
+
+def plain_orders() -> list[tuple[object, ...]]:
+    """Of the plan `named`, before messages are added."""
+    return list(build("1f1b", 4, 48).orders)

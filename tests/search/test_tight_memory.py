@@ -1,0 +1,235 @@
+"""Named orders where memory is tight: what is alive when, the cheapest fates of stashes that fit, and cuts for them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, evaluate, plan
+from contraflow.planner.graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from contraflow.planner.lower.assemble import assembled
+from contraflow.planner.partition.chain import Chain
+from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept
+from contraflow.planner.plan import Kind, Problem
+from contraflow.planner.schedules import build, capped, variants
+from contraflow.planner.search.fit import lacking
+from contraflow.planner.search.named.fullest import fullest, in_flight, of_layout
+from contraflow.planner.search.named.portfolio import device_orders, holds, not_split, whole_backwards
+from contraflow.planner.search.named.tight import run_glance, run_mixed
+from contraflow.planner.search.named.widths import Phases, search_widths, splits
+from contraflow.planner.search.scale.few import left_out
+from contraflow.planner.search.session import Session
+from contraflow.planner.search.shapes import balanced
+from contraflow.planner.search.techniques import PLAIN
+
+STASH, INPUT = 1 << 20, 1 << 12
+
+
+def blocks(count: int, parameters: int = 0) -> ModelGraph:
+    """Equal layers with F = I = W = 1 s and inputs far smaller than stashes."""
+    layer = Layer(
+        "l", 1.0, 1.0, 1.0, parameter_bytes=parameters, stash_bytes=STASH, output_bytes=INPUT, input_bytes=INPUT
+    )
+    return ModelGraph.chain([replace(layer, name=f"l{k}") for k in range(count)])
+
+
+def tight(layers: int, devices: int, batches: int, stashes: float, host: float = math.inf) -> Problem:
+    """A chain on equal devices with room for so many layers' stashes beside the tensors that are in transit."""
+    cluster = Cluster.uniform(devices, 1 << 40, Link(1e12))
+    cluster = Cluster((replace(cluster.nodes[0], host_link=Link(host)),))
+    limit = int(stashes * STASH) + 4 * batches * INPUT
+    return Problem(blocks(layers), cluster, Workload(batches, memory_limit_bytes=limit))
+
+
+def session(problem: Problem, space: SearchSpace) -> Session:
+    """A search without a limit that matters."""
+    return Session(problem, space, time.monotonic() + 1e6, 0, 1, None, None)
+
+
+ONE_WAY = SearchSpace(pipelines=1)
+
+
+# ---------------------------------------------------------------- what is alive
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "chimera", "zb-h2", "zb-v", "dualpipe", "v-half"])
+def test_the_fullest_instants_are_those_of_counting_op_by_op(name: str) -> None:
+    layout, rng = build(name, 4, 8), np.random.default_rng(5)
+    line = {m: p for p, pipeline in enumerate(layout.pipelines) for m in pipeline.micro_batches}
+    units = [(p, s) for p in range(len(layout.pipelines)) for s in range(layout.stages)]
+    for _ in range(5):
+        stash, later = (dict(zip(units, rng.integers(1, 100, len(units)).tolist(), strict=True)) for _ in range(2))
+        for device, order in zip(of_layout(layout), layout.orders, strict=True):
+            held = most = 0
+            for op in order:
+                unit = line[op.micro_batch], op.stage
+                held += {Kind.F: stash[unit], Kind.B: -stash[unit], Kind.I: later[unit] - stash[unit]}.get(op.kind, 0)
+                held -= later[unit] if op.kind == Kind.W else 0
+                most = max(most, held)
+            rows = [np.array([size[unit] for unit in device.units], dtype=np.int64) for size in (stash, later)]
+            assert device.bytes(rows[0], rows[1]) >= most
+            assert device.bytes(rows[0], np.minimum(*rows)) <= most  # I's end may add, and counts as what follows it
+    assert in_flight(layout) == list(layout.in_flight)
+
+
+def test_a_device_without_work_holds_nothing() -> None:
+    layout = capped(2, 3, 2)
+    assert fullest([*layout.orders, ()], layout.pipelines, 2)[2].bytes(np.zeros(0, int), np.zeros(0, int)) == 0
+
+
+@pytest.mark.parametrize("stashes", [1.0, 2.5, 4.0])
+def test_what_cannot_hold_its_stashes_does_not_fit(stashes: float) -> None:
+    """The cheap test never turns down an order that fits; it is necessary, not sufficient."""
+    problem, seen = tight(8, 4, 8, 2 * stashes), set()
+    for _, layout in variants(4, 8, 8):
+        cuts = balanced(Chain.of(problem), layout.pipelines[0].forward)
+        if cuts is None:
+            continue
+        candidate = Candidate(problem, Chain.of(problem).stages(cuts), layout.pipelines)
+        whole = not_split(SearchSpace(), candidate)
+        found = assembled(candidate, [whole_backwards(order, whole) for order in layout.orders])
+        seen.add((not lacking(found), holds(candidate, layout, KEEP)))
+    assert (True, False) not in seen
+    assert (False, False) in seen
+
+
+# ---------------------------------------------------------------- cuts and fates
+
+
+@pytest.mark.parametrize("policies", [(), (RECOMPUTE,), (OFFLOAD,), (RECOMPUTE, OFFLOAD)])
+def test_the_cut_is_the_best_of_all_cuts_and_fates(policies: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        layers = [
+            Layer(f"l{k}", *rng.integers(1, 9, 3).astype(float).tolist(), stash_bytes=int(rng.integers(10, 99)),
+                  parameter_bytes=int(rng.integers(0, 50)), output_bytes=1, input_bytes=1)
+            for k in range(7)
+        ]  # fmt: skip
+        cluster = Cluster.uniform(3, int(rng.integers(150, 700)), Link(1e9))
+        cluster = Cluster((replace(cluster.nodes[0], host_link=Link(float(rng.integers(2, 40)))),))
+        chain = Chain.of(Problem(ModelGraph.chain(layers), cluster, Workload(6)))
+        best = min(_worst(chain, (0, *cuts, 7), policies) for cuts in combinations(range(1, 7), 2))
+        found = cut_mixed(chain, (0, 1, 2), (3, 2, 1), policies)
+        assert math.isinf(best) == (found is None)
+        if found is not None:
+            assert _worst(chain, (0, *found, 7), policies) == pytest.approx(best)
+
+
+def _worst(chain: Chain, ends: tuple[int, ...], policies: tuple[str, ...]) -> float:
+    """The slowest of three stages with three, two and one micro-batch in flight, each under its cheapest fate."""
+    costs, worst = chain.costs, 0.0
+    for flight, i, j in zip((3, 2, 1), ends, ends[1:], strict=False):
+        forward, stash = float(costs.forward_s[i:j].sum()), float(costs.stash_bytes[i:j].sum())
+        work = forward + float(costs.backward_s[i:j].sum())
+        transit = 2 * (int(i > 0) + int(j < 7))
+        room = chain.limit(0) - float(chain.static_bytes[0, i:j].sum()) - transit
+        options = [(work, flight * stash)]
+        if RECOMPUTE in policies:
+            for fate in range(1, QUARTERS + 1):
+                whole = min(flight, QUARTERS - fate)
+                options.append((work + fate / QUARTERS * forward, whole * stash + (flight - whole) + stash))
+        if OFFLOAD in policies:
+            slow = stash / chain.problem.cluster.nodes[0].host_link.bandwidth
+            options.append((max(work, slow), kept(flight, AWAY) * stash))
+        worst = max(worst, min((seconds for seconds, held in options if held <= room), default=math.inf))
+    return worst
+
+
+def test_where_only_recomputing_everything_fits_there_is_a_plan_at_once() -> None:
+    """Room for one stage's stash: the first plan, which takes no search, is within 1.5 of the bound of all plans."""
+    problem = tight(16, 8, 64, 2.1)
+    searching = session(problem, ONE_WAY)
+    run_glance(searching, device_orders(problem, 8)[0])
+    assert searching.best is not None
+    assert check(searching.best) == []
+    assert {policy for row in searching.best.stash for policy in row[:-1]} == {RECOMPUTE}
+    assert searching.best_s <= 1.5 * bounds.space(problem, ONE_WAY)
+
+
+def test_with_more_memory_less_is_recomputed_and_the_first_plan_is_faster() -> None:
+    steps, remade = [], []
+    for stashes in (2.1, 6.1, 10.1, 17.0):
+        problem = tight(16, 8, 32, stashes)
+        searching = session(problem, ONE_WAY)
+        run_glance(searching, device_orders(problem, 8)[0])
+        assert searching.best is not None
+        assert max(evaluate(searching.best).peak_bytes) <= (problem.workload.memory_limit_bytes or 0)
+        steps.append(searching.best_s)
+        remade.append(sum(op.kind == Kind.R for order in searching.best.orders for op in order))
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < 0.85 * steps[0]
+    assert remade == sorted(remade, reverse=True)
+    assert remade[-1] == 0
+
+
+def test_where_recomputing_is_not_allowed_stashes_go_to_the_host() -> None:
+    """Copies as fast as a stage's own work need no more than a few stashes a device."""
+    problem = tight(16, 8, 32, 8.5, host=STASH / 1.0)
+    searching = session(problem, replace(ONE_WAY, recompute=False))
+    run_glance(searching, device_orders(problem, 8)[0])
+    assert searching.best is not None
+    assert check(searching.best) == []
+    assert any(OFFLOAD in row for row in searching.best.stash)
+
+
+def test_named_schedules_with_several_stages_a_device_are_tried_too() -> None:
+    """More stages a device: shorter waits, and no more than one of them is recomputed at a time."""
+    problem = tight(16, 4, 16, 3.1)
+    searching = session(problem, ONE_WAY)
+    run_glance(searching, device_orders(problem, 4)[0])
+    first_s = searching.best_s
+    run_mixed(searching, device_orders(problem, 4)[0])
+    assert searching.best is not None
+    assert check(searching.best) == []
+    assert searching.best_s < 0.95 * first_s
+    assert len(searching.best.stages) > 4
+
+
+# ---------------------------------------------------------------- groups, and few micro-batches
+
+
+def test_the_width_with_the_best_first_plan_gets_its_quick_plans_first() -> None:
+    """Eight devices that hold the parameters twice: two groups of four recompute less than one of eight would wait."""
+    problem = tight(8, 8, 8, 6)
+    searching, seen = session(problem, SearchSpace()), list[int]()
+
+    def glance(inner: Session, orders: list[tuple[int, ...]]) -> None:
+        run_glance(inner, orders[0])
+
+    def first(inner: Session, _: list[tuple[int, ...]]) -> None:
+        seen.append(len(inner.problem.cluster))
+
+    ways = list(splits(problem, SearchSpace()))
+    orders = device_orders(problem, 8)
+    search_widths(searching, orders, ways, Phases(lambda _: 0.0, glance, first, lambda *_: None))
+    assert searching.best is not None
+    winner = len(searching.best.problem.cluster) // len({frozenset(p.forward) for p in searching.best.pipelines})
+    assert seen[0] == winner
+
+
+def test_what_is_left_out_of_many_micro_batches_is_a_multiple_of_what_named_orders_repeat() -> None:
+    for devices, batches, expected in ((64, 512, 256), (32, 512, 384), (5, 4000, 3960)):
+        problem = Problem(blocks(2 * devices), Cluster.uniform(devices, 1 << 40), Workload(batches))
+        assert left_out(session(problem, ONE_WAY)) == expected
+        assert expected % (2 * devices) == 0
+
+
+# ---------------------------------------------------------------- techniques
+
+
+def test_with_copies_allowed_the_search_is_no_worse_than_without() -> None:
+    """Allowing more costs a fixed share of the effort; the rest goes the way it goes without."""
+    problem = tight(8, 4, 104, 4.1, host=STASH / 4.0)
+    given = problem.model, problem.cluster, problem.workload
+    joint = plan(*given, ONE_WAY, 1e4, workers=1, deterministic_limit=0.5)
+    alone = plan(*given, replace(ONE_WAY, offload=False), 1e4, workers=1, deterministic_limit=0.5 * PLAIN)
+    assert joint.plan is not None
+    assert alone.plan is not None
+    assert check(joint.plan) == []
+    assert evaluate(joint.plan).step_s <= evaluate(alone.plan).step_s * (1 + 1e-9)
+    assert joint.bound_s <= alone.bound_s * (1 + 1e-9)

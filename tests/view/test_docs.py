@@ -1,0 +1,112 @@
+"""The documents: what CI takes for a command in them, and that the options they name exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from contraflow.__main__ import cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOREIGN = {
+    *("--no-deps", "--no-binary", "--nproc-per-node", "--max-restarts", "--rdzv-id", "--strict", "--check", "--write"),
+}
+"""Options of other programs."""
+
+_spec = importlib.util.spec_from_file_location("docs_runner", ROOT / ".ci" / "docs.py")
+assert _spec is not None
+assert _spec.loader is not None
+docs: Any = importlib.util.module_from_spec(_spec)
+sys.modules["docs_runner"] = docs
+_spec.loader.exec_module(docs)
+
+TEXT = """
+Text with `contraflow show plan.json`.
+
+    contraflow plan a.json \\
+        -o plan.json        # more
+    not a command
+
+<!-- run: shows -->
+
+    contraflow compare x
+
+    name   step
+    a       3 s
+    ...
+    b       5 s
+
+<!-- run: write cluster.toml -->
+```toml
+[[nodes]]
+```
+
+<!-- run: table -->
+| what | `contraflow check plan.json \\| cat` |
+|---|---|
+
+    from x import y
+"""
+
+
+def test_blocks_are_found_with_what_is_asked_of_them() -> None:
+    """Indented ones, fences, tables; continued lines are one command."""
+    plan, compare, write, table, python = docs.blocks(TEXT)
+    assert plan.commands() == ["contraflow plan a.json  -o plan.json        # more"]
+    assert compare.directives == {"shows": ""}
+    assert [compare.lines[k] for k in compare.shown()] == ["name   step", "a       3 s", "...", "b       5 s"]
+    assert (write.directives, write.lines) == ({"write": "cluster.toml"}, ["[[nodes]]"])
+    assert table.commands() == ["contraflow check plan.json | cat"]
+    assert python.language == "python"
+    assert docs.inline(TEXT)[0] == "contraflow show plan.json"
+
+
+def test_shown_output_must_have_been_printed() -> None:
+    """Cell by cell, in order, whatever is drawn around them; and it can be written anew."""
+    printed = "│ name │ step │\n│ a │  4 s │\n│ c │ 9 s │\n│ b │ 12 s │"
+    shown = ["name   step", "a       3 s", "...", "b      12 s"]
+    assert docs.differences(shown, printed) == ["a       3 s"]
+    assert docs.differences(shown[::3], printed) == []
+    assert docs.differences(["b  12 s", "name  step"], printed) == ["name  step"]
+    assert docs.rewritten(shown, printed) == ["name   step", "a       4 s", "...", "b      12 s"]
+
+
+def test_options_are_shortened_by_rule() -> None:
+    """Large values are lowered, small ones stay, and a search without a limit gets one."""
+    rules = docs.Rules(ROOT / ".ci" / "docs.toml")
+    assert rules.shortened("contraflow execute p.json --steps 1000") == "contraflow execute p.json --steps 4"
+    assert rules.shortened("contraflow execute p.json --steps 3") == "contraflow execute p.json --steps 3"
+    assert rules.shortened("contraflow plan m.json -o p # x") == "contraflow plan m.json -o p --time-limit 5 # x"
+    assert rules.shortened("contraflow plan m.json --time-limit 2") == "contraflow plan m.json --time-limit 2"
+
+
+def known_options() -> set[str]:
+    """Of every command, and of the programs in benchmarks, examples and .ci."""
+    commands = (cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli)))
+    found = {flag for command in (cli, *filter(None, commands)) for option in command.params for flag in option.opts}
+    found |= {"--help", "--version"}
+    sources = (path for folder in ("benchmarks", "examples", ".ci", "tests") for path in (ROOT / folder).rglob("*.py"))
+    declared = re.compile(r"add(?:_argument|option)\(\s*\"(--[a-z-]+)")
+    return found | {option for path in sources for option in declared.findall(path.read_text())}
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.exists()], ids=lambda path: path.name)
+def test_every_option_named_exists(path: Path) -> None:
+    """In prose, tables and blocks."""
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", re.sub(r"<!--|-->", "", path.read_text())))
+    assert named <= known_options() | FOREIGN
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.exists()], ids=lambda path: path.name)
+def test_every_link_leads_to_a_file(path: Path) -> None:
+    """Links within the project, pictures included."""
+    links = re.findall(r"\]\(([^)#\s]+)", path.read_text())
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert missing == []

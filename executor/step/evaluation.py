@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...models import derive_seed, held_out
+from ...planner.forecast.timeline import simulate_orders
 from ...planner.graph.operations import KEEP
 from ...planner.graph.versions import update_size
 from ...planner.plan import Kind, Op, Plan
 from ...planner.problem.stage_costs import StageCosts
 from ...planner.problem.weight_policy import FLUSH
-from ...planner.simulate import simulate_orders
 from ..basics.errors import ExecutionError
 from ..basics.training import SKIP, Training
 from ..place.place import CPU, Place

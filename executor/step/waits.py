@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...planner.forecast.memory import CLOSE, jobs_of_ops
+from ...planner.forecast.curves import jobs_of_ops
+from ...planner.forecast.events import CLOSE
+from ...planner.forecast.timeline import simulate_orders
 from ...planner.graph.operations import StageCosts
 from ...planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Plan
 from ...planner.problem.weight_policy import FLUSH
-from ...planner.simulate import simulate_orders
 
 _LEAVING = SENDS | {Kind.OFFLOAD}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from ..forecast.timeline import Timeline
     from ..plan import Plan
-    from ..simulate import Timeline
 
 PICTURES = ("timeline", "layers", "placement", "ops")
 FORMS = ("text", "svg", "html", "png", "dot", "perfetto")

@@ -7,8 +7,9 @@ import numpy as np
 from ..graph.columns import copied_bytes
 from ..graph.operations import StageCosts, Structured
 from ..plan import Kind
+from .curves import DeviceMemory
+from .events import CLOSE
 from .jobs import Jobs
-from .memory import CLOSE, DeviceMemory
 
 
 def host_memory(plan: Structured, costs: StageCosts, jobs: Jobs, step_s: float) -> tuple[DeviceMemory, ...]:

@@ -9,8 +9,9 @@ import numpy as np
 from ..graph.columns import NOWHERE, Ops, copied_bytes
 from ..graph.operations import StageCosts
 from ..plan import Kind, Plan
-from ..simulate import simulate_orders
-from .memory import WORKSPACE, memory_events
+from .events import WORKSPACE
+from .memory import memory_events
+from .timeline import simulate_orders
 
 
 class Taken(NamedTuple):

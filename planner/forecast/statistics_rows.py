@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..graph.operations import StageCosts, Structured, forward_devices
 from ..plan import Kind
-
-if TYPE_CHECKING:
-    from .memory import Events
+from .events import Events
 
 
 def statistics_events(events: Events, plan: Structured, costs: StageCosts, category: int) -> None:

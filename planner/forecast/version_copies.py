@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..graph.columns import Flags, Ints, Ops, carries
@@ -11,9 +9,7 @@ from ..graph.operations import StageCosts, Structured
 from ..graph.versions import Versions, kept_versions
 from ..plan import Kind, Plan
 from ..problem.weight_policy import WEIGHT_POLICIES
-
-if TYPE_CHECKING:
-    from .memory import Events
+from .events import Events
 
 
 def kept_copies(plan: Structured, ops: Ops) -> tuple[Ints, Ints]:

@@ -17,6 +17,7 @@ from ..graph.columns import Ints
 from ..graph.operations import Candidate, holders, route, update_size
 from ..graph.versions import Versions
 from ..plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
+from .complete import complete
 
 _KEPT = (IN_LINE | {Kind.RECV_P}) - {Kind.PREDICT}
 
@@ -66,8 +67,6 @@ def _sending(plan: Plan, order: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def _longer(plan: Plan, micro_batches: int) -> Plan:
-    from .assemble import complete
-
     size, now = update_size(plan), plan.problem.workload.micro_batches
     for keeps in (_keeps, _keeps_in_line):
         lines = [_Line.of(keeps(order)) for order in plan.orders]

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..forecast.timeline import Timeline
 from ..plan import COMPUTE, COPIES, Forecast, Kind, Plan
-from ..simulate import Timeline, evaluate, simulate
+from ..simulate import evaluate, simulate
 from .calibrate import calibrate
 from .trace import DeviceTrace, RunTrace
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from html import escape
 
 from ..basics.units import format_bytes, format_seconds
+from ..forecast.timeline import Timeline
 from ..plan import COLLECTIVES, Kind, Plan
-from ..simulate import Timeline, simulate
+from ..simulate import simulate
 from .drawing import Drawing, to_svg
 from .graphs import op_fill
 from .names import plain

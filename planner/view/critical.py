@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..forecast.events import CLOSE
 from ..forecast.jobs import Jobs, Precedences
-from ..forecast.memory import CLOSE
 from ..plan import COPIES, SENDS, Kind
 from .text import device_limit, percent
 
 if TYPE_CHECKING:
+    from ..forecast.timeline import Timeline
     from ..plan import Plan
-    from ..simulate import Timeline
 
 BUSY = 0.99
 """A device that computes for so much of the step is what bounds it."""

@@ -25,7 +25,7 @@ from .text import device_limit, percent
 if TYPE_CHECKING:
     import networkx
 
-    from ..simulate import Timeline
+    from ..forecast.timeline import Timeline
 
     Graph: TypeAlias = networkx.MultiDiGraph[Any]
 

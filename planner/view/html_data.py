@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..forecast.memory import jobs_of_ops
+from ..forecast.curves import jobs_of_ops
 from ..graph.columns import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
@@ -20,8 +20,8 @@ from .svg import direction
 from .text import among, count_pipelines, device_limit, updating
 
 if TYPE_CHECKING:
+    from ..forecast.timeline import Timeline
     from ..runs.trace import DeviceTrace, RunTrace
-    from ..simulate import Timeline
 
 
 def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from .names import plain
 from .text import percent
 
 if TYPE_CHECKING:
+    from ..forecast.timeline import Timeline
     from ..runs.trace import RunTrace
-    from ..simulate import Timeline
 
 SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
 """The page's scripts in the order in which they are loaded."""

@@ -14,7 +14,7 @@ from .graphs import EDGE, HUES, op_fill, title_of
 from .svg import direction
 
 if TYPE_CHECKING:
-    from ..simulate import Timeline
+    from ..forecast.timeline import Timeline
     from .graphs import Graph
 
 MOST_OPS = 400

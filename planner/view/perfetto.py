@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from ..basics.errors import InputError
 from ..basics.units import format_bytes
+from ..forecast.timeline import Timeline
 from ..graph.operations import StageCosts, messages, weights_offloaded
 from ..plan import Forecast, Kind, Op, Plan
 from ..runs.trace import DeviceTrace, RunTrace
-from ..simulate import Timeline
 from .names import plain
 from .text import percent
 

@@ -20,7 +20,7 @@ from .palette import Paint, hatches, paint
 from .text import count_pipelines, device_limit, percent, updating
 
 if TYPE_CHECKING:
-    from ..simulate import Timeline
+    from ..forecast.timeline import Timeline
 
 WIDTH, LEFT, RIGHT = 1200, 92, 24
 PLOT = WIDTH - LEFT - RIGHT

@@ -14,7 +14,7 @@ from ..problem.weight_policy import FLUSH
 from .names import plain, wrap
 
 if TYPE_CHECKING:
-    from ..simulate import Timeline
+    from ..forecast.timeline import Timeline
 
 WIDTH = 80
 _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from instances import named, one_layer_a_stage
 
 from contraflow.planner.check import Violation, check
+from contraflow.planner.forecast.timeline import Deadlock
 from contraflow.planner.graph.operations import regroup
 from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
@@ -19,7 +20,7 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
-from contraflow.planner.simulate import Deadlock, simulate
+from contraflow.planner.simulate import simulate
 
 Orders = list[list[Op]]
 Rows = Mapping[int, tuple[str, ...]]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import one_layer_a_stage
 
+from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph.operations import Candidate, regroup
 from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import COMPUTE, IN_LINE, Kind, Op, Plan, Problem
@@ -17,7 +18,7 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
-from contraflow.planner.simulate import Timeline, simulate
+from contraflow.planner.simulate import simulate
 
 
 @st.composite

@@ -13,6 +13,7 @@ from pictures import two_device_plan
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast.jobs import build
+from contraflow.planner.forecast.timeline import simulate_orders
 from contraflow.planner.graph.columns import Ops
 from contraflow.planner.graph.operations import (  # fmt: skip
     Candidate,
@@ -32,7 +33,7 @@ from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build as schedule
-from contraflow.planner.simulate import evaluate, simulate, simulate_orders
+from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.view import html
 from contraflow.planner.view.palette import paint
 

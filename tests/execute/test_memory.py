@@ -16,10 +16,11 @@ from contraflow.executor.step.waits import waits
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast import memory
+from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph.columns import Ints
 from contraflow.planner.graph.operations import StageCosts, static_bytes
 from contraflow.planner.plan import Kind, Op, Plan
-from contraflow.planner.simulate import Timeline, evaluate, simulate
+from contraflow.planner.simulate import evaluate, simulate
 
 GPT = [
     *(Case(schedule, "gpt-tiny", 2, 4) for schedule in ("gpipe", "1f1b", "interleaved", "gems", "chimera")),

@@ -28,9 +28,10 @@ from contraflow.executor.step.waits import Waits, waits
 from contraflow.executor.wires import threads
 from contraflow.models import load, resolve
 from contraflow.planner.check import check
+from contraflow.planner.forecast.timeline import simulate_orders
 from contraflow.planner.graph.operations import StageCosts
 from contraflow.planner.plan import Kind, Op, Plan
-from contraflow.planner.simulate import simulate, simulate_orders
+from contraflow.planner.simulate import simulate
 
 TWO_WAYS = Case("chimera", "mlp-tiny", 2, 4)
 ONE_WAY = Case("1f1b", "mlp-tiny", 2, 4)

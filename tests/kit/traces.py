@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from contraflow.planner.forecast.memory import jobs_of_ops
+from contraflow.planner.forecast.curves import jobs_of_ops
+from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.plan import COMPUTE, Op, Plan
 from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.runs.trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
-from contraflow.planner.simulate import Timeline, simulate
+from contraflow.planner.simulate import simulate
 
 
 def simulated_run(

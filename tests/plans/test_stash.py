@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from instances import one_layer_a_stage
 
+from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph.operations import Candidate, messages, regroup, ship_target, valid_policy
 from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
@@ -17,7 +18,7 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.simulate import Timeline, simulate
+from contraflow.planner.simulate import simulate
 from contraflow.planner.view import svg, text
 from contraflow.planner.view.text import WIDTH
 

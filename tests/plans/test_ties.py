@@ -14,6 +14,7 @@ from random_plans import plans_of, random_candidate, tied
 from contraflow.planner import bounds, plan
 from contraflow.planner.basics.errors import ModelError, PlanError
 from contraflow.planner.check import check
+from contraflow.planner.forecast.timeline import Deadlock, Timeline
 from contraflow.planner.graph.operations import Candidate, StageCosts, holders, messages, static_bytes
 from contraflow.planner.graph.reductions import reduce_seconds
 from contraflow.planner.lower.assemble import assemble
@@ -27,7 +28,7 @@ from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.orders import solve
 from contraflow.planner.search.solver import Effort
-from contraflow.planner.simulate import Deadlock, Timeline, simulate
+from contraflow.planner.simulate import simulate
 
 SEEDS = st.integers(0, 10**6)
 ENDS = (Kind.B, Kind.W)

@@ -19,11 +19,12 @@ from test_separate import build as separate
 from traces import simulated_run, with_ops
 
 from contraflow.planner import InputError
+from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.plan import IN_LINE, RECEIVES, Kind, Op, Plan
 from contraflow.planner.problem.cluster import Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.runs.trace_file import save_trace
-from contraflow.planner.simulate import Timeline, simulate
+from contraflow.planner.simulate import simulate
 from contraflow.planner.view import html
 from contraflow.planner.view.critical import Binding, CriticalPath
 from contraflow.planner.view.html_data import columns_of

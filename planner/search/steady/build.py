@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...basics.errors import PlanError
+from ...forecast.timeline import simulate_orders
 from ...graph.operations import OFFLOADS, RECOMPUTE, Candidate, StageCosts
 from ...graph.versions import update_size
 from ...lower.assemble import assembled
@@ -13,7 +14,6 @@ from ...lower.period import period_seconds
 from ...lower.repeat import repeat
 from ...partition.chain import Chain
 from ...plan import Kind, Op, Pipeline, Plan, Problem
-from ...simulate import simulate_orders
 from ..fit import excess, host_excess
 from .programme import Stage
 from .tables import Groups

@@ -16,6 +16,15 @@ from .problem.workload import SearchSpace, Workload
 from .search.driver import Progress, Result, Shortage, plan
 from .simulate import evaluate, simulate
 
+
+def _drawn(plan: Plan) -> str:
+    from .view import notebook
+
+    return notebook(plan)
+
+
+Plan.drawn = _drawn
+
 __all__ = [
     "Cluster",
     "Forecast",

@@ -2,12 +2,11 @@
 
 `whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `period`:
 the same without a flush, of the seconds a micro-batch. `fixed`:
-one candidate, whatever its order of ops. `alone`: one device of a candidate, by CP-SAT.
+one candidate, whatever its order of ops.
 """
 
 from __future__ import annotations
 
-from ..search.exact.alone import single_device
 from .fixed import candidate
 from .period import period
 from .space import space
@@ -25,7 +24,6 @@ __all__ = [
     "one_direction",
     "period",
     "route",
-    "single_device",
     "space",
     "two_directions",
 ]

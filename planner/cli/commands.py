@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..basics.errors import InputError
 from ..plan import Forecast, Plan, Problem
 from ..plan_file import save_plan
-from ..problem.workload import SearchSpace
-from ..schedules import ASYNCHRONOUS, SCHEDULES, known, spelled_out
-from .asynchronous import asynchronous_options, fitting, methods, sentence, summary
+from ..schedules import ASYNCHRONOUS, SCHEDULES
+from .asynchronous import asynchronous_options, fitting, sentence, summary
 from .common import OutputFile, among_to_dict, load_problem, print_json, problem_options, say, stop
 from .compare import compare
+from .options import effort_options, search_space, workload_options
 from .output import own_plan_file
 from .progress import SearchProgress
 from .run import calibrate_command as calibrate
@@ -103,44 +102,6 @@ def plan(
             )
         ending.report()
         _report(result, output, as_json, explain, time.monotonic() - started)
-
-
-def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
-    """The space of the command line's flags; raises InputError for an unknown schedule or method, listing the known."""
-    check_schedule(schedule)
-    return SearchSpace(
-        schedule,
-        options["pipelines"],
-        offload=not options["no_offload"],
-        recompute=not options["no_recompute"],
-        split_backward=not options["no_split_backward"],
-        separate_backward=not options["no_separate_backward"],
-        asynchronous=methods(options, schedule),
-    )
-
-
-def workload_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that make a Workload."""
-    return {
-        "micro_batches": options["micro_batches"],
-        "optimizer": options["optimizer"],
-        "precision": options["precision"],
-        "memory_limit_bytes": options["memory_limit"],
-        "update_every": options["update_every"],
-        "staleness_limit": options["staleness_limit"],
-    }
-
-
-def effort_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that say how hard and how reproducibly to search."""
-    return {name: options[name] for name in ("time_limit", "seed", "workers", "deterministic_limit")}
-
-
-def check_schedule(name: str) -> None:
-    """Raises InputError unless `name` is "search" or a named schedule."""
-    base, _ = spelled_out(name)
-    if base != "search" and not known(base):
-        raise InputError(f"unknown schedule {name!r}; known: {', '.join(['search', *SCHEDULES, *ASYNCHRONOUS])}")
 
 
 # ---------------------------------------------------------------- the answer

@@ -85,7 +85,7 @@ def _compare_schedules(
 ) -> None:
     check_picture(options["form"], options["output"], options["frontier"])
     from ..schedules import SCHEDULES
-    from .commands import effort_options, search_space, workload_options
+    from .options import effort_options, search_space, workload_options
 
     space = search_space("search", options)
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))

@@ -43,7 +43,6 @@ def unchecked(policy: str) -> Candidate:
 ENTRIES: dict[str, Callable[[str], object]] = {
     "candidate": candidate,
     "bound of a candidate": lambda name: bounds.candidate(unchecked(name)),
-    "bound of one device": lambda name: bounds.single_device(unchecked(name), 0),
     "arrays": lambda name: build(unchecked(name)),
     "exact search": lambda name: solve(candidate(), EFFORT, policies=frozenset({"keep", name})),
     "exact search over devices": lambda name: solve_apart(candidate(), EFFORT, policies=frozenset({"keep", name})),

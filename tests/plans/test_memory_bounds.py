@@ -18,7 +18,6 @@ from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import variants
-from contraflow.planner.search.solver import Effort
 
 CLOSE = 1 + 1e-7
 
@@ -184,11 +183,9 @@ def test_no_optimum_is_below(seed: int) -> None:
     shares = tuple(len(p.micro_batches) for p in candidate.pipelines)
     limits = [limit] * devices
     least = bounds.candidate(candidate, shares, True, limits)
-    alone = [bounds.single_device(candidate, d, Effort(2, 2), True, limits) for d in range(devices)]
     if best is None:
         return
     assert least <= best * CLOSE
-    assert max(alone) <= best * CLOSE
     limited = replace(candidate.problem, workload=replace(candidate.problem.workload, memory_limit_bytes=limit))
     routes = SearchSpace(pipelines=len(candidate.pipelines), offload=False, recompute=False, separate_backward=False)
     assert bounds.space(limited, routes) <= best * CLOSE
@@ -281,15 +278,6 @@ def test_nothing_fits() -> None:
     candidate = Candidate(problem, stages, (Pipeline(way, way, tuple(range(8))),))
     assert bounds.candidate(candidate) == float("inf")
     assert bounds.space(problem, SearchSpace(offload=False, recompute=False)) == float("inf")
-
-
-def test_one_device_alone_raises_the_bound() -> None:
-    """At a quarter of 1F1B's memory the folded placement's slots bind: the solver proves more than the formulas."""
-    problem, stages = benchmark_problem(4, 8, 1, 2, False)
-    way = (0, 1, 2, 3, 3, 2, 1, 0)
-    candidate = Candidate(problem, stages, (Pipeline(way, way, tuple(range(8))),))
-    alone = bounds.single_device(candidate, 0, Effort(20, 10))
-    assert alone >= bounds.candidate(candidate)
 
 
 def test_large_candidates_are_quick() -> None:

@@ -7,7 +7,7 @@ from instances import uniform
 
 from contraflow.planner import Cluster, SearchSpace, Workload, check, plan
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.cli.commands import check_schedule
+from contraflow.planner.cli.options import check_schedule
 from contraflow.planner.schedules import ASYNCHRONOUS, SCHEDULES, variants
 
 DEVICES, BATCHES = 4, 8

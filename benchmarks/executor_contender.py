@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from contraflow.executor.place.records import OpRecord
 from contraflow.executor.run.allocator import keep_freed_memory
 from contraflow.executor.run.rank import Job, build_replicas
 from contraflow.executor.state.replica import Blueprint
 from contraflow.executor.state.validate import find_data, find_model, match_model
 from contraflow.executor.step.course import Course
 from contraflow.executor.step.interpreter import Interpreter
-from contraflow.executor.step.step_state import OpRecord
 from contraflow.executor.wires.transport import GlooTransport
 
 

@@ -33,7 +33,7 @@ from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import variants
-from contraflow.planner.search.fit import fits
+from contraflow.planner.search.common.fit import fits
 from contraflow.planner.search.named.portfolio import not_split, whole_backwards
 from contraflow.planner.search.orders.ready import warm
 

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 from runs import Case, planned  # noqa: E402
 
+from contraflow.executor.basics.checkpointing import Checkpointing  # noqa: E402
 from contraflow.executor.basics.errors import RunError  # noqa: E402
-from contraflow.executor.run.checkpointing import Checkpointing  # noqa: E402
 from contraflow.executor.run.launch import RunResult, execute  # noqa: E402
 
 PLAN = Case("chimera", "mlp-tiny", 2, 4)

@@ -32,9 +32,9 @@ sys.path.insert(0, str(ROOT / "tests" / "kit"))
 from async_plans import Async, planned_async, separated  # noqa: E402
 from runs import Case, planned  # noqa: E402
 
+from contraflow.executor.basics.checkpointing import Checkpointing  # noqa: E402
 from contraflow.executor.basics.training import Training  # noqa: E402
 from contraflow.executor.run.checkpoint_files import complete, read_index  # noqa: E402
-from contraflow.executor.run.checkpointing import Checkpointing  # noqa: E402
 from contraflow.executor.run.launch import execute  # noqa: E402
 from contraflow.planner.plan import Plan  # noqa: E402
 from contraflow.planner.plan_file import save_plan  # noqa: E402

@@ -27,8 +27,8 @@ import plain_torch
 from async_plans import Async, planned_async
 from runs import Case, planned
 
+from contraflow.executor.basics.checkpointing import Checkpointing
 from contraflow.executor.basics.training import Training
-from contraflow.executor.run.checkpointing import Checkpointing
 from contraflow.executor.run.launch import execute
 from contraflow.models import load, resolve
 from contraflow.planner.plan import Plan

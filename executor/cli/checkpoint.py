@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..run.checkpointing import Checkpointing
+from ..basics.checkpointing import Checkpointing
 
 _OPTIONS = (
     click.option(

@@ -21,7 +21,7 @@ from ..basics.errors import ExecutionError, RunError
 from ..run.allocator import keep_freed_memory
 from ..run.process_state import die_with_parent, process_state
 from ..run.pulse import Stillness
-from ..run.watch import Doing, Slot
+from ..step.watch import Doing, Slot
 
 PATIENCE_S = 300.0
 """How long one waits for the others at a pace before giving up."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...planner.plan import Op
-from ..step.step_state import OpRecord
 from .place import Clock, Mark, Place, Side, Times
+from .records import OpRecord
 
 ROUNDING = 1 / 8
 """Share of a peak that the allocator may need beside it: blocks are rounded up to 512 bytes, and free ones lie between

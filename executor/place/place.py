@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...planner.plan import Op
 from ..basics.errors import RunError
-from ..step.step_state import OpRecord
+from .records import OpRecord
 
 Clock = Callable[[], float]
 

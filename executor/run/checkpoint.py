@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..basics.checkpointing import Checkpointing
 from ..basics.errors import ExecutionError, RunError
 from ..basics.training import INITIAL_SCALE
 from ..wires.transport import Transport
 from .checkpoint_files import Index, complete, folder_of, read_index, read_tensors
-from .checkpointing import Checkpointing
 from .identity import RunIdentity, differences
 
 RUN = "run.json"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..basics.errors import ExecutionError, RunError, foreign, one_line, ours
 from ..basics.shared_file import SharedFile
+from ..step.watch import NOWHERE, Board, Doing, Hang, Watcher
 from .process_state import ProcessState, process_state
 from .pulse import Stillness
 from .rank import Notice, RankReport, StepReport
-from .watch import NOWHERE, Board, Doing, Hang, Watcher
 
 if TYPE_CHECKING:
     from .launch import Collector

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ...planner.plan import Plan
 from ..basics.errors import ExecutionError, RunError, SilentExit, one_line
 from ..stage.engines import warn
+from ..step.watch import Board, Watcher, lost_another
 from ..wires.job_store import JobStore
 from ..wires.loopback import all_here, listen_locally, local_store
 from ..wires.transport import BACKSTOP_S
@@ -22,7 +23,6 @@ from .children import Failure, ended_by_sigterm
 from .processes import run_here
 from .rank import Job, Notice, RankReport, StepReport
 from .roll_call import Presence, call_roll
-from .watch import Board, Watcher, lost_another
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:

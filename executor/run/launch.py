@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...models import Dataset, LayeredModel
-from ...planner.graph.versions import update_size
+from ...planner.graph.versions import asynchronous, update_size
 from ...planner.plan import Forecast, Plan
 from ...planner.runs.trace import RunTrace
 from ...planner.runs.trace_file import save_trace
+from ..basics.checkpointing import Checkpointing
 from ..basics.errors import ExecutionError, RunError, foreign, ours
 from ..basics.training import Training
 from ..place.place import require_device
@@ -25,9 +26,9 @@ from ..stage.engines import ENGINES, Engine, warn
 from ..stage.precision import run_dtype
 from ..state.mini_batch import MiniBatches
 from ..state.validate import find_data, find_model, match_epochs, match_model, require_executable
-from ..step.course import KEPT_OPS, asynchronous, lengthened
+from ..step.course import KEPT_OPS, lengthened
+from ..step.watch import TIMEOUT_S
 from .checkpoint import begin_at, check_resumable
-from .checkpointing import Checkpointing
 from .children import ended_by_sigterm
 from .excess import Excess, excesses
 from .identity import RunIdentity
@@ -35,7 +36,6 @@ from .rank import Job, Notice, RankReport, StepReport
 from .saving import kept_whole
 from .stopping import Stop, ended_by
 from .trace import trace_of
-from .watch import TIMEOUT_S
 
 if TYPE_CHECKING:
     from torch import Tensor

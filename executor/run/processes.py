@@ -15,6 +15,7 @@ import torch.multiprocessing as multiprocessing
 
 from ..basics.errors import ExecutionError, RunError, one_line
 from ..basics.shared_file import SharedFile
+from ..step.watch import Board, Watcher, lost_another
 from ..wires.loopback import listen_locally
 from ..wires.transport import BACKSTOP_S, GlooTransport
 from . import spawned
@@ -22,7 +23,6 @@ from .allocator import keep_freed_memory
 from .children import Children, Failure, ended_by_sigterm
 from .rank import Job, Notice, RankReport, StepReport, run_rank
 from .stopping import Stop, heed_signals
-from .watch import Board, Watcher, lost_another
 
 if TYPE_CHECKING:
     from .launch import Collector

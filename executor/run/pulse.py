@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from ..step.watch import LONG, Board, Doing, Slot
 from .process_state import ProcessState, process_state
-from .watch import LONG, Board, Doing, Slot
 
 BEAT_S = 0.5
 _ASLEEP_S = 2.0

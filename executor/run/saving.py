@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..basics.checkpointing import Checkpointing
 from ..basics.errors import Aborted
 from ..wires.transport import Transport
 from .checkpoint import RUN, Inventory, kept_scaler, launched, load
@@ -37,7 +38,6 @@ from .checkpoint_files import (
     write_tensors,
     write_text,
 )
-from .checkpointing import Checkpointing
 from .identity import RunIdentity
 from .stopping import Stop, on_signals
 

@@ -7,9 +7,9 @@ import signal
 from multiprocessing.connection import Connection
 
 from ..basics.shared_file import SharedFile
+from ..step.watch import Board
 from .process_state import die_with_parent
 from .pulse import beat
-from .watch import Board
 
 
 def rank(

@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..basics.errors import Aborted, ExecutionError, foreign, ours
-from ..state.replica import reduce_groups
+from ..step.watch import Board, Watcher
+from ..wires.groups import reduce_groups
 from ..wires.threads import Hub
 from .rank import Job, Notice, RankReport, StepReport, run_rank
-from .watch import Board, Watcher
 
 if TYPE_CHECKING:
     from .launch import Collector

@@ -16,8 +16,9 @@ from ... import __version__
 from ...planner.graph.columns import Floats
 from ...planner.plan import COMPUTE, IN_LINE, Op, Plan
 from ...planner.runs.trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from ..place.records import OpRecord
 from ..step.course import KEPT_OPS, lengthened
-from ..step.step_state import OpRecord, StepRecord
+from ..step.step_state import StepRecord
 from ..wires.transport import Transport
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
+from ..step.watch import Board, Doing, Hang, Slot, Watcher
 from ..wires.job_store import JobStore
 from .process_state import ProcessState
 from .pulse import Stillness
 from .siblings import Siblings, under_torchrun
-from .watch import Board, Doing, Hang, Slot, Watcher
 
 _MESSAGE = struct.Struct("=6q")
 _BEAT_S = 0.5

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ..basics.memory import unique_bytes
 from .eager_probe import isolated, probe
-from .memory import unique_bytes
 from .packing import PackedStash, Stash, StashLayout, pieces
 from .program import WeightStash
 from .random_state import own_random_state, reseed

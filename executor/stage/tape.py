@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from ..state.statistics import StandIns
+from .statistics import StandIns
 from .tracing import StageLayers
 
 BeforeLayer = Callable[[int], None]

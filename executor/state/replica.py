@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...models import Dataset, LayeredModel
 from ...planner.graph.operations import forward_devices, holders
+from ...planner.graph.versions import asynchronous
 from ...planner.plan import Kind, Op, Plan
 from ...planner.problem.weight_policy import WEIGHT_POLICIES
 from ..basics.errors import RunError
@@ -21,14 +22,14 @@ from ..stage.eager_probe import isolated
 from ..stage.engines import AnyProgram, Engine, build_program
 from ..stage.packing import PackedStash
 from ..stage.precision import build_lowered, half_of, wide
+from ..stage.statistics import Statistics, StatisticsExchange, StatisticsQueue
 from ..stage.traced import Sharing, shared_by
 from ..stage.tracing import StageLayers
-from ..step.course import asynchronous
+from ..wires.groups import stage_on_two_devices, statistics_group, tie_group
 from .batches import Alike, inputs_and_targets, targets_alone
 from .digests import unregistered
 from .mini_batch import MiniBatches
-from .statistics import Statistics, StatisticsExchange, StatisticsQueue
-from .ties import sharing, tie_group, tie_groups, ties_of
+from .ties import sharing, ties_of
 from .validate import TensorShape, as_dtype
 from .weights import StageWeights
 
@@ -100,29 +101,6 @@ class StageReplica:
         """BatchNorm statistics of the step, if there are any to exchange."""
         rows = None if self.statistics is None else self.statistics.rows
         return [] if rows is None or not rows.numel() else [rows]
-
-
-def reduce_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Ranks by group name: those that reduce a stage, sum tied parameters, and exchange a stage's statistics."""
-    groups = {f"stage{stage}": ranks for stage, ranks in holders(plan).items() if len(ranks) > 1} | tie_groups(plan)
-    for stage in range(len(plan.stages)):
-        name = _statistics_group(plan, stage)
-        if name is not None:
-            groups[name] = forward_devices(plan, stage)
-    return groups
-
-
-def _statistics_group(plan: Plan, stage: int) -> str | None:
-    """The group in which a stage's statistics are exchanged by themselves.
-
-    Where a stage has one device for both, all its F there precede its REDUCE, which takes the statistics along.
-    """
-    return f"statistics{stage}" if _apart(plan, stage) and len(forward_devices(plan, stage)) > 1 else None
-
-
-def _apart(plan: Plan, stage: int) -> bool:
-    """Whether some micro-batches run the stage's forward and backward on different devices."""
-    return any(p.forward[stage] != p.backward[stage] for p in plan.pipelines)
 
 
 @dataclass(frozen=True)
@@ -218,7 +196,7 @@ class Blueprint:
         remember = owner and _remembers(self.plan, rank, stage)
         weights = StageWeights(modules, optimizer, self.training, masters, shared, owner, remember)
         arrivals: dict[int, PackedStash] = {}
-        if _apart(self.plan, stage):
+        if stage_on_two_devices(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
                 arrivals = {n: _arrival(programs[n][0], weights, *example) for n, example in examples.items()}
         statistics = self._statistics(rank, stage, modules, weights)
@@ -229,7 +207,7 @@ class Blueprint:
         program, notice = programs[self.full]
         full = StageReplica(
             stage, program, weights, statistics, f"stage{stage}" if owner and len(owners) > 1 else None,
-            _statistics_group(self.plan, stage), _apart(self.plan, stage), owner, rank in forwards,
+            statistics_group(self.plan, stage), stage_on_two_devices(self.plan, stage), owner, rank in forwards,
             arrivals.get(self.full), ties_of(self.plan, stage), evaluation, notice,
         )  # fmt: skip
         less = {n: replace(full, program=programs[n][0], arrival=arrivals.get(n)) for n in self.smaller}
@@ -260,7 +238,7 @@ class Blueprint:
         """Whether this rank runs all forwards of the stage, in the order of the micro-batches, and their backwards."""
         return (
             len(forward_devices(self.plan, stage)) == 1
-            and not _apart(self.plan, stage)
+            and not stage_on_two_devices(self.plan, stage)
             and _in_order(self.plan, rank, stage)
         )
 
@@ -304,7 +282,7 @@ class Blueprint:
                 f"stage {stage}: its forward changes a buffer or a number that it reads, so it cannot be recomputed "
                 "(R): plan with --no-recompute"
             )
-        if program.one_process and _apart(self.plan, stage):
+        if program.one_process and stage_on_two_devices(self.plan, stage):
             raise RunError(
                 f"stage {stage}: on the eager engine its forward and backward run on one device: "
                 "plan with --no-separate-backward"

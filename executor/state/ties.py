@@ -143,19 +143,6 @@ def sharing(
     return found
 
 
-def tie_groups(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """For every group of tied parameters that several ranks hold, these ranks, by process group name."""
-    owners = holders(plan)
-    ties = StageCosts.of(plan.problem.model, plan.stages).ties
-    copies = {tie.number: tuple(tie.copies(owners)) for tie in ties}
-    return {tie_group(number): ranks for number, ranks in copies.items() if len(ranks) > 1}
-
-
-def tie_group(number: int) -> str:
-    """Name of the process group that sums a group of tied parameters."""
-    return f"tie{number}"
-
-
 def own_copies(plan: Plan, model: LayeredModel, stage: int, rank: int) -> set[str]:
     """Tied parameters of a stage of which a rank steps a copy of its own: it needs no new values from others."""
     owners = holders(plan)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ...planner.graph.versions import Versions, kept_versions, update_size
+from ...planner.graph.versions import Versions, asynchronous, kept_versions, update_size
 from ...planner.lower.repeat import repeat
 from ...planner.plan import Op, Plan
-from ...planner.problem.weight_policy import FLUSH
 from ..basics.training import Training
 from .deferral import deferred
 from .waits import Waits, waits_of
@@ -29,11 +28,6 @@ class Run(NamedTuple):
     def end(self) -> int:
         """The update after the last."""
         return self.first + self.updates
-
-
-def asynchronous(plan: Plan) -> bool:
-    """Whether weights are updated without a flush."""
-    return plan.weights != FLUSH
 
 
 def runs(plan: Plan, training: Training, first: int, updates: int, saves: int = 0) -> Iterator[Run]:

@@ -16,24 +16,25 @@ from torch import Tensor
 
 from ...models import derive_seed
 from ...planner.graph.operations import RECOMPUTE
-from ...planner.graph.versions import update_size
+from ...planner.graph.versions import asynchronous, update_size
 from ...planner.plan import IN_LINE, Kind, Op
 from ...planner.problem.weight_policy import WEIGHT_POLICIES
-from ..basics.addresses import Addresses
 from ..basics.errors import Aborted, ExecutionError, failed_op
 from ..place.place import CPU, Place
+from ..place.records import OpRecord
+from ..state.addresses import Addresses
+from ..state.agreement import agree
 from ..state.mini_batch import MiniBatches
 from ..state.prediction import Predictor
 from ..state.replica import Blueprint, StageReplica
 from ..state.versions import StageVersions, in_place_of
-from ..wires.agreement import agree
 from ..wires.transport import Transport
-from .course import Course, asynchronous
+from .course import Course
 from .finite import Guard, NotFinite
 from .observe import Observer
 from .posting import Posting
 from .stashes import Layouts, Stashes
-from .step_state import OpRecord, StepRecord, StepState, Transfer
+from .step_state import StepRecord, StepState, Transfer
 from .update import Update
 
 Clock = Callable[[], float]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ...planner.plan import Op, Plan
 from ..basics.errors import ExecutionError
-from ..run.watch import NOWHERE, Board, Doing
-from ..stage.memory import StorageTracker
+from ..basics.memory import StorageTracker
+from ..place.records import OpRecord
 from .enforcement import Limit, MemoryExceeded
 from .host_ledger import HostLedger
-from .step_state import OpRecord
+from .watch import NOWHERE, Board, Doing
 
 
 class Observer:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...planner.graph.operations import OFFLOAD_WEIGHTS, RECOMPUTE, stash_kind
 from ...planner.plan import Kind, Op
-from ..basics.addresses import Addresses
 from ..place.place import Place
+from ..place.records import OpRecord
+from ..state.addresses import Addresses
 from ..state.replica import Blueprint, StageReplica
 from ..state.ties import own_copies, repeated
 from ..state.weights import by_name
@@ -21,7 +22,7 @@ from ..wires.transport import Transport
 from .course import Course
 from .observe import Observer
 from .stashes import Stashes
-from .step_state import Incoming, Key, OpRecord, StepState, Transfer
+from .step_state import Incoming, Key, StepState, Transfer
 
 
 class Posting:

@@ -6,41 +6,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ...planner.plan import Kind, Op
+from ..place.place import Mark, Times
+from ..place.records import OpRecord
 from ..stage.packing import Stash
 from ..stage.program import WeightStash
 from ..state.mini_batch import MiniBatches
+from ..state.versions import StageVersions
 from ..wires.transport import Handle
-
-if TYPE_CHECKING:
-    from ..place.place import Mark, Times
-    from ..state.versions import StageVersions
 
 Key = tuple[int, int]
 """(stage, micro-batch)."""
-
-
-@dataclass
-class OpRecord:
-    """When an op ran, in seconds since the step's start; messages end when they are known to be complete.
-
-    Attributes:
-        waited_s: seconds the rank was blocked before or in this op.
-        moved_bytes: what it sends, receives, copies or reduces.
-        live_bytes, peak_bytes: on the device at its start, and the most during it; -1 in a step without tracking.
-    """
-
-    op: Op
-    start_s: float
-    end_s: float
-    waited_s: float = 0.0
-    moved_bytes: int = 0
-    live_bytes: int = -1
-    peak_bytes: int = -1
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...planner.plan import SENDS, Kind, Op, Plan
 from ..place.place import Place
-from ..state.replica import reduce_groups
+from .groups import reduce_groups
 from .transport import BACKSTOP_S, Handle, Transport
 
 MESSAGE_BLOCKS = 8

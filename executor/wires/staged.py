@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..place.lanes import Lanes
 from ..place.place import Mark, Place
-from ..step.copies import Lanes
 from .transport import Handle, Transport
 
 

@@ -19,7 +19,7 @@ from ..problem.cluster import Cluster
 from ..problem.model_graph import ModelGraph
 from ..problem.presets import PRESETS
 from ..problem.workload import OPTIMIZER_STATES, PRECISIONS, Workload
-from ..search.answer import Proven, gap_of
+from ..search.common.answer import Proven, gap_of
 
 Profiler = Callable[[str], ModelGraph]
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..basics.files import write_bytes
-from ..search.answer import Proven
+from ..search.common.answer import Proven
 from .common import OutputFile, among_to_dict, say
 from .progress import SearchProgress
 

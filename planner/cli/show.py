@@ -12,7 +12,7 @@ from ..plan import Forecast, Plan
 from ..plan_file import load_plan
 from ..runs.trace import RunTrace
 from ..runs.trace_file import load_trace
-from ..search.answer import Proven
+from ..search.common.answer import Proven
 from ..view.fresh import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
 from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of

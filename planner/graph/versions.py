@@ -20,6 +20,11 @@ from .operations import update_size as update_size
 _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W, Kind.R})
 
 
+def asynchronous(plan: Structured) -> bool:
+    """Whether weights are updated without a flush."""
+    return plan.weights != FLUSH
+
+
 class Scheduled(Structured, Protocol):
     """A plan as far as versions need it."""
 

@@ -22,9 +22,11 @@ from ..problem.presets import PRESETS
 from ..problem.workload import SearchSpace, Workload
 from ..schedules import ASYNCHRONOUS, SCHEDULES, capped, known, spelled_out
 from ..schedules.asynchronous import WEIGHTS
-from .answer import Claim
-from .considered import Considered
-from .fit import Shortage, Stale, lacking, shortages
+from .common.answer import Claim
+from .common.considered import Considered
+from .common.fit import Shortage, Stale, lacking, shortages
+from .common.result import Result
+from .common.session import GRACE_S, OnProgress, Progress, Session
 from .named.portfolio import (
     LARGE,
     Order,
@@ -40,9 +42,7 @@ from .named.sparing import overfull_here, run_sparing
 from .named.tight import run_glance, run_mixed
 from .named.widths import Phases, search_widths, splits
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
-from .result import Result
 from .scale.few import limit_uses, smaller, take_over
-from .session import GRACE_S, OnProgress, Progress, Session
 from .techniques import by_turns
 
 FEW = 0.6

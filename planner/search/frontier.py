@@ -15,11 +15,11 @@ from ..problem.cluster import Cluster
 from ..problem.model_graph import ModelGraph
 from ..problem.workload import SearchSpace, Workload
 from ..simulate import simulate
-from .answer import Claim, Proven
+from .common.answer import Claim, Proven
+from .common.fit import Shortage, fits
+from .common.session import OnProgress
 from .driver import plan as search
-from .fit import Shortage, fits
 from .proofs import told_of
-from .session import OnProgress
 
 FEWEST = 3
 """Limits: one that is too low, the lowest that is not, and one that does not bind."""

@@ -16,13 +16,13 @@ from ..basics.errors import PlanError
 from ..graph.operations import KEEP, RECOMPUTE, Candidate
 from ..lower.assemble import assemble
 from ..plan import Op, Plan
+from .common.session import GRACE_S, Session
+from .common.solver import Effort
 from .exact.structure import Hunt
 from .exact.windows import improve as improve_window
 from .named.portfolio import Order, own_orders
 from .orders.arm import Arm
 from .orders.search import search_orders
-from .session import GRACE_S, Session
-from .solver import Effort
 
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search that lists all cuts comes first with all its weight."""

@@ -14,12 +14,12 @@ from ..partition.chain import compositions
 from ..plan import Kind, Plan, Problem
 from ..problem.workload import SearchSpace
 from ..schedules import build
-from .answer import Proven, in_words, including
+from .common.answer import Proven, in_words, including
+from .common.session import Session
+from .common.shapes import MOST_CHUNKS, binding, policies, routes
 from .named.portfolio import FEW_CUTS, Order, device_orders
 from .named.sparing import overfull
 from .named.widths import parts, splits
-from .session import Session
-from .shapes import MOST_CHUNKS, binding, policies, routes
 
 TOGETHER = "plans with forward and backward of a stage on one device"
 APART = "plans of any stages on any devices"

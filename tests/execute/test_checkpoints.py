@@ -18,12 +18,12 @@ import torch
 from runs import Case, planned
 from torch import Tensor
 
+from contraflow.executor.basics.checkpointing import Checkpointing
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.run import checkpoint_files, saving
 from contraflow.executor.run.checkpoint import begin_at
 from contraflow.executor.run.checkpoint_files import INDEX, Index, SaveError, complete
-from contraflow.executor.run.checkpointing import Checkpointing
 from contraflow.executor.run.launch import RunResult, execute
 from contraflow.executor.run.stopping import Interrupted, Terminated
 

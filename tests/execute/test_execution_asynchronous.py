@@ -30,8 +30,8 @@ from contraflow.executor.oracle.emulation import Emulation, emulate
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.run.rank import blueprint_of
-from contraflow.executor.run.watch import Doing, Slot, Watcher
 from contraflow.executor.step.interpreter import Interpreter
+from contraflow.executor.step.watch import Doing, Slot, Watcher
 from contraflow.models import resolve
 from contraflow.planner.lower.repeat import repeat
 from contraflow.planner.plan import Kind

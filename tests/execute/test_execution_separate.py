@@ -24,7 +24,7 @@ from runs import (
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import RunResult, execute
-from contraflow.executor.wires.agreement import Signature, agree
+from contraflow.executor.state.agreement import Signature, agree
 from contraflow.models import resolve
 from contraflow.planner.check import check
 from contraflow.planner.graph.operations import Candidate
@@ -34,8 +34,8 @@ from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGr
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.problem.workload import Workload
+from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.apart import solve_apart
-from contraflow.planner.search.solver import Effort
 
 
 @pytest.fixture(autouse=True, scope="module")

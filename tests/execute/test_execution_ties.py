@@ -27,8 +27,9 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
-from contraflow.executor.state.replica import Blueprint, reduce_groups
+from contraflow.executor.state.replica import Blueprint
 from contraflow.executor.state.validate import find_data, match_model
+from contraflow.executor.wires.groups import reduce_groups
 from contraflow.executor.wires.threads import ThreadTransport
 from contraflow.models import LayeredModel, LayerSpec, Tie, resolve
 from contraflow.models.loss import cross_entropy

@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs import profiled
 
-from contraflow.executor.step.step_state import OpRecord
+from contraflow.executor.place.records import OpRecord
 from contraflow.planner import Cluster, Workload, check
 from contraflow.planner.plan import Kind, Op
 from contraflow.planner.problem.cluster import DeviceType, Link, NodeGroup

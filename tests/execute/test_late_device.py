@@ -14,10 +14,11 @@ from runs import STEPS, Case, assert_equals_reference, planned, run_together, wo
 
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.place.place import Times
+from contraflow.executor.place.records import OpRecord
 from contraflow.executor.run import rank
 from contraflow.executor.run.launch import RunResult, execute
 from contraflow.executor.step import copies
-from contraflow.executor.step.step_state import OpRecord, Transfer
+from contraflow.executor.step.step_state import Transfer
 from contraflow.executor.wires.nccl import pairs
 from contraflow.planner.plan import RECEIVES, SENDS, Kind, Op
 

@@ -14,10 +14,10 @@ from runs import SAMPLES, STEPS, Case, assert_same, planned
 from test_checkpoints import run, same, steps_of
 from torch import Tensor, nn
 
+from contraflow.executor.basics.checkpointing import Checkpointing
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.checkpointing import Checkpointing
 from contraflow.executor.run.launch import execute
 from contraflow.models import load, resolve
 from contraflow.models.protocol import LayeredModel, LayerSpec

@@ -22,13 +22,13 @@ from torch import nn
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
+from contraflow.executor.basics.memory import StorageTracker
 from contraflow.executor.basics.training import Training
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.eager import EagerProgram
 from contraflow.executor.stage.engines import Engine
-from contraflow.executor.stage.memory import StorageTracker
+from contraflow.executor.stage.statistics import StatisticsQueue
 from contraflow.executor.stage.tracing import StageLayers
-from contraflow.executor.state.statistics import StatisticsQueue
 from contraflow.executor.state.weights import StageWeights
 from contraflow.executor.step.finite import Guard
 from contraflow.executor.step.update import Update

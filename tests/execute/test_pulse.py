@@ -6,7 +6,7 @@ import faulty
 
 from contraflow.executor.run.process_state import ProcessState
 from contraflow.executor.run.pulse import Stillness
-from contraflow.executor.run.watch import Board, Doing, Slot, Watcher
+from contraflow.executor.step.watch import Board, Doing, Slot, Watcher
 
 SECOND = 1_000_000_000
 WATCHER = Watcher(faulty.planned(), timeout_s=6)

@@ -21,11 +21,11 @@ from mutants import forecast_anew, mutant
 from random_runs import Case, draw, plan_of, profiled, shrink, simpler
 from trained import outcome
 
-from contraflow.executor.basics import addresses
+from contraflow.executor.basics.memory import StorageTracker
+from contraflow.executor.place.lanes import Lane
 from contraflow.executor.place.place import CPU
 from contraflow.executor.run import rank
-from contraflow.executor.stage.memory import StorageTracker
-from contraflow.executor.step.copies import Lane
+from contraflow.executor.state import addresses
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check

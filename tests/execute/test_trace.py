@@ -15,9 +15,10 @@ import torch
 from runs import Case, planned
 from traces import simulated_run
 
+from contraflow.executor.place.records import OpRecord
 from contraflow.executor.run.launch import RunResult, execute
 from contraflow.executor.run.trace import KEPT_STEPS, StepSamples
-from contraflow.executor.step.step_state import OpRecord, StepRecord
+from contraflow.executor.step.step_state import StepRecord
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.plan import IN_LINE, Kind, Op
 from contraflow.planner.runs.trace import RunTrace, plan_fingerprint

@@ -10,7 +10,7 @@ from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
-from contraflow.planner.search.result import Result
+from contraflow.planner.search.common.result import Result
 
 
 def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: int) -> ModelGraph:

@@ -17,10 +17,10 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
+from contraflow.planner.search.common.fit import excess
+from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.orders import Found, solve
 from contraflow.planner.search.exact.windows import improve
-from contraflow.planner.search.fit import excess
-from contraflow.planner.search.solver import Effort
 
 EFFORT = Effort(60, 60)
 

@@ -12,8 +12,8 @@ import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner import plan as search
-from contraflow.planner.search.result import Result
-from contraflow.planner.search.session import Progress
+from contraflow.planner.search.common.result import Result
+from contraflow.planner.search.common.session import Progress
 
 LONG_S = 600.0
 SOON_S = 2.0

@@ -22,13 +22,13 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build as schedule
+from contraflow.planner.search.common.shapes import resized
 from contraflow.planner.search.orders import anneal, kernels
 from contraflow.planner.search.orders.arm import FILLS, Arm
 from contraflow.planner.search.orders.arrays import mirror, scratch
 from contraflow.planner.search.orders.kernels import NEVER, Arrays, Ints
 from contraflow.planner.search.orders.stretch import Window, stretch, windows
 from contraflow.planner.search.orders.translate import from_ops
-from contraflow.planner.search.shapes import resized
 
 GO = np.zeros(1, dtype=np.int64)
 PLENTY = 1 << 30

@@ -23,8 +23,8 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import SCHEDULES, variants
+from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.driver import Result, plan
-from contraflow.planner.search.fit import excess
 from contraflow.planner.search.named.portfolio import device_orders, place
 
 TWO = SearchSpace(pipelines=2)

@@ -17,9 +17,9 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import SearchSpace, Workload
+from contraflow.planner.search.common.fit import excess
+from contraflow.planner.search.common.shapes import policies
 from contraflow.planner.search.driver import Result, plan
-from contraflow.planner.search.fit import excess
-from contraflow.planner.search.shapes import policies
 
 STASH = 16
 SIX = Link(STASH / 6)

@@ -17,11 +17,11 @@ from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.schedules import build
-from contraflow.planner.search.balance import balanced
+from contraflow.planner.search.common.balance import balanced
+from contraflow.planner.search.common.session import Session
+from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
 from contraflow.planner.search.orders.race import Race
-from contraflow.planner.search.session import Session
-from contraflow.planner.search.shapes import structures
 from contraflow.planner.search.techniques import by_turns
 
 

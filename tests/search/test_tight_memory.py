@@ -17,14 +17,14 @@ from contraflow.planner.partition.chain import Chain
 from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.schedules import build, capped, variants
-from contraflow.planner.search.fit import lacking
+from contraflow.planner.search.common.fit import lacking
+from contraflow.planner.search.common.session import Session
+from contraflow.planner.search.common.shapes import balanced
 from contraflow.planner.search.named.fullest import fullest, in_flight, of_layout
 from contraflow.planner.search.named.portfolio import device_orders, holds, not_split, whole_backwards
 from contraflow.planner.search.named.tight import run_glance, run_mixed
 from contraflow.planner.search.named.widths import Phases, search_widths, splits
 from contraflow.planner.search.scale.few import left_out
-from contraflow.planner.search.session import Session
-from contraflow.planner.search.shapes import balanced
 from contraflow.planner.search.techniques import PLAIN
 
 STASH, INPUT = 1 << 20, 1 << 12

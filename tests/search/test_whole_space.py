@@ -16,8 +16,8 @@ from contraflow.planner.graph.operations import Candidate, regroup
 from contraflow.planner.lower.assemble import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import build
+from contraflow.planner.search.common.result import Result
 from contraflow.planner.search.proofs import TOGETHER, asked
-from contraflow.planner.search.result import Result
 
 CLOSE = 1e-9
 

@@ -13,13 +13,13 @@ from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
-from contraflow.planner.search.considered import describe
+from contraflow.planner.search.common.considered import describe
+from contraflow.planner.search.common.session import Session
 from contraflow.planner.search.named.portfolio import device_orders, run_named
 from contraflow.planner.search.named.widths import laid, parts, splits
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
 from contraflow.planner.search.scale.few import smaller, take_over
-from contraflow.planner.search.session import Session
 
 GIB = 1 << 30
 KIND = DeviceType("test", 64 * GIB, 1.0, 1e12)

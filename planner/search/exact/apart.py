@@ -17,8 +17,8 @@ from ...graph.operations import Candidate, regroup
 from ...graph.reductions import tie_seconds, update_seconds
 from ...lower.assemble import assemble
 from ...plan import Plan
-from ..fit import excess, host_excess, limits
-from ..solver import Effort, run
+from ..common.fit import excess, host_excess, limits
+from ..common.solver import Effort, run
 from .apart_instance import ApartInstance, build_apart
 from .apart_lists import op_lists, pipeline
 from .apart_model import ApartModel, ApartSolution

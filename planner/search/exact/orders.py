@@ -19,8 +19,8 @@ from ...graph.operations import KEEP, Candidate, regroup
 from ...lower.assemble import assemble
 from ...plan import Kind, Pipeline, Plan
 from ...simulate import simulate
-from ..fit import excess, host_excess, limits
-from ..solver import Effort, Outcome, run
+from ..common.fit import excess, host_excess, limits
+from ..common.solver import Effort, Outcome, run
 from .instance import Instance, Rules, build_instance, distinct_routes
 from .model_floor import least_ticks
 from .model_lists import op_lists, pipelines, rows

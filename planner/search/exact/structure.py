@@ -13,12 +13,12 @@ from ...graph.operations import KEEP, SHIP, Candidate
 from ...lower.assemble import Assembled
 from ...partition.chain import Cuts, compositions, cut
 from ...plan import Pipeline
-from .. import apart_space
-from ..fit import lacking
+from ..common import apart_space
+from ..common.fit import lacking
+from ..common.session import Session
+from ..common.shapes import MOST_CHUNKS, policies, routes
+from ..common.solver import Effort
 from ..named.portfolio import Order
-from ..session import Session
-from ..shapes import MOST_CHUNKS, policies, routes
-from ..solver import Effort
 from .apart import solve_apart
 from .orders import Found, Report, solve
 

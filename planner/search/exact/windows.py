@@ -19,8 +19,8 @@ from ...graph.operations import KEEP, RECOMPUTE, Candidate, route
 from ...lower.assemble import assemble
 from ...plan import Kind, Op, Plan
 from ...simulate import simulate
-from ..fit import excess, limits
-from ..solver import Effort, Outcome, run
+from ..common.fit import excess, limits
+from ..common.solver import Effort, Outcome, run
 from .instance import common_tick
 
 Orders = Sequence[Sequence[Op]]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, static_bytes
 from ...partition.mixed import AWAY, QUARTERS, fates, kept
 from ...plan import Kind, Op
-from ..fit import limits
+from ..common.fit import limits
 from .fullest import Fullest, Ints, Unit, fullest
 
 TURNS = (0, 2, 1, 3)

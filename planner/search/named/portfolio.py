@@ -19,9 +19,9 @@ from ...partition.folded import fold
 from ...plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ...problem.workload import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
-from ..fit import lacking, limits
-from ..session import Session
-from ..shapes import policies
+from ..common.fit import lacking, limits
+from ..common.session import Session
+from ..common.shapes import policies
 from .fullest import in_flight, of_layout, residents
 
 FEW_CUTS = 40

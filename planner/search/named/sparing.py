@@ -15,10 +15,10 @@ from ...lower.assemble import assemble
 from ...partition.chain import Chain, Cuts, cut, lightest
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...problem.workload import SearchSpace
-from ..balance import Order, balanced
-from ..fit import fits
-from ..session import Session
-from ..shapes import MOST_CHUNKS, policies, resized, routes
+from ..common.balance import Order, balanced
+from ..common.fit import fits
+from ..common.session import Session
+from ..common.shapes import MOST_CHUNKS, policies, resized, routes
 
 MOST_SIZES = 24
 """Layers of so many different sizes are packed at most."""

@@ -10,10 +10,10 @@ from ...lower.assemble import Assembled, assembled
 from ...partition.mixed import cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
-from ..balance import balanced
-from ..fit import missing
-from ..session import Session
-from ..shapes import policies
+from ..common.balance import balanced
+from ..common.fit import missing
+from ..common.session import Session
+from ..common.shapes import policies
 from .fates import lightened, with_fates, with_recomputation
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards

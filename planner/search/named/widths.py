@@ -18,7 +18,7 @@ from ...graph.reductions import reduce_seconds
 from ...lower.assemble import assemble
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem.workload import SearchSpace
-from ..session import Begun, Progress, Session
+from ..common.session import Begun, Progress, Session
 from .portfolio import Order, device_orders, own_orders
 from .sparing import overfull_here
 

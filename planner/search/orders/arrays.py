@@ -12,7 +12,7 @@ from ...basics.errors import PlanError
 from ...bounds import finish_seconds
 from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
 from ...plan import Pipeline
-from ..fit import limits
+from ..common.fit import limits
 from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ...graph.operations import KEEP, RECOMPUTE, Candidate
 from ...plan import Pipeline, Plan
-from ..fit import excess, lacking
-from ..session import Session
+from ..common.fit import excess, lacking
+from ..common.session import Session
 from .arm import Arm
 from .race import simulated
 from .translate import remade

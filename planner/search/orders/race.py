@@ -20,11 +20,11 @@ from ...basics.errors import PlanError
 from ...graph.operations import KEEP, OFFLOAD
 from ...lower.assemble import assemble
 from ...plan import Plan
-from ..answer import PROVEN
-from ..considered import describe
-from ..fit import excess
-from ..session import Session
-from ..shapes import policies
+from ..common.answer import PROVEN
+from ..common.considered import describe
+from ..common.fit import excess
+from ..common.session import Session
+from ..common.shapes import policies
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .recut import recut

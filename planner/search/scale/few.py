@@ -13,10 +13,10 @@ from ...graph.operations import KEEP, RECOMPUTE, Candidate
 from ...lower.assemble import Assembled
 from ...plan import Pipeline, Problem
 from ...schedules import build
-from ..fit import lacking
+from ..common.fit import lacking
+from ..common.session import Session
 from ..named.portfolio import LARGE, Order, cuts_for, place, try_layout
 from ..named.tight import try_mixed
-from ..session import Session
 
 MOST = 3
 """How many of the best plans with few micro-batches are taken over."""

@@ -17,9 +17,9 @@ from ...partition.chain import Chain
 from ...plan import Problem
 from ...problem.weight_policy import WEIGHT_POLICIES
 from ...problem.workload import SearchSpace
+from ..common.shapes import priced
 from ..named.portfolio import Order, device_orders
 from ..named.widths import splits
-from ..shapes import priced
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules

@@ -14,7 +14,7 @@ from ...lower.period import period_seconds
 from ...lower.repeat import repeat
 from ...partition.chain import Chain
 from ...plan import Kind, Op, Pipeline, Plan, Problem
-from ..fit import excess, host_excess
+from ..common.fit import excess, host_excess
 from .programme import Stage
 from .tables import Groups
 

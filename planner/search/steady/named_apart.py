@@ -21,11 +21,11 @@ from ...plan import Kind, Op, Pipeline
 from ...problem.cluster import Link
 from ...problem.weight_policy import WEIGHT_POLICIES
 from ...schedules import Layout, build
-from ..fit import limits
+from ..common.fit import limits
+from ..common.session import Session
+from ..common.shapes import priced
 from ..named.fates import with_recomputation
 from ..named.portfolio import Order, device_orders, place
-from ..session import Session
-from ..shapes import priced
 from .build import LATE, NEVER, SOON
 from .rules import Rules
 from .tables import Intervals

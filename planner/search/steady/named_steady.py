@@ -23,12 +23,12 @@ from ...plan import Kind, Plan, Provenance
 from ...problem.weight_policy import WEIGHT_POLICIES
 from ...problem.workload import Workload
 from ...schedules import Layout, build
-from ..answer import Claim, Proven, in_words
-from ..considered import Considered
-from ..fit import shortages
+from ..common.answer import Claim, Proven, in_words
+from ..common.considered import Considered
+from ..common.fit import shortages
+from ..common.result import Result
+from ..common.session import GRACE_S, Session
 from ..named.portfolio import Order, place
-from ..result import Result
-from ..session import GRACE_S, Session
 from .named_apart import Apart
 from .trials import Trial, Tried, every_cut
 

@@ -19,13 +19,13 @@ from ...partition.chain import cut, lightest
 from ...plan import Plan, Problem, Provenance
 from ...problem.workload import SearchSpace
 from ...schedules.asynchronous import ALTERNATING
-from ..answer import PROVEN, Claim, Proven, in_words, including
-from ..considered import Considered, Ledger
-from ..fit import Lack, Stale, shortages
+from ..common.answer import PROVEN, Claim, Proven, in_words, including
+from ..common.considered import Considered, Ledger
+from ..common.fit import Lack, Stale, shortages
+from ..common.result import Result
+from ..common.session import GRACE_S, OnProgress, Progress, Session
 from ..named.portfolio import device_orders, own_orders
 from ..named.sparing import overfull
-from ..result import Result
-from ..session import GRACE_S, OnProgress, Progress, Session
 from .alternatives import Alternative, alternatives
 from .bisect import EXACT
 from .build import excess_for_long

@@ -12,10 +12,10 @@ from ...lower.assemble import Assembled, assembled
 from ...lower.period import period_seconds
 from ...partition.chain import Cuts, compositions
 from ...plan import Op
-from ..answer import PROVEN
-from ..fit import lacking
+from ..common.answer import PROVEN
+from ..common.fit import lacking
+from ..common.session import Session
 from ..named.portfolio import FEW_CUTS, LARGE
-from ..session import Session
 from .build import excess_for_long
 
 Orders = Sequence[Sequence[Op]]

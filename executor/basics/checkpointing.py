@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..basics.errors import RunError
+from .errors import RunError
 
 
 @dataclass(frozen=True)

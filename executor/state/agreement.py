@@ -13,8 +13,8 @@ from ..basics.errors import ExecutionError
 from ..stage.packing import View
 
 if TYPE_CHECKING:
-    from ..state.replica import StageReplica
-    from .transport import Transport
+    from ..wires.transport import Transport
+    from .replica import StageReplica
 
 
 Kinds = tuple[tuple[str, tuple[int, ...], str], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...planner.plan import Kind, Op, Plan
-from ..wires.agreement import Agreement
+from .agreement import Agreement
 
 _MOST = 4096
 """So many micro-batches have numbers of their own: messages of one number are matched in list order."""

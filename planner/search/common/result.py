@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan import Plan
+from ...plan import Plan
 from .answer import Proven
 from .considered import Considered
 from .fit import Lack

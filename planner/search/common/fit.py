@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..basics.units import format_bytes
-from ..graph.operations import OFFLOADS
-from ..lower.assemble import Assembled
-from ..plan import Forecast, Plan, Problem
-from ..simulate import simulate
+from ...basics.units import format_bytes
+from ...graph.operations import OFFLOADS
+from ...lower.assemble import Assembled
+from ...plan import Forecast, Plan, Problem
+from ...simulate import simulate
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What all searches share: what fits, answers, clock and incumbent, shapes of candidates."""

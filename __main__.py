@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import __version__
-from .planner.basics.errors import InputError
-from .planner.basics.printable import one_line
+from .planner.basics import InputError, one_line
 
 if TYPE_CHECKING:
-    from .planner.problem.model_graph import ModelGraph
+    from .planner.problem import ModelGraph
 
 
 class _Entry(NamedTuple):
@@ -130,8 +129,8 @@ def _fail(message: str, code: int) -> None:
 
 def profile_by_name(name: str) -> ModelGraph:
     """Measures a registry model or "package.module:function" here, as `contraflow profile` does by default."""
-    from .executor.cli.profile import measure
-    from .planner.problem.model_graph import ModelGraph
+    from .executor.cli import measure
+    from .planner.problem import ModelGraph
 
     return ModelGraph.from_dict(measure(name, micro_batch_size=1))
 

@@ -6,14 +6,12 @@ The functions `plan`, `check` and `simulate` hide the modules of the same names,
 `from contraflow.planner.plan import Op` works as usual. The solver, networkx and the compiler load on first use.
 """
 
-from .basics.errors import InputError
+from .basics import InputError
 from .check import Violation, check
 from .plan import Forecast, Plan
 from .plan_file import load_plan, save_plan
-from .problem.cluster import Cluster, Link
-from .problem.model_graph import Layer, ModelGraph
-from .problem.workload import SearchSpace, Workload
-from .search.driver import Progress, Result, Shortage, plan
+from .problem import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
+from .search import Progress, Result, Shortage, plan
 from .simulate import evaluate, simulate
 
 

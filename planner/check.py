@@ -9,15 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .basics.errors import PlanError
-from .basics.units import format_bytes
-from .forecast.timeline import Timeline
+from .basics import PlanError, format_bytes
+from .forecast import Timeline
 from .plan import Forecast, Plan
-from .problem.weight_policy import WEIGHT_POLICIES
-from .rules.columns import Violation
-from .rules.order import Order, deadlock, local_order, message_order
-from .rules.sets import listed_ops
-from .rules.updates import update_rules
+from .problem import WEIGHT_POLICIES
+from .rules import Order, Violation, deadlock, listed_ops, local_order, message_order, update_rules
 from .simulate import simulate
 
 __all__ = ["Violation", "check"]

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-from .basics.errors import WorkloadError
-from .basics.limits import MOST_STEP_BYTES
-from .problem.cluster import Cluster
-from .problem.model_graph import ModelGraph
-from .problem.workload import Workload
+from .basics import MOST_STEP_BYTES, WorkloadError
+from .problem import Cluster, ModelGraph, Workload
 
 
 class Kind(IntEnum):

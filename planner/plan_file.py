@@ -9,10 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .basics import reading
-from .basics.errors import PlanError
-from .basics.files import write_text
-from .basics.limits import (
+from .basics import (
     MOST_DEVICES,
     MOST_LAYERS,
     MOST_MEMORY_BYTES,
@@ -20,13 +17,17 @@ from .basics.limits import (
     MOST_OPS,
     MOST_SECONDS,
     MOST_STAGES,
+    PlanError,
+    items,
+    reading,
+    refusing,
+    required,
+    shown,
+    whole,
+    write_text,
 )
-from .basics.printable import shown
-from .basics.reading import items, refusing, required, whole
 from .plan import DeviceForecast, Forecast, Kind, Op, Pipeline, Plan, Problem, Provenance
-from .problem.cluster import Cluster
-from .problem.model_graph import ModelGraph
-from .problem.workload import Workload
+from .problem import Cluster, ModelGraph, Workload
 
 FORMAT = "contraflow/plan"
 VERSION = 1

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .forecast.jobs import build_columns
-from .forecast.timeline import Timeline, timeline_of
-from .graph.columns import Messages
-from .lower.period import period_seconds
+from .forecast import Timeline, build_columns, timeline_of
+from .graph import Messages
+from .lower import period_seconds
 from .plan import Forecast, Plan, Problem
-from .problem.cluster import Cluster
-from .problem.model_graph import ModelGraph
-from .problem.weight_policy import FLUSH
-from .rules.sound import sound_columns
+from .problem import FLUSH, Cluster, ModelGraph
+from .rules import sound_columns
 
 
 def simulate(plan: Plan) -> Timeline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from ...planner.basics.errors import InputError
+from ...planner.basics import InputError
 from ...planner.plan import Op
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..basics.checkpointing import Checkpointing
+from ..basics import Checkpointing
 
 _OPTIONS = (
     click.option(

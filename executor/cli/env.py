@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ...planner.cli.common import print_json
+from ...planner.cli import print_json
 
 
 @click.command(epilog="\b\nExample:\n  contraflow env > report.txt")
@@ -16,7 +16,7 @@ def env(as_json: bool) -> None:
 
     Environment variables are those of a fixed list; the home folder is written ~ and your name USER.
     """
-    from ..measure.environment import report
+    from ..measure import report
 
     found = report()
     if as_json:

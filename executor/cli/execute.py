@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ...planner.basics.units import format_bytes
-from ...planner.cli.common import OutputFile, SecondsLimit, print_json, say, stop
-from ...planner.cli.signals import EndingSignals
+from ...planner.basics import format_bytes
+from ...planner.cli import EndingSignals, OutputFile, SecondsLimit, print_json, say, stop
 from ...planner.plan_file import load_plan
-from ...planner.problem.weight_policy import FLUSH
+from ...planner.problem import FLUSH
 from .checkpoint import checkpoint_options, checkpointing_of
 from .lines import fail, notices_as_lines
 from .training import training_of, training_options
@@ -21,7 +20,7 @@ from .training import training_of, training_options
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..run.launch import RunResult
+    from ..run import RunResult
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -129,9 +128,8 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
 
 def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:
     """The result; a failed rank or program ends the command with one line and exit code 1."""
-    from ..basics.errors import ExecutionError, RunError, SilentExit
-    from ..stage.selfcheck import ProgramMismatch
-    from ..stage.tracing import TraceError
+    from ..basics import ExecutionError, RunError, SilentExit
+    from ..stage import ProgramMismatch, TraceError
 
     try:
         return work()
@@ -151,7 +149,7 @@ def _run(first_rank: bool, work: Callable[[], RunResult]) -> RunResult:
 
 def _end(first_rank: bool, ending: BaseException, how: str, number: int) -> NoReturn:
     """Ends the command as a signal has ended its run; the first rank says what is left of it."""
-    from ..run.stopping import Interrupted, Terminated
+    from ..run import Interrupted, Terminated
 
     if not isinstance(ending, Interrupted | Terminated):
         fail(how, 128 + number)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ...planner.basics.printable import one_line
-from ...planner.cli.common import say, stop
+from ...planner.basics import one_line
+from ...planner.cli import say, stop
 
 _LONGEST = 4000  # what went wrong in a run is told in full
 
@@ -23,7 +23,7 @@ def notices_as_lines(shown: bool = True) -> Iterator[None]:
     """Notices about engines go to stderr, one line each; other warnings stay as they are."""
     import warnings
 
-    from ..stage.engines import EngineNotice
+    from ..stage import EngineNotice
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", EngineNotice)

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...planner.basics.errors import InputError
-from ...planner.basics.files import write_text
-from ...planner.basics.printable import printable
-from ...planner.cli.common import OutputFile, print_json, say
+from ...planner.basics import InputError, printable, write_text
+from ...planner.cli import OutputFile, print_json, say
 from .lines import fail, notices_as_lines
 
 if TYPE_CHECKING:
@@ -119,8 +117,7 @@ def profile(
 
 def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
     """Writes cluster.toml of this computer's processes. Raises InputError where there are fewer than two."""
-    from ..measure.machine import measure_machine
-    from ..measure.profile import default_load
+    from ..measure import default_load, measure_machine
 
     processes = load or default_load("cpu", threads)
     write_text(target, measure_machine(processes, threads).toml(processes))
@@ -143,8 +140,7 @@ def measure(
     """
     import torch
 
-    from ..measure.analytic import PRECISIONS
-    from ..measure.profile import default_load, profile_model
+    from ..measure import PRECISIONS, default_load, profile_model
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {device}: torch sees no CUDA device here")
@@ -171,12 +167,12 @@ def estimate(
 
     Raises InputError: unknown model, data or preset, a precision that the preset lacks, an efficiency that is no share.
     """
-    from ...planner.problem.presets import PRESETS
+    from ...planner.problem import PRESETS
 
     if device not in PRESETS:
         known = ", ".join(sorted(PRESETS.keys() - {"cpu"}))
         raise InputError(f"--device {device}: unknown; measure on cpu or cuda, or take a preset: {known}")
-    from ..measure.analytic import EFFICIENCY, analytic_profile
+    from ..measure import EFFICIENCY, analytic_profile
 
     share = EFFICIENCY if efficiency is None else efficiency
 
@@ -195,10 +191,9 @@ def _profiled(
     from rich.console import Console
 
     from ...models import resolve
-    from ..basics.errors import ExecutionError
-    from ..stage.selfcheck import ProgramMismatch
-    from ..stage.tracing import TraceError
-    from ..state.validate import find_data
+    from ..basics import ExecutionError
+    from ..stage import ProgramMismatch, TraceError
+    from ..state import find_data
 
     console = Console(stderr=True)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..basics.training import DYNAMIC, SCHEDULES, SKIP, STOP, Training
+from ..basics import DYNAMIC, SCHEDULES, SKIP, STOP, Training
 
 _DEFAULT = Training()
 

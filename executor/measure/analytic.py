@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...models.protocol import Dataset, LayeredModel, LayerSpec, build_shapes
-from ...planner.basics.errors import InputError
-from ...planner.problem.presets import DeviceType
-from ..stage.engines import Engine
-from ..stage.precision import lower
+from ...planner.basics import InputError
+from ...planner.problem import DeviceType
+from ..stage import Engine, lower
 from .layer_run import LayerRun, trace_layer
 from .lstm_reserve import LSTMReserve
 from .profile import example_batch, model_document, profiled_layers

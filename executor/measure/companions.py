@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 import torch.multiprocessing as multiprocessing
 
-from ..basics.errors import ExecutionError, RunError
-from ..run.allocator import keep_freed_memory
-from ..run.process_state import die_with_parent, process_state
-from ..run.pulse import Stillness
-from ..step.watch import Doing, Slot
+from ..basics import ExecutionError, RunError
+from ..run import Stillness, die_with_parent, keep_freed_memory, process_state
+from ..step import Doing, Slot
 
 PATIENCE_S = 300.0
 """How long one waits for the others at a pace before giving up."""

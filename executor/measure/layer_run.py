@@ -12,11 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.protocol import LayeredModel
-from ..basics.memory import StorageTracker, unique_bytes
-from ..stage.engines import AnyProgram, Engine, build_program, warn
-from ..stage.precision import half_of, wide
-from ..stage.program import named_buffers, named_parameters
-from ..stage.tracing import StageLayers
+from ..basics import StorageTracker, unique_bytes
+from ..stage import AnyProgram, Engine, StageLayers, build_program, half_of, named_buffers, named_parameters, warn, wide
 from .companions import Pace, alone
 
 Clock = Callable[[], float]

@@ -22,13 +22,10 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from ...planner.problem.cluster import Cluster, Link, NodeGroup
-from ...planner.problem.presets import PRESETS, DeviceType
-from ...planner.problem.workload import Workload
-from ..basics.errors import RunError
-from ..basics.training import Training
-from ..run.allocator import keep_freed_memory
-from ..state.weights import make_optimizer
+from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup, Workload
+from ..basics import RunError, Training
+from ..run import keep_freed_memory
+from ..state import make_optimizer
 
 WARMUPS = 2
 ROUNDS = 15

@@ -18,7 +18,7 @@ DATA_SETS = ("fashion-mnist", "mnist-5k", "reviews", "verses")
 
 def kernels() -> Iterator[dict[str, Any]]:
     """Where compiled kernels are cached, whether they are, and whether more can be."""
-    from ...planner.basics.compilation import cache_folder
+    from ...planner.basics import cache_folder
     from ...planner.search.orders import kernels as loops
     from ...planner.search.orders import ready
 

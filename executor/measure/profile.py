@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from ...models.data import load
 from ...models.protocol import Dataset, LayeredModel
 from ...models.sampling import batch_of
-from ..stage.eager import EagerProgram
-from ..stage.engines import Engine
-from ..stage.precision import build_lowered, wide
-from ..state.ties import tied_bytes
-from ..state.validate import as_dtype
+from ..stage import EagerProgram, Engine, build_lowered, wide
+from ..state import as_dtype, tied_bytes
 from .companions import Pace, alone, companions
 from .layer_run import LayerRun, cold, trace_layer
 

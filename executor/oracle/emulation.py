@@ -15,19 +15,13 @@ import torch
 from torch import Tensor
 
 from ...models import Dataset, LayeredModel, derive_seed
-from ...planner.graph.operations import RECOMPUTE, route, stash_kind
-from ...planner.graph.versions import update_size
+from ...planner.graph import RECOMPUTE, route, stash_kind, update_size
 from ...planner.plan import Plan
-from ...planner.problem.weight_policy import WEIGHT_POLICIES
-from ..basics.errors import RunError
-from ..basics.training import Training
-from ..run.launch import prepare
-from ..run.rank import blueprint_of
-from ..stage.engines import Engine
-from ..state.mini_batch import MiniBatch
-from ..state.prediction import Predictor
-from ..state.replica import Blueprint, StageReplica
-from ..state.versions import in_place_of
+from ...planner.problem import WEIGHT_POLICIES
+from ..basics import RunError, Training
+from ..run import blueprint_of, prepare
+from ..stage import Engine
+from ..state import Blueprint, MiniBatch, Predictor, StageReplica, in_place_of
 
 
 @dataclass(frozen=True)

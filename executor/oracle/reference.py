@@ -11,14 +11,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from ...models import Dataset, LayeredModel, derive_seed, held_out
 from ...models.sampling import batch_of
-from ..basics.training import DYNAMIC, INITIAL_SCALE, SKIP, Training
-from ..stage.precision import autocasting, build_lowered, half_of, run_dtype, wide
-from ..stage.program import layer_seed
-from ..state.mini_batch import MiniBatch, MiniBatches
-from ..state.ties import tie_modules
-from ..state.validate import as_dtype, find_data
-from ..state.weights import make_optimizer, set_rate
-from ..step.evaluation import evaluation_seed
+from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training
+from ..stage import autocasting, build_lowered, half_of, layer_seed, run_dtype, wide
+from ..state import MiniBatch, MiniBatches, as_dtype, find_data, make_optimizer, set_rate, tie_modules
+from ..step import evaluation_seed
 
 
 @dataclass(frozen=True)

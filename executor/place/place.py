@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...planner.plan import Op
-from ..basics.errors import RunError
+from ..basics import RunError
 from .records import OpRecord
 
 Clock = Callable[[], float]

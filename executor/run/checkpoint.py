@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..basics.checkpointing import Checkpointing
-from ..basics.errors import ExecutionError, RunError
-from ..basics.training import INITIAL_SCALE
-from ..wires.transport import Transport
+from ..basics import INITIAL_SCALE, Checkpointing, ExecutionError, RunError
+from ..wires import Transport
 from .checkpoint_files import Index, complete, folder_of, read_index, read_tensors
 from .identity import RunIdentity, differences
 

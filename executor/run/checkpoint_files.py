@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..basics.errors import ExecutionError, RunError
+from ..basics import ExecutionError, RunError
 from .identity import RunIdentity
 
 FORMAT = 2

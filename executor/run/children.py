@@ -13,9 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..basics.errors import ExecutionError, RunError, foreign, one_line, ours
-from ..basics.shared_file import SharedFile
-from ..step.watch import NOWHERE, Board, Doing, Hang, Watcher
+from ..basics import ExecutionError, RunError, SharedFile, foreign, one_line, ours
+from ..step import NOWHERE, Board, Doing, Hang, Watcher
 from .process_state import ProcessState, process_state
 from .pulse import Stillness
 from .rank import Notice, RankReport, StepReport

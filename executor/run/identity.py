@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...planner.graph.versions import update_size
+from ...planner.graph import update_size
 from ...planner.plan import Plan
-from ...planner.runs.trace import plan_fingerprint
-from ..basics.errors import RunError
-from ..basics.training import Training
+from ...planner.runs import plan_fingerprint
+from ..basics import RunError, Training
 
 Value = str | int | float | None | list[float]
 """What JSON gives back as it was."""

@@ -13,12 +13,10 @@ import torch
 import torch.distributed as dist
 
 from ...planner.plan import Plan
-from ..basics.errors import ExecutionError, RunError, SilentExit, one_line
-from ..stage.engines import warn
-from ..step.watch import Board, Watcher, lost_another
-from ..wires.job_store import JobStore
-from ..wires.loopback import all_here, listen_locally, local_store
-from ..wires.transport import BACKSTOP_S
+from ..basics import ExecutionError, RunError, SilentExit, one_line
+from ..stage import warn
+from ..step import Board, Watcher, lost_another
+from ..wires import BACKSTOP_S, JobStore, all_here, listen_locally, local_store
 from .children import Failure, ended_by_sigterm
 from .processes import run_here
 from .rank import Job, Notice, RankReport, StepReport

@@ -14,20 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...models import Dataset, LayeredModel
-from ...planner.graph.versions import asynchronous, update_size
+from ...planner.graph import asynchronous, update_size
 from ...planner.plan import Forecast, Plan
-from ...planner.runs.trace import RunTrace
-from ...planner.runs.trace_file import save_trace
-from ..basics.checkpointing import Checkpointing
-from ..basics.errors import ExecutionError, RunError, foreign, ours
-from ..basics.training import Training
-from ..place.place import require_device
-from ..stage.engines import ENGINES, Engine, warn
-from ..stage.precision import run_dtype
-from ..state.mini_batch import MiniBatches
-from ..state.validate import find_data, find_model, match_epochs, match_model, require_executable
-from ..step.course import KEPT_OPS, lengthened
-from ..step.watch import TIMEOUT_S
+from ...planner.runs import RunTrace, save_trace
+from ..basics import Checkpointing, ExecutionError, RunError, Training, foreign, ours
+from ..place import require_device
+from ..stage import ENGINES, Engine, run_dtype, warn
+from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, require_executable
+from ..step import KEPT_OPS, TIMEOUT_S, lengthened
 from .checkpoint import begin_at, check_resumable
 from .children import ended_by_sigterm
 from .excess import Excess, excesses
@@ -220,7 +214,7 @@ def prepare(
         raise RunError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     require_device(device)
     if compiled:
-        from ..stage.compiled import require_compiler
+        from ..stage import require_compiler
 
         require_compiler(device)
     if steps < 1:

@@ -13,11 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from ..basics.errors import ExecutionError, RunError, one_line
-from ..basics.shared_file import SharedFile
-from ..step.watch import Board, Watcher, lost_another
-from ..wires.loopback import listen_locally
-from ..wires.transport import BACKSTOP_S, GlooTransport
+from ..basics import ExecutionError, RunError, SharedFile, one_line
+from ..step import Board, Watcher, lost_another
+from ..wires import BACKSTOP_S, GlooTransport, listen_locally
 from . import spawned
 from .allocator import keep_freed_memory
 from .children import Children, Failure, ended_by_sigterm

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ..step.watch import LONG, Board, Doing, Slot
+from ..step import LONG, Board, Doing, Slot
 from .process_state import ProcessState, process_state
 
 BEAT_S = 0.5

@@ -12,31 +12,31 @@ import torch
 from torch import Tensor
 
 from ...models import Dataset, LayeredModel
-from ...planner.graph.operations import holders
-from ...planner.graph.versions import asynchronous
+from ...planner.graph import asynchronous, holders
 from ...planner.plan import Op, Plan
-from ...planner.runs.trace import OpTrace
-from ..basics.checkpointing import Checkpointing
-from ..basics.memory import StorageTracker
-from ..basics.training import LossScaler, Training
-from ..place.place import CPU, Place, place_of
-from ..stage.engines import Engine
-from ..state.holders import compare_holders, equalise
-from ..state.mini_batch import MiniBatch
-from ..state.replica import Blueprint, StageReplica
-from ..state.validate import TensorShape, find_data, find_model
-from ..step.course import Course, Run, lengthened, run_at, runs
-from ..step.enforcement import Limit, cap_device
-from ..step.evaluation import Evaluator
-from ..step.host_ledger import open_ledger
-from ..step.interpreter import Interpreter
-from ..step.observe import Observer
-from ..step.samples import compare_samples
-from ..step.update import GROUP
-from ..step.watch import TIMEOUT_S, Board
-from ..wires.carry import carried
-from ..wires.groups import reduce_groups
-from ..wires.transport import Transport
+from ...planner.runs import OpTrace
+from ..basics import Checkpointing, LossScaler, StorageTracker, Training
+from ..place import CPU, Place, place_of
+from ..stage import Engine
+from ..state import Blueprint, MiniBatch, StageReplica, TensorShape, compare_holders, equalise, find_data, find_model
+from ..step import (
+    GROUP,
+    TIMEOUT_S,
+    Board,
+    Course,
+    Evaluator,
+    Interpreter,
+    Limit,
+    Observer,
+    Run,
+    cap_device,
+    compare_samples,
+    lengthened,
+    open_ledger,
+    run_at,
+    runs,
+)
+from ..wires import Transport, carried, reduce_groups
 from .identity import RunIdentity
 from .stopping import Stop, agreed
 from .trace import StepSamples, environment

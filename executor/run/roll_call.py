@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from ... import __version__
-from ...planner.basics.errors import InputError
+from ...planner.basics import InputError
 from ...planner.plan_file import plan_to_dict
-from ..basics.errors import ExecutionError, RunError, foreign, ours
-from ..state.validate import find_model
+from ..basics import ExecutionError, RunError, foreign, ours
+from ..state import find_model
 from .identity import Difference, differences
 from .model_code import layer_digests, source_digests
 

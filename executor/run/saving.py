@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..basics.checkpointing import Checkpointing
-from ..basics.errors import Aborted
-from ..wires.transport import Transport
+from ..basics import Aborted, Checkpointing
+from ..wires import Transport
 from .checkpoint import RUN, Inventory, kept_scaler, launched, load
 from .checkpoint_files import (
     FileRecord,

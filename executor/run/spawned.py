@@ -6,8 +6,8 @@ import os
 import signal
 from multiprocessing.connection import Connection
 
-from ..basics.shared_file import SharedFile
-from ..step.watch import Board
+from ..basics import SharedFile
+from ..step import Board
 from .process_state import die_with_parent
 from .pulse import beat
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from ..wires.transport import Transport
+    from ..wires import Transport
     from .launch import RunResult
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -7,10 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..basics.errors import Aborted, ExecutionError, foreign, ours
-from ..step.watch import Board, Watcher
-from ..wires.groups import reduce_groups
-from ..wires.threads import Hub
+from ..basics import Aborted, ExecutionError, foreign, ours
+from ..step import Board, Watcher
+from ..wires import Hub, reduce_groups
 from .rank import Job, Notice, RankReport, StepReport, run_rank
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from ... import __version__
-from ...planner.graph.columns import Floats
+from ...planner.graph import Floats
 from ...planner.plan import COMPUTE, IN_LINE, Op, Plan
-from ...planner.runs.trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
-from ..place.records import OpRecord
-from ..step.course import KEPT_OPS, lengthened
-from ..step.step_state import StepRecord
-from ..wires.transport import Transport
+from ...planner.runs import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from ..place import OpRecord
+from ..step import KEPT_OPS, StepRecord, lengthened
+from ..wires import Transport
 
 if TYPE_CHECKING:
     from .rank import Job, RankReport

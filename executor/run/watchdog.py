@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from ..step.watch import Board, Doing, Hang, Slot, Watcher
-from ..wires.job_store import JobStore
+from ..step import Board, Doing, Hang, Slot, Watcher
+from ..wires import JobStore
 from .process_state import ProcessState
 from .pulse import Stillness
 from .siblings import Siblings, under_torchrun

@@ -1,1 +1,51 @@
 """Stage programs: F, B, I and W of a stage from an explicit stash."""
+
+from .compiled import require_compiler
+from .eager import EagerProgram
+from .eager_probe import isolated
+from .engines import ENGINES, AnyProgram, Engine, EngineNotice, build_program, warn
+from .packing import PackedStash, Stash, StashLayout, View
+from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like, run_dtype, wide
+from .program import WeightStash, layer_seed, named_buffers, named_parameters
+from .random_state import own_random_state
+from .selfcheck import ProgramMismatch
+from .statistics import Statistics, StatisticsExchange, StatisticsQueue
+from .traced import Sharing, shared_by
+from .tracing import StageLayers, TraceError
+
+__all__ = [
+    "AnyProgram",
+    "ENGINES",
+    "EagerProgram",
+    "Engine",
+    "EngineNotice",
+    "HALVES",
+    "PackedStash",
+    "ProgramMismatch",
+    "Sharing",
+    "StageLayers",
+    "Stash",
+    "StashLayout",
+    "Statistics",
+    "StatisticsExchange",
+    "StatisticsQueue",
+    "TraceError",
+    "View",
+    "WeightStash",
+    "autocasting",
+    "build_lowered",
+    "build_program",
+    "half_of",
+    "isolated",
+    "layer_seed",
+    "lower",
+    "named_buffers",
+    "named_parameters",
+    "output_like",
+    "own_random_state",
+    "require_compiler",
+    "run_dtype",
+    "shared_by",
+    "warn",
+    "wide",
+]

@@ -20,7 +20,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..basics.errors import RunError
+from ..basics import RunError
 
 _COMPILE_LOCK = threading.Lock()  # the compiler's state is the process's
 _COMPILERS = ("g++", "clang++", "c++")

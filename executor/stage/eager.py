@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..basics.memory import unique_bytes
+from ..basics import unique_bytes
 from .eager_probe import isolated, probe
 from .packing import PackedStash, Stash, StashLayout, pieces
 from .program import WeightStash

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ...models.protocol import LayerSpec, build_layer
-from ..basics.errors import RunError
+from ..basics import RunError
 
 HALVES = (torch.bfloat16, torch.float16)
 

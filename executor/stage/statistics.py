@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..basics.errors import ExecutionError
+from ..basics import ExecutionError
 
 
 @dataclass(frozen=True)

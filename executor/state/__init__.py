@@ -1,1 +1,45 @@
 """What a rank holds of a stage, and that all holders hold the same."""
+
+from .addresses import Addresses
+from .agreement import Agreement, agree
+from .digests import digest
+from .holders import compare_holders, equalise
+from .mini_batch import MiniBatch, MiniBatches
+from .prediction import Predictor
+from .replica import Blueprint, StageReplica
+from .ties import own_copies, repeated, tie_modules, tied_bytes
+from .validate import TensorShape, as_dtype, find_data, find_model, match_epochs, match_model, require_executable
+from .versions import StageVersions, in_place_of
+from .weights import StageWeights, by_name, make_optimizer, public_name, set_rate
+
+__all__ = [
+    "Addresses",
+    "Agreement",
+    "Blueprint",
+    "MiniBatch",
+    "MiniBatches",
+    "Predictor",
+    "StageReplica",
+    "StageVersions",
+    "StageWeights",
+    "TensorShape",
+    "agree",
+    "as_dtype",
+    "by_name",
+    "compare_holders",
+    "digest",
+    "equalise",
+    "find_data",
+    "find_model",
+    "in_place_of",
+    "make_optimizer",
+    "match_epochs",
+    "match_model",
+    "own_copies",
+    "public_name",
+    "repeated",
+    "require_executable",
+    "set_rate",
+    "tie_modules",
+    "tied_bytes",
+]

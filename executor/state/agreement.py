@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from ..basics.errors import ExecutionError
-from ..stage.packing import View
+from ..basics import ExecutionError
+from ..stage import View
 
 if TYPE_CHECKING:
-    from ..wires.transport import Transport
+    from ..wires import Transport
     from .replica import StageReplica
 
 

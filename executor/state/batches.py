@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...models import Dataset
 from ...models.sampling import batch_of, targets_of
-from ..basics.errors import RunError
+from ..basics import RunError
 
 
 class DataError(RunError):

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...planner.problem.weight_policy import WEIGHT_POLICIES
-from ..basics.errors import ExecutionError, RunError
-from ..wires.transport import Handle, Transport
+from ...planner.problem import WEIGHT_POLICIES
+from ..basics import ExecutionError, RunError
+from ..wires import Handle, Transport
 from .digests import digest
 from .replica import Blueprint, StageReplica
 from .weights import public_name

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...models import Dataset, EndingDataset
-from ...planner.graph.versions import update_size
+from ...planner.graph import update_size
 from ...planner.plan import Plan
-from ..basics.errors import RunError
-from ..basics.training import Training
+from ..basics import RunError, Training
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...planner.graph.operations import PREDICTED_AT_ONCE
-from ..basics.errors import RunError
-from ..basics.training import DEFAULT_RATES, Training
+from ...planner.graph import PREDICTED_AT_ONCE
+from ..basics import DEFAULT_RATES, RunError, Training
 
 
 class Known(Protocol):

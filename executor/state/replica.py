@@ -11,21 +11,28 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...models import Dataset, LayeredModel
-from ...planner.graph.operations import forward_devices, holders
-from ...planner.graph.versions import asynchronous
+from ...planner.graph import asynchronous, forward_devices, holders
 from ...planner.plan import Kind, Op, Plan
-from ...planner.problem.weight_policy import WEIGHT_POLICIES
-from ..basics.errors import RunError
-from ..basics.training import Training
-from ..place.place import CPU
-from ..stage.eager_probe import isolated
-from ..stage.engines import AnyProgram, Engine, build_program
-from ..stage.packing import PackedStash
-from ..stage.precision import build_lowered, half_of, wide
-from ..stage.statistics import Statistics, StatisticsExchange, StatisticsQueue
-from ..stage.traced import Sharing, shared_by
-from ..stage.tracing import StageLayers
-from ..wires.groups import stage_on_two_devices, statistics_group, tie_group
+from ...planner.problem import WEIGHT_POLICIES
+from ..basics import RunError, Training
+from ..place import CPU
+from ..stage import (
+    AnyProgram,
+    Engine,
+    PackedStash,
+    Sharing,
+    StageLayers,
+    Statistics,
+    StatisticsExchange,
+    StatisticsQueue,
+    build_lowered,
+    build_program,
+    half_of,
+    isolated,
+    shared_by,
+    wide,
+)
+from ..wires import stage_on_two_devices, statistics_group, tie_group
 from .batches import Alike, inputs_and_targets, targets_alone
 from .digests import unregistered
 from .mini_batch import MiniBatches

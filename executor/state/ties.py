@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ...models import LayeredModel, build_layer
 from ...models.protocol import build_shapes
-from ...planner.graph.operations import StageCosts, holders
+from ...planner.graph import StageCosts, holders
 from ...planner.plan import Plan
-from ..basics.errors import RunError
-from ..stage.precision import wide
+from ..basics import RunError
+from ..stage import wide
 
 
 def tied_bytes(model: LayeredModel, dtype: torch.dtype) -> list[tuple[tuple[str, ...], int]]:

@@ -13,16 +13,14 @@ from ...models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, reso
 from ...models.data import UnknownData
 from ...models.protocol import build_shapes
 from ...models.registry import names
-from ...planner.basics.printable import one_line
+from ...planner.basics import one_line
 from ...planner.check import Violation, check
-from ...planner.graph.operations import OFFLOAD, OFFLOAD_WEIGHTS, stash_kind
-from ...planner.graph.versions import update_size
+from ...planner.graph import OFFLOAD, OFFLOAD_WEIGHTS, stash_kind, update_size
 from ...planner.plan import Kind, Plan
-from ...planner.problem.model_graph import Layer
-from ...planner.rules.sets import structure
-from ..basics.errors import RunError
-from ..stage.precision import HALVES, autocasting, build_lowered, half_of, lower, output_like
-from ..stage.random_state import own_random_state
+from ...planner.problem import Layer
+from ...planner.rules import structure
+from ..basics import RunError
+from ..stage import HALVES, autocasting, build_lowered, half_of, lower, output_like, own_random_state
 from .batches import inputs_and_targets
 from .ties import match_ties
 from .weights import STATE_NAMES

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...planner.problem.workload import UNFUSED
-from ..basics.errors import RunError
-from ..basics.training import Training
+from ...planner.problem import UNFUSED
+from ..basics import RunError, Training
 from .ties import Sharing
 
 STATE_NAMES: dict[str, tuple[str, ...]] = {

@@ -13,10 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..place.lanes import Lanes
-from ..place.place import Mark, Place, Side, Times
-from ..place.records import OpRecord
-from ..wires.transport import Handle
+from ..place import Lanes, Mark, OpRecord, Place, Side, Times
+from ..wires import Handle
 from .step_state import FutureHandle, Transfer
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ...planner.graph.versions import Versions, asynchronous, kept_versions, update_size
-from ...planner.lower.repeat import repeat
+from ...planner.graph import Versions, asynchronous, kept_versions, update_size
+from ...planner.lower import repeat
 from ...planner.plan import Op, Plan
-from ..basics.training import Training
+from ..basics import Training
 from .deferral import deferred
 from .waits import Waits, waits_of
 

@@ -9,10 +9,10 @@ import os
 import socket
 from collections.abc import Sequence
 
-from ...planner.forecast.op_memory import Taken, bytes_taken
+from ...planner.forecast import Taken, bytes_taken
 from ...planner.plan import Kind, Op, Plan
-from ..place.place import Place
-from ..wires.transport import Transport
+from ..place import Place
+from ..wires import Transport
 
 
 class MemoryExceeded(RuntimeError):

@@ -6,19 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...models import derive_seed, held_out
-from ...planner.forecast.timeline import simulate_orders
-from ...planner.graph.operations import KEEP
-from ...planner.graph.versions import asynchronous, update_size
+from ...planner.forecast import simulate_orders
+from ...planner.graph import KEEP, asynchronous, update_size
 from ...planner.plan import Kind, Op, Plan
-from ...planner.problem.stage_costs import StageCosts
-from ...planner.problem.weight_policy import FLUSH
-from ..basics.errors import ExecutionError
-from ..basics.training import SKIP, Training
-from ..place.place import CPU, Place
-from ..place.records import OpRecord
-from ..state.mini_batch import MiniBatches
-from ..state.replica import Blueprint, StageReplica
-from ..wires.transport import Transport
+from ...planner.problem import FLUSH, StageCosts
+from ..basics import SKIP, ExecutionError, Training
+from ..place import CPU, OpRecord, Place
+from ..state import Blueprint, MiniBatches, StageReplica
+from ..wires import Transport
 from .course import Course, lengthened
 from .interpreter import Interpreter, Load, at_once
 from .step_state import StepState

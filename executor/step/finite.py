@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..basics.training import DYNAMIC, STOP, Training
-from ..state.weights import StageWeights, public_name
+from ..basics import DYNAMIC, STOP, Training
+from ..state import StageWeights, public_name
 
 PROBED = 1 << 16
 """Elements of the parameter by which a first stage's backwards are judged, at most."""

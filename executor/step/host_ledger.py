@@ -15,11 +15,11 @@ import weakref
 
 from torch import Tensor
 
-from ...planner.forecast.op_memory import copied_to_host, most_host_bytes
-from ...planner.graph.operations import OFFLOADS
+from ...planner.forecast import copied_to_host, most_host_bytes
+from ...planner.graph import OFFLOADS
 from ...planner.plan import Kind, Plan
-from ..basics.shared_file import SharedFile
-from ..wires.transport import Transport
+from ..basics import SharedFile
+from ..wires import Transport
 from .enforcement import MemoryExceeded
 
 _SLOT = struct.Struct("=q")

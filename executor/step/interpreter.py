@@ -15,20 +15,13 @@ import torch
 from torch import Tensor
 
 from ...models import derive_seed
-from ...planner.graph.operations import RECOMPUTE
-from ...planner.graph.versions import asynchronous, update_size
+from ...planner.graph import RECOMPUTE, asynchronous, update_size
 from ...planner.plan import IN_LINE, Kind, Op
-from ...planner.problem.weight_policy import WEIGHT_POLICIES
-from ..basics.errors import Aborted, ExecutionError, failed_op
-from ..place.place import CPU, Place
-from ..place.records import OpRecord
-from ..state.addresses import Addresses
-from ..state.agreement import agree
-from ..state.mini_batch import MiniBatches
-from ..state.prediction import Predictor
-from ..state.replica import Blueprint, StageReplica
-from ..state.versions import StageVersions, in_place_of
-from ..wires.transport import Transport
+from ...planner.problem import WEIGHT_POLICIES
+from ..basics import Aborted, ExecutionError, failed_op
+from ..place import CPU, OpRecord, Place
+from ..state import Addresses, Blueprint, MiniBatches, Predictor, StageReplica, StageVersions, agree, in_place_of
+from ..wires import Transport
 from .course import Course
 from .finite import Guard, NotFinite
 from .observe import Observer

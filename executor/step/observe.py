@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 
 from ...planner.plan import Op, Plan
-from ..basics.errors import ExecutionError
-from ..basics.memory import StorageTracker
-from ..place.records import OpRecord
+from ..basics import ExecutionError, StorageTracker
+from ..place import OpRecord
 from .enforcement import Limit, MemoryExceeded
 from .host_ledger import HostLedger
 from .watch import NOWHERE, Board, Doing

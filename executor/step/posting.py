@@ -10,15 +10,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...planner.graph.operations import OFFLOAD_WEIGHTS, RECOMPUTE, stash_kind
+from ...planner.graph import OFFLOAD_WEIGHTS, RECOMPUTE, stash_kind
 from ...planner.plan import Kind, Op
-from ..place.place import Place
-from ..place.records import OpRecord
-from ..state.addresses import Addresses
-from ..state.replica import Blueprint, StageReplica
-from ..state.ties import own_copies, repeated
-from ..state.weights import by_name
-from ..wires.transport import Transport
+from ..place import OpRecord, Place
+from ..state import Addresses, Blueprint, StageReplica, by_name, own_copies, repeated
+from ..wires import Transport
 from .course import Course
 from .observe import Observer
 from .stashes import Stashes

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...models import held_out
-from ..basics.errors import RunError
-from ..state.digests import digest
-from ..state.replica import Blueprint, StageReplica
-from ..wires.transport import Transport
+from ..basics import RunError
+from ..state import Blueprint, StageReplica, digest
+from ..wires import Transport
 from .evaluation import evaluation_seed
 
 _COMPARED = 2

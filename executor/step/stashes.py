@@ -16,17 +16,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...planner.plan import Kind, Op
-from ..place.lanes import Lanes
-from ..place.place import Place
-from ..place.records import OpRecord
-from ..stage.packing import PackedStash, Stash, StashLayout
-from ..wires.transport import Handle, Transport
+from ..place import Lanes, OpRecord, Place
+from ..stage import PackedStash, Stash, StashLayout
+from ..wires import Handle, Transport
 from .copies import moves_of
 from .step_state import Key, StepState, Transfer
 
 if TYPE_CHECKING:
-    from ..state.agreement import Agreement
-    from ..state.replica import StageReplica
+    from ..state import Agreement, StageReplica
 
 Tags = Callable[[Op, int], int]
 """(op, piece) -> a number for the message, the same at both ends."""

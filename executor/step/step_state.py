@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ...planner.plan import Kind, Op
-from ..place.place import Mark, Times
-from ..place.records import OpRecord
-from ..stage.packing import Stash
-from ..stage.program import WeightStash
-from ..state.mini_batch import MiniBatches
-from ..state.versions import StageVersions
-from ..wires.transport import Handle
+from ..place import Mark, OpRecord, Times
+from ..stage import Stash, WeightStash
+from ..state import MiniBatches, StageVersions
+from ..wires import Handle
 
 Key = tuple[int, int]
 """(stage, micro-batch)."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...planner.graph.operations import StageCosts, holders
+from ...planner.graph import StageCosts, holders
 from ...planner.plan import Plan
-from ..basics.training import SKIP, LossScaler, Training
-from ..state.replica import StageReplica
-from ..wires.transport import Transport
+from ..basics import SKIP, LossScaler, Training
+from ..state import StageReplica
+from ..wires import Transport
 from .finite import NotFinite
 
 GROUP = "all"

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...planner.forecast.curves import jobs_of_ops
-from ...planner.forecast.events import CLOSE
-from ...planner.forecast.timeline import simulate_orders
-from ...planner.graph.operations import StageCosts
+from ...planner.forecast import CLOSE, jobs_of_ops, simulate_orders
+from ...planner.graph import StageCosts
 from ...planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Plan
-from ...planner.problem.weight_policy import FLUSH
+from ...planner.problem import FLUSH
 
 _LEAVING = SENDS | {Kind.OFFLOAD}
 

@@ -15,10 +15,9 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...planner.graph.columns import Messages, Ops
-from ...planner.graph.operations import StageCosts
+from ...planner.graph import Messages, Ops, StageCosts
 from ...planner.plan import COPIES, RECEIVES, Kind, Op, Plan
-from ...planner.problem.weight_policy import FLUSH
+from ...planner.problem import FLUSH
 
 TIMEOUT_S = 300.0
 """How long a rank may go without progress within a step, unless told otherwise: longer than any operation takes."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from ...planner.plan import Plan
-from ..place.place import Place
+from ..place import Place
 from .transport import GlooTransport, Transport
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...planner.graph.operations import StageCosts, forward_devices, holders
+from ...planner.graph import StageCosts, forward_devices, holders
 from ...planner.plan import Plan
 
 

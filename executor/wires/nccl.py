@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...planner.plan import SENDS, Kind, Op, Plan
-from ..place.place import Place
+from ..place import Place
 from .groups import reduce_groups
 from .transport import BACKSTOP_S, Handle, Transport
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..place.lanes import Lanes
-from ..place.place import Mark, Place
+from ..place import Lanes, Mark, Place
 from .transport import Handle, Transport
 
 

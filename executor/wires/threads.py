@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..basics.errors import Aborted
+from ..basics import Aborted
 from .transport import BACKSTOP_S, Handle, Transport
 
 _Key = tuple[int, int, int]

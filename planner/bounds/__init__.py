@@ -8,12 +8,14 @@ one candidate, whatever its order of ops.
 from __future__ import annotations
 
 from .fixed import candidate
+from .layers import Layers
 from .period import period
-from .space import space
+from .space import possible, space
 from .times import Route, finish_seconds, message_seconds, route
 from .whole import any_plan, critical_path, load, one_direction, two_directions
 
 __all__ = [
+    "Layers",
     "Route",
     "any_plan",
     "candidate",
@@ -23,6 +25,7 @@ __all__ = [
     "message_seconds",
     "one_direction",
     "period",
+    "possible",
     "route",
     "space",
     "two_directions",

@@ -12,8 +12,8 @@ from math import gcd, inf
 
 import numpy as np
 
-from ..graph.operations import Candidate
-from ..partition.chain import Floats
+from ..graph import Candidate
+from ..partition import Floats
 from .items import AWAY, KEEP, RECOMPUTE, Asked, Item
 from .knapsack import most_work, ramp
 

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..basics.deadline import check_time
-from ..graph import operations
-from ..graph.operations import Candidate, holders, ship_target, stash_kind, static_bytes
-from ..graph.reductions import step_seconds
+from ..basics import check_time
+from ..graph import Candidate, holders, operations, ship_target, stash_kind, static_bytes, step_seconds
 from ..plan import Pipeline
-from ..problem.cluster import Link
+from ..problem import Link
 from .knapsack import Option
 from .times import Lag, Times, finishes, lags, message_cache
 

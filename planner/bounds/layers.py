@@ -13,9 +13,9 @@ from math import ceil, gcd
 
 import numpy as np
 
-from ..partition.chain import Chain, Floats
+from ..partition import Chain, Floats
 from ..plan import Problem
-from ..problem.workload import SearchSpace
+from ..problem import SearchSpace
 
 
 @dataclass(frozen=True)

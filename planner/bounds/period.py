@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..partition.chain import Chain, Floats
+from ..partition import Chain, Floats
 from ..plan import Problem
-from ..problem.weight_policy import WEIGHT_POLICIES
-from ..problem.workload import SearchSpace
+from ..problem import WEIGHT_POLICIES, SearchSpace
 from .whole import load
 
 

@@ -12,10 +12,10 @@ from math import inf
 
 import numpy as np
 
-from ..basics.deadline import check_time
-from ..partition.chain import Floats
+from ..basics import check_time
+from ..partition import Floats
 from ..plan import Problem
-from ..problem.workload import SearchSpace
+from ..problem import SearchSpace
 from .layers import Layers, Waits
 from .whole import any_plan
 

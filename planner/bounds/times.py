@@ -8,9 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from ..graph.operations import Candidate, holders
-from ..graph.reductions import reduce_seconds, step_seconds
-from ..partition.chain import Floats
+from ..graph import Candidate, holders, reduce_seconds, step_seconds
+from ..partition import Floats
 from ..plan import Pipeline
 
 MessageSeconds = Callable[[int, int, int], float]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..partition.chain import Chain, Floats, bottleneck
+from ..partition import Chain, Floats, bottleneck
 from ..plan import Problem
 
 

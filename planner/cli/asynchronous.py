@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..basics.errors import InputError
-from ..basics.units import format_bytes, format_seconds
+from ..basics import InputError, format_bytes, format_seconds
 from ..plan import Problem
-from ..problem.weight_policy import FLUSH, WEIGHT_POLICIES
-from ..problem.workload import SearchSpace
-from ..schedules.asynchronous import ASYNCHRONOUS, WEIGHTS
+from ..problem import FLUSH, WEIGHT_POLICIES, SearchSpace
+from ..schedules import ASYNCHRONOUS, WEIGHTS
 from .common import among_to_dict, print_json
 from .table import Line, print_table
 
 if TYPE_CHECKING:
     from ..plan import Forecast, Plan
-    from ..search.driver import Result
+    from ..search import Result
 
 ANY = "any"
 METHODS = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
@@ -70,7 +68,7 @@ def methods(options: dict[str, Any], schedule: str = "search") -> tuple[str, ...
 
 def fitting(problem: Problem, space: SearchSpace, options: dict[str, Any]) -> SearchSpace:
     """The space; with "any", without the methods that these micro-batches rule out, as long as some remain."""
-    from ..search.steady.alternatives import why_not
+    from ..search.steady import why_not
 
     if options["asynchronous"] != ANY:
         return space
@@ -83,7 +81,7 @@ def fitting(problem: Problem, space: SearchSpace, options: dict[str, Any]) -> Se
 
 def staleness(plan: Plan) -> list[int]:
     """Updates of staleness of every stage, the most of its micro-batches."""
-    from ..graph.versions import Versions
+    from ..graph import Versions
 
     most = Versions.of(plan).most_stale
     return [most[stage] for stage in range(len(plan.stages))]
@@ -100,7 +98,7 @@ def sentence(plan: Plan, forecast: Forecast) -> str:
     """Micro-batches a second, and the staleness and versions of every stage; empty for a plan with a flush."""
     if plan.weights == FLUSH:
         return ""
-    from ..forecast.version_copies import most_copies
+    from ..forecast import most_copies
 
     rate = f"{1 / forecast.period_s:.4g} micro-batches/s" if forecast.period_s else "no time at all"
     stale = ", ".join(map(str, staleness(plan)))

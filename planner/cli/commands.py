@@ -25,7 +25,7 @@ from .show import check, show
 from .signals import EndingSignals
 
 if TYPE_CHECKING:
-    from ..search.driver import Result
+    from ..search import Result
 
 __all__ = ["calibrate", "check", "compare", "plan", "show"]
 
@@ -87,7 +87,7 @@ def plan(
     output = output or own_plan_file()
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
     space = fitting(Problem(graph, cluster, workload), space, options)
-    from ..search.driver import plan as search  # the solver: loaded once the input is known to be good
+    from ..search import plan as search  # the solver: loaded once the input is known to be good
 
     started = time.monotonic()
     with EndingSignals() as ending:
@@ -156,7 +156,7 @@ def _print_considered(result: Result) -> None:
 
 
 def _print_plan(made: Plan, forecast: Forecast, output: Path) -> None:
-    from ..view.text import device_table, heading
+    from ..view import device_table, heading
 
     say(heading(made, forecast))
     if sentence(made, forecast):

@@ -10,16 +10,10 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from ..basics.errors import InputError
-from ..basics.files import refusal
-from ..basics.printable import printable_lines
-from ..basics.units import parse_bytes
+from ..basics import InputError, parse_bytes, printable_lines, refusal
 from ..formats import load_model as load_model_file
-from ..problem.cluster import Cluster
-from ..problem.model_graph import ModelGraph
-from ..problem.presets import PRESETS
-from ..problem.workload import OPTIMIZER_STATES, PRECISIONS, Workload
-from ..search.common.answer import Proven, gap_of
+from ..problem import OPTIMIZER_STATES, PRECISIONS, PRESETS, Cluster, ModelGraph, Workload
+from ..search.common import Proven, gap_of
 
 Profiler = Callable[[str], ModelGraph]
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..basics.errors import InputError
-from ..basics.units import format_bytes, format_seconds
+from ..basics import InputError, format_bytes, format_seconds
 from ..plan import Problem
-from ..problem.cluster import Cluster
+from ..problem import Cluster
 from .asynchronous import asynchronous_options, compare_asynchronous, fitting
 from .common import among_to_dict, load_problem, print_json, problem_options, say
 from .compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
@@ -21,9 +20,8 @@ from .table import Line, print_table
 
 if TYPE_CHECKING:
     from ..plan import Plan
-    from ..search.driver import Result
-    from ..search.frontier import FrontierPoint
-    from ..view.compare_page import Entry
+    from ..search import FrontierPoint, Result
+    from ..view import Entry
 
 _T = TypeVar("_T")
 _EXAMPLE = """\b
@@ -89,7 +87,7 @@ def _compare_schedules(
 
     space = search_space("search", options)
     graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
-    from ..search.driver import plan as search  # the solver: loaded once the input is known to be good
+    from ..search import plan as search  # the solver: loaded once the input is known to be good
 
     effort = effort_options(options)
     if space.asynchronous:
@@ -134,7 +132,7 @@ def _compare_schedules(
         _print(rows)
         _print_among(found)
         if points:
-            from ..view.frontier import table
+            from ..view import table
 
             say(table(points))
 
@@ -168,7 +166,7 @@ def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:
 
 def _entries(rows: list[Row], plans: dict[str, Plan]) -> list[Entry]:
     """The rows with their plans, for the page."""
-    from ..view.compare_page import Entry
+    from ..view import Entry
 
     return [
         Entry(
@@ -186,8 +184,7 @@ def _print(rows: list[Row]) -> None:
 
 def _print_among(found: Result) -> None:
     """What more is proven of the search's plan than the gaps in the table, which are those of all plans allowed."""
-    from ..view.names import wrap
-    from ..view.text import WIDTH, among
+    from ..view import WIDTH, among, wrap
 
     if found.plan is not None and found.plan.forecast is not None:
         text = among(found.plan, found.plan.forecast)
@@ -195,7 +192,7 @@ def _print_among(found: Result) -> None:
 
 
 def _line(row: Row, best: float | None) -> Line:
-    from ..view.text import percent
+    from ..view import percent
 
     if row.step_s is None:
         return Line((row.schedule, row.status), "dim", row.note)

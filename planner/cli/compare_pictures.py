@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..basics.files import write_bytes
-from ..search.common.answer import Proven
+from ..basics import write_bytes
+from ..search.common import Proven
 from .common import OutputFile, among_to_dict, say
 from .progress import SearchProgress
 
 if TYPE_CHECKING:
     from ..plan import Forecast, Plan
-    from ..problem.cluster import Cluster
-    from ..problem.model_graph import ModelGraph
-    from ..problem.workload import SearchSpace, Workload
-    from ..search.frontier import FrontierPoint
-    from ..view.compare_page import Entry
+    from ..problem import Cluster, ModelGraph, SearchSpace, Workload
+    from ..search import FrontierPoint
+    from ..view import Entry
 
 FORMS = ("text", "html", "svg", "png")
 
@@ -47,7 +45,7 @@ def check_picture(form: str, output: Path | None, frontier: int | None) -> None:
     if form == "png":
         if output is None:
             raise click.UsageError("--as png needs -o FILE")
-        from ..view.drawing import require_matplotlib
+        from ..view import require_matplotlib
 
         require_matplotlib("--as png")
 
@@ -57,7 +55,7 @@ def solve_frontier(
     known: Sequence[Plan], effort: Mapping[str, Any],
 ) -> tuple[FrontierPoint, ...]:  # fmt: skip
     """The frontier with progress on stderr; the effort is that of every search."""
-    from ..search.frontier import frontier
+    from ..search import frontier
 
     with SearchProgress(f"frontier of {model.name}", count * float(effort["time_limit"])) as progress:
         return frontier(model, cluster, workload, space, count, known, on_progress=progress, **effort)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..basics.errors import InputError
-from ..problem.workload import SearchSpace
+from ..basics import InputError
+from ..problem import SearchSpace
 from ..schedules import ASYNCHRONOUS, SCHEDULES, known, spelled_out
 from .asynchronous import methods
 

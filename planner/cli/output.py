@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..basics.errors import InputError
-from ..basics.files import refusal
+from ..basics import InputError, refusal
 from ..plan_file import FORMAT
 
 PLAN = Path("plan.json")

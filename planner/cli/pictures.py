@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
+    from ..forecast import Timeline
     from ..plan import Plan
 
 PICTURES = ("timeline", "layers", "placement", "ops")
@@ -39,17 +39,23 @@ def check_picture(form: str, with_run: bool, only_run: bool, to_file: bool) -> N
     if form == "png":
         if not to_file:
             raise click.UsageError("--as png needs -o FILE")
-        from ..view.drawing import require_matplotlib
+        from ..view import require_matplotlib
 
         require_matplotlib("--as png")
 
 
 def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str | bytes:
     """A graph of the plan: DOT or SVG as text, a png as bytes. Raises InputError for one that is too large."""
-    from ..view import draw_layers, draw_ops, draw_placement, drawing
-    from ..view.dot import to_dot
-    from ..view.graphs import layer_graph, placement_graph
-    from ..view.op_graph import operation_graph
+    from ..view import (
+        draw_layers,
+        draw_ops,
+        draw_placement,
+        drawing,
+        layer_graph,
+        operation_graph,
+        placement_graph,
+        to_dot,
+    )
 
     if what == "layers":
         graph, draw = layer_graph(plan), draw_layers.draw

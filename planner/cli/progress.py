@@ -7,9 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
-from ..basics.printable import printable
-from ..basics.units import format_seconds
-from ..view.text import percent
+from ..basics import format_seconds, printable
+from ..view import percent
 
 
 class SearchProgress:

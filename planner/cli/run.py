@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..basics.files import write_text
-from ..basics.units import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds, write_text
 from ..plan_file import load_plan
-from ..problem.model_graph import ModelGraph
-from ..runs.calibrate import Measured, calibrate, measured
-from ..runs.trace import RunTrace
-from ..runs.trace_file import load_trace
+from ..problem import ModelGraph
+from ..runs import Measured, RunTrace, calibrate, load_trace, measured
 from .common import OutputFile, print_json, say
 
 if TYPE_CHECKING:
-    from ..runs.compare_run import Comparison
+    from ..runs import Comparison
 
 _EXAMPLE = """\b
 Example:
@@ -139,7 +136,7 @@ def _ratio(found: float, wanted: float) -> str:
 
 def compare_measured(plan_file: str, run_file: str, as_json: bool) -> None:
     """Prints a plan's forecast against a run of it. Raises InputError."""
-    from ..runs.compare_run import compare_run
+    from ..runs import compare_run
 
     found = compare_run(load_plan(plan_file), load_trace(run_file))
     if as_json:
@@ -152,7 +149,7 @@ def _print_comparison(found: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..view.text import percent
+    from ..view import percent
 
     ops = Table("op", *(_right(x) for x in ("stage", "ops", "forecast", "measured", "ratio", "spread", "around it")))
     for op in found.ops:

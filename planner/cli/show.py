@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
-from ..basics.files import write_bytes
+from ..basics import write_bytes
 from ..plan import Forecast, Plan
 from ..plan_file import load_plan
-from ..runs.trace import RunTrace
-from ..runs.trace_file import load_trace
-from ..search.common.answer import Proven
-from ..view.fresh import fresh_forecast
+from ..runs import RunTrace, load_trace
+from ..search.common import Proven
+from ..view import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
 from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
 
@@ -111,7 +110,7 @@ def draw(
     if what != PICTURES[0]:
         return graph_picture(plan, timeline, form, what)
     if form == "html":
-        from ..view.html_page import render as page
+        from ..view import render as page
 
         return page(plan, timeline, forecast, run)
     if form == "perfetto":
@@ -122,7 +121,7 @@ def draw(
 
 def forecast_to_dict(plan: Plan, forecast: Forecast) -> dict[str, object]:
     """Step, bound, gap and status, what they speak of, and every device, for machines."""
-    from ..view.text import device_limit
+    from ..view import device_limit
 
     made = plan.provenance
     part = None if made.among_bound_s is None else Proven(made.among, made.among_bound_s)

@@ -1,1 +1,27 @@
 """Op lists to times and exact memory."""
+
+from .curves import jobs_of_ops
+from .events import CLOSE
+from .jobs import Jobs, Precedences, build, build_columns, users_of
+from .op_memory import Taken, bytes_taken, copied_to_host, most_host_bytes
+from .timeline import Deadlock, Timeline, simulate_orders, timeline_of
+from .version_copies import most_copies
+
+__all__ = [
+    "CLOSE",
+    "Deadlock",
+    "Jobs",
+    "Precedences",
+    "Taken",
+    "Timeline",
+    "build",
+    "build_columns",
+    "bytes_taken",
+    "copied_to_host",
+    "jobs_of_ops",
+    "most_copies",
+    "most_host_bytes",
+    "simulate_orders",
+    "timeline_of",
+    "users_of",
+]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph.columns import NOWHERE, Floats, Ints
+from ..graph import NOWHERE, Floats, Ints
 from ..plan import Kind
 from .events import CATEGORIES, END, Events
 from .jobs import Jobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.columns import Floats, Ints
+from ..graph import Floats, Ints
 from .jobs import Jobs
 
 CATEGORIES = (

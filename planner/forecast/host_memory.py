@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.columns import copied_bytes
-from ..graph.operations import StageCosts, Structured
+from ..graph import StageCosts, Structured, copied_bytes
 from ..plan import Kind
 from .curves import DeviceMemory
 from .events import CLOSE

@@ -12,14 +12,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..basics.errors import PlanError
-from ..basics.remember import PerObject
-from ..graph.columns import NOWHERE, Flags, Floats, Ints, Messages, Ops, carries, copied_bytes
-from ..graph.kernel import run_jobs
-from ..graph.operations import StageCosts, Structured, holders
-from ..graph.reductions import predict_seconds, reduce_seconds, ring, step_seconds
+from ..basics import PerObject, PlanError
+from ..graph import (
+    NOWHERE,
+    Flags,
+    Floats,
+    Ints,
+    Messages,
+    Ops,
+    StageCosts,
+    Structured,
+    carries,
+    copied_bytes,
+    holders,
+    predict_seconds,
+    reduce_seconds,
+    ring,
+    run_jobs,
+    step_seconds,
+)
 from ..plan import COLLECTIVES, RECEIVES, Kind, Op
-from ..problem.cluster import Cluster
+from ..problem import Cluster
 
 
 class Precedences(NamedTuple):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.columns import Flags, Ints
-from ..graph.operations import (
+from ..graph import (
     RECOMPUTE,
+    Flags,
+    Ints,
     StageCosts,
     Structured,
     predict_workspace,
@@ -20,7 +21,7 @@ from ..graph.operations import (
     step_workspace,
 )
 from ..plan import Kind
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH
 from .curves import DeviceMemory, curves
 from .events import BUFFER, GUEST, MESSAGE, STASH, VERSION, WORKSPACE, Events
 from .jobs import Jobs

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph.columns import NOWHERE, Ops, copied_bytes
-from ..graph.operations import StageCosts
+from ..graph import NOWHERE, Ops, StageCosts, copied_bytes
 from ..plan import Kind, Plan
 from .events import WORKSPACE
 from .memory import memory_events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.operations import StageCosts, Structured, forward_devices
+from ..graph import StageCosts, Structured, forward_devices
 from ..plan import Kind
 from .events import Events
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..basics.errors import PlanError
-from ..graph.operations import StageCosts, Structured, require_policies
+from ..basics import PlanError
+from ..graph import StageCosts, Structured, require_policies
 from ..plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op
 from .curves import DeviceMemory
 from .host_memory import host_memory

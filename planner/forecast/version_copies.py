@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.columns import Flags, Ints, Ops, carries
-from ..graph.operations import StageCosts, Structured
-from ..graph.versions import Versions, kept_versions
+from ..graph import Flags, Ints, Ops, StageCosts, Structured, Versions, carries, kept_versions
 from ..plan import Kind, Plan
-from ..problem.weight_policy import WEIGHT_POLICIES
+from ..problem import WEIGHT_POLICIES
 from .events import Events
 
 

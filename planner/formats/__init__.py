@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..basics import reading
-from ..problem.model_graph import ModelGraph
+from ..problem import ModelGraph
 from . import dnn_partitioning, pipedream, piper
 from .dnn_partitioning import PlacementInstance
 from .pipedream import PipeDreamProfile

@@ -15,9 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..basics import reading
-from ..basics.limits import MOST_BYTES, MOST_DEVICES, MOST_EDGES, MOST_LAYERS, MOST_SECONDS
-from ..problem.model_graph import Layer, ModelGraph
+from ..basics import MOST_BYTES, MOST_DEVICES, MOST_EDGES, MOST_LAYERS, MOST_SECONDS, reading
+from ..problem import Layer, ModelGraph
 from . import published
 from .published import FormatError
 

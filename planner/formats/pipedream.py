@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ..basics import reading
-from ..basics.limits import MOST_BYTES, MOST_EDGES, MOST_LAYERS, MOST_SECONDS
-from ..basics.printable import shown
-from ..problem.model_graph import Layer, ModelGraph
+from ..basics import MOST_BYTES, MOST_EDGES, MOST_LAYERS, MOST_SECONDS, reading, shown
+from ..problem import Layer, ModelGraph
 from . import published
 from .published import FormatError
 

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..basics import reading
-from ..basics.limits import (  # fmt: skip
+from ..basics import (
     LEAST_RATE,
     MOST_BYTES,
     MOST_DEVICES,
@@ -24,9 +23,10 @@ from ..basics.limits import (  # fmt: skip
     MOST_MICRO_BATCHES,
     MOST_RATE,
     MOST_SECONDS,
+    reading,
+    shown,
 )
-from ..basics.printable import shown
-from ..problem.model_graph import Layer, ModelGraph
+from ..problem import Layer, ModelGraph
 from . import published
 from .published import FormatError
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 
-from ..basics.errors import InputError
-from ..basics.limits import MOST_LAYERS, MOST_OPS
-from ..basics.printable import SHOWN, one_line, shown
-from ..basics.reading import refusing
+from ..basics import MOST_LAYERS, MOST_OPS, SHOWN, InputError, one_line, refusing, shown
 
 MOST_NODES = MOST_LAYERS
 _MOST_ID = MOST_OPS * 1000

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..basics.errors import PlanError
+from ..basics import PlanError
 from ..plan import IN_LINE, SENDS, Kind, Op
-from ..problem.ties import returned_bytes
+from ..problem import returned_bytes
 from .operations import OFFLOAD_WEIGHTS, StageCosts, Structured, weights_offloaded
 
 Ints = NDArray[np.int64]

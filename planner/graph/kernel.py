@@ -9,8 +9,7 @@ import functools
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from ..basics.compilation import on_disk
-from ..basics.deadline import OutOfTime, check_time, time_left
+from ..basics import OutOfTime, check_time, on_disk, time_left
 
 if TYPE_CHECKING:
     import numpy as np

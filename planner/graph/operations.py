@@ -13,21 +13,17 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..basics.errors import PlanError
-from ..basics.printable import shown
+from ..basics import PlanError, shown
 from ..plan import Kind, Op, Pipeline, Problem
-from ..problem.stage_costs import StageCosts as StageCosts
-from ..problem.stage_costs import StageEdge as StageEdge
-from ..problem.ties import returned_bytes
-from ..problem.weight_policy import FLUSH, WEIGHT_POLICIES, policy_of
-from ..problem.workload import STEP_COUNTERS, UNFUSED
+from ..problem import FLUSH, STEP_COUNTERS, UNFUSED, WEIGHT_POLICIES, policy_of, returned_bytes
+from ..problem import StageCosts as StageCosts
+from ..problem import StageEdge as StageEdge
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..problem.model_graph import Layer
-    from ..problem.workload import Workload
+    from ..problem import Layer, Workload
 
 
 KEEP = "keep"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..problem.cluster import Cluster
-from ..problem.weight_policy import WEIGHT_POLICIES
+from ..problem import WEIGHT_POLICIES, Cluster
 from .operations import StageCosts, Structured, holders
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from ..basics.errors import PlanError
+from ..basics import PlanError
 from ..plan import Kind, Op, Plan
-from ..problem.weight_policy import FLUSH, WEIGHT_POLICIES
+from ..problem import FLUSH, WEIGHT_POLICIES
 from .operations import Candidate, StageCosts, closings, holders, parameter_returns, update_size
 from .versions import Versions
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ..plan import Kind, Op
-from ..problem.weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
+from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
 from .operations import Structured, holders, weights_offloaded
 from .operations import update_size as update_size
 

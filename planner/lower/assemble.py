@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..basics.deadline import check_time
-from ..forecast.jobs import build_columns
-from ..forecast.timeline import timeline_of
-from ..graph.columns import Ops
-from ..graph.operations import Candidate
+from ..basics import check_time
+from ..forecast import build_columns, timeline_of
+from ..graph import Candidate, Ops
 from ..plan import Forecast, Plan, Provenance
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH
 from .complete import Orders, completed
 from .period import period_seconds
 

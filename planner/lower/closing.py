@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..graph.columns import Ints, direct_bytes
-from ..graph.operations import closings, holders, parameter_returns, update_size
-from ..graph.updates import on_lists
-from ..graph.versions import Versions
+from ..graph import Ints, Versions, closings, direct_bytes, holders, on_lists, parameter_returns, update_size
 from ..plan import Kind
-from ..problem.ties import steps_sent
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH, steps_sent
 from .draft import BEGIN, HERE, LAST, SEND, Draft
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..basics.deadline import check_time
-from ..forecast.jobs import Jobs, build_columns
-from ..forecast.timeline import Deadlock
-from ..graph.columns import Ints, Messages, Ops
-from ..graph.operations import Candidate, StageCosts
-from ..graph.updates import with_steps, with_updates
+from ..basics import check_time
+from ..forecast import Deadlock, Jobs, build_columns
+from ..graph import Candidate, Ints, Messages, Ops, StageCosts, with_steps, with_updates
 from ..plan import IN_LINE, Kind, Op
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH
 from .draft import Draft
 from .placement import add_arrivals, add_departures, place_receives
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..basics.errors import PlanError
-from ..graph.columns import NOWHERE, Flags, Ints, Messages, Ops
-from ..graph.operations import OFFLOADS, Candidate, StageCosts, route, ship_target, stash_kind
+from ..basics import PlanError
+from ..graph import NOWHERE, OFFLOADS, Candidate, Flags, Ints, Messages, Ops, StageCosts, route, ship_target, stash_kind
 from ..plan import Kind
 
 BEGIN, RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -4, -3, -2, -1, 0, 1, 2, 3

@@ -11,13 +11,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..basics.deadline import check_time
-from ..basics.errors import PlanError
-from ..forecast.jobs import build
-from ..graph.operations import StageCosts
-from ..graph.versions import update_size
+from ..basics import PlanError, check_time
+from ..forecast import build
+from ..graph import StageCosts, update_size
 from ..plan import Kind, Plan
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH
 from .repeat import repeat
 
 Floats = NDArray[np.float64]

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..forecast.jobs import Jobs, users_of
-from ..graph.columns import Flags, Floats, Ints, Ops, direct_bytes
+from ..forecast import Jobs, users_of
+from ..graph import Flags, Floats, Ints, Ops, direct_bytes
 from ..plan import Kind
 from .closing import add_closing
 from .draft import COPY, LEAVE, RETURN, SEND, Draft

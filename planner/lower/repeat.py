@@ -12,10 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..basics.errors import PlanError
-from ..graph.columns import Ints
-from ..graph.operations import Candidate, holders, route, update_size
-from ..graph.versions import Versions
+from ..basics import PlanError
+from ..graph import Candidate, Ints, Versions, holders, route, update_size
 from ..plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
 from .complete import complete
 

@@ -16,11 +16,10 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..basics.deadline import check_time
-from ..graph.operations import Candidate, StageCosts, static_bytes, training_bytes
-from ..graph.reductions import step_seconds
+from ..basics import check_time
+from ..graph import Candidate, StageCosts, static_bytes, step_seconds, training_bytes
 from ..plan import Pipeline, Problem
-from ..problem.cluster import Cluster
+from ..problem import Cluster
 
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]

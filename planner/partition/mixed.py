@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from ..basics.errors import PlanError
-from ..graph.operations import KEEP, OFFLOAD, RECOMPUTE
+from ..basics import PlanError
+from ..graph import KEEP, OFFLOAD, RECOMPUTE
 from .chain import Chain, Cuts, Floats, _cheapest, bottleneck, link_seconds, trace
 
 QUARTERS = 4

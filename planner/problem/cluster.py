@@ -9,12 +9,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..basics import reading
-from ..basics.errors import ClusterError
-from ..basics.limits import LEAST_RATE, MOST_DEVICES, MOST_MEMORY_BYTES, MOST_RATE, MOST_SECONDS, MOST_SPEED
-from ..basics.printable import listed, shown
-from ..basics.reading import refusing
-from ..basics.units import parse_bandwidth, parse_bytes, parse_seconds
+from ..basics import (
+    LEAST_RATE,
+    MOST_DEVICES,
+    MOST_MEMORY_BYTES,
+    MOST_RATE,
+    MOST_SECONDS,
+    MOST_SPEED,
+    ClusterError,
+    listed,
+    parse_bandwidth,
+    parse_bytes,
+    parse_seconds,
+    reading,
+    refusing,
+    shown,
+)
 from .presets import PRESETS, DeviceType
 
 

@@ -11,12 +11,18 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..basics import reading
-from ..basics.errors import ModelError
-from ..basics.files import write_text
-from ..basics.limits import MOST_BYTES, MOST_EDGES, MOST_LAYERS, MOST_NAME, MOST_SECONDS
-from ..basics.printable import shown
-from ..basics.reading import refusing
+from ..basics import (
+    MOST_BYTES,
+    MOST_EDGES,
+    MOST_LAYERS,
+    MOST_NAME,
+    MOST_SECONDS,
+    ModelError,
+    reading,
+    refusing,
+    shown,
+    write_text,
+)
 
 if TYPE_CHECKING:
     import networkx

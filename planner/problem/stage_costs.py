@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..basics.errors import PlanError
-from ..basics.remember import PerObject
+from ..basics import PerObject, PlanError
 from .model_graph import ModelGraph
 from .ties import Shared, StageTie
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..basics.errors import PlanError
-from ..basics.printable import shown
+from ..basics import PlanError, shown
 
 FLUSH = "flush"
 CURRENT, ENTRY, BATCH = "current", "entry", "batch"

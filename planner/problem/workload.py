@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..basics import reading
-from ..basics.errors import WorkloadError
-from ..basics.limits import MOST_MEMORY_BYTES, MOST_MICRO_BATCHES
-from ..basics.printable import shown
-from ..basics.reading import refusing
+from ..basics import MOST_MEMORY_BYTES, MOST_MICRO_BATCHES, WorkloadError, reading, refusing, shown
 from .weight_policy import FLUSH, WEIGHT_POLICIES
 
 # State bytes per byte of parameters. Mixed precision keeps 16-bit parameters, and an fp32 master copy (2 bytes per

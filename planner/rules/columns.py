@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..plan import IN_LINE, Kind, Op, Plan
-from ..problem.weight_policy import BATCH, FLUSH, WEIGHT_POLICIES
+from ..problem import BATCH, FLUSH, WEIGHT_POLICIES
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]

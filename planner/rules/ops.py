@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..graph.operations import StageCosts
+from ..graph import StageCosts
 from ..plan import Kind, Op
 from .columns import OFFLOAD, RECOMPUTE, SHIP, Columns, Flags, Homes, Ints, Listed, Violation
 

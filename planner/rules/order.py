@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph.kernel import run_jobs
-from ..graph.operations import StageCosts
+from ..graph import StageCosts, run_jobs
 from ..plan import SENDS, Kind, Op
-from ..problem.ties import steps_sent
+from ..problem import steps_sent
 from .columns import RECOMPUTE, SHIP, Columns, Ints, Listed, Violation
 from .ops import messages
 

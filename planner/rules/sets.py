@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..basics.errors import InputError, PlanError
-from ..basics.printable import one_line, shown
-from ..graph.operations import StageCosts
+from ..basics import InputError, PlanError, one_line, shown
+from ..graph import StageCosts
 from ..plan import Kind, Plan
-from ..problem.cluster import Cluster
+from ..problem import Cluster
 from .columns import OFFLOAD, SHIP, Homes, Listed, Violation, parse_policy
 from .ops import op_sets
 from .updates import tied_apart, update_structure

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..basics.errors import PlanError
-from ..graph.columns import Ops
-from ..graph.operations import StageCosts
+from ..basics import PlanError
+from ..graph import Ops, StageCosts
 from ..plan import Kind, Plan
 from .columns import Columns, Flags, Homes, Ints
 from .ops import allowed_ops, required_ops

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph.operations import StageCosts
+from ..graph import StageCosts
 from ..plan import Kind, Op, Plan
-from ..problem.weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
+from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
 from .columns import Homes, Ints, Listed, Violation, update_micro_batches
 
 

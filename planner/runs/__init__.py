@@ -1,1 +1,20 @@
 """What runs did: traces, costs calibrated by them, forecasts against them."""
+
+from .calibrate import Measured, calibrate, measured
+from .compare_run import Comparison, compare_run
+from .trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from .trace_file import load_trace, save_trace
+
+__all__ = [
+    "Comparison",
+    "DeviceTrace",
+    "Measured",
+    "OpTrace",
+    "RunTrace",
+    "calibrate",
+    "compare_run",
+    "load_trace",
+    "measured",
+    "plan_fingerprint",
+    "save_trace",
+]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Kind
-from ..problem.model_graph import Layer, ModelGraph
+from ..problem import Layer, ModelGraph
 from .trace import RunTrace
 
 if TYPE_CHECKING:
-    from ..graph.columns import Floats
+    from ..graph import Floats
 
 _PARTS = {
     Kind.F: ("forward_s",),

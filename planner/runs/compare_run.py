@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..forecast.timeline import Timeline
+from ..forecast import Timeline
 from ..plan import COMPUTE, COPIES, Forecast, Kind, Plan
 from ..simulate import evaluate, simulate
 from .calibrate import calibrate

@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ..basics.errors import InputError, PlanError
-from ..basics.printable import shown
-from ..basics.reading import name_in
-from ..lower.repeat import repeat
+from ..basics import InputError, PlanError, name_in, shown
+from ..lower import repeat
 from ..plan import Op, Pipeline, Plan
-from ..problem.model_graph import ModelGraph
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH, ModelGraph
 
 
 class RunTraceError(InputError):

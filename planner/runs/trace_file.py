@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..basics.files import write_text
-from ..basics.limits import (  # fmt: skip
+from ..basics import (
     MOST_DEVICES,
     MOST_LAYERS,
     MOST_MEMORY_BYTES,
@@ -17,23 +16,24 @@ from ..basics.limits import (  # fmt: skip
     MOST_SECONDS,
     MOST_SPEED,
     MOST_STAGES,
-)
-from ..basics.printable import SHOWN, one_line, shown
-from ..basics.reading import (
+    SHOWN,
     any_number,
     file_name,
     items,
     mapping,
     number,
+    one_line,
     positive,
     read_json,
     refusing,
     required,
     sequence,
+    shown,
     text,
     texts,
+    write_text,
 )
-from ..basics.reading import whole as whole_number
+from ..basics import whole as whole_number
 from ..plan import Pipeline
 from ..plan_file import op_from_text
 from .trace import DeviceTrace, OpTrace, RunTrace, RunTraceError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from ..basics.errors import ScheduleError
-from .asynchronous import ASYNCHRONOUS
+from ..basics import ScheduleError
+from .asynchronous import ALTERNATING, ASYNCHRONOUS, WEIGHTS
 from .dual import dualpipe, dualpipe_v
 from .layout import Layout, unsplit
 from .one_way import capped, gpipe, interleaved, looped_bfs, one_f_one_b
@@ -118,4 +118,16 @@ def _options(name: str, devices: int, max_stages: int) -> list[dict[str, int]]:
     return [{}]
 
 
-__all__ = ["ASYNCHRONOUS", "SCHEDULES", "Layout", "build", "capped", "known", "spelled_out", "unsplit", "variants"]
+__all__ = [
+    "ALTERNATING",
+    "ASYNCHRONOUS",
+    "Layout",
+    "SCHEDULES",
+    "WEIGHTS",
+    "build",
+    "capped",
+    "known",
+    "spelled_out",
+    "unsplit",
+    "variants",
+]

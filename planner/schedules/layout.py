@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..basics.errors import ScheduleError
+from ..basics import ScheduleError
 from ..plan import Kind, Op, Pipeline
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH
 
 
 @dataclass(frozen=True)

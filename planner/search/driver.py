@@ -9,40 +9,46 @@ from dataclasses import replace
 
 from ... import __version__
 from .. import bounds
-from ..basics.deadline import OutOfTime, until
-from ..basics.errors import InputError, ModelError, WorkloadError
-from ..basics.limits import MOST_SEARCHED_LAYERS, MOST_SEARCHED_PASSES
-from ..graph.operations import Candidate
-from ..lower.assemble import Assembled, assembled
-from ..partition.chain import lightest
+from ..basics import MOST_SEARCHED_LAYERS, MOST_SEARCHED_PASSES, InputError, ModelError, OutOfTime, WorkloadError, until
+from ..graph import Candidate
+from ..lower import Assembled, assembled
+from ..partition import lightest
 from ..plan import Pipeline, Plan, Problem, Provenance
-from ..problem.cluster import Cluster
-from ..problem.model_graph import ModelGraph
-from ..problem.presets import PRESETS
-from ..problem.workload import SearchSpace, Workload
-from ..schedules import ASYNCHRONOUS, SCHEDULES, capped, known, spelled_out
-from ..schedules.asynchronous import WEIGHTS
-from .common.answer import Claim
-from .common.considered import Considered
-from .common.fit import Shortage, Stale, lacking, shortages
-from .common.result import Result
-from .common.session import GRACE_S, OnProgress, Progress, Session
-from .named.portfolio import (
+from ..problem import PRESETS, Cluster, ModelGraph, SearchSpace, Workload
+from ..schedules import ASYNCHRONOUS, SCHEDULES, WEIGHTS, capped, known, spelled_out
+from .common import (
+    GRACE_S,
+    Claim,
+    Considered,
+    OnProgress,
+    Progress,
+    Result,
+    Session,
+    Shortage,
+    Stale,
+    lacking,
+    shortages,
+)
+from .named import (
     LARGE,
     Order,
+    Phases,
     device_orders,
+    overfull_here,
     place,
     run_capped,
+    run_glance,
     run_hint,
     run_lightest,
+    run_mixed,
     run_named,
     run_remade,
+    run_sparing,
+    search_widths,
+    splits,
 )
-from .named.sparing import overfull_here, run_sparing
-from .named.tight import run_glance, run_mixed
-from .named.widths import Phases, search_widths, splits
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
-from .scale.few import limit_uses, smaller, take_over
+from .scale import limit_uses, smaller, take_over
 from .techniques import by_turns
 
 FEW = 0.6
@@ -80,11 +86,11 @@ def plan(
     session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
     orders = device_orders(problem, session.stages)
     if space.schedule in ASYNCHRONOUS:
-        from .steady.named_steady import plan_named
+        from .steady import plan_named
 
         return plan_named(session, orders)
     if space.asynchronous:
-        from .steady.search import search_steady
+        from .steady import search_steady
 
         return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
     try:

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..basics.errors import WorkloadError
+from ..basics import WorkloadError
 from ..plan import Forecast, Plan, Problem
-from ..problem.cluster import Cluster
-from ..problem.model_graph import ModelGraph
-from ..problem.workload import SearchSpace, Workload
+from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..simulate import simulate
-from .common.answer import Claim, Proven
-from .common.fit import Shortage, fits
-from .common.session import OnProgress
+from .common import Claim, OnProgress, Proven, Shortage, fits
 from .driver import plan as search
 from .proofs import told_of
 

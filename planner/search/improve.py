@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from .. import bounds
-from ..basics.deadline import until
-from ..basics.errors import PlanError
-from ..graph.operations import KEEP, RECOMPUTE, Candidate
-from ..lower.assemble import assemble
+from ..basics import PlanError, until
+from ..graph import KEEP, RECOMPUTE, Candidate
+from ..lower import assemble
 from ..plan import Op, Plan
-from .common.session import GRACE_S, Session
-from .common.solver import Effort
-from .exact.structure import Hunt
-from .exact.windows import improve as improve_window
-from .named.portfolio import Order, own_orders
-from .orders.arm import Arm
-from .orders.search import search_orders
+from .common import GRACE_S, Session
+from .exact import Effort, Hunt
+from .exact import improve as improve_window
+from .named import Order, own_orders
+from .orders import Arm, search_orders
 
 SMALL = 300
 """F and B ops (one stage a device) up to which exact search that lists all cuts comes first with all its weight."""

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .. import bounds
-from ..basics.errors import ScheduleError
-from ..graph.operations import KEEP, OFFLOAD, RECOMPUTE
-from ..partition.chain import compositions
+from ..basics import ScheduleError
+from ..graph import KEEP, OFFLOAD, RECOMPUTE
+from ..partition import compositions
 from ..plan import Kind, Plan, Problem
-from ..problem.workload import SearchSpace
+from ..problem import SearchSpace
 from ..schedules import build
-from .common.answer import Proven, in_words, including
-from .common.session import Session
-from .common.shapes import MOST_CHUNKS, binding, policies, routes
-from .named.portfolio import FEW_CUTS, Order, device_orders
-from .named.sparing import overfull
-from .named.widths import parts, splits
+from .common import MOST_CHUNKS, Proven, Session, binding, in_words, including, policies, routes
+from .named import FEW_CUTS, Order, device_orders, overfull, parts, splits
 
 TOGETHER = "plans with forward and backward of a stage on one device"
 APART = "plans of any stages on any devices"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..graph.operations import OFFLOAD
-from .common.session import Session
-from .common.shapes import policies
-from .named.portfolio import LARGE
+from ..graph import OFFLOAD
+from .common import Session, policies
+from .named import LARGE
 
 PLAIN, EVERYTHING = 0.6, 0.4
 """Shares of the effort left for the space without copies, and then for everything."""

@@ -5,9 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .compare_page import Entry
+from .dot import to_dot
+from .drawing import require_matplotlib
+from .fresh import fresh_forecast
+from .frontier import table
+from .graphs import layer_graph, placement_graph
+from .html_page import render
+from .names import wrap
+from .op_graph import operation_graph
+from .text import WIDTH, among, device_limit, device_table, heading, percent
+
 if TYPE_CHECKING:
     from ..plan import Plan
-    from ..runs.trace import RunTrace
+    from ..runs import RunTrace
 
 
 def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
@@ -16,7 +27,7 @@ def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
     `run`: what `execute --trace` wrote, or its file; the page then shows forecast, measured or both. Raises InputError
     when the plan cannot be simulated, or when the file is no run of this plan.
     """
-    from ..runs.trace_file import load_trace
+    from ..runs import load_trace
     from ..simulate import simulate
     from .fresh import fresh_forecast
     from .html_page import render
@@ -32,3 +43,25 @@ def notebook(plan: Plan) -> str:
     from .html_page import frame
 
     return frame(html(plan))
+
+
+__all__ = [
+    "Entry",
+    "WIDTH",
+    "among",
+    "device_limit",
+    "device_table",
+    "fresh_forecast",
+    "heading",
+    "html",
+    "layer_graph",
+    "notebook",
+    "operation_graph",
+    "percent",
+    "placement_graph",
+    "render",
+    "require_matplotlib",
+    "table",
+    "to_dot",
+    "wrap",
+]

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..basics.units import format_bytes, format_seconds
-from ..forecast.timeline import Timeline
+from ..basics import format_bytes, format_seconds
+from ..forecast import Timeline
 from ..plan import COLLECTIVES, Kind, Plan
 from ..simulate import simulate
 from .drawing import Drawing, to_svg

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..forecast.events import CLOSE
-from ..forecast.jobs import Jobs, Precedences
+from ..forecast import CLOSE, Jobs, Precedences
 from ..plan import COPIES, SENDS, Kind
 from .text import device_limit, percent
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
+    from ..forecast import Timeline
     from ..plan import Plan
 
 BUSY = 0.99

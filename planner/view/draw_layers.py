@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from ..basics.units import format_bytes
+from ..basics import format_bytes
 from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text
 from .graphs import CROSSING
 from .lanes import lanes

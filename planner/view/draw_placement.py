@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..basics.units import format_bytes
+from ..basics import format_bytes
 from ..plan import Kind
 from .drawing import DIM, INK, PAPER, Drawing, Line, Rect, Shape, Text, label, text_width
 from .graphs import FLOWS, HUES, Role, op_fill

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..basics.errors import InputError
+from ..basics import InputError
 from .names import columns_of, plain
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..basics.errors import InputError
-from ..basics.printable import one_line
+from ..basics import InputError, one_line
 from ..check import check
 from ..plan import Forecast, Plan
 from ..simulate import evaluate

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..basics.units import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds
 from ..plan import Plan
 from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
 from .names import plain, shorten, wrap
@@ -15,7 +15,7 @@ from .text import among, percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..search.frontier import FrontierPoint
+    from ..search import FrontierPoint
 
 STEP, BOUND, NAMED = "#1667a6", "#8b95a3", "#c26a12"
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860.0, 470.0, 84.0, 24.0, 64.0, 56.0

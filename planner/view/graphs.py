@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..basics.errors import InputError
-from ..basics.units import format_bytes, format_seconds
-from ..graph.operations import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, route, stash_kind
-from ..graph.reductions import ring
-from ..graph.versions import update_size
+from ..basics import InputError, format_bytes, format_seconds
+from ..graph import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, ring, route, stash_kind, update_size
 from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
 from .names import plain
 from .palette import paint
@@ -25,7 +22,7 @@ from .text import device_limit, percent
 if TYPE_CHECKING:
     import networkx
 
-    from ..forecast.timeline import Timeline
+    from ..forecast import Timeline
 
     Graph: TypeAlias = networkx.MultiDiGraph[Any]
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..forecast.curves import jobs_of_ops
-from ..graph.columns import Floats, Ints, copied_bytes
+from ..forecast import jobs_of_ops
+from ..graph import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from .critical import Binding, CriticalPath, waits
 from .svg import direction
 from .text import among, count_pipelines, device_limit, updating
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
-    from ..runs.trace import DeviceTrace, RunTrace
+    from ..forecast import Timeline
+    from ..runs import DeviceTrace, RunTrace
 
 
 def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from ..basics.units import format_seconds
+from ..basics import format_seconds
 from ..plan import Forecast, Plan
 from .html_colours import page_colours
 from .html_data import page_data
@@ -23,8 +23,8 @@ from .names import plain
 from .text import percent
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
-    from ..runs.trace import RunTrace
+    from ..forecast import Timeline
+    from ..runs import RunTrace
 
 SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
 """The page's scripts in the order in which they are loaded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..basics.printable import printable
+from ..basics import printable
 
 plain = printable
 """The text on one line, without what no font, terminal or XML file takes."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..basics.errors import InputError
-from ..basics.units import format_seconds
-from ..graph.operations import StageCosts
+from ..basics import InputError, format_seconds
+from ..graph import StageCosts
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Plan
-from ..rules.columns import Homes, Listed
-from ..rules.order import Order
+from ..rules import Homes, Listed, Order
 from .graphs import EDGE, HUES, op_fill, title_of
 from .svg import direction
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
+    from ..forecast import Timeline
     from .graphs import Graph
 
 MOST_OPS = 400

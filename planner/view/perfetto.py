@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from ..basics.errors import InputError
-from ..basics.units import format_bytes
-from ..forecast.timeline import Timeline
-from ..graph.operations import StageCosts, messages, weights_offloaded
+from ..basics import InputError, format_bytes
+from ..forecast import Timeline
+from ..graph import StageCosts, messages, weights_offloaded
 from ..plan import Forecast, Kind, Op, Plan
-from ..runs.trace import DeviceTrace, RunTrace
+from ..runs import DeviceTrace, RunTrace
 from .names import plain
 from .text import percent
 

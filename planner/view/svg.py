@@ -13,14 +13,14 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..basics.units import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds
 from ..plan import Forecast, Kind, Op, Pipeline, Plan
 from .names import plain
 from .palette import Paint, hatches, paint
 from .text import count_pipelines, device_limit, percent, updating
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
+    from ..forecast import Timeline
 
 WIDTH, LEFT, RIGHT = 1200, 92, 24
 PLOT = WIDTH - LEFT - RIGHT

@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..basics.units import format_bytes, format_seconds
-from ..graph.versions import update_size
+from ..basics import format_bytes, format_seconds
+from ..graph import update_size
 from ..plan import COPIES, Forecast, Kind, Op, Plan
-from ..problem.weight_policy import FLUSH
+from ..problem import FLUSH
 from .names import plain, wrap
 
 if TYPE_CHECKING:
-    from ..forecast.timeline import Timeline
+    from ..forecast import Timeline
 
 WIDTH = 80
 _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})

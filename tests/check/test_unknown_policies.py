@@ -12,10 +12,10 @@ from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.partition.mixed import fates
 from contraflow.planner.plan import Kind, Pipeline, Problem
-from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.instance import Stash
 from contraflow.planner.search.exact.orders import solve
+from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.search.named.fates import _policy
 from contraflow.planner.search.orders.arrays import build
 from contraflow.planner.search.steady.alternatives import alternatives

@@ -34,8 +34,8 @@ from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGr
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.apart import solve_apart
+from contraflow.planner.search.exact.solver import Effort
 
 
 @pytest.fixture(autouse=True, scope="module")

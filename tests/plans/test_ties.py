@@ -25,9 +25,9 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph, SharedParameters
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import SearchSpace, Workload
-from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.orders import solve
+from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.simulate import simulate
 
 SEEDS = st.integers(0, 10**6)

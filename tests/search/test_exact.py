@@ -12,9 +12,9 @@ from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.plan import Pipeline, Problem
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.instance import common_tick
 from contraflow.planner.search.exact.orders import solve
+from contraflow.planner.search.exact.solver import Effort
 
 FREE = Link()
 

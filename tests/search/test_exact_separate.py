@@ -17,10 +17,10 @@ from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.common.apart_space import pays
 from contraflow.planner.search.common.fit import excess
-from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.driver import Result
 from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.orders import Found, solve
+from contraflow.planner.search.exact.solver import Effort
 
 EFFORT = Effort(240, 1e9, 2)
 MIB = 1 << 20

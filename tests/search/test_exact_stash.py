@@ -18,8 +18,8 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.common.fit import excess
-from contraflow.planner.search.common.solver import Effort
 from contraflow.planner.search.exact.orders import Found, solve
+from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.search.exact.windows import improve
 
 EFFORT = Effort(60, 60)

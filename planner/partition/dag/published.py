@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ...basics.errors import InputError
+from ...basics import InputError
 from ...formats import PipeDreamProfile, PiperInstance, PlacementInstance, Published
 from .problem import GraphProblem, Group, Lean, Tensor, moved
 from .search import GraphCut, cut_graph

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ...basics.errors import InputError
+from ...basics import InputError
 from . import ideals as graph_ideals
 from .problem import GraphProblem, Merged, Partition, inseparable, merge, objective
 from .windows import Ticks, WindowRule

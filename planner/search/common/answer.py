@@ -10,10 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...graph.operations import OFFLOADS, RECOMPUTE, ship_target
+from ...graph import OFFLOADS, RECOMPUTE, ship_target
 from ...plan import Forecast, Kind, Plan, Provenance
-from ...problem.weight_policy import FLUSH
-from ...problem.workload import SearchSpace
+from ...problem import FLUSH, SearchSpace
 
 PROVEN = 1e-6
 """A plan whose gap is no larger is optimal."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ...graph.operations import SHIP
-from ...partition.chain import Chain, compositions
+from ...graph import SHIP
+from ...partition import Chain, compositions
 from ...plan import Problem
-from ...problem.workload import SearchSpace
+from ...problem import SearchSpace
 from .shapes import binding, policies
 
 MOST_OPS = 160

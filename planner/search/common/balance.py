@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ...partition.chain import Chain, Cuts, cut
+from ...partition import Chain, Cuts, cut
 
 TRIES = 1500
 EVEN = 0.1

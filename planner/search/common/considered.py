@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ...graph.operations import KEEP, Candidate
+from ...graph import KEEP, Candidate
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...basics.units import format_bytes
-from ...graph.operations import OFFLOADS
-from ...lower.assemble import Assembled
+from ...basics import format_bytes
+from ...graph import OFFLOADS
+from ...lower import Assembled
 from ...plan import Forecast, Plan, Problem
 from ...simulate import simulate
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ...graph.operations import OFFLOAD
-from ...lower.assemble import Assembled
-from ...partition.chain import Chain
+from ...graph import OFFLOAD
+from ...lower import Assembled
+from ...partition import Chain
 from ...plan import Plan, Problem
-from ...problem.workload import SearchSpace
+from ...problem import SearchSpace
 from .answer import PROVEN
 from .apart_space import pays, searchable
 from .considered import Ledger

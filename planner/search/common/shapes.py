@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ... import bounds
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ...partition.chain import Chain, Cuts, cut, lightest
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Pipeline, Problem
-from ...problem.workload import SearchSpace
+from ...problem import SearchSpace
 from .balance import Order, balanced
 from .fit import limits
 

@@ -12,18 +12,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ... import bounds
-from ...basics.errors import PlanError
-from ...graph.operations import Candidate, regroup
-from ...graph.reductions import tie_seconds, update_seconds
-from ...lower.assemble import assemble
+from ...basics import PlanError
+from ...graph import Candidate, regroup, tie_seconds, update_seconds
+from ...lower import assemble
 from ...plan import Plan
-from ..common.fit import excess, host_excess, limits
-from ..common.solver import Effort, run
+from ..common import excess, host_excess, limits
 from .apart_instance import ApartInstance, build_apart
 from .apart_lists import op_lists, pipeline
 from .apart_model import ApartModel, ApartSolution
 from .instance import Rules
 from .orders import RETRIES, Found, Report
+from .solver import Effort, run
 
 
 def solve_apart(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, SHIP
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 
 if TYPE_CHECKING:
     from .apart_model import ApartModel

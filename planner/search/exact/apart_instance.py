@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...graph.operations import OFFLOAD, RECOMPUTE, Candidate, training_bytes
-from ...graph.reductions import update_seconds
+from ...graph import OFFLOAD, RECOMPUTE, Candidate, training_bytes, update_seconds
 from ...plan import Kind, Problem
 from .instance import Rules, Stash, Tick, common_tick, host_links, links_of, memory_unit, message_seconds, stash_bytes
 

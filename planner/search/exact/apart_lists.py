@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from ...graph.operations import OFFLOAD, RECOMPUTE, ship_target, stash_hops
+from ...graph import OFFLOAD, RECOMPUTE, ship_target, stash_hops
 from ...plan import Kind, Op, Pipeline
 from .apart_instance import ApartInstance
 from .apart_model import ApartSolution

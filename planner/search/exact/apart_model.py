@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from ortools.sat.python import cp_model
 
-from ...basics.deadline import check_time
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, SHIP
+from ...basics import check_time
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ...plan import Kind
 from .apart_choice import Choice, Literal
 from .apart_instance import ApartInstance, Hops

@@ -16,11 +16,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ...basics.errors import PlanError
+from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate, static_bytes
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate, static_bytes
 from ...plan import Kind
-from ...problem.cluster import Cluster
+from ...problem import Cluster
 
 if TYPE_CHECKING:
     import numpy as np

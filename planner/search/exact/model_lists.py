@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...graph.operations import KEEP, RECOMPUTE
+from ...graph import KEEP, RECOMPUTE
 from ...plan import Kind, Op, Pipeline
 from .instance import Instance
 from .model_orders import Solution

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from ...basics.deadline import check_time
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE
+from ...basics import check_time
+from ...graph import KEEP, OFFLOAD, RECOMPUTE
 from ...plan import Kind
 from .instance import Instance, Send, Way
 from .model_stash import Memory

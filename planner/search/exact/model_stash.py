@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE
+from ...graph import KEEP, OFFLOAD, RECOMPUTE
 from ...plan import Kind
 from .instance import Instance
 

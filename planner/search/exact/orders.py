@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ... import bounds
-from ...basics.errors import PlanError
-from ...graph.operations import KEEP, Candidate, regroup
-from ...lower.assemble import assemble
+from ...basics import PlanError
+from ...graph import KEEP, Candidate, regroup
+from ...lower import assemble
 from ...plan import Kind, Pipeline, Plan
 from ...simulate import simulate
-from ..common.fit import excess, host_excess, limits
-from ..common.solver import Effort, Outcome, run
+from ..common import excess, host_excess, limits
 from .instance import Instance, Rules, build_instance, distinct_routes
 from .model_floor import least_ticks
 from .model_lists import op_lists, pipelines, rows
 from .model_mirror import fold, unfold
 from .model_orders import Key, OrderModel, Solution
+from .solver import Effort, Outcome, run
 
 Report = Callable[[float], None]
 RETRIES = 3

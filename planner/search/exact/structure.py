@@ -8,19 +8,16 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ... import bounds
-from ...basics.deadline import check_time
-from ...graph.operations import KEEP, SHIP, Candidate
-from ...lower.assemble import Assembled
-from ...partition.chain import Cuts, compositions, cut
+from ...basics import check_time
+from ...graph import KEEP, SHIP, Candidate
+from ...lower import Assembled
+from ...partition import Cuts, compositions, cut
 from ...plan import Pipeline
-from ..common import apart_space
-from ..common.fit import lacking
-from ..common.session import Session
-from ..common.shapes import MOST_CHUNKS, policies, routes
-from ..common.solver import Effort
-from ..named.portfolio import Order
+from ..common import MOST_CHUNKS, Session, apart_space, lacking, policies, routes
+from ..named import Order
 from .apart import solve_apart
 from .orders import Found, Report, solve
+from .solver import Effort
 
 MOST_CUTS = 256
 """Cuts are all enumerated up to this number; the bound then comes from the candidates alone."""

@@ -13,15 +13,15 @@ from graphlib import TopologicalSorter
 
 from ortools.sat.python import cp_model
 
-from ...basics.errors import PlanError
+from ...basics import PlanError
 from ...bounds import finish_seconds, message_seconds
-from ...graph.operations import KEEP, RECOMPUTE, Candidate, route
-from ...lower.assemble import assemble
+from ...graph import KEEP, RECOMPUTE, Candidate, route
+from ...lower import assemble
 from ...plan import Kind, Op, Plan
 from ...simulate import simulate
-from ..common.fit import excess, limits
-from ..common.solver import Effort, Outcome, run
+from ..common import excess, limits
 from .instance import common_tick
+from .solver import Effort, Outcome, run
 
 Orders = Sequence[Sequence[Op]]
 _WORK = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})

@@ -1,1 +1,48 @@
 """Named schedules on their best cuts, where there is room and where memory is tight."""
+
+from .fates import with_recomputation
+from .portfolio import (
+    FEW_CUTS,
+    LARGE,
+    Order,
+    cuts_for,
+    device_orders,
+    own_orders,
+    place,
+    run_capped,
+    run_hint,
+    run_lightest,
+    run_named,
+    run_remade,
+    try_layout,
+)
+from .sparing import overfull, overfull_here, run_sparing
+from .tight import run_glance, run_mixed, try_mixed
+from .widths import Phases, parts, search_widths, splits
+
+__all__ = [
+    "FEW_CUTS",
+    "LARGE",
+    "Order",
+    "Phases",
+    "cuts_for",
+    "device_orders",
+    "overfull",
+    "overfull_here",
+    "own_orders",
+    "parts",
+    "place",
+    "run_capped",
+    "run_glance",
+    "run_hint",
+    "run_lightest",
+    "run_mixed",
+    "run_named",
+    "run_remade",
+    "run_sparing",
+    "search_widths",
+    "splits",
+    "try_layout",
+    "try_mixed",
+    "with_recomputation",
+]

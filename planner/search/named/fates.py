@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, static_bytes
-from ...partition.mixed import AWAY, QUARTERS, fates, kept
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, static_bytes
+from ...partition import AWAY, QUARTERS, fates, kept
 from ...plan import Kind, Op
-from ..common.fit import limits
+from ..common import limits
 from .fullest import Fullest, Ints, Unit, fullest
 
 TURNS = (0, 2, 1, 3)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...basics.remember import PerObject
-from ...graph.columns import Ops
+from ...basics import PerObject
+from ...graph import Ops
 from ...plan import Kind, Op, Pipeline
 from ...schedules import Layout
 

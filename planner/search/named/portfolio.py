@@ -10,18 +10,14 @@ from itertools import islice
 import numpy as np
 
 from ... import bounds
-from ...basics.deadline import check_time
-from ...basics.errors import PlanError
-from ...graph.operations import KEEP, RECOMPUTE, Candidate, static_bytes
-from ...lower.assemble import assemble, assembled
-from ...partition.chain import Cuts, compositions, cut, lightest
-from ...partition.folded import fold
+from ...basics import PlanError, check_time
+from ...graph import KEEP, RECOMPUTE, Candidate, static_bytes
+from ...lower import assemble, assembled
+from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
-from ...problem.workload import SearchSpace
+from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
-from ..common.fit import lacking, limits
-from ..common.session import Session
-from ..common.shapes import policies
+from ..common import Session, lacking, limits, policies
 from .fullest import in_flight, of_layout, residents
 
 FEW_CUTS = 40

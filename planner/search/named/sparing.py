@@ -8,17 +8,14 @@ from itertools import product
 
 import numpy as np
 
-from ...basics.errors import PlanError
-from ...bounds.layers import Layers
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ...lower.assemble import assemble
-from ...partition.chain import Chain, Cuts, cut, lightest
+from ...basics import PlanError
+from ...bounds import Layers
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ...lower import assemble
+from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Kind, Op, Pipeline, Plan, Problem
-from ...problem.workload import SearchSpace
-from ..common.balance import Order, balanced
-from ..common.fit import fits
-from ..common.session import Session
-from ..common.shapes import MOST_CHUNKS, policies, resized, routes
+from ...problem import SearchSpace
+from ..common import MOST_CHUNKS, Order, Session, balanced, fits, policies, resized, routes
 
 MOST_SIZES = 24
 """Layers of so many different sizes are packed at most."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ...basics.errors import PlanError
-from ...graph.operations import OFFLOAD, Candidate
-from ...lower.assemble import Assembled, assembled
-from ...partition.mixed import cut_mixed
+from ...basics import PlanError
+from ...graph import OFFLOAD, Candidate
+from ...lower import Assembled, assembled
+from ...partition import cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
-from ..common.balance import balanced
-from ..common.fit import missing
-from ..common.session import Session
-from ..common.shapes import policies
+from ..common import Session, balanced, missing, policies
 from .fates import lightened, with_fates, with_recomputation
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
@@ -137,8 +134,12 @@ def _woven(
     session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], less: Sequence[int]
 ) -> list[list[Op]] | None:
     """Compute orders with the places at which copied stashes leave and come back; None where they do not fit."""
-    from ..orders.arrays import build  # loads the compiler
-    from ..orders.translate import from_ops, to_ops, weave
+    from ..orders import (
+        build,  # loads the compiler
+        from_ops,
+        to_ops,
+        weave,
+    )
 
     arrays = build(candidate, session.space.split_backward, less)
     woven = weave(arrays, from_ops(candidate, arrays, orders), LEAD)

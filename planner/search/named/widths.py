@@ -10,15 +10,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ...basics.errors import PlanError, ScheduleError
-from ...bounds.space import possible
-from ...bounds.whole import any_plan, load
-from ...graph.operations import Candidate, ship_target
-from ...graph.reductions import reduce_seconds
-from ...lower.assemble import assemble
+from ...basics import PlanError, ScheduleError
+from ...bounds import any_plan, load, possible
+from ...graph import Candidate, reduce_seconds, ship_target
+from ...lower import assemble
 from ...plan import Op, Pipeline, Plan, Problem
-from ...problem.workload import SearchSpace
-from ..common.session import Begun, Progress, Session
+from ...problem import SearchSpace
+from ..common import Begun, Progress, Session
 from .portfolio import Order, device_orders, own_orders
 from .sparing import overfull_here
 

@@ -1,1 +1,17 @@
 """The order search at scale: compiled greedy construction and annealing of per-device orders."""
+
+from .arm import Arm
+from .arrays import build
+from .race import simulated
+from .search import search_orders
+from .translate import from_ops, to_ops, weave
+
+__all__ = [
+    "Arm",
+    "build",
+    "from_ops",
+    "search_orders",
+    "simulated",
+    "to_ops",
+    "weave",
+]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import bounds
-from ...graph.operations import KEEP, OFFLOAD, Candidate
+from ...graph import KEEP, OFFLOAD, Candidate
 from ...plan import Op
 from . import anneal, cache, greedy, kernels
 from .arrays import build, mirror, scratch

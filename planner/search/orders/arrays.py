@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...basics.errors import PlanError
+from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
 from ...plan import Pipeline
-from ..common.fit import limits
+from ..common import limits
 from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...graph.operations import KEEP, RECOMPUTE, Candidate
+from ...graph import KEEP, RECOMPUTE, Candidate
 from ...plan import Pipeline, Plan
-from ..common.fit import excess, lacking
-from ..common.session import Session
+from ..common import Session, excess, lacking
 from .arm import Arm
 from .race import simulated
 from .translate import remade

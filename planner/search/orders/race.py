@@ -16,15 +16,11 @@ from itertools import chain
 
 import numpy as np
 
-from ...basics.errors import PlanError
-from ...graph.operations import KEEP, OFFLOAD
-from ...lower.assemble import assemble
+from ...basics import PlanError
+from ...graph import KEEP, OFFLOAD
+from ...lower import assemble
 from ...plan import Plan
-from ..common.answer import PROVEN
-from ..common.considered import describe
-from ..common.fit import excess
-from ..common.session import Session
-from ..common.shapes import policies
+from ..common import PROVEN, Session, describe, excess, policies
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .recut import recut

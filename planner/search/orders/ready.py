@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...basics.compilation import on_disk
-from ...graph.operations import Candidate
+from ...basics import on_disk
+from ...graph import Candidate
 from ...plan import Pipeline, Problem
-from ...problem.cluster import Cluster
-from ...problem.model_graph import Layer, ModelGraph
-from ...problem.workload import Workload
+from ...problem import Cluster, Layer, ModelGraph, Workload
 from . import anneal, greedy, kernels
 from .arm import Arm
 

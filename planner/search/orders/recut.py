@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...graph.operations import Candidate
+from ...graph import Candidate
 from .arm import Arm, bound
 from .kernels import NEVER
 

@@ -6,10 +6,8 @@ import math
 import time
 from collections.abc import Iterator
 
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ..common.balance import Order
-from ..common.session import Session
-from ..common.shapes import binding, policies, resized, routes, structures, with_policy
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ..common import Order, Session, binding, policies, resized, routes, structures, with_policy
 from .arm import Arm, arms_of, bound
 from .descent import keep_what_fits
 from .race import Race

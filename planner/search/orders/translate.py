@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...graph.operations import Candidate
+from ...graph import Candidate
 from ...plan import Kind, Op
 from .arrays import mirror
 from .kernels import FETCH, FREE, Arrays, B, F, Ints, R, W

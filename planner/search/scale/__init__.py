@@ -1,1 +1,9 @@
 """Problems of which few candidates can be tried."""
+
+from .few import limit_uses, smaller, take_over
+
+__all__ = [
+    "limit_uses",
+    "smaller",
+    "take_over",
+]

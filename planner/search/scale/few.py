@@ -8,15 +8,13 @@ from dataclasses import replace
 from itertools import islice
 
 from ... import bounds
-from ...basics.errors import ScheduleError
-from ...graph.operations import KEEP, RECOMPUTE, Candidate
-from ...lower.assemble import Assembled
+from ...basics import ScheduleError
+from ...graph import KEEP, RECOMPUTE, Candidate
+from ...lower import Assembled
 from ...plan import Pipeline, Problem
 from ...schedules import build
-from ..common.fit import lacking
-from ..common.session import Session
-from ..named.portfolio import LARGE, Order, cuts_for, place, try_layout
-from ..named.tight import try_mixed
+from ..common import Session, lacking
+from ..named import LARGE, Order, cuts_for, place, try_layout, try_mixed
 
 MOST = 3
 """How many of the best plans with few micro-batches are taken over."""
@@ -93,8 +91,10 @@ def _named(session: Session, found: Assembled, orders: list[Order]) -> None:
 
 
 def _repeat(session: Session, candidate: Candidate, listed: object) -> None:
-    from ..orders.arm import Arm  # compiles: loaded when needed
-    from ..orders.race import simulated
+    from ..orders import (
+        Arm,  # compiles: loaded when needed
+        simulated,
+    )
 
     if any(policy not in (KEEP, RECOMPUTE) for row in candidate.stash for policy in row):
         return

@@ -10,16 +10,14 @@ from itertools import groupby, permutations
 
 import numpy as np
 
-from ...basics.errors import WorkloadError
-from ...bounds.whole import load
-from ...graph.operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
-from ...partition.chain import Chain
+from ...basics import WorkloadError
+from ...bounds import load
+from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
+from ...partition import Chain
 from ...plan import Problem
-from ...problem.weight_policy import WEIGHT_POLICIES
-from ...problem.workload import SearchSpace
-from ..common.shapes import priced
-from ..named.portfolio import Order, device_orders
-from ..named.widths import splits
+from ...problem import WEIGHT_POLICIES, SearchSpace
+from ..common import priced
+from ..named import Order, device_orders, splits
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules

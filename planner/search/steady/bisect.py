@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from ...basics.deadline import OutOfTime
+from ...basics import OutOfTime
 from .programme import Programme, Stage
 
 EXACT = 1e-9

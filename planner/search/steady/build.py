@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...basics.errors import PlanError
-from ...forecast.timeline import simulate_orders
-from ...graph.operations import OFFLOADS, RECOMPUTE, Candidate, StageCosts
-from ...graph.versions import update_size
-from ...lower.assemble import assembled
-from ...lower.period import period_seconds
-from ...lower.repeat import repeat
-from ...partition.chain import Chain
+from ...basics import PlanError
+from ...forecast import simulate_orders
+from ...graph import OFFLOADS, RECOMPUTE, Candidate, StageCosts, update_size
+from ...lower import assembled, period_seconds, repeat
+from ...partition import Chain
 from ...plan import Kind, Op, Pipeline, Plan, Problem
-from ..common.fit import excess, host_excess
+from ..common import excess, host_excess
 from .programme import Stage
 from .tables import Groups
 

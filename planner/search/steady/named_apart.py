@@ -13,19 +13,23 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ...graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes, update_size
-from ...graph.reductions import step_seconds
-from ...graph.updates import require_sound, with_returns
-from ...partition.chain import Cuts, Floats, bottleneck, trace
+from ...graph import (
+    KEEP,
+    OFFLOAD,
+    RECOMPUTE,
+    Candidate,
+    require_sound,
+    static_bytes,
+    step_seconds,
+    update_size,
+    with_returns,
+)
+from ...partition import Cuts, Floats, bottleneck, trace
 from ...plan import Kind, Op, Pipeline
-from ...problem.cluster import Link
-from ...problem.weight_policy import WEIGHT_POLICIES
+from ...problem import WEIGHT_POLICIES, Link
 from ...schedules import Layout, build
-from ..common.fit import limits
-from ..common.session import Session
-from ..common.shapes import priced
-from ..named.fates import with_recomputation
-from ..named.portfolio import Order, device_orders, place
+from ..common import Session, limits, priced
+from ..named import Order, device_orders, place, with_recomputation
 from .build import LATE, NEVER, SOON
 from .rules import Rules
 from .tables import Intervals

@@ -12,23 +12,16 @@ from functools import cached_property
 import numpy as np
 
 from .... import __version__
-from ...basics.deadline import OutOfTime, check_time, until
-from ...bounds.whole import load
-from ...forecast.version_copies import most_copies
-from ...graph.operations import Candidate
-from ...graph.updates import on_lists, with_updates
-from ...graph.versions import update_size
-from ...partition.chain import Cuts, Floats, bottleneck, link_seconds, trace
+from ...basics import OutOfTime, check_time, until
+from ...bounds import load
+from ...forecast import most_copies
+from ...graph import Candidate, on_lists, update_size, with_updates
+from ...partition import Cuts, Floats, bottleneck, link_seconds, trace
 from ...plan import Kind, Plan, Provenance
-from ...problem.weight_policy import WEIGHT_POLICIES
-from ...problem.workload import Workload
+from ...problem import WEIGHT_POLICIES, Workload
 from ...schedules import Layout, build
-from ..common.answer import Claim, Proven, in_words
-from ..common.considered import Considered
-from ..common.fit import shortages
-from ..common.result import Result
-from ..common.session import GRACE_S, Session
-from ..named.portfolio import Order, place
+from ..common import GRACE_S, Claim, Considered, Proven, Result, Session, in_words, shortages
+from ..named import Order, place
 from .named_apart import Apart
 from .trials import Trial, Tried, every_cut
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.operations import OFFLOAD_WEIGHTS, OFFLOADS
+from ...graph import OFFLOAD_WEIGHTS, OFFLOADS
 from .tables import Floats, Intervals, Ints, Place
 
 

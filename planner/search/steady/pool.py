@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...graph.operations import OFFLOADS
+from ...graph import OFFLOADS
 from ...plan import Plan, Problem
 from .alternatives import Alternative
 from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period

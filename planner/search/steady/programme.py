@@ -20,9 +20,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ...basics.deadline import check_time
-from ...basics.errors import PlanError
-from ...graph.operations import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, OFFLOADS, RECOMPUTE
+from ...basics import PlanError, check_time
+from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, OFFLOADS, RECOMPUTE
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
 from .tables import Floats, Intervals, Place

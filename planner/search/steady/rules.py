@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...problem.weight_policy import CURRENT, WeightPolicy
+from ...problem import CURRENT, WeightPolicy
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -9,23 +9,32 @@ from dataclasses import replace
 
 from .... import __version__
 from ... import bounds
-from ...basics.deadline import OutOfTime, until
-from ...basics.errors import InputError, PlanError
-from ...bounds.space import possible
-from ...graph.operations import KEEP, Candidate, ship_target
-from ...graph.versions import Versions
-from ...lower.assemble import assemble
-from ...partition.chain import cut, lightest
+from ...basics import InputError, OutOfTime, PlanError, until
+from ...bounds import possible
+from ...graph import KEEP, Candidate, Versions, ship_target
+from ...lower import assemble
+from ...partition import cut, lightest
 from ...plan import Plan, Problem, Provenance
-from ...problem.workload import SearchSpace
-from ...schedules.asynchronous import ALTERNATING
-from ..common.answer import PROVEN, Claim, Proven, in_words, including
-from ..common.considered import Considered, Ledger
-from ..common.fit import Lack, Stale, shortages
-from ..common.result import Result
-from ..common.session import GRACE_S, OnProgress, Progress, Session
-from ..named.portfolio import device_orders, own_orders
-from ..named.sparing import overfull
+from ...problem import SearchSpace
+from ...schedules import ALTERNATING
+from ..common import (
+    GRACE_S,
+    PROVEN,
+    Claim,
+    Considered,
+    Lack,
+    Ledger,
+    OnProgress,
+    Progress,
+    Proven,
+    Result,
+    Session,
+    Stale,
+    in_words,
+    including,
+    shortages,
+)
+from ..named import device_orders, overfull, own_orders
 from .alternatives import Alternative, alternatives
 from .bisect import EXACT
 from .build import excess_for_long

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.operations import StageCosts
-from ...graph.reductions import reduce_seconds, update_seconds
-from ...partition.chain import Chain
+from ...graph import StageCosts, reduce_seconds, update_seconds
+from ...partition import Chain
 from ...plan import Problem
-from ...problem.weight_policy import WeightPolicy
+from ...problem import WeightPolicy
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

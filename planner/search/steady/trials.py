@@ -6,16 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...basics.errors import PlanError
-from ...graph.operations import Candidate
-from ...lower.assemble import Assembled, assembled
-from ...lower.period import period_seconds
-from ...partition.chain import Cuts, compositions
+from ...basics import PlanError
+from ...graph import Candidate
+from ...lower import Assembled, assembled, period_seconds
+from ...partition import Cuts, compositions
 from ...plan import Op
-from ..common.answer import PROVEN
-from ..common.fit import lacking
-from ..common.session import Session
-from ..named.portfolio import FEW_CUTS, LARGE
+from ..common import PROVEN, Session, lacking
+from ..named import FEW_CUTS, LARGE
 from .build import excess_for_long
 
 Orders = Sequence[Sequence[Op]]

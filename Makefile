@@ -32,7 +32,7 @@ help:
 	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
 	@echo "make soak   random plans of every kind, trained and held against plain torch (SOAKED=1000)"
 	@echo "make faults small runs in which processes, disks and user code fail"
-	@echo "make lint   ruff and mypy"
+	@echo "make lint   ruff, mypy and the rules of who imports whom"
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
@@ -72,6 +72,7 @@ lint: $(VENV)/.installed-dev
 	mkdir -p $(VENV)/typing/contraflow
 	ln -sfn $(addprefix $(CURDIR)/,$(PACKAGE)) $(VENV)/typing/contraflow
 	MYPYPATH=$(VENV)/typing $(BIN)/mypy
+	PYTHONPATH=$(VENV)/typing $(BIN)/lint-imports --config .ci/imports.toml --no-cache
 
 clean:
 	rm -rf $(VENV) $(OUT) build dist *.egg-info

@@ -20,7 +20,7 @@ from contraflow.models.protocol import build_layer, held_out
 from contraflow.models.words import PADDING
 from contraflow.planner import Cluster, ModelGraph, Workload
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.problem.weight_policy import FLUSH

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from contraflow.planner import Cluster, InputError, ModelGraph, Plan, SearchSpace, Workload, plan
 from contraflow.planner.graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op
 
 PEERS = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}

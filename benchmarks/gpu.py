@@ -27,7 +27,7 @@ from contraflow.executor.run.launch import RunResult, execute
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.problem.cluster import DeviceType, Link, NodeGroup
 

@@ -28,7 +28,7 @@ from search_rows import GOOD, Effort, Row, faults, named, print_rows, solve, ver
 
 from contraflow.planner import InputError, Plan, Progress, evaluate
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import SCHEDULES
 from contraflow.planner.search.orders.ready import warm

@@ -27,7 +27,7 @@ from record import Row, arguments, finish
 
 from contraflow.__main__ import cli
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.basics.printable import LINE
+from contraflow.planner.basics.escapes import LINE
 from contraflow.planner.plan_file import load_plan, save_plan
 from contraflow.planner.simulate import evaluate
 

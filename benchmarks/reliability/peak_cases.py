@@ -20,7 +20,7 @@ from contraflow.models.protocol import LayeredModel, LayerSpec, Tie, derive_seed
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.graph.operations import Candidate, regroup
 from contraflow.planner.graph.updates import with_returns
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import ModelGraph

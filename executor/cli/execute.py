@@ -101,7 +101,7 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     with EndingSignals("nothing has been trained"):
         import torch
 
-        from ..run import launch
+        from ..run import execute as train
 
     chosen = None if dtype is None else getattr(torch, dtype)
     first_rank = os.environ.get("RANK", "0") == "0"
@@ -109,9 +109,7 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     with _StepProgress(options["steps"], unit, quiet=not first_rank) as progress, notices_as_lines(first_rank):
         result = _run(
             first_rank,
-            lambda: launch.execute(
-                plan, dtype=chosen, on_step=progress, training=training, checkpoint=saving, **options
-            ),
+            lambda: train(plan, dtype=chosen, on_step=progress, training=training, checkpoint=saving, **options),
         )
     if not first_rank:
         return

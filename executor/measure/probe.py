@@ -18,13 +18,11 @@ DATA_SETS = ("fashion-mnist", "mnist-5k", "reviews", "verses")
 
 def kernels() -> Iterator[dict[str, Any]]:
     """Where compiled kernels are cached, whether they are, and whether more can be."""
-    from ...planner.basics import cache_folder
-    from ...planner.search.orders import kernels as loops
-    from ...planner.search.orders import ready
+    from ...planner.search import kernel_cache
 
-    folder = cache_folder(loops.run)
+    folder, warm = kernel_cache()
     writable = folder is not None and _writable(folder)
-    yield {"kernels": {"cache": folder and str(folder), "warm": ready.compiled(), "writable": writable}}
+    yield {"kernels": {"cache": folder and str(folder), "warm": warm, "writable": writable}}
 
 
 def _writable(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """Runs: ranks, their launch, watching, checkpoints."""
 
 from .allocator import keep_freed_memory
-from .launch import RunResult, prepare
-from .process_state import die_with_parent, process_state
+from .launch import RunResult, execute, prepare
+from .proc import die_with_parent, process_state
 from .pulse import Stillness
 from .rank import blueprint_of
 from .stopping import Interrupted, Terminated
@@ -10,6 +10,7 @@ from .stopping import Interrupted, Terminated
 __all__ = [
     "Interrupted",
     "RunResult",
+    "execute",
     "Stillness",
     "Terminated",
     "blueprint_of",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..basics import ExecutionError, RunError, SharedFile, foreign, one_line, ours
 from ..step import NOWHERE, Board, Doing, Hang, Watcher
-from .process_state import ProcessState, process_state
+from .proc import ProcessState, process_state
 from .pulse import Stillness
 from .rank import Notice, RankReport, StepReport
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ..step import LONG, Board, Doing, Slot
-from .process_state import ProcessState, process_state
+from .proc import ProcessState, process_state
 
 BEAT_S = 0.5
 _ASLEEP_S = 2.0

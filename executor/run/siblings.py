@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from .process_state import ProcessState, children_of, process_state, variable_of
+from .proc import ProcessState, children_of, process_state, variable_of
 
 _SAME = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from ..basics import SharedFile
 from ..step import Board
-from .process_state import die_with_parent
+from .proc import die_with_parent
 from .pulse import beat
 
 

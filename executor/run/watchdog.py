@@ -12,7 +12,7 @@ from types import TracebackType
 
 from ..step import Board, Doing, Hang, Slot, Watcher
 from ..wires import JobStore
-from .process_state import ProcessState
+from .proc import ProcessState
 from .pulse import Stillness
 from .siblings import Siblings, under_torchrun
 

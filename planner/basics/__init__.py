@@ -4,6 +4,7 @@ from . import reading
 from .compilation import cache_folder, on_disk
 from .deadline import OutOfTime, check_time, time_left, until
 from .errors import ClusterError, InputError, ModelError, PlanError, ScheduleError, WorkloadError
+from .escapes import SHOWN, listed, one_line, printable, printable_lines, shown
 from .files import refusal, write_bytes, write_text
 from .limits import (
     LEAST_RATE,
@@ -23,7 +24,6 @@ from .limits import (
     MOST_STAGES,
     MOST_STEP_BYTES,
 )
-from .printable import SHOWN, listed, one_line, printable, printable_lines, shown
 from .reading import (
     any_number,
     file_name,

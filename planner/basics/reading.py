@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
+from .escapes import SHOWN, listed, one_line, shown
 from .limits import LEAST_NUMBER, MOST_FILE_BYTES, MOST_LEVELS, MOST_NAME, MOST_TABLE_FILE_BYTES
-from .printable import SHOWN, listed, one_line, shown
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 

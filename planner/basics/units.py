@@ -6,7 +6,7 @@ import math
 import re
 
 from .errors import InputError
-from .printable import shown
+from .escapes import shown
 
 _BYTES = {"B": 1} | {f"{p}{u}": b ** (k + 1) for k, p in enumerate("KMGT") for u, b in (("iB", 1024), ("B", 1000))}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

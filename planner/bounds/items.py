@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..basics import check_time
-from ..graph import Candidate, holders, operations, ship_target, stash_kind, static_bytes, step_seconds
+from ..graph import KEEP as KEPT
+from ..graph import RECOMPUTE as RECOMPUTED
+from ..graph import Candidate, holders, ship_target, stash_kind, static_bytes, step_seconds
 from ..plan import Pipeline
 from ..problem import Link
 from .knapsack import Option
@@ -147,12 +149,12 @@ class Asked:
         kind, remake, waiting, trip = KEEP, 0.0, stash, times.trip[s]
         area = stash * (f + trip + i)
         fate = stash_kind(policy)
-        if fate == operations.RECOMPUTE:
+        if fate == RECOMPUTED:
             speed = self.candidate.problem.cluster.devices[b].kind.speed
             remake = float(costs.forward_s[s]) / speed
             kind, waiting, trip = RECOMPUTE, min(stash, self._incoming[s]), max(trip, remake)
             area = waiting * (f + trip + i) + (stash - waiting) * (remake + i)
-        elif fate != operations.KEEP:  # to the host, or to another device
+        elif fate != KEPT:  # to the host, or to another device
             out, back = self._copy_links(policy, b)
             kind, waiting = AWAY, 0
             copied = out.occupation_s(stash) + back.occupation_s(stash) + back.latency_s

@@ -68,7 +68,7 @@ def methods(options: dict[str, Any], schedule: str = "search") -> tuple[str, ...
 
 def fitting(problem: Problem, space: SearchSpace, options: dict[str, Any]) -> SearchSpace:
     """The space; with "any", without the methods that these micro-batches rule out, as long as some remain."""
-    from ..search.steady import why_not
+    from ..search import why_not
 
     if options["asynchronous"] != ANY:
         return space

@@ -13,7 +13,7 @@ import click
 from ..basics import InputError, parse_bytes, printable_lines, refusal
 from ..formats import load_model as load_model_file
 from ..problem import OPTIMIZER_STATES, PRECISIONS, PRESETS, Cluster, ModelGraph, Workload
-from ..search.common import Proven, gap_of
+from ..search import Proven, gap_of
 
 Profiler = Callable[[str], ModelGraph]
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -132,9 +132,9 @@ def _compare_schedules(
         _print(rows)
         _print_among(found)
         if points:
-            from ..view import table
+            from ..view import frontier_table
 
-            say(table(points))
+            say(frontier_table(points))
 
 
 for _option in compare.params:  # a run brings its own cluster and micro-batches

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..basics import write_bytes
-from ..search.common import Proven
+from ..search import Proven
 from .common import OutputFile, among_to_dict, say
 from .progress import SearchProgress
 
@@ -87,19 +87,27 @@ def write_picture(
     form: str, output: Path | None, title: str, entries: Sequence[Entry], points: Sequence[FrontierPoint]
 ) -> None:
     """The page or the plot, to the file or to stdout."""
-    from ..view import compare_page, drawing, frontier
+    from ..view import (
+        comparison_page,
+        frontier_drawing,
+        frontier_figure,
+        frontier_mark,
+        frontier_table,
+        png_of,
+        to_svg,
+    )
 
     named = [e for e in entries if e.plan is not None and e.fits and e.name != "search"]
-    marks = [frontier.mark(entry.name, entry.plan) for entry in named if entry.plan is not None]
+    marks = [frontier_mark(entry.name, entry.plan) for entry in named if entry.plan is not None]
     heading = f"{title}: step time against memory"
     content: str | bytes
     if form == "html":
-        plot = frontier.drawing(points, marks, heading) if points else None
-        content = compare_page.render(title, entries, plot, frontier.table(points) if points else "")
+        plot = frontier_drawing(points, marks, heading) if points else None
+        content = comparison_page(title, entries, plot, frontier_table(points) if points else "")
     elif form == "svg":
-        content = drawing.to_svg(frontier.drawing(points, marks, heading))
+        content = to_svg(frontier_drawing(points, marks, heading))
     else:
-        content = drawing.png_of(frontier.figure(points, marks, heading), 150)
+        content = png_of(frontier_figure(points, marks, heading), 150)
     if output is None:
         click.echo(content, nl=False)
     else:

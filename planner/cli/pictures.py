@@ -47,22 +47,23 @@ def check_picture(form: str, with_run: bool, only_run: bool, to_file: bool) -> N
 def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str | bytes:
     """A graph of the plan: DOT or SVG as text, a png as bytes. Raises InputError for one that is too large."""
     from ..view import (
-        draw_layers,
-        draw_ops,
-        draw_placement,
-        drawing,
+        drawn_layers,
+        drawn_operations,
+        drawn_placement,
         layer_graph,
         operation_graph,
         placement_graph,
         to_dot,
+        to_png,
+        to_svg,
     )
 
     if what == "layers":
-        graph, draw = layer_graph(plan), draw_layers.draw
+        graph, draw = layer_graph(plan), drawn_layers
     elif what == "placement":
-        graph, draw = placement_graph(plan, timeline), draw_placement.draw
+        graph, draw = placement_graph(plan, timeline), drawn_placement
     else:
-        graph, draw = operation_graph(plan, timeline), draw_ops.draw
+        graph, draw = operation_graph(plan, timeline), drawn_operations
     if form == "dot":
         return to_dot(graph)
-    return drawing.to_svg(draw(graph)) if form == "svg" else drawing.to_png(draw(graph))
+    return to_svg(draw(graph)) if form == "svg" else to_png(draw(graph))

@@ -11,7 +11,7 @@ from ..basics import write_bytes
 from ..plan import Forecast, Plan
 from ..plan_file import load_plan
 from ..runs import RunTrace, load_trace
-from ..search.common import Proven
+from ..search import Proven
 from ..view import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
 from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
@@ -102,7 +102,7 @@ def draw(
 ) -> str | bytes:
     """The picture of a plan, a png as bytes; raises InputError when its operations cannot be simulated."""
     from ..simulate import simulate
-    from ..view import perfetto, svg, text
+    from ..view import perfetto_events, timeline_svg, timeline_text
 
     if run is not None:
         plan = run.require_plan(plan)
@@ -110,12 +110,12 @@ def draw(
     if what != PICTURES[0]:
         return graph_picture(plan, timeline, form, what)
     if form == "html":
-        from ..view import render as page
+        from ..view import page
 
         return page(plan, timeline, forecast, run)
     if form == "perfetto":
-        return perfetto.render(plan, timeline, forecast, run, only_run)
-    renderers: dict[str, Callable[..., str]] = {"text": text.render, "svg": svg.render}
+        return perfetto_events(plan, timeline, forecast, run, only_run)
+    renderers: dict[str, Callable[..., str]] = {"text": timeline_text, "svg": timeline_svg}
     return renderers[form](plan, timeline, forecast)
 
 

@@ -1,8 +1,8 @@
 """Compute orders to complete op lists, and plans over more or fewer micro-batches."""
 
-from .assemble import Assembled, assemble, assembled
 from .period import period_seconds
-from .repeat import repeat
+from .plans import Assembled, assemble, assembled
+from .repetition import repeat
 
 __all__ = [
     "Assembled",

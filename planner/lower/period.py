@@ -16,7 +16,7 @@ from ..forecast import build
 from ..graph import StageCosts, update_size
 from ..plan import Kind, Plan
 from ..problem import FLUSH
-from .repeat import repeat
+from .repetition import repeat
 
 Floats = NDArray[np.float64]
 _SAME = 1e-9

@@ -1,7 +1,7 @@
 """What runs did: traces, costs calibrated by them, forecasts against them."""
 
-from .calibrate import Measured, calibrate, measured
-from .compare_run import Comparison, compare_run
+from .calibration import Measured, calibrate, measured
+from .comparison import Comparison, compare_run
 from .trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
 from .trace_file import load_trace, save_trace
 

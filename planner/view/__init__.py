@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..plan import Plan
+from ..runs import RunTrace, load_trace
+from ..simulate import simulate
 from .compare_page import Entry
+from .compare_page import render as comparison_page
 from .dot import to_dot
-from .drawing import require_matplotlib
+from .draw_layers import draw as drawn_layers
+from .draw_ops import draw as drawn_operations
+from .draw_placement import draw as drawn_placement
+from .drawing import png_of, require_matplotlib, to_png, to_svg
 from .fresh import fresh_forecast
-from .frontier import table
+from .frontier import drawing as frontier_drawing
+from .frontier import figure as frontier_figure
+from .frontier import mark as frontier_mark
+from .frontier import table as frontier_table
 from .graphs import layer_graph, placement_graph
-from .html_page import render
+from .html_page import frame
+from .html_page import render as page
 from .names import wrap
 from .op_graph import operation_graph
+from .perfetto import render as perfetto_events
+from .svg import render as timeline_svg
 from .text import WIDTH, among, device_limit, device_table, heading, percent
-
-if TYPE_CHECKING:
-    from ..plan import Plan
-    from ..runs import RunTrace
+from .text import render as timeline_text
 
 
 def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
@@ -27,25 +36,33 @@ def html(plan: Plan, run: RunTrace | str | Path | None = None) -> str:
     `run`: what `execute --trace` wrote, or its file; the page then shows forecast, measured or both. Raises InputError
     when the plan cannot be simulated, or when the file is no run of this plan.
     """
-    from ..runs import load_trace
-    from ..simulate import simulate
-    from .fresh import fresh_forecast
-    from .html_page import render
-
     measured = load_trace(run) if isinstance(run, str | Path) else run
     if measured is not None:
         plan = measured.require_plan(plan)
-    return render(plan, simulate(plan), fresh_forecast(plan), measured)
+    return page(plan, simulate(plan), fresh_forecast(plan), measured)
 
 
 def notebook(plan: Plan) -> str:
     """The page in a frame, as notebooks show it."""
-    from .html_page import frame
-
     return frame(html(plan))
 
 
 __all__ = [
+    "comparison_page",
+    "drawn_layers",
+    "drawn_operations",
+    "drawn_placement",
+    "frontier_drawing",
+    "frontier_figure",
+    "frontier_mark",
+    "frontier_table",
+    "page",
+    "perfetto_events",
+    "png_of",
+    "timeline_svg",
+    "timeline_text",
+    "to_png",
+    "to_svg",
     "Entry",
     "WIDTH",
     "among",
@@ -59,9 +76,7 @@ __all__ = [
     "operation_graph",
     "percent",
     "placement_graph",
-    "render",
     "require_matplotlib",
-    "table",
     "to_dot",
     "wrap",
 ]

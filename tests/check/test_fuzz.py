@@ -20,8 +20,8 @@ from mutations import json_bytes, mutated_lists, toml_bytes, torn, weird
 from contraflow.__main__ import cli
 from contraflow.planner.basics import limits
 from contraflow.planner.basics.errors import InputError, PlanError
+from contraflow.planner.basics.escapes import LINE
 from contraflow.planner.basics.limits import MOST_DEVICES, MOST_LAYERS, MOST_MICRO_BATCHES
-from contraflow.planner.basics.printable import LINE
 from contraflow.planner.basics.units import parse_bandwidth, parse_bytes, parse_seconds
 from contraflow.planner.check import check
 from contraflow.planner.formats import load_model, read

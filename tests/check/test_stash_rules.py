@@ -11,7 +11,7 @@ from instances import one_layer_a_stage
 
 from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph.operations import Candidate, regroup
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, IN_LINE, Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

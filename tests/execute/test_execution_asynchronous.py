@@ -33,9 +33,9 @@ from contraflow.executor.run.rank import blueprint_of
 from contraflow.executor.step.interpreter import Interpreter
 from contraflow.executor.step.watch import Doing, Slot, Watcher
 from contraflow.models import resolve
-from contraflow.planner.lower.repeat import repeat
+from contraflow.planner.lower.repetition import repeat
 from contraflow.planner.plan import Kind
-from contraflow.planner.runs.compare_run import compare_run
+from contraflow.planner.runs.comparison import compare_run
 from contraflow.planner.runs.trace_file import load_trace
 from contraflow.planner.simulate import simulate
 

@@ -34,7 +34,7 @@ from contraflow.executor.wires.threads import ThreadTransport
 from contraflow.models import LayeredModel, LayerSpec, Tie, resolve
 from contraflow.models.loss import cross_entropy
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import ModelGraph

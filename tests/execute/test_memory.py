@@ -16,6 +16,7 @@ from contraflow.executor.step.waits import waits
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast import memory
+from contraflow.planner.forecast.curves import curves
 from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph.columns import Ints
 from contraflow.planner.graph.operations import StageCosts, static_bytes
@@ -88,7 +89,7 @@ def _peaks(events: memory.Events, plan: Plan, costs: StageCosts) -> list[int]:
     memory._message_events(events, costs)
     memory._local_events(events, costs)
     memory._away_events(events, costs)
-    return [device.peak_bytes for device in memory._curves(events, static_bytes(plan, costs))]
+    return [device.peak_bytes for device in curves(events, static_bytes(plan, costs))]
 
 
 def _shuffled(plan: Plan, rng: random.Random) -> Plan:

@@ -111,7 +111,7 @@ def test_a_gradient_that_is_infinite_is_named_too(bursting: int, where: str) -> 
     """With the stage and the micro-batch whose backward made it, of the first stage as well."""
     from contraflow.executor.measure.profile import profile_model
     from contraflow.planner.graph.operations import Candidate
-    from contraflow.planner.lower.assemble import assemble
+    from contraflow.planner.lower.plans import assemble
     from contraflow.planner.plan import Problem
     from contraflow.planner.problem.cluster import Cluster
     from contraflow.planner.problem.model_graph import ModelGraph

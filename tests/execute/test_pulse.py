@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulty
 
-from contraflow.executor.run.process_state import ProcessState
+from contraflow.executor.run.proc import ProcessState
 from contraflow.executor.run.pulse import Stillness
 from contraflow.executor.step.watch import Board, Doing, Slot, Watcher
 

@@ -20,7 +20,7 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.run.model_code import layer_digests, source_digests
 from contraflow.executor.run.roll_call import Presence, call_roll
 from contraflow.models import resolve
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan
 from contraflow.planner.plan_file import save_plan
 from contraflow.planner.schedules import build

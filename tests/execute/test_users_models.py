@@ -25,7 +25,7 @@ from contraflow.models import LayeredModel, resolve
 from contraflow.models.protocol import build_layer
 from contraflow.planner.check import check
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import ModelGraph

@@ -12,7 +12,7 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.emulation import Emulation, Emulator, emulate
 from contraflow.executor.run.launch import RunResult, execute
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.presets import PRESETS

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from contraflow.executor.run.process_state import children_of
+from contraflow.executor.run.proc import children_of
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.graph.updates import with_returns
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

@@ -17,7 +17,7 @@ from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, derive_seed
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import ModelGraph

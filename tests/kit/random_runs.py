@@ -23,7 +23,7 @@ from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.graph.updates import with_steps
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

@@ -27,7 +27,7 @@ from contraflow.executor.stage.engines import Engine
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import resolve
 from contraflow.planner.graph.operations import Candidate, regroup, route
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import ModelGraph

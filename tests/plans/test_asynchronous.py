@@ -15,8 +15,8 @@ from contraflow.planner.check import check
 from contraflow.planner.forecast.version_copies import most_copies
 from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.graph.versions import Versions
-from contraflow.planner.lower.assemble import assemble
-from contraflow.planner.lower.repeat import repeat
+from contraflow.planner.lower.plans import assemble
+from contraflow.planner.lower.repetition import repeat
 from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.plan_file import plan_from_dict, plan_to_dict
 from contraflow.planner.problem.cluster import Cluster, Link

@@ -12,8 +12,8 @@ from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.graph.operations import Candidate
 from contraflow.planner.graph.versions import Versions
-from contraflow.planner.lower.assemble import assemble
-from contraflow.planner.lower.repeat import repeat
+from contraflow.planner.lower.plans import assemble
+from contraflow.planner.lower.repetition import repeat
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph, SharedParameters

@@ -10,7 +10,7 @@ from test_plan_search import random_problem
 
 from contraflow.planner import bounds
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain, compositions
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.problem.cluster import Cluster

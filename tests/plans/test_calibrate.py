@@ -16,14 +16,14 @@ from traces import simulated_run
 from contraflow.__main__ import cli
 from contraflow.executor.run.launch import execute
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.plan_file import save_plan
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.runs.calibrate import calibrate, measured
-from contraflow.planner.runs.compare_run import compare_run
+from contraflow.planner.runs.calibration import calibrate, measured
+from contraflow.planner.runs.comparison import compare_run
 from contraflow.planner.runs.trace import RunTraceError
 from contraflow.planner.runs.trace_file import save_trace
 from contraflow.planner.schedules import build

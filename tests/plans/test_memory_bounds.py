@@ -12,7 +12,7 @@ from random_plans import plans_of, random_candidate, random_cluster, random_mode
 
 from contraflow.planner import bounds
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

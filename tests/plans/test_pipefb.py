@@ -13,7 +13,7 @@ from steady_plans import passes, planned
 from contraflow.planner import check
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.graph.versions import Versions
-from contraflow.planner.lower.repeat import repeat
+from contraflow.planner.lower.repetition import repeat
 from contraflow.planner.plan import Kind
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

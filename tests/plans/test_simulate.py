@@ -17,7 +17,7 @@ from contraflow.planner.basics.deadline import OutOfTime, until
 from contraflow.planner.check import check
 from contraflow.planner.graph import kernel
 from contraflow.planner.graph.operations import Candidate, StageCosts
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

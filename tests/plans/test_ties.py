@@ -17,7 +17,7 @@ from contraflow.planner.check import check
 from contraflow.planner.forecast.timeline import Deadlock, Timeline
 from contraflow.planner.graph.operations import Candidate, StageCosts, holders, messages, static_bytes
 from contraflow.planner.graph.reductions import reduce_seconds
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain, compositions
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.plan_file import op_from_text, plan_from_dict, plan_to_dict

@@ -15,8 +15,8 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.common.apart_space import pays
 from contraflow.planner.search.common.fit import excess
+from contraflow.planner.search.common.two_device_space import pays
 from contraflow.planner.search.driver import Result
 from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.orders import Found, solve

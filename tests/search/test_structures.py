@@ -11,7 +11,7 @@ import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
 from contraflow.planner.graph.operations import Candidate
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup

@@ -12,7 +12,7 @@ import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, evaluate, plan
 from contraflow.planner.graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from contraflow.planner.lower.assemble import assembled
+from contraflow.planner.lower.plans import assembled
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept
 from contraflow.planner.plan import Kind, Problem

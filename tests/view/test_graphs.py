@@ -17,7 +17,7 @@ from pictures import MIB, ONE_ROUTE, pictured, routed
 
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.graph.operations import Candidate, StageCosts
-from contraflow.planner.lower.assemble import assemble
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import IN_LINE, Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

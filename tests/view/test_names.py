@@ -17,7 +17,7 @@ from mutations import HOSTILE
 from pictures import two_device_plan
 
 from contraflow.__main__ import cli
-from contraflow.planner.basics.printable import LINE, one_line, printable, shown
+from contraflow.planner.basics.escapes import LINE, one_line, printable, shown
 from contraflow.planner.plan import Plan
 from contraflow.planner.plan_file import load_plan, save_plan
 from contraflow.planner.problem.cluster import Cluster, NodeGroup

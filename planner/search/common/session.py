@@ -14,9 +14,9 @@ from ...partition import Chain
 from ...plan import Plan, Problem
 from ...problem import SearchSpace
 from .answer import PROVEN
-from .apart_space import pays, searchable
 from .considered import Ledger
 from .fit import fits, lacking
+from .two_device_space import pays, searchable
 
 GRACE_S = 0.4
 """Seconds after the time limit in which what was begun before it may come to its end; then it is given up."""

@@ -2,13 +2,17 @@
 
 from .arm import Arm
 from .arrays import build
+from .kernels import run
 from .race import simulated
+from .ready import compiled
 from .search import search_orders
 from .translate import from_ops, to_ops, weave
 
 __all__ = [
     "Arm",
     "build",
+    "compiled",
+    "run",
     "from_ops",
     "search_orders",
     "simulated",

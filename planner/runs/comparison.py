@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..forecast import Timeline
 from ..plan import COMPUTE, COPIES, Forecast, Kind, Plan
 from ..simulate import evaluate, simulate
-from .calibrate import calibrate
+from .calibration import calibrate
 from .trace import DeviceTrace, RunTrace
 
 _OPTIMIZER = frozenset({Kind.STEP, Kind.PREDICT})

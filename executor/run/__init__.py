@@ -10,11 +10,11 @@ from .stopping import Interrupted, Terminated
 __all__ = [
     "Interrupted",
     "RunResult",
-    "execute",
     "Stillness",
     "Terminated",
     "blueprint_of",
     "die_with_parent",
+    "execute",
     "keep_freed_memory",
     "prepare",
     "process_state",

@@ -44,7 +44,6 @@ from .remember import PerObject
 from .units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
 __all__ = [
-    "reading",
     "ClusterError",
     "InputError",
     "LEAST_RATE",
@@ -90,6 +89,7 @@ __all__ = [
     "printable",
     "printable_lines",
     "read_json",
+    "reading",
     "refusal",
     "refusing",
     "required",

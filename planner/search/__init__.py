@@ -15,6 +15,6 @@ __all__ = [
     "frontier",
     "gap_of",
     "kernel_cache",
-    "why_not",
     "plan",
+    "why_not",
 ]

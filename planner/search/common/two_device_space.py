@@ -36,6 +36,6 @@ def searchable(problem: Problem) -> bool:
     return small and compositions(layers, devices, MOST_CUTS) is not None
 
 
-def fates(problem: Problem, space: SearchSpace) -> frozenset[str]:
+def stash_choices(problem: Problem, space: SearchSpace) -> frozenset[str]:
     """What may happen to the stashes of a stage, moving to its backward device and shipping there and back included."""
     return frozenset(["keep", SHIP, *policies(problem, space)])

@@ -13,7 +13,7 @@ from ...graph import KEEP, SHIP, Candidate
 from ...lower import Assembled
 from ...partition import Cuts, compositions, cut
 from ...plan import Pipeline
-from ..common import MOST_CHUNKS, Session, lacking, policies, routes, two_device_space
+from ..common import MOST_CHUNKS, MOST_CUTS, Session, lacking, policies, routes, stash_choices
 from ..named import Order
 from .apart import solve_apart
 from .orders import Found, Report, solve
@@ -104,7 +104,7 @@ def apart_candidates(session: Session) -> list[Candidate]:
         return []
     chain, route = session.chain, tuple(range(session.stages))
     given = Pipeline(route, route, tuple(range(session.problem.workload.micro_batches)))
-    cuts = compositions(len(chain), session.stages, two_device_space.MOST_CUTS) or []
+    cuts = compositions(len(chain), session.stages, MOST_CUTS) or []
     return [Candidate(session.problem, chain.stages(c), (given,)) for c in cuts]
 
 
@@ -139,7 +139,7 @@ class Hunt:
         for number, candidate in enumerate(listed):
             self.heap.append(Open(self._cheap(candidate), number, candidate))
         heapq.heapify(self.heap)
-        self.fates = two_device_space.fates(session.problem, session.space)
+        self.fates = stash_choices(session.problem, session.space)
         self.apart = [
             Open(session.bound_s, number, candidate, fates, _FIRST_APART)
             for number, candidate in enumerate(apart_candidates(session))

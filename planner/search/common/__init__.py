@@ -7,7 +7,7 @@ from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limi
 from .result import Result
 from .session import GRACE_S, Begun, OnProgress, Progress, Session
 from .shapes import MOST_CHUNKS, binding, policies, priced, resized, routes, structures, with_policy
-from .two_device_space import MOST_CUTS, stash_choices
+from .two_device_space import TWO_DEVICE_CUTS, stash_choices
 
 __all__ = [
     "Begun",
@@ -17,7 +17,7 @@ __all__ = [
     "Lack",
     "Ledger",
     "MOST_CHUNKS",
-    "MOST_CUTS",
+    "TWO_DEVICE_CUTS",
     "OnProgress",
     "Order",
     "PROVEN",

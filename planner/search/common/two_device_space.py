@@ -13,7 +13,7 @@ from .shapes import binding, policies
 MOST_OPS = 160
 """F and B of a plan with one stage a device up to which these models are built."""
 MOST_DEVICES = 6
-MOST_CUTS = 12
+TWO_DEVICE_CUTS = 12
 """Cuts into one stage a device up to which these candidates are all listed."""
 
 
@@ -33,7 +33,7 @@ def searchable(problem: Problem) -> bool:
     """Whether the candidates can be listed and their models built."""
     devices, layers = len(problem.cluster), len(Chain.of(problem))
     small = devices <= min(MOST_DEVICES, layers) and 2 * problem.workload.micro_batches * devices <= MOST_OPS
-    return small and compositions(layers, devices, MOST_CUTS) is not None
+    return small and compositions(layers, devices, TWO_DEVICE_CUTS) is not None
 
 
 def stash_choices(problem: Problem, space: SearchSpace) -> frozenset[str]:

@@ -13,7 +13,7 @@ from ...graph import KEEP, SHIP, Candidate
 from ...lower import Assembled
 from ...partition import Cuts, compositions, cut
 from ...plan import Pipeline
-from ..common import MOST_CHUNKS, MOST_CUTS, Session, lacking, policies, routes, stash_choices
+from ..common import MOST_CHUNKS, TWO_DEVICE_CUTS, Session, lacking, policies, routes, stash_choices
 from ..named import Order
 from .apart import solve_apart
 from .orders import Found, Report, solve
@@ -104,7 +104,7 @@ def apart_candidates(session: Session) -> list[Candidate]:
         return []
     chain, route = session.chain, tuple(range(session.stages))
     given = Pipeline(route, route, tuple(range(session.problem.workload.micro_batches)))
-    cuts = compositions(len(chain), session.stages, MOST_CUTS) or []
+    cuts = compositions(len(chain), session.stages, TWO_DEVICE_CUTS) or []
     return [Candidate(session.problem, chain.stages(c), (given,)) for c in cuts]
 
 

@@ -1,6 +1,6 @@
 """What carries messages between ranks."""
 
-from .carry import carried
+from .choice import carried
 from .groups import reduce_groups, stage_on_two_devices, statistics_group, tie_group
 from .job_store import JobStore
 from .loopback import all_here, listen_locally, local_store

@@ -14,7 +14,7 @@ from ..forecast import Deadlock, Jobs, build_columns
 from ..graph import Candidate, Ints, Messages, Ops, StageCosts, with_steps, with_updates
 from ..plan import IN_LINE, Kind, Op
 from ..problem import FLUSH
-from .draft import Draft
+from .lowering import Lowering
 from .placement import add_arrivals, add_departures, place_receives
 
 Orders = Sequence[Sequence[Op]]
@@ -49,7 +49,7 @@ def _drafted(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
     devices = len(candidate.problem.cluster)
     padded = [compute_orders[d] if d < len(compute_orders) else () for d in range(devices)]
     check_time()
-    draft = Draft(candidate, costs, Ops.of(padded, len(candidate.stages)))
+    draft = Lowering(candidate, costs, Ops.of(padded, len(candidate.stages)))
     add_departures(draft)
     order, jobs = _served(draft)
     if add_arrivals(draft, order, jobs):
@@ -58,7 +58,7 @@ def _drafted(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
     return draft.columns(draft.order)
 
 
-def _served(draft: Draft) -> tuple[Ints, Jobs]:
+def _served(draft: Lowering) -> tuple[Ints, Jobs]:
     """A draft's items in list order, and their jobs when no RECV delays its message."""
     check_time()
     order = draft.order

@@ -10,13 +10,13 @@ import numpy as np
 from ..forecast import Jobs, users_of
 from ..graph import Flags, Floats, Ints, Ops, direct_bytes
 from ..plan import Kind
-from .closing import add_closing
-from .draft import COPY, LEAVE, RETURN, SEND, Draft
+from .lowering import COPY, LEAVE, RETURN, SEND, Lowering
+from .sums_and_updates import add_closing
 
 _CLOSE = 1e-12  # times closer than this share of the step are equal
 
 
-def add_departures(draft: Draft) -> None:
+def add_departures(draft: Lowering) -> None:
     """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs, TIEs; and the closing STEPs."""
     forward, backward = draft.given.where(Kind.F), draft.given.where(Kind.B, Kind.I)
     edges = np.array(draft.costs.edges, dtype=np.int64).reshape(-1, 3)
@@ -34,13 +34,13 @@ def add_departures(draft: Draft) -> None:
     add_closing(draft)
 
 
-def _add_like(draft: Draft, kind: Kind, like: Ints, peer: Ints, slot: Ints, where: int) -> Ints:
+def _add_like(draft: Lowering, kind: Kind, like: Ints, peer: Ints, slot: Ints, where: int) -> Ints:
     """Adds an op for the stage, micro-batch and device of each of these items."""
     ops = draft.ops
     return draft.add(kind, ops.stage[like], ops.micro_batch[like], peer, ops.device[like], slot, where)
 
 
-def _add_sends(draft: Draft, kinds: tuple[Kind, Kind], makers: Ints, near: Ints, far: Ints, size: Ints) -> None:
+def _add_sends(draft: Lowering, kinds: tuple[Kind, Kind], makers: Ints, near: Ints, far: Ints, size: Ints) -> None:
     """Sends what each of these ops makes over every edge from its stage (`near`, ascending) to another device."""
     ops = draft.given
     devices = draft.routes.forward if kinds[0] == Kind.SEND_F else draft.routes.backward
@@ -57,7 +57,7 @@ def _add_sends(draft: Draft, kinds: tuple[Kind, Kind], makers: Ints, near: Ints,
     draft.add_receives(kinds[1], sent, target, size[edge])
 
 
-def _add_shipments(draft: Draft, forward: Ints) -> None:
+def _add_shipments(draft: Lowering, forward: Ints) -> None:
     """Sends stashes off, and joins SEND_S and RECV_S whose places are given with their other ends."""
     given, routes = draft.given, draft.routes
     target = routes.target[given.micro_batch[forward], given.stage[forward]]
@@ -76,7 +76,7 @@ def _add_shipments(draft: Draft, forward: Ints) -> None:
     _join(draft, back[some], arrival[some], given.device[forward][some], size[some], True)
 
 
-def _join(draft: Draft, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
+def _join(draft: Lowering, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
     have, flags = receive >= 0, np.full(len(send), arriving)
     draft.link(send[have], receive[have], size[have], flags[have], given=True)
     draft.add_receives(Kind.RECV_S, send[~have], device[~have], size[~have], flags[~have])
@@ -92,7 +92,7 @@ def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
 class _Forecast:
     """Simulated times of a draft's items, and of the ops in line."""
 
-    def __init__(self, draft: Draft, order: Ints, jobs: Jobs) -> None:
+    def __init__(self, draft: Lowering, order: Ints, jobs: Jobs) -> None:
         self.draft, self.order, self.jobs, self.ops = draft, order, jobs, jobs.ops
         self.place = np.empty(len(order), dtype=np.int64)
         self.place[order] = np.arange(len(order))
@@ -131,7 +131,7 @@ class _Forecast:
         return np.where(inside, slot, self.draft.end_slot[device])
 
 
-def add_arrivals(draft: Draft, order: Ints, jobs: Jobs) -> bool:
+def add_arrivals(draft: Lowering, order: Ints, jobs: Jobs) -> bool:
     """Adds the FETCHes and returning SEND_S that are missing; whether there were any.
 
     Each stands at the latest place that does not delay its backward in the forecast without them.
@@ -166,14 +166,14 @@ def _latest_starts(lane: Ints, deadline: Floats, seconds: Floats) -> Floats:
     return begin
 
 
-def _by_deadline(draft: Draft, items: Ints, times: _Forecast) -> tuple[Ints, Ints]:
+def _by_deadline(draft: Lowering, items: Ints, times: _Forecast) -> tuple[Ints, Ints]:
     """Items sorted by the start of the backwards that need them, and those backwards."""
     user = draft.ops.at(draft.ops.table(Kind.B, Kind.I), items)
     order = np.argsort(times.start(user), kind="stable")
     return items[order], user[order]
 
 
-def _add_fetches(draft: Draft, times: _Forecast, offload: Ints) -> None:
+def _add_fetches(draft: Lowering, times: _Forecast, offload: Ints) -> None:
     offload, user = _by_deadline(draft, offload, times)
     ops, cluster = draft.ops, draft.candidate.problem.cluster
     device = ops.device[user]
@@ -204,7 +204,7 @@ def _fetchable_after(times: _Forecast) -> Floats:
     return np.where(first, 0.0, until[before])
 
 
-def _add_returns(draft: Draft, times: _Forecast, out: Ints) -> None:
+def _add_returns(draft: Lowering, times: _Forecast, out: Ints) -> None:
     out, user = _by_deadline(draft, out, times)
     ops, jobs = draft.ops, times.jobs
     home, away = ops.device[out], ops.peer[out]
@@ -226,7 +226,7 @@ def _add_returns(draft: Draft, times: _Forecast, out: Ints) -> None:
     _join(draft, sent, arrival, home, draft.costs.stash_bytes[stage], True)
 
 
-def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
+def place_receives(draft: Lowering, order: Ints, jobs: Jobs) -> None:
     """Puts every RECV before the op that runs when its message starts, or the one that needs it if that is earlier."""
     times, links, ops = _Forecast(draft, order, jobs), draft.links, draft.ops
     start, target = times.start(links.send), ops.device[links.receive]
@@ -247,7 +247,7 @@ def place_receives(draft: Draft, order: Ints, jobs: Jobs) -> None:
     draft.move_receives(free, slot[free])
 
 
-def _behind_forwards(draft: Draft, times: _Forecast, number: Ints) -> Flags:
+def _behind_forwards(draft: Lowering, times: _Forecast, number: Ints) -> Flags:
     """Which messages bring parameters while a forward of their stage runs: that one uses those that it began with."""
     ops, receive = draft.ops, draft.links.receive
     inside = number < times.edges[ops.device[receive] + 1]
@@ -256,7 +256,7 @@ def _behind_forwards(draft: Draft, times: _Forecast, number: Ints) -> Flags:
     return np.asarray(inside & forward & (ops.kind[receive] == Kind.RECV_P.value), dtype=np.bool_)
 
 
-def _users(draft: Draft) -> Ints:
+def _users(draft: Lowering) -> Ints:
     """The op that needs each message: a compute op, or the SEND that takes a stash home again; -1 for parameters."""
     ops, links = draft.ops, draft.links
     users = users_of(ops, links.receive, links.arriving)
@@ -267,7 +267,7 @@ def _users(draft: Draft) -> Ints:
     return users
 
 
-def _in_message_order(draft: Draft, pair: Ints, slot: Ints, sent: Ints) -> Ints:
+def _in_message_order(draft: Lowering, pair: Ints, slot: Ints, sent: Ints) -> Ints:
     """Slots of RECVs, moved forward until those of each device pair stand in the order in which they are sent."""
     given = draft.links.given
     order = np.lexsort((sent, pair))

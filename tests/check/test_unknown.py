@@ -27,7 +27,7 @@ from contraflow.planner.graph.operations import (  # fmt: skip
     valid_policy,
 )
 from contraflow.planner.graph.versions import Versions
-from contraflow.planner.lower.draft import Routes
+from contraflow.planner.lower.lowering import Routes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

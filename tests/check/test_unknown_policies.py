@@ -16,7 +16,7 @@ from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.instance import Stash
 from contraflow.planner.search.exact.orders import solve
 from contraflow.planner.search.exact.solver import Effort
-from contraflow.planner.search.named.fates import _policy
+from contraflow.planner.search.named.stash_choices import _policy
 from contraflow.planner.search.orders.arrays import build
 from contraflow.planner.search.steady.alternatives import alternatives
 

@@ -20,11 +20,11 @@ from contraflow.planner.schedules import build, capped, variants
 from contraflow.planner.search.common.fit import lacking
 from contraflow.planner.search.common.session import Session
 from contraflow.planner.search.common.shapes import balanced
+from contraflow.planner.search.named.fitted import run_glance, run_mixed
 from contraflow.planner.search.named.fullest import fullest, in_flight, of_layout
 from contraflow.planner.search.named.portfolio import device_orders, holds, not_split, whole_backwards
-from contraflow.planner.search.named.tight import run_glance, run_mixed
 from contraflow.planner.search.named.widths import Phases, search_widths, splits
-from contraflow.planner.search.scale.few import left_out
+from contraflow.planner.search.scale.scaled_down import left_out
 from contraflow.planner.search.techniques import PLAIN
 
 STASH, INPUT = 1 << 20, 1 << 12

@@ -19,7 +19,7 @@ from contraflow.planner.search.named.portfolio import device_orders, run_named
 from contraflow.planner.search.named.widths import laid, parts, splits
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
-from contraflow.planner.search.scale.few import smaller, take_over
+from contraflow.planner.search.scale.scaled_down import smaller, take_over
 
 GIB = 1 << 30
 KIND = DeviceType("test", 64 * GIB, 1.0, 1e12)

@@ -1,6 +1,7 @@
 """Named schedules on their best cuts, where there is room and where memory is tight."""
 
-from .fates import with_recomputation
+from .fitted import run_glance, run_mixed, try_mixed
+from .least_memory import overfull, overfull_here, run_sparing
 from .portfolio import (
     FEW_CUTS,
     LARGE,
@@ -16,8 +17,7 @@ from .portfolio import (
     run_remade,
     try_layout,
 )
-from .sparing import overfull, overfull_here, run_sparing
-from .tight import run_glance, run_mixed, try_mixed
+from .stash_choices import with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
 __all__ = [

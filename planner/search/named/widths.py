@@ -17,8 +17,8 @@ from ...lower import assemble
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
 from ..common import Begun, Progress, Session
+from .least_memory import overfull_here
 from .portfolio import Order, device_orders, own_orders
-from .sparing import overfull_here
 
 WHOLE, QUICK = 0.5, 0.12
 """Shares of the time left that the quick plans of the most promising width, and of another one, may take."""

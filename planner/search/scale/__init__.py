@@ -1,6 +1,6 @@
 """Problems of which few candidates can be tried."""
 
-from .few import limit_uses, smaller, take_over
+from .scaled_down import limit_uses, smaller, take_over
 
 __all__ = [
     "limit_uses",

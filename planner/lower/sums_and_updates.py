@@ -9,10 +9,10 @@ import numpy as np
 from ..graph import Ints, Versions, closings, direct_bytes, holders, on_lists, parameter_returns, update_size
 from ..plan import Kind
 from ..problem import FLUSH, steps_sent
-from .draft import BEGIN, HERE, LAST, SEND, Draft
+from .lowering import BEGIN, HERE, LAST, SEND, Lowering
 
 
-def add_closing(draft: Draft) -> None:
+def add_closing(draft: Lowering) -> None:
     """Adds REDUCEs and TIEs; in a synchronous plan also the STEPs that end it, and the new parameters they send."""
     if draft.candidate.weights == FLUSH:
         _add_closing(draft)
@@ -20,7 +20,7 @@ def add_closing(draft: Draft) -> None:
         _add_sums(draft)
 
 
-def _add_closing(draft: Draft) -> None:
+def _add_closing(draft: Lowering) -> None:
     """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end.
 
     A TIE follows the last backward of all its stages. A STEP is followed by the SEND_Ps of its new parameters,
@@ -61,7 +61,7 @@ def _add_closing(draft: Draft) -> None:
     draft.add_receives(Kind.RECV_P, items[sent], peer[sent], size)
 
 
-def _add_ties(draft: Draft, owners: Mapping[int, Sequence[int]], last: Ints) -> None:
+def _add_ties(draft: Lowering, owners: Mapping[int, Sequence[int]], last: Ints) -> None:
     """A TIE on every device that holds a copy of tied parameters, where several do, after the last backward there.
 
     last: the last backward of every [device, stage].
@@ -77,7 +77,7 @@ def _add_ties(draft: Draft, owners: Mapping[int, Sequence[int]], last: Ints) -> 
         draft.add(Kind.TIE, stage, np.full(len(rows), -1), number, device, slot, LAST)
 
 
-def _add_sums(draft: Draft) -> None:
+def _add_sums(draft: Lowering) -> None:
     """REDUCE and TIE of every update right after its last backward on each device that owns the stage.
 
     Where an update has no backward there, after the STEP before it, whose gradients it must not meet.
@@ -96,7 +96,7 @@ def _add_sums(draft: Draft) -> None:
         _add_returns(draft)
 
 
-def _add_returns(draft: Draft) -> None:
+def _add_returns(draft: Lowering) -> None:
     """SEND_P of every update's new parameters right after the STEPs that write them, or after the PREDICT for it."""
     given, candidate, ends = draft.given, draft.candidate, closings(draft.candidate)
     owners = holders(candidate)
@@ -120,7 +120,7 @@ def _add_returns(draft: Draft) -> None:
         _add_sent(draft, stage, target, np.array(places), [known.get((target, stage, m), -1) for m in ends])
 
 
-def _add_sent(draft: Draft, stage: int, target: int, after: Ints, received: list[int]) -> None:
+def _add_sent(draft: Lowering, stage: int, target: int, after: Ints, received: list[int]) -> None:
     """SEND_Ps to one device after these given ops, joined with the RECV_Ps that are given (-1: not given)."""
     given, ends = draft.given, np.array(closings(draft.candidate))
     device, peer = given.device[after], np.full(len(ends), target)
@@ -131,7 +131,7 @@ def _add_sent(draft: Draft, stage: int, target: int, after: Ints, received: list
     draft.add_receives(Kind.RECV_P, sent[~some], peer[~some], size[~some])
 
 
-def _add_sum(draft: Draft, kind: Kind, device: int, stages: list[int], peer: int) -> None:
+def _add_sum(draft: Lowering, kind: Kind, device: int, stages: list[int], peer: int) -> None:
     """A sum of every update of these stages, the lowest first, on one device."""
     given, size = draft.given, update_size(draft.candidate)
     mine = np.arange(len(given))[(given.device == device) & np.isin(given.stage, stages)]

@@ -69,7 +69,7 @@ class Routes:
         return bool((self.forward != self.backward).any())
 
 
-class Draft:
+class Lowering:
     """The given ops, in order, and what has been added to them.
 
     An item is one op, numbered as added; the given ops are items 0..given-1. Each given op stands in a slot of its

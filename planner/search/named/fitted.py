@@ -11,9 +11,9 @@ from ...partition import cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
 from ..common import Session, balanced, missing, policies
-from .fates import lightened, with_fates, with_recomputation
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
+from .stash_choices import lightened, with_fates, with_recomputation
 
 TRIES = 4
 """So often an order that was simulated and exceeds some device is tried again with as much less memory there."""

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import random
 from ortools.sat.python import cp_model
-from contraflow.planner.search import solver
+from contraflow.planner.search.exact import solver
 
 solver._stop = solver._left.add  # as if it did not notice
 rng, model = random.Random(0), cp_model.CpModel()

@@ -326,7 +326,7 @@ def test_ctrl_c_before_any_plan_writes_nothing(folder: Path, monkeypatch: pytest
     def interrupted(*_: object, **__: Any) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("contraflow.planner.search.driver.plan", interrupted)
+    monkeypatch.setattr("contraflow.planner.search.plan", interrupted)
     result = run(*problem(folder, "-o", folder / "plan.json"))
     assert result.exit_code == 130
     assert not (folder / "plan.json").exists()

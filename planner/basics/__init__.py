@@ -6,6 +6,7 @@ from .deadline import OutOfTime, check_time, time_left, until
 from .errors import ClusterError, InputError, ModelError, PlanError, ScheduleError, WorkloadError
 from .escapes import SHOWN, listed, one_line, printable, printable_lines, shown
 from .files import refusal, write_bytes, write_text
+from .interrupts import AGAIN_S, ask_to_end, end_asked, heeding_ctrl_c
 from .limits import (
     LEAST_RATE,
     MOST_BYTES,
@@ -44,6 +45,7 @@ from .remember import PerObject
 from .units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
 __all__ = [
+    "AGAIN_S",
     "ClusterError",
     "InputError",
     "LEAST_RATE",
@@ -71,7 +73,10 @@ __all__ = [
     "WorkloadError",
     "any_number",
     "cache_folder",
+    "ask_to_end",
     "check_time",
+    "end_asked",
+    "heeding_ctrl_c",
     "file_name",
     "format_bytes",
     "format_seconds",

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from .errors import PlanError
+from .interrupts import end_asked
 
 _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
@@ -31,9 +32,11 @@ def until(deadline: float) -> Iterator[None]:
 
 
 def time_left() -> float:
-    """Seconds to the deadline of this context; infinite where there is none."""
+    """Seconds to the deadline of this context, 0 after Ctrl-C; infinite where there is none."""
     deadline = _UNTIL.get()
-    return deadline - time.monotonic() if deadline < math.inf else math.inf
+    if deadline == math.inf:
+        return math.inf
+    return 0.0 if end_asked() else deadline - time.monotonic()
 
 
 def check_time() -> None:

@@ -9,10 +9,10 @@ from types import FrameType, TracebackType
 
 import click
 
+from ..basics import AGAIN_S, ask_to_end
+
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 """What a command says that a signal has ended."""
-_AGAIN_S = 1.0
-"""Whoever ends a process group and the process itself sends a signal twice; so soon, it is the same one."""
 
 
 class Ended(KeyboardInterrupt):
@@ -24,7 +24,9 @@ class Ended(KeyboardInterrupt):
 
 
 class EndingSignals:
-    """While it lasts, SIGTERM and SIGHUP raise `Ended` in the main thread; at its end, the exit code is 128 and theirs.
+    """While it lasts, SIGTERM and SIGHUP ask a search to end, or raise `Ended` in the main thread where none runs.
+
+    At its end, the exit code is 128 and theirs.
 
     Left alone: a signal that is ignored (nohup) or that the caller handles, and other threads than the main one.
 
@@ -67,5 +69,5 @@ class EndingSignals:
         now, before = time.monotonic(), self._came_s
         self._came_s = now
         self.number = self.number or number
-        if self._working and now - before > _AGAIN_S:
+        if self._working and now - before > AGAIN_S and not ask_to_end():
             raise Ended(number)

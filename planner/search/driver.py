@@ -9,7 +9,17 @@ from dataclasses import replace
 
 from ... import __version__
 from .. import bounds
-from ..basics import MOST_SEARCHED_LAYERS, MOST_SEARCHED_PASSES, InputError, ModelError, OutOfTime, WorkloadError, until
+from ..basics import (
+    MOST_SEARCHED_LAYERS,
+    MOST_SEARCHED_PASSES,
+    InputError,
+    ModelError,
+    OutOfTime,
+    WorkloadError,
+    end_asked,
+    heeding_ctrl_c,
+    until,
+)
 from ..graph import Candidate
 from ..lower import Assembled, assembled
 from ..partition import lightest
@@ -56,6 +66,7 @@ FEW = 0.6
 MOST_BYTES = 1 << 61
 
 
+@heeding_ctrl_c()
 def plan(
     model: ModelGraph,
     cluster: Cluster,
@@ -73,7 +84,8 @@ def plan(
     With `space.asynchronous`, weights are updated without a flush, and what counts is the period of a micro-batch.
     `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic
     time; the answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
-    `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far.
+    `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far; a second one, a second
+    later, raises KeyboardInterrupt where the first is not heeded.
 
     Raises InputError (a ValueError) for bad input; infeasible is an answer.
     """
@@ -96,6 +108,7 @@ def plan(
     try:
         with contextlib.suppress(OutOfTime), until(session.deadline + GRACE_S):
             _search(session, orders, hint)
+        session.interrupted |= end_asked()
         return _answer(session, orders)
     except KeyboardInterrupt:
         session.interrupted = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..basics import WorkloadError
+from ..basics import WorkloadError, heeding_ctrl_c
 from ..plan import Forecast, Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..simulate import simulate
@@ -44,6 +44,7 @@ class FrontierPoint:
         return None if self.plan is None else self.plan.forecast
 
 
+@heeding_ctrl_c()
 def frontier(
     model: ModelGraph,
     cluster: Cluster,
@@ -64,7 +65,7 @@ def frontier(
     `time_limit` seconds, and there are up to three more than limits, to find the lowest. `known`: plans of this model
     and cluster, such as those of named schedules, which the frontier is never worse than. The rest are `plan`'s.
 
-    Raises InputError for bad input.
+    Ctrl-C returns what is known by then. Raises InputError for bad input.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
         raise WorkloadError(f"a frontier has at least {FEWEST} limits, got {count!r}")

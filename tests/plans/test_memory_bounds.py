@@ -136,6 +136,7 @@ def optimum(candidate: Candidate, limits: list[int]) -> float | None:
             model.add_cumulative([x for x, _ in held[device]], [size for _, size in held[device]], limit)
     model.minimize(span)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # or Ctrl-C ends the process from here on
     solver.parameters.num_workers, solver.parameters.max_deterministic_time = 1, 10
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner import plan as search
+from contraflow.planner.basics import AGAIN_S, end_asked, heeding_ctrl_c
 from contraflow.planner.search.common.result import Result
 from contraflow.planner.search.common.session import Progress
 
@@ -35,6 +38,13 @@ class CtrlC:
             self.timer = threading.Timer(self.after_s, self._send)
             self.timer.start()
 
+    def end(self) -> None:
+        """No Ctrl-C comes any more once this has returned; one that is on its way is raised here."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer.join()
+        time.sleep(0)
+
     def _send(self) -> None:
         self.sent_at = time.process_time()
         self.sent.set()
@@ -53,9 +63,13 @@ def interrupted(devices: int, batches: int, space: SearchSpace, effort: float | 
     ]  # fmt: skip
     cluster = Cluster.uniform(devices, 900, Link(200.0, 1e-2))
     model = ModelGraph.chain(layers)
-    found = search(model, cluster, Workload(batches), space, LONG_S, 0, 1, effort, on_progress=ctrl_c)
-    took_s = time.process_time() - ctrl_c.sent_at
-    assert ctrl_c.sent.is_set(), "the search ended before"
+    try:
+        found = search(model, cluster, Workload(batches), space, LONG_S, 0, 1, effort, on_progress=ctrl_c)
+        took_s, sent = time.process_time() - ctrl_c.sent_at, ctrl_c.sent.is_set()
+        ctrl_c.end()
+    except KeyboardInterrupt:
+        pytest.fail("the search ended before Ctrl-C, or raised it")
+    assert sent, "the search ended before"
     assert took_s < SOON_S
     return found
 
@@ -80,3 +94,71 @@ def test_the_best_plan_so_far_is_returned(
     assert found.plan is not None
     assert check(found.plan) == []
     assert found.status in ("feasible", "optimal")
+
+
+class Raises:
+    """Ctrl-C comes while it is taken from memory, where Python drops what is raised."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0)
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost() -> None:
+    """An exception would be: the search looks for a request instead."""
+    events = list[Progress]()
+
+    def heard(event: Progress) -> None:
+        if not events and event.best_step_s is not None:
+            del (it := [Raises()])[:]
+            assert it == []
+        events.append(event)
+
+    layers = [Layer(f"l{k}", 1.0 + k % 3, 2.0, stash_bytes=40, output_bytes=1) for k in range(13)]
+    problem = ModelGraph.chain(layers), Cluster.uniform(5, 900, Link(200.0, 1e-2)), Workload(9)
+    began = time.process_time()
+    found = search(*problem, SearchSpace(), 30 * SOON_S, 0, 1, on_progress=heard)
+    assert time.process_time() - began < 3 * SOON_S
+    assert found.plan is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+_AFTER_CP_SAT = """
+import signal
+from ortools.sat.python import cp_model
+from contraflow.planner import Cluster, Layer, ModelGraph, Workload, plan
+
+cp_model.CpSolver().solve(cp_model.CpModel())  # leaves the process without a handler of Ctrl-C
+sent = []
+
+def ctrl_c(event):
+    if not sent and event.best_step_s is not None:
+        sent.append(event)
+        signal.raise_signal(signal.SIGINT)
+
+layers = [Layer(f"l{k}", 1.0 + k % 3, 2.0, stash_bytes=40, output_bytes=1) for k in range(13)]
+found = plan(ModelGraph.chain(layers), Cluster.uniform(5, 900), Workload(9), time_limit=60, on_progress=ctrl_c)
+print(found.status, len(sent))
+"""
+
+
+def test_a_caller_who_used_cp_sat_can_interrupt() -> None:
+    """OR-Tools puts the system's default in place of Python's handler: the next Ctrl-C would kill the process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _AFTER_CP_SAT], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["feasible", "1"]), ended.stderr
+
+
+def test_a_second_ctrl_c_raises() -> None:
+    """Where the first is not heeded for a second; nothing is left set afterwards."""
+    with heeding_ctrl_c():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert end_asked()
+        time.sleep(1.1 * AGAIN_S)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert not end_asked()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ...basics import end_asked
 from ...graph import OFFLOAD
 from ...lower import Assembled
 from ...partition import Chain
@@ -129,7 +130,7 @@ class Session:
     def over(self) -> bool:
         """Whether the search has to stop: time is up, or there is a plan and no time to simulate another."""
         spare_s = 0.0 if self.best is None else self.longest_s
-        return self.interrupted or self.remaining_s <= spare_s
+        return self.interrupted or end_asked() or self.remaining_s <= spare_s
 
     @property
     def proven(self) -> bool:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from ortools.sat.python import cp_model
 
+from ...basics import end_asked
+
 Report = Callable[[float], None]
 _HEAD_START = 0.5
 """Seconds that the first solve has before the others start."""
@@ -160,7 +162,7 @@ def _join(solve: _Solve, bounds: _Bounds, stop: threading.Event, until: float) -
     """Waits for the end of a solve that has begun, until that time.monotonic() at most; True if it is to stop."""
     while solve.thread.is_alive() and (left := until - time.monotonic()) > 0:
         try:
-            if stop.is_set():
+            if stop.is_set() or end_asked():
                 return True
             solve.thread.join(min(0.25, left))
             if bounds.report is not None and solve.thread.is_alive():

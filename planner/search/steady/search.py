@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .... import __version__
 from ... import bounds
-from ...basics import InputError, OutOfTime, PlanError, until
+from ...basics import InputError, OutOfTime, PlanError, end_asked, until
 from ...bounds import possible
 from ...graph import KEEP, Candidate, Versions, ship_target
 from ...lower import assemble
@@ -83,7 +83,7 @@ class Steady:
     def over(self) -> bool:
         """Whether time is up, or there is a plan and no time to simulate another like the longest so far."""
         spare = 0.0 if self.best is None else self.longest_s
-        return self.interrupted or time.monotonic() + spare >= self.deadline
+        return self.interrupted or end_asked() or time.monotonic() + spare >= self.deadline
 
     @property
     def proven(self) -> bool:

@@ -39,6 +39,7 @@ _COMMANDS = {
     "compare": _Entry(
         ".planner.cli.commands", "Table of every named schedule and the search; or a forecast and its run."
     ),
+    "partition": _Entry(".planner.cli.partition", "Cut a layer graph into stages, with a proof; no schedule."),
     "execute": _Entry(".executor.cli.execute", "Train the model with a plan, one process a device."),
     "calibrate": _Entry(_PLANNING, "Fold the times of runs into a model's layer costs."),
     "env": _Entry(".executor.cli.env", "What a bug report should say of this machine."),

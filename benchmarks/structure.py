@@ -3,7 +3,7 @@
 Every plan is simulated again by `evaluate` and judged by `check`. Exit code 1 when one fails the checker, exceeds its
 limit, or when a bound lies above a plan of its space. Cases: 1 single techniques and the joint search; 2 forward and
 backward of a stage on two devices; 3 unequal devices and links; 5 how many directions; 6 many nodes, each scheme at its
-own best width; 7 planning end to end. Case 4, published graphs, is benchmarks/partition.py.
+own best width; 7 planning end to end. Case 4, published graphs, is `contraflow partition`.
 
     python benchmarks/structure.py                 all of it: hours
     python benchmarks/structure.py --quick         small instances

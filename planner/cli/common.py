@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from ..basics import InputError, parse_bytes, printable_lines, refusal
+from ..basics import InputError, parse_bandwidth, parse_bytes, printable_lines, refusal
 from ..formats import load_model as load_model_file
 from ..problem import OPTIMIZER_STATES, PRECISIONS, PRESETS, Cluster, ModelGraph, Workload
 from ..search import Proven, gap_of
@@ -44,6 +44,19 @@ class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
         """Raises click.BadParameter."""
         try:
             return parse_bytes(int(value) if str(value).isdecimal() else value, "memory limit")
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
+    """Bytes a second: 25GB/s or a number."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click.BadParameter."""
+        try:
+            return parse_bandwidth(value, "bandwidth")
         except InputError as error:
             self.fail(str(error), param, ctx)
 

@@ -16,7 +16,16 @@ from .published import FormatError, as_format
 
 Published = PipeDreamProfile | PlacementInstance | PiperInstance
 
-__all__ = ["FormatError", "PipeDreamProfile", "PiperInstance", "PlacementInstance", "Published", "load_model", "read"]
+__all__ = [
+    "FormatError",
+    "PipeDreamProfile",
+    "PiperInstance",
+    "PlacementInstance",
+    "Published",
+    "load_graph",
+    "load_model",
+    "read",
+]
 
 
 def read(path: str | Path) -> Published:
@@ -31,14 +40,20 @@ def read(path: str | Path) -> Published:
     return found
 
 
-def load_model(path: str | Path) -> ModelGraph:
-    """The model in a model.json or in a published file; raises InputError, one line."""
+def load_graph(path: str | Path) -> Published | ModelGraph:
+    """What a model.json or a published file says; raises InputError, one line."""
     text = reading.read_text(path)
     if _profile(text):
-        return pipedream.load(path).model
+        return pipedream.load(path)
     content = reading.parse_json(text, reading.file_name(path))
     found = _published(content, Path(path).stem)
-    return ModelGraph.from_dict(content) if found is None else found.model
+    return ModelGraph.from_dict(content) if found is None else found
+
+
+def load_model(path: str | Path) -> ModelGraph:
+    """The model in a model.json or in a published file; raises InputError, one line."""
+    found = load_graph(path)
+    return found if isinstance(found, ModelGraph) else found.model
 
 
 def _profile(text: str) -> bool:

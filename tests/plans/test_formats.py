@@ -347,7 +347,7 @@ def test_the_command_takes_a_published_file(tmp_path: Path) -> None:
 
 def test_reading_loads_neither_torch_nor_a_solver() -> None:
     code = (
-        "import sys, contraflow.planner.formats, contraflow.planner.partition.dag.published as g\n"
+        "import sys, contraflow.planner.formats, contraflow.planner.partition.dag as g\n"
         "print([m for m in ('torch', 'ortools', 'networkx', 'numba') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import json
 import math
-import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,22 @@ from hypothesis import strategies as st
 
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.formats import read
+from contraflow.planner.partition.dag import (
+    OBJECTIVES,
+    Devices,
+    LayerInstance,
+    NodeBlock,
+    configure,
+    count,
+    loads,
+    solve,
+)
 from contraflow.planner.partition.dag import ideals as graph_ideals
+from contraflow.planner.partition.dag import model as graph_model
 from contraflow.planner.partition.dag import problem as graph_problem
 from contraflow.planner.partition.dag import search as graph
 from contraflow.planner.partition.dag.problem import Block, GraphProblem, Group, Lean, Tensor
-from contraflow.planner.partition.dag.published import Devices, NodeBlock, configure, count, solve
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-command: Any = importlib.import_module("partition")
+from contraflow.planner.problem import Layer, ModelGraph
 
 DATA = Path(__file__).parents[1] / "data"
 BERT = DATA / "dnn-partitioning" / "bert24_training.json"
@@ -284,53 +291,76 @@ def test_pipedream_stages_hold_weights_and_activations_for_every_stage_from_them
     assert solve(read(GNMT), Devices(count=4, limit_bytes=6e8)).status == "infeasible"
 
 
-# ------------------------------------------------------------------ the command
+# ------------------------------------------------------------------ models
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = command.main([str(a) for a in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    return code, out, err
+def branches(objective: str) -> LayerInstance:
+    """A source, two branches of unlike work and a sink; the source's tensor is read by both."""
+    work = {"in": 1.0, "left": 4.0, "right": 3.0, "out": 2.0}
+    layers = [
+        Layer(name, s, s / 2, s / 2, parameter_bytes=10, stash_bytes=100, output_bytes=8) for name, s in work.items()
+    ]
+    edges = (("in", "left"), ("in", "right"), ("left", "out"), ("right", "out"))
+    return LayerInstance(ModelGraph(tuple(layers), edges), "overlap" if objective == "overlap" else "load")
 
 
-def test_the_command_prints_objective_bound_status_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, GNMT, "--devices", 8, "--bandwidth", "1.25e9", "--json")
-    content = json.loads(out)
-    assert code == 0
-    assert set(content) == {"objective", "bound", "status", "seconds"}
-    assert (content["objective"], content["status"]) == (0.019285, "optimal")
-    code, out, _ = run(capsys, BERT)
-    assert code == 0
-    assert "stage 0: accelerator" in out
+def test_a_model_costs_its_work_and_two_tensors_for_every_one_it_sends() -> None:
+    cut = [NodeBlock(("in", "left")), NodeBlock(("right", "out"))]
+    devices = Devices(2, bandwidth=4.0)
+    assert loads(branches("overlap"), cut, devices) == [10.0, 10.0]  # 4 s for either tensor, 8 s together
+    assert loads(branches("load"), cut, devices) == [10 + 8.0, 10 + 8.0]
+    slow = Devices(2, bandwidth=1.0)
+    assert loads(branches("overlap"), cut, slow) == [32.0, 32.0]
+    with pytest.raises(InputError, match="leads back"):
+        loads(branches("load"), cut[::-1], devices)
+    with pytest.raises(InputError, match="stage 0 does not fit"):
+        loads(branches("load"), cut, Devices(2, limit_bytes=439))
+    assert loads(branches("load"), cut, Devices(2, limit_bytes=440))
 
 
-def test_the_command_says_infeasible_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, BERT, "--cpus", 0, "--memory", 1, "--json")
-    assert code == 1
-    assert json.loads(out)["status"] == "infeasible"
-    assert run(capsys, GNMT, "--devices", 99, "--json")[0] == 1
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("devices", [Devices(n, bandwidth=b) for n in (1, 2, 3) for b in (2.0, 16.0)])
+@pytest.mark.parametrize("limit", [None, 440, 350])
+def test_the_best_cut_of_a_model_is_the_best_of_all(objective: str, devices: Devices, limit: int | None) -> None:
+    """Against every chain of order ideals, each priced from the model."""
+    instance, devices = branches(objective), replace(devices, limit_bytes=limit)
+    problem = GraphProblem((Group(0.0),) * 4, ((0, 1), (0, 2), (1, 3), (2, 3)), (), 1)
+    names, values = [layer.name for layer in instance.model.layers], []
+    for stages in chains(problem):
+        with suppress(InputError):
+            blocks = [NodeBlock(tuple(names[g] for g in stage)) for stage in stages]
+            values.append(max(loads(instance, blocks, devices)))
+    found = solve(instance, devices)
+    if not values:
+        assert found.status == "infeasible"
+    else:
+        assert (found.status, found.objective) == ("optimal", pytest.approx(min(values)))
+        assert found.gap == pytest.approx(0, abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([GNMT], "give their number"),
-        ([GNMT, "--devices", 2, "--cpus", 1], "what a CPU can do"),
-        ([BERT, "--bandwidth", 1], "transfer times"),
-        ([BERT, "--devices", 0, "--cpus", 0], "at least one device"),
-        ([BERT, "--devices", -1], "negative"),
-        ([GNMT, "--devices", 2, "--bandwidth", 0], "above 0"),
-        (["nothing.json"], "cannot read"),
-        ([Path(__file__)], "is not JSON"),
-    ],
-)
-def test_bad_input_is_one_line_with_exit_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[object], message: str
-) -> None:
-    code, out, err = run(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
+# ------------------------------------------------------------------ interrupts
+
+
+def test_who_interrupts_gets_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(value: float, bound: float) -> None:
+        told.append((value, bound))
+        raise KeyboardInterrupt
+
+    told: list[tuple[float, float]] = []
+    found = solve(read(BERT), Devices(), on_better=interrupt)
+    assert found.status == "feasible"
+    assert [found.objective] == [pytest.approx(value) for value, _ in told]
+    assert found.bound is not None
+    assert found.bound <= 41.7458125
+
+
+def test_who_interrupts_the_solver_keeps_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(graph, "_MOST_IDEALS", 0)
+    monkeypatch.setattr(graph_model.time, "sleep", interrupted)
+    found = solve(read(BERT), Devices())
+    assert found.status in ("feasible", "optimal")
+    assert found.objective == count(configure(read(BERT), Devices()), found.blocks)
+    assert (found.bound or 0.0) <= 41.7458125 <= (found.objective or 0.0) + 1e-9

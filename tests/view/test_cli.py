@@ -36,6 +36,10 @@ OPTIONS: dict[str, set[str]] = {
     "compare": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
     "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
     "env": {"--json"},
+    "partition": {
+        "--devices", "--cpus", "--memory-limit", "--bandwidth", "--objective", "--time-limit", "--seed", "--workers",
+        "--output", "-o", "--json",
+    },
     "check": {"--json"},
     "show": {"--as", "--what", "--run", "--only-run", "--output", "-o", "--json"},
     "profile": {
@@ -101,7 +105,7 @@ def test_the_options_of_every_command_are_frozen(name: str) -> None:
 def test_the_commands_are_frozen() -> None:
     """In the order of use."""
     assert cli.list_commands(click.Context(cli)) == [
-        "profile", "plan", "check", "show", "compare", "execute", "calibrate", "env",
+        "profile", "plan", "check", "show", "compare", "partition", "execute", "calibrate", "env",
     ]  # fmt: skip
 
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Block, GraphProblem, Partition
+from .problem import SLACK, Block, GraphProblem, Partition
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_SLACK = 1 + 1e-12
 _CHUNK = 512
 """Rows of tensors counted at once: keeps the working set in the cache."""
 
@@ -243,7 +242,7 @@ class _Family:
 
     def fits(self, i: int, later: Ints, in_flight: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Does the difference to ideal i fit an accelerator, plain and lean?"""
-        limit = self.problem.limit_bytes * _SLACK
+        limit = self.problem.limit_bytes * SLACK
         plain = self.static[later] - self.static[i] + in_flight * (self.in_flight[later] - self.in_flight[i])
         held = self.lean_in_flight[later] - self.lean_in_flight[i]
         lean = self.lean_static[later] - self.lean_static[i] + in_flight * held

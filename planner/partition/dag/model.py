@@ -29,12 +29,13 @@ _POLL_S = 0.005
 class Found:
     """What one solve says: a partition of at most the cap, if any; `done`: the solver has proven its answer.
 
-    `bound`: no partition of at most the cap takes less, in ticks; None: there is none.
+    `bound`: no partition of at most the cap takes less, in ticks; None: there is none. `interrupted`: by Ctrl-C.
     """
 
     partition: Partition | None
     bound: int | None
     done: bool
+    interrupted: bool = False
 
 
 class StageModel:
@@ -226,13 +227,15 @@ class StageModel:
         if not self.possible:
             return Found(None, None, True)
         race = [_Run(self, seconds, seed + number, number) for number in range(min(2, max(1, workers)))]
-        first = _race(race)
+        interrupted = _race(race)
+        first = _most_knowing(race)
         if first.status == cp_model.INFEASIBLE:
-            return Found(None, None, True)
+            return Found(None, None, True, interrupted)
         bound = None if self.decide else max(math.ceil(run.solver.best_objective_bound - 1e-6) for run in race)
         if not first.found:
-            return Found(None, bound, False)
-        return Found(self._partition(first.solver), bound, not self.decide and first.status == cp_model.OPTIMAL)
+            return Found(None, bound, False, interrupted)
+        done = not self.decide and first.status == cp_model.OPTIMAL
+        return Found(self._partition(first.solver), bound, done, interrupted)
 
     def worth_restart(self, longest: float) -> bool:
         """Does a partition with this longest stage leave a much smaller model?"""
@@ -277,18 +280,25 @@ class _Run:
         return self.status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _race(runs: Sequence[_Run]) -> _Run:
-    """Runs all until one has ended, stops the others, and returns the one that knows most."""
+def _race(runs: Sequence[_Run]) -> bool:
+    """Runs all until one has ended, or Ctrl-C: then True; and stops the others."""
     for run in runs:
         run.thread.start()
+    interrupted = False
     try:
         while all(run.thread.is_alive() for run in runs):
             time.sleep(_POLL_S)
-    finally:
-        for run in runs:
-            run.solver.stop_search()
-        for run in runs:
-            run.thread.join()
+    except KeyboardInterrupt:
+        interrupted = True
+    for run in runs:
+        run.solver.stop_search()
+    for run in runs:
+        run.thread.join()
+    return interrupted
+
+
+def _most_knowing(runs: Sequence[_Run]) -> _Run:
+    """Of runs that have ended the one that has proven something, or found the best."""
     decided = [run for run in runs if run.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)]
     found = sorted((run for run in runs if run.found), key=lambda run: run.solver.objective_value)
     return [*decided, *found, *runs][0]

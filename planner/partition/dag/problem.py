@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import networkx
 
 Bools = NDArray[np.bool_]
+SLACK = 1 + 1e-12
+"""Sums of bytes that are over a limit by less are rounding."""
 
 
 @dataclass(frozen=True)

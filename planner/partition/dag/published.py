@@ -1,75 +1,68 @@
-"""Published instances as partition problems, and what a partition of one costs, counted in the file's own terms.
+"""Published instances and models as partition problems, and their best partitions.
 
 The objectives (docs/formats.md) are those of the files' authors. `solve` counts the value it returns anew from the
-file's nodes and edges, so that neither groups, ticks nor the solver can make it wrong.
+file's nodes and edges (`costs.py`), so that neither groups, ticks nor the solver can make it wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, assert_never
 
 from ...basics import InputError
-from ...formats import PipeDreamProfile, PiperInstance, PlacementInstance, Published
+from ...formats import PipeDreamProfile, PiperInstance, PlacementInstance
+from .costs import count
+from .instance import Devices, Instance, LayerInstance, NodeBlock, configure
 from .problem import GraphProblem, Group, Lean, Tensor, moved
-from .search import GraphCut, cut_graph
+from .search import GraphCut, OnBetter, cut_graph
 
 _Node = TypeVar("_Node", bound=Hashable)
-
-BANDWIDTH = 1.25e9
-"""Bytes a second between PipeDream's stages where nothing is said: the 10 Gbit/s of its first cluster."""
-_SLACK = 1 + 1e-12
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What to partition for; None: as the file says.
-
-    Attributes:
-        count: accelerators; for PipeDream the exact number of stages, otherwise the most.
-        bandwidth: bytes a second; dnn-partitioning files give transfer times instead.
-    """
-
-    count: int | None = None
-    cpus: int | None = None
-    limit_bytes: float | None = None
-    bandwidth: float | None = None
-
-
-@dataclass(frozen=True)
-class NodeBlock:
-    """One stage in the file's own ids: who runs it, and which of its layers recompute (Piper)."""
-
-    nodes: tuple[Hashable, ...]
-    cpu: bool = False
-    recompute: frozenset[Hashable] = frozenset()
 
 
 @dataclass(frozen=True)
 class PublishedCut:
-    """A partition of a published instance: value and bound in the unit of that format's objective."""
+    """A partition of an instance: value and bound in the unit of its objective."""
 
     status: str
     objective: float | None
     bound: float | None
     blocks: tuple[NodeBlock, ...]
 
+    @property
+    def gap(self) -> float | None:
+        """How far above the bound the partition is at most: its value divided by the bound, less one."""
+        if self.objective is None or self.bound is None:
+            return None
+        if self.objective <= self.bound:
+            return 0.0
+        return self.objective / self.bound - 1 if self.bound > 0 else math.inf
+
 
 def solve(
-    instance: Published,
+    instance: Instance,
     devices: Devices | None = None,
     *,
     time_limit: float = 60.0,
     workers: int = 2,
     seed: int = 0,
+    on_better: OnBetter | None = None,
 ) -> PublishedCut:
-    """The best partition; raises InputError when the devices make no sense for the format."""
-    instance = configure(instance, devices or Devices())
+    """The best partition, the best so far when interrupted; raises InputError when the devices make no sense for it.
+
+    `on_better`: called with value and bound of every improvement, in the objective's unit.
+    """
     given = devices or Devices()
+    instance = configure(instance, given)
     problem, members = _problem(instance, given)
-    result = cut_graph(problem, time_limit=time_limit, workers=workers, seed=seed)
+    scale = _scale(instance)
+
+    def told(value: float, bound: float) -> None:
+        if on_better is not None:
+            on_better(value * scale, bound * scale)
+
+    result = cut_graph(problem, time_limit=time_limit, workers=workers, seed=seed, on_better=told)
     if result.partition is None:
         return PublishedCut(result.status, None, None, ())
     blocks = tuple(
@@ -80,7 +73,7 @@ def solve(
         )
         for block in result.partition
     )
-    value, scale = count(instance, blocks, given), _unit(instance)
+    value = count(instance, blocks, given)
     return PublishedCut(result.status, value, _bound(result, value, scale), blocks)
 
 
@@ -88,45 +81,22 @@ def _bound(result: GraphCut, value: float, scale: float) -> float:
     return min(value, (result.bound or 0.0) * scale)
 
 
-def _unit(instance: Published) -> float:
-    """The objective's unit in the problem's: PipeDream's problem is in milliseconds, its objective in seconds."""
-    return 1e-3 if isinstance(instance, PipeDreamProfile) else 1.0
+def _scale(instance: Instance) -> float:
+    """The problem's unit in the objective's: profiles and models are cut in milliseconds, and told in seconds."""
+    return 1e-3 if isinstance(instance, (PipeDreamProfile, LayerInstance)) else 1.0
 
 
-def configure(instance: Published, devices: Devices) -> Published:
-    """The instance with what the devices say in place of what its file says; raises InputError."""
-    if (devices.count is not None and devices.count < 0) or (devices.cpus is not None and devices.cpus < 0):
-        raise InputError("there cannot be fewer than no devices")
-    if isinstance(instance, PlacementInstance):
-        if devices.bandwidth is not None:
-            raise InputError("a dnn-partitioning file gives transfer times: a bandwidth has no effect")
-        return replace(
-            instance,
-            accelerators=instance.accelerators if devices.count is None else devices.count,
-            cpus=instance.cpus if devices.cpus is None else devices.cpus,
-            limit_bytes=instance.limit_bytes if devices.limit_bytes is None else devices.limit_bytes,
-        )
-    if devices.cpus:
-        raise InputError("only dnn-partitioning files say what a CPU can do")
-    if isinstance(instance, PiperInstance):
-        return replace(
-            instance,
-            devices=instance.devices if devices.count is None else devices.count,
-            limit_bytes=instance.limit_bytes if devices.limit_bytes is None else devices.limit_bytes,
-            bandwidth=instance.bandwidth if devices.bandwidth is None else devices.bandwidth,
-        )
-    if devices.count is None:
-        raise InputError("a PipeDream profile does not say how many stages: give their number")
-    return instance.trained
-
-
-def _problem(instance: Published, devices: Devices) -> tuple[GraphProblem, Sequence[Sequence[Hashable]]]:
+def _problem(instance: Instance, devices: Devices) -> tuple[GraphProblem, Sequence[Sequence[Hashable]]]:
+    limit = math.inf if devices.limit_bytes is None else devices.limit_bytes
     if isinstance(instance, PlacementInstance):
         return placement_problem(instance), instance.groups.members
     if isinstance(instance, PiperInstance):
         return piper_problem(instance)
-    limit = math.inf if devices.limit_bytes is None else devices.limit_bytes
-    return pipedream_problem(instance, devices.count or 0, devices.bandwidth or BANDWIDTH, limit)
+    if isinstance(instance, PipeDreamProfile):
+        return pipedream_problem(instance, devices.count or 0, devices.link_bandwidth, limit)
+    if isinstance(instance, LayerInstance):
+        return layer_problem(instance, devices.count or 0, devices.link_bandwidth, limit)
+    assert_never(instance)
 
 
 # ------------------------------------------------------------------ problems
@@ -164,8 +134,6 @@ def pipedream_problem(
     With a limit a stage holds its parameters and activations once for itself and for every later stage: PipeDream
     stashes weights with every micro-batch in flight.
     """
-    if bandwidth <= 0:
-        raise InputError("a bandwidth must be above 0")
     order = _topological([n.id for n in profile.nodes], profile.edges)
     place = {i: g for g, i in enumerate(order)}
     nodes = {n.id: n for n in profile.nodes}
@@ -186,6 +154,38 @@ def pipedream_problem(
     edges = tuple((place[a], place[b]) for a, b in profile.edges)
     problem = GraphProblem(tuple(groups), edges, tensors, stages, every=True, limit_bytes=limit_bytes, overlap=True)
     return problem, [(i,) for i in order]
+
+
+def layer_problem(
+    instance: LayerInstance, stages: int, bandwidth: float, limit_bytes: float = math.inf
+) -> tuple[GraphProblem, Sequence[Sequence[str]]]:
+    """A model's stage time in milliseconds; and the layer of every group.
+
+    With a limit a stage holds parameters, their gradients and buffers once, and its stashes once for itself and for
+    every later stage.
+    """
+    model = instance.model
+    order = [model.layers[i] for i in model.topological]
+    place = {layer.name: g for g, layer in enumerate(order)}
+    groups = tuple(
+        Group(
+            1e3 * (layer.forward_s + layer.backward_s),
+            static_bytes=layer.parameter_bytes + layer.trained_bytes + layer.buffer_bytes,
+            in_flight_bytes=layer.stash_bytes,
+        )
+        for layer in order
+    )
+    readers: dict[str, set[int]] = {}
+    for source, target in model.edges:
+        readers.setdefault(source, set()).add(place[target])
+    tensors = tuple(
+        Tensor(place[name], frozenset(targets), 2e3 * order[place[name]].output_bytes / bandwidth)
+        for name, targets in readers.items()
+    )
+    edges = tuple((place[a], place[b]) for a, b in model.edges)
+    overlap = instance.objective == "overlap"
+    problem = GraphProblem(groups, edges, tensors, stages, every=overlap, limit_bytes=limit_bytes, overlap=overlap)
+    return problem, [(layer.name,) for layer in order]
 
 
 def piper_problem(instance: PiperInstance) -> tuple[GraphProblem, Sequence[Sequence[int]]]:
@@ -218,93 +218,3 @@ def _topological(nodes: Sequence[_Node], edges: Sequence[tuple[_Node, _Node]]) -
     graph.add_edges_from(edges)
     rank = {node: position for position, node in enumerate(nodes)}
     return list(networkx.lexicographical_topological_sort(graph, key=lambda node: rank[node]))
-
-
-# ------------------------------------------------------------------ what a partition costs
-
-
-def count(instance: Published, blocks: Sequence[NodeBlock], devices: Devices | None = None) -> float:
-    """The objective of a partition from the file's nodes and edges alone.
-
-    Raises InputError when the partition breaks a rule of the format; `instance` as `configure` returns it.
-    """
-    place: dict[Hashable, int] = {i: s for s, block in enumerate(blocks) for i in block.nodes}
-    if sorted(map(str, place)) != sorted(str(n.id) for n in instance.nodes):
-        raise InputError("a partition must have every node once")
-    given = devices or Devices()
-    if isinstance(instance, PlacementInstance):
-        return _count_placement(instance, blocks, place)
-    if isinstance(instance, PiperInstance):
-        return _count_piper(instance, blocks, place)
-    return _count_pipedream(instance, blocks, place, given)
-
-
-def _count_placement(instance: PlacementInstance, blocks: Sequence[NodeBlock], place: Mapping[Hashable, int]) -> float:
-    loads = []
-    colors: dict[int, int] = {}
-    for node in instance.nodes:
-        if node.color is not None and colors.setdefault(node.color, place[node.id]) != place[node.id]:
-            raise InputError(f"colour {node.color} is on two devices")
-    for edge in instance.edges:
-        ends = (place[edge.source], place[edge.target])
-        if not instance.node[edge.target].backward and ends[0] > ends[1]:
-            raise InputError(f"edge {edge.source} -> {edge.target} leads back")
-    for s, block in enumerate(blocks):
-        nodes = [instance.node[i] for i in block.nodes if isinstance(i, int)]
-        if block.cpu:
-            loads.append(math.fsum(n.cpu_ms for n in nodes))
-            continue
-        crossing = {e.source for e in instance.edges if (place[e.source] == s) != (place[e.target] == s)}
-        loads.append(math.fsum([*(n.accelerator_ms for n in nodes), *(instance.cost_ms[i] for i in crossing)]))
-        if math.fsum(n.size_bytes for n in nodes) > instance.limit_bytes * _SLACK:
-            raise InputError(f"stage {s} does not fit")
-    if sum(b.cpu for b in blocks) > instance.cpus or sum(not b.cpu for b in blocks) > instance.accelerators:
-        raise InputError("there are more stages than devices")
-    return max(loads)
-
-
-def _count_pipedream(
-    profile: PipeDreamProfile, blocks: Sequence[NodeBlock], place: Mapping[Hashable, int], devices: Devices
-) -> float:
-    if len(blocks) != devices.count or not all(block.nodes for block in blocks):
-        raise InputError(f"there must be {devices.count} stages")
-    bandwidth = devices.bandwidth or BANDWIDTH
-    last: dict[str, int] = {}
-    for source, target in profile.edges:
-        if place[source] > place[target]:
-            raise InputError(f"edge {source} -- {target} leads back")
-        last[source] = max(last.get(source, 0), place[target])
-    times = []
-    for s in range(len(blocks)):
-        inside = [n for n in profile.nodes if place[n.id] == s]
-        times.append(math.fsum(t for n in inside for t in (n.forward_ms, n.backward_ms)) / 1000)
-        beyond = [n for n in profile.nodes if place[n.id] <= s < last.get(n.id, 0)]
-        times.append(2 * math.fsum(n.activation_bytes for n in beyond) / bandwidth)
-        held = (len(blocks) - s) * math.fsum(n.parameter_bytes + n.activation_bytes for n in inside)
-        if devices.limit_bytes is not None and held > devices.limit_bytes * _SLACK:
-            raise InputError(f"stage {s} does not fit")
-    return max(times)
-
-
-def _count_piper(instance: PiperInstance, blocks: Sequence[NodeBlock], place: Mapping[Hashable, int]) -> float:
-    if len(blocks) > instance.devices:
-        raise InputError("there are more stages than devices")
-    nodes = {n.id: n for n in instance.nodes}
-    loads = []
-    for s, block in enumerate(blocks):
-        modes = []
-        for i in block.nodes:
-            node = nodes[i]  # type: ignore[index]
-            mode = node.recompute if i in block.recompute else node.vanilla
-            if mode is None:
-                raise InputError(f"node {i} has no such mode")
-            modes.append(mode)
-        crossing = [c for a, b, c in instance.edges if (place[a] == s) != (place[b] == s)]
-        loads.append(math.fsum([*(m.time_s for m in modes), *(2 * c / instance.bandwidth for c in crossing)]))
-        flying = len(blocks) - s
-        held = math.fsum(m.static_bytes + flying * m.in_flight_bytes for m in modes)
-        if held > instance.limit_bytes * _SLACK:
-            raise InputError(f"stage {s} does not fit")
-    if any(place[a] > place[b] for a, b, _ in instance.edges):
-        raise InputError("an edge leads back")
-    return max(loads)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .model import Found
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+OnBetter = Callable[[float, float], None]
+"""Called with the largest load of a better partition and the bound that is proven by then."""
 
 _EXACT = 1e-8
 """Two partitions whose objectives differ by less, relatively, count as equal."""
@@ -52,8 +55,15 @@ class GraphCut:
     partition: Partition | None
 
 
-def cut_graph(problem: GraphProblem, *, time_limit: float = 60.0, workers: int = 2, seed: int = 0) -> GraphCut:
-    """The partition with the smallest largest load; optimal up to a part in 10^8.
+def cut_graph(
+    problem: GraphProblem,
+    *,
+    time_limit: float = 60.0,
+    workers: int = 2,
+    seed: int = 0,
+    on_better: OnBetter | None = None,
+) -> GraphCut:
+    """The partition with the smallest largest load; optimal up to a part in 10^8, the best so far when interrupted.
 
     Raises InputError for devices that there cannot be.
     """
@@ -63,8 +73,10 @@ def cut_graph(problem: GraphProblem, *, time_limit: float = 60.0, workers: int =
         return GraphCut("infeasible", None, None, None)
     devices = (min(problem.accelerators, len(problem)), min(problem.cpus, len(problem)))
     problem = replace(problem, accelerators=devices[0], cpus=devices[1])
-    search = _Search(problem, time.monotonic() + time_limit, workers, seed)
-    return search.run(time_limit)
+    search = _Search(problem, time.monotonic() + time_limit, workers, seed, on_better)
+    with suppress(KeyboardInterrupt):
+        search.run(time_limit)
+    return search.answer()
 
 
 def _check(problem: GraphProblem) -> None:
@@ -79,8 +91,11 @@ def _check(problem: GraphProblem) -> None:
 class _Search:
     """The best known partition of a problem, the best bound, and the way to close the gap."""
 
-    def __init__(self, problem: GraphProblem, deadline: float, workers: int, seed: int) -> None:
+    def __init__(
+        self, problem: GraphProblem, deadline: float, workers: int, seed: int, on_better: OnBetter | None
+    ) -> None:
         self.problem, self.deadline, self.workers, self.seed = problem, deadline, workers, seed
+        self.on_better = on_better
         self.upper, self.best = math.inf, None  # type: tuple[float, Partition | None]
         self.lower, self.nothing = 0.0, _NOTHING * _most(problem)
         self.proven = False
@@ -97,7 +112,7 @@ class _Search:
         """Seconds."""
         return self.deadline - time.monotonic()
 
-    def run(self, time_limit: float) -> GraphCut:
+    def run(self, time_limit: float) -> None:
         """Improves until it is proven that nothing is better, or the time is up."""
         whole = merge(self.problem, ()) if not self._lean else _unmerged(self.problem)
         self._through_orders(whole, _ORDER_SHARE * time_limit)
@@ -105,7 +120,6 @@ class _Search:
             merged = whole if self._lean else merge(self.problem, inseparable(self.problem, self.upper))
             if not self._every_ideal(merged) and not self._solver(merged):
                 break
-        return self._answer()
 
     @property
     def _lean(self) -> bool:
@@ -117,6 +131,8 @@ class _Search:
         if value >= self.upper:
             return False
         self.upper, self.best = value, partition
+        if self.on_better is not None:
+            self.on_better(value, self.lower)
         return True
 
     # ---------------------------------------------------------------- the three ways
@@ -169,12 +185,14 @@ class _Search:
         target = self.upper * (1 - _EXACT) if known else _most(merged.problem)
         decide = not self.improved
         found = self._ask(merged, target, decide=decide, seconds=(_DECIDE_SHARE if decide else 1.0) * self.left)
-        if decide and found.partition is None and not found.done and self.left > 0:
+        if decide and found.partition is None and not found.done and not found.interrupted and self.left > 0:
             found = self._ask(merged, target, decide=False, seconds=self.left)
         if found.partition is None and found.done:
             self.lower, self.proven = (target if known else math.inf), True
             return True
         better = found.partition is not None and self._take(merged.expand(found.partition))
+        if found.interrupted:
+            raise KeyboardInterrupt
         if better:
             self._polish(merged)
         self.improved = better and known and not found.done
@@ -204,7 +222,8 @@ class _Search:
             order = [g for block in small for g in graph_ideals.order_within(merged.problem, block.groups, generator)]
             misses = 0 if self._chain(merged, graph_ideals.prefixes([order])) else misses + 1
 
-    def _answer(self) -> GraphCut:
+    def answer(self) -> GraphCut:
+        """What is known by now."""
         if self.best is None:
             return GraphCut("infeasible" if self.proven else "unknown", None, None, None)
         bound = min(self.lower, self.upper)

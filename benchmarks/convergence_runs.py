@@ -19,7 +19,7 @@ from contraflow.models import LayeredModel, load, resolve
 from contraflow.models.protocol import build_layer, held_out
 from contraflow.models.words import PADDING
 from contraflow.planner import Cluster, ModelGraph, Workload
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.presets import PRESETS

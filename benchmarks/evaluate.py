@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup

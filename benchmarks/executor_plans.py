@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contraflow.planner import Cluster, InputError, ModelGraph, Plan, SearchSpace, Workload, plan
-from contraflow.planner.graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from contraflow.planner.graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op
 

@@ -26,7 +26,7 @@ from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import RunResult, execute
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.problem.cluster import DeviceType, Link, NodeGroup

@@ -27,7 +27,7 @@ from search_cases import Case
 from search_rows import GOOD, Effort, Row, faults, named, print_rows, solve, versus
 
 from contraflow.planner import InputError, Plan, Progress, evaluate
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import SCHEDULES

@@ -29,7 +29,7 @@ from search_rows import Effort, Row, best_named, faults, named, print_rows, solv
 
 from contraflow.planner import ModelGraph, Plan, SearchSpace, evaluate, plan
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import variants

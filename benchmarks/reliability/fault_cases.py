@@ -9,7 +9,7 @@ from pathlib import Path
 
 import victim
 
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.plan_file import save_plan

@@ -18,7 +18,7 @@ from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, Tie, derive_seed
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph.operations import Candidate, regroup
+from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.graph.updates import with_returns
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem

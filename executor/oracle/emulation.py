@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...models import Dataset, LayeredModel, derive_seed
-from ...planner.graph import RECOMPUTE, route, stash_kind, update_size
+from ...planner.graph import route, stash_policy, update_size
 from ...planner.plan import Plan
 from ...planner.problem import WEIGHT_POLICIES
 from ..basics import RunError, Training
@@ -193,9 +193,8 @@ class Emulator:
             version = read[stage] if stashed else m // self.update
             weights, replica = self._weights(stage, m, version, backward=True), self.replicas[stage]
             stash = stashes.pop()
-            if (
-                stash_kind(self.stash[self.routes[m % len(self.routes)]][stage]) == RECOMPUTE
-            ):  # from the version, not predicted
+            row = self.stash[self.routes[m % len(self.routes)]]
+            if stash_policy(row[stage]).remade:  # from the version, not predicted
                 kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
                 stash = programs[stage].remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
             found = programs[stage].backward(stash, weights, gradient, replica.weights.accumulators)

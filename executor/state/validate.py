@@ -15,7 +15,7 @@ from ...models.protocol import build_shapes
 from ...models.registry import names
 from ...planner.basics import one_line
 from ...planner.check import Violation, check
-from ...planner.graph import OFFLOAD, OFFLOAD_WEIGHTS, stash_kind, update_size
+from ...planner.graph import stash_policy, update_size
 from ...planner.plan import Kind, Plan
 from ...planner.problem import Layer
 from ...planner.rules import structure
@@ -48,7 +48,7 @@ def _require_no(violations: Sequence[Violation]) -> None:
 def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
     for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
         for stage, policy in enumerate(row):
-            if stash_kind(policy) == OFFLOAD and pipeline.forward[stage] != pipeline.backward[stage]:
+            if stash_policy(policy).hosted and pipeline.forward[stage] != pipeline.backward[stage]:
                 raise RunError(
                     f"pipeline {index}, stage {stage}: a stash that goes from one device to another through the host "
                     f"is not executed on {device} yet: plan with --no-offload"
@@ -58,7 +58,7 @@ def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
 def _require_weights_at_home(plan: Plan) -> None:
     for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
         for stage, policy in enumerate(row):
-            if stash_kind(policy) == OFFLOAD_WEIGHTS and pipeline.forward[stage] != pipeline.backward[stage]:
+            if stash_policy(policy).versioned and pipeline.forward[stage] != pipeline.backward[stage]:
                 raise RunError(
                     f"pipeline {index}, stage {stage}: weights that go to another device through the host with their "
                     "stash are not executed: plan with offload"

@@ -16,7 +16,7 @@ import weakref
 from torch import Tensor
 
 from ...planner.forecast import copied_to_host, most_host_bytes
-from ...planner.graph import OFFLOADS
+from ...planner.graph import stash_policy
 from ...planner.plan import Kind, Plan
 from ..basics import SharedFile
 from ..wires import Transport
@@ -92,7 +92,7 @@ def _release(ledger: weakref.ref[HostLedger], count: int) -> None:
 
 def open_ledger(plan: Plan, transport: Transport) -> HostLedger | None:
     """The rank's page; collective over all ranks of the run. None where nothing is offloaded."""
-    if all(OFFLOADS.isdisjoint(row) for row in plan.stash):
+    if not any(stash_policy(policy).hosted for row in set(plan.stash) for policy in row):
         return None
     mates = _mates(plan, transport.rank)
     size = len(mates) * _SLOT.size

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...models import derive_seed
-from ...planner.graph import RECOMPUTE, asynchronous, update_size
+from ...planner.graph import asynchronous, update_size
 from ...planner.plan import IN_LINE, Kind, Op
 from ...planner.problem import WEIGHT_POLICIES
 from ..basics import Aborted, ExecutionError, failed_op
@@ -253,7 +253,7 @@ class Interpreter(Posting):
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
         weights = self._weights(state, op)
         self._begin(state, record)
-        if self._stash_policy(op) == RECOMPUTE:
+        if self._stash_policy(op).remade:
             output = replica.program.forward_only(weights, buffers, x, target, seed)
             state.inputs[stage, m] = x
         else:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...planner.graph import OFFLOAD_WEIGHTS, RECOMPUTE, stash_kind
+from ...planner.graph import StashPolicy, stash_policy
 from ...planner.plan import Kind, Op
 from ..place import OpRecord, Place
 from ..state import Addresses, Blueprint, StageReplica, by_name, own_copies, repeated
@@ -86,7 +86,7 @@ class Posting:
     def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
         home, back = self._to.devices(op)
         carried = None
-        if self._stash_policy(op) == OFFLOAD_WEIGHTS and self._course.versions is not None:
+        if self._stash_policy(op).versioned and self._course.versions is not None:
             weights = self.replicas[op.stage].weights
             version = state.versions[op.stage].at(self._course.versions.backward[op.stage, op.micro_batch])
             carried = {name: version[name] for name in weights.trained}
@@ -147,10 +147,9 @@ class Posting:
 
     def _receive_stash(self, state: StepState, op: Op, record: OpRecord) -> None:
         home, back = self._to.devices(op)
-        policy = self._stash_policy(op)
         if home == back:
             self._stashes.receive(state, op, record, home)
-        elif policy == RECOMPUTE:
+        elif self._stash_policy(op).remade:
             buffer = self._buffer(state, op.stage, op.micro_batch)
             handle = self.transport.post_receive(buffer, op.peer, self._to.stash_tag(op, 0))
             state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
@@ -218,9 +217,9 @@ class Posting:
         """Memory for the input of a stage or its gradient."""
         return self.blueprint.shape(stage, state.samples(micro_batch)).empty(self._place.device)
 
-    def _stash_policy(self, op: Op) -> str:
-        """What becomes of the op's stash, see `stash_kind`; raises PlanError: unknown."""
-        return stash_kind(self._course.plan.stash[self._course.routes[op.micro_batch]][op.stage])
+    def _stash_policy(self, op: Op) -> StashPolicy:
+        """What becomes of the op's stash; raises PlanError: unknown."""
+        return stash_policy(self._course.plan.stash[self._course.routes[op.micro_batch]][op.stage])
 
     def _finish(self, state: StepState, transfer: Transfer | None) -> None:
         if transfer is not None:

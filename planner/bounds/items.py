@@ -9,7 +9,7 @@ from functools import cached_property
 from ..basics import check_time
 from ..graph import KEEP as KEPT
 from ..graph import RECOMPUTE as RECOMPUTED
-from ..graph import Candidate, holders, ship_target, stash_kind, static_bytes, step_seconds
+from ..graph import Candidate, holders, ship_target, stash_policy, static_bytes, step_seconds
 from ..plan import Pipeline
 from ..problem import Link
 from .knapsack import Option
@@ -148,7 +148,7 @@ class Asked:
         after = min(stash, int(costs.weight_stash_bytes[s])) if w > 0 else 0
         kind, remake, waiting, trip = KEEP, 0.0, stash, times.trip[s]
         area = stash * (f + trip + i)
-        fate = stash_kind(policy)
+        fate = stash_policy(policy).name
         if fate == RECOMPUTED:
             speed = self.candidate.problem.cluster.devices[b].kind.speed
             remake = float(costs.forward_s[s]) / speed

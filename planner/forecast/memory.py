@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import (
-    RECOMPUTE,
     Flags,
     Ints,
     StageCosts,
     Structured,
     predict_workspace,
     route,
-    stash_kind,
+    stash_policy,
     static_bytes,
     step_workspace,
 )
@@ -89,9 +88,9 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
 
 def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> Flags | None:
     """Which of these forwards keep only their input; None where none does."""
-    if not any(RECOMPUTE in row for row in plan.stash):
+    if not any(stash_policy(policy).remade for row in set(plan.stash) for policy in row):
         return None
-    table = np.array([[stash_kind(policy) == RECOMPUTE for policy in row] for row in plan.stash], dtype=np.bool_)
+    table = np.array([[stash_policy(policy).remade for policy in row] for row in plan.stash], dtype=np.bool_)
     pipeline = np.zeros(int(micro_batch.max(initial=0)) + 1, dtype=np.int64)
     for m, index in route(plan).items():
         if m < len(pipeline):

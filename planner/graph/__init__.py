@@ -1,58 +1,69 @@
 """The operation graph: ops, what each costs, holds and waits for; op lists as columns."""
 
-from .columns import NOWHERE, Flags, Floats, Ints, Messages, Ops, carries, copied_bytes, direct_bytes
-from .kernel import run_jobs
-from .operations import (
-    KEEP,
-    OFFLOAD,
-    OFFLOAD_WEIGHTS,
-    OFFLOADS,
-    PREDICTED_AT_ONCE,
-    RECOMPUTE,
-    SHIP,
+from ..problem import StageCosts
+from .candidate import (
     Candidate,
-    StageCosts,
     Structured,
     closings,
-    forward_devices,
-    holders,
-    messages,
-    parameter_returns,
-    predict_workspace,
     regroup,
     require_policies,
     route,
-    ship_target,
-    stash_hops,
-    stash_kind,
-    static_bytes,
-    step_workspace,
-    training_bytes,
     update_size,
     weights_offloaded,
 )
+from .columns import NOWHERE, Flags, Floats, Ints, Messages, Ops, carries, copied_bytes, direct_bytes
+from .kernel import run_jobs
+from .policies import (
+    INCOMING,
+    KEEP,
+    OFFLOAD,
+    OFFLOAD_WEIGHTS,
+    POLICIES,
+    RECOMPUTE,
+    SHIP,
+    STASH,
+    VERSION,
+    Content,
+    Hold,
+    StashPolicy,
+    Where,
+    register,
+    ship_target,
+    stash_policy,
+    valid_policy,
+)
 from .reductions import predict_seconds, reduce_seconds, ring, step_seconds, tie_seconds, update_seconds
+from .replicas import forward_devices, holders, parameter_returns, static_bytes, training_bytes
+from .traffic import messages, stash_hops
 from .updates import on_lists, require_sound, with_returns, with_steps, with_updates
 from .versions import Versions, asynchronous, kept_versions
+from .workspaces import PREDICTED_AT_ONCE, predict_workspace, step_workspace
 
 __all__ = [
     "Candidate",
+    "Content",
     "Flags",
     "Floats",
+    "Hold",
+    "INCOMING",
     "Ints",
     "KEEP",
     "Messages",
     "NOWHERE",
     "OFFLOAD",
-    "OFFLOADS",
     "OFFLOAD_WEIGHTS",
     "Ops",
+    "POLICIES",
     "PREDICTED_AT_ONCE",
     "RECOMPUTE",
     "SHIP",
+    "STASH",
     "StageCosts",
+    "StashPolicy",
     "Structured",
+    "VERSION",
     "Versions",
+    "Where",
     "asynchronous",
     "carries",
     "closings",
@@ -67,6 +78,7 @@ __all__ = [
     "predict_seconds",
     "predict_workspace",
     "reduce_seconds",
+    "register",
     "regroup",
     "require_policies",
     "require_sound",
@@ -75,7 +87,7 @@ __all__ = [
     "run_jobs",
     "ship_target",
     "stash_hops",
-    "stash_kind",
+    "stash_policy",
     "static_bytes",
     "step_seconds",
     "step_workspace",
@@ -83,6 +95,7 @@ __all__ = [
     "training_bytes",
     "update_seconds",
     "update_size",
+    "valid_policy",
     "weights_offloaded",
     "with_returns",
     "with_steps",

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ..basics import PlanError
 from ..plan import IN_LINE, SENDS, Kind, Op
-from ..problem import returned_bytes
-from .operations import OFFLOAD_WEIGHTS, StageCosts, Structured, weights_offloaded
+from ..problem import StageCosts, returned_bytes
+from .candidate import Structured, weights_offloaded
+from .policies import stash_policy
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -200,7 +201,7 @@ def copied_bytes(plan: Structured, costs: StageCosts, ops: Ops, copies: Ints) ->
 
 def carries(plan: Structured, ops: Ops, copies: Ints) -> Flags:
     """Which of these OFFLOADs and FETCHes take a version of the weights along."""
-    if not any(OFFLOAD_WEIGHTS in row for row in plan.stash):
+    if not any(stash_policy(policy).versioned for row in set(plan.stash) for policy in row):
         return np.zeros(len(copies), dtype=np.bool_)
     with_weights = weights_offloaded(plan)
     pairs = zip(ops.stage[copies].tolist(), ops.micro_batch[copies].tolist(), strict=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..problem import WEIGHT_POLICIES, Cluster
-from .operations import StageCosts, Structured, holders
+from ..problem import WEIGHT_POLICIES, Cluster, StageCosts
+from .candidate import Structured
+from .replicas import holders
 
 if TYPE_CHECKING:
     from ..plan import Problem

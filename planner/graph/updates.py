@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from ..basics import PlanError
 from ..plan import Kind, Op, Plan
-from ..problem import FLUSH, WEIGHT_POLICIES
-from .operations import Candidate, StageCosts, closings, holders, parameter_returns, update_size
+from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
+from .candidate import Candidate, closings, update_size
+from .replicas import holders, parameter_returns
 from .versions import Versions
 
 _ENDS = frozenset({Kind.B, Kind.W})

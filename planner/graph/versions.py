@@ -14,8 +14,8 @@ from typing import Protocol
 
 from ..plan import Kind, Op
 from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
-from .operations import Structured, holders, weights_offloaded
-from .operations import update_size as update_size
+from .candidate import Structured, update_size, weights_offloaded
+from .replicas import holders
 
 _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W, Kind.R})
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..basics import PlanError
-from ..graph import NOWHERE, OFFLOADS, Candidate, Flags, Ints, Messages, Ops, StageCosts, route, ship_target, stash_kind
+from ..graph import NOWHERE, Candidate, Flags, Ints, Messages, Ops, StageCosts, route, ship_target, stash_policy
 from ..plan import Kind
 
 BEGIN, RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -4, -3, -2, -1, 0, 1, 2, 3
@@ -54,9 +54,7 @@ class Routes:
         away = np.array([[-1 if x is None else x for x in known[row]] for row in candidate.stash], dtype=np.int64)
         forward = np.array([p.forward for p in candidate.pipelines], dtype=np.int64)
         backward = np.array([p.backward for p in candidate.pipelines], dtype=np.int64)
-        offload = np.array(
-            [[stash_kind(policy) in OFFLOADS for policy in row] for row in candidate.stash], dtype=np.bool_
-        )
+        offload = np.array([[stash_policy(policy).hosted for policy in row] for row in candidate.stash], dtype=np.bool_)
         apart = forward != backward
         if (apart & (away >= 0)).any():
             raise PlanError("a stash whose forward and backward devices differ cannot be shipped away and back")

@@ -47,7 +47,7 @@ class Chain:
 
     @classmethod
     def of(cls, problem: Problem) -> Chain:
-        """The chain of a problem's layers; static bytes are those of operations.static_bytes."""
+        """The chain of a problem's layers; static bytes are those of `graph.static_bytes`."""
         model = problem.model
         names = tuple(model.layers[position].name for position in model.topological)
         single = _on_devices(problem, tuple((name,) for name in names), replicas=1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..basics import InputError, format_bytes, format_seconds
-from ..graph import OFFLOAD_WEIGHTS, OFFLOADS, StageCosts, holders, messages, ring, route, stash_kind, update_size
+from ..graph import StageCosts, holders, messages, ring, route, stash_policy, update_size
 from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
 from .names import plain
 from .palette import paint
@@ -223,8 +223,8 @@ def _flows(plan: Plan, costs: StageCosts) -> dict[tuple[Any, Any, str, int], tup
             add(("device", a), ("device", b), "gradient sums", 0, updates * share, updates)
     for p, row in zip(plan.pipelines, plan.stash, strict=True):
         for stage, policy in enumerate(row):
-            if stash_kind(policy) in OFFLOADS and p.micro_batches:
-                weights = int(costs.trained_bytes[stage]) if policy == OFFLOAD_WEIGHTS else 0
+            if stash_policy(policy).hosted and p.micro_batches:
+                weights = int(costs.trained_bytes[stage]) if stash_policy(policy).versioned else 0
                 _add_copies(plan, p, stage, int(costs.stash_bytes[stage]) + weights, add)
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from instances import named, uniform
 
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import predict_workspace
+from contraflow.planner.graph import predict_workspace
 from contraflow.planner.plan import Kind, Op, Plan
 from contraflow.planner.plan_file import op_from_text
 from contraflow.planner.problem.workload import Workload

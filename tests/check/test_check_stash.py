@@ -12,7 +12,7 @@ from instances import named, one_layer_a_stage
 
 from contraflow.planner.check import Violation, check
 from contraflow.planner.forecast.timeline import Deadlock
-from contraflow.planner.graph.operations import regroup
+from contraflow.planner.graph import regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup

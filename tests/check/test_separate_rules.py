@@ -11,7 +11,7 @@ from random_plans import plans_of, random_candidate
 from contraflow.planner import bounds
 from contraflow.planner.check import check
 from contraflow.planner.forecast.timeline import Timeline
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import IN_LINE, Kind, Op, Plan
 from contraflow.planner.plan_file import plan_from_dict, plan_to_dict
 from contraflow.planner.problem.model_graph import ModelGraph

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from instances import one_layer_a_stage
 
 from contraflow.planner.forecast.timeline import Timeline
-from contraflow.planner.graph.operations import Candidate, regroup
+from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, IN_LINE, Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup

@@ -14,18 +14,18 @@ from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast.jobs import build
 from contraflow.planner.forecast.timeline import simulate_orders
-from contraflow.planner.graph.columns import Ops
-from contraflow.planner.graph.operations import (  # fmt: skip
+from contraflow.planner.graph import (  # fmt: skip
     Candidate,
     StageCosts,
     messages,
     regroup,
     ship_target,
     stash_hops,
-    stash_kind,
+    stash_policy,
     update_size,
     valid_policy,
 )
+from contraflow.planner.graph.columns import Ops
 from contraflow.planner.graph.versions import Versions
 from contraflow.planner.lower.lowering import Routes
 from contraflow.planner.lower.plans import assemble
@@ -58,7 +58,7 @@ READS: dict[str, Callable[[Plan], Any]] = {
 @pytest.mark.parametrize("policy", STRANGE)
 def test_a_stash_policy_that_is_none_is_refused(policy: str) -> None:
     """By whoever takes it apart, and by the checker with its place."""
-    for read in (stash_kind, ship_target, lambda text: stash_hops(Pipeline((0,), (0,), (0,)), 0, text)):
+    for read in (stash_policy, ship_target, lambda text: stash_hops(Pipeline((0,), (0,), (0,)), 0, text)):
         with pytest.raises(PlanError, match="unknown stash policy"):
             read(policy)
     assert not valid_policy(policy, 9)

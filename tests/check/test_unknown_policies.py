@@ -9,7 +9,7 @@ from instances import one_layer_a_stage, uniform
 
 from contraflow.planner import Cluster, Link, SearchSpace, Workload, bounds, plan
 from contraflow.planner.basics.errors import PlanError
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.partition.mixed import fates
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.search.exact.apart import solve_apart

@@ -25,7 +25,7 @@ from contraflow.executor.step.enforcement import MemoryExceeded
 from contraflow.executor.step.host_ledger import HostLedger
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.forecast.op_memory import most_host_bytes
-from contraflow.planner.graph.operations import Candidate, StageCosts, static_bytes
+from contraflow.planner.graph import Candidate, StageCosts, static_bytes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.plan_file import op_from_text, save_plan

@@ -27,7 +27,7 @@ from contraflow.executor.run.launch import RunResult, execute
 from contraflow.executor.state.agreement import Signature, agree
 from contraflow.models import resolve
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup

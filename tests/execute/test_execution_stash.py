@@ -19,7 +19,7 @@ from contraflow.executor.step.copies import ThreadMoves
 from contraflow.executor.step.waits import waits
 from contraflow.models import LayeredModel, LayerSpec
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import regroup
+from contraflow.planner.graph import regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Op, Pipeline, Plan
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

@@ -33,7 +33,7 @@ from contraflow.executor.wires.groups import reduce_groups
 from contraflow.executor.wires.threads import ThreadTransport
 from contraflow.models import LayeredModel, LayerSpec, Tie, resolve
 from contraflow.models.loss import cross_entropy
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

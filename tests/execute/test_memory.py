@@ -18,8 +18,8 @@ from contraflow.planner.check import check
 from contraflow.planner.forecast import memory
 from contraflow.planner.forecast.curves import curves
 from contraflow.planner.forecast.timeline import Timeline
+from contraflow.planner.graph import StageCosts, static_bytes
 from contraflow.planner.graph.columns import Ints
-from contraflow.planner.graph.operations import StageCosts, static_bytes
 from contraflow.planner.plan import Kind, Op, Plan
 from contraflow.planner.simulate import evaluate, simulate
 

@@ -20,7 +20,7 @@ from contraflow.executor.stage.precision import build_lowered
 from contraflow.executor.stage.program import StageProgram
 from contraflow.models import resolve
 from contraflow.models.protocol import LayerSpec
-from contraflow.planner.graph.operations import static_bytes
+from contraflow.planner.graph import static_bytes
 from contraflow.planner.plan import Plan
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.simulate import simulate

@@ -110,7 +110,7 @@ def loud(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_gradient_that_is_infinite_is_named_too(bursting: int, where: str) -> None:
     """With the stage and the micro-batch whose backward made it, of the first stage as well."""
     from contraflow.executor.measure.profile import profile_model
-    from contraflow.planner.graph.operations import Candidate
+    from contraflow.planner.graph import Candidate
     from contraflow.planner.lower.plans import assemble
     from contraflow.planner.plan import Problem
     from contraflow.planner.problem.cluster import Cluster

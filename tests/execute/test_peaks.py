@@ -34,7 +34,7 @@ from contraflow.executor.step.finite import Guard
 from contraflow.executor.step.update import Update
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.basics.errors import ModelError, PlanError
-from contraflow.planner.graph.operations import Candidate, StageCosts, static_bytes
+from contraflow.planner.graph import Candidate, StageCosts, static_bytes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.plan_file import load_plan, op_from_text, save_plan

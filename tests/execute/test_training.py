@@ -29,7 +29,7 @@ from contraflow.executor.wires import threads
 from contraflow.models import load, resolve
 from contraflow.planner.check import check
 from contraflow.planner.forecast.timeline import simulate_orders
-from contraflow.planner.graph.operations import StageCosts
+from contraflow.planner.graph import StageCosts
 from contraflow.planner.plan import Kind, Op, Plan
 from contraflow.planner.simulate import simulate
 

@@ -24,7 +24,7 @@ from contraflow.executor.step.step_state import StepRecord
 from contraflow.models import LayeredModel, resolve
 from contraflow.models.protocol import build_layer
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

@@ -11,7 +11,7 @@ from runs import Case, dealt_out, planned, rewritten, worst_excess
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.emulation import Emulation, Emulator, emulate
 from contraflow.executor.run.launch import RunResult, execute
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup

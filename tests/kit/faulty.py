@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from contraflow.executor.run.proc import children_of
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.graph.updates import with_returns
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Plan, Problem

@@ -16,7 +16,7 @@ from contraflow.executor.run.launch import RunResult, execute
 from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, derive_seed
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

@@ -21,7 +21,7 @@ from contraflow.executor.basics.training import Training
 from contraflow.models import Dataset, LayeredModel
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.graph.updates import with_steps
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem

@@ -9,7 +9,7 @@ import torch
 from runs import profiled
 
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import RECOMPUTE, Candidate
+from contraflow.planner.graph import RECOMPUTE, Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup

@@ -26,7 +26,7 @@ from contraflow.executor.run.rank import Job, RankReport, StepReport, run_rank
 from contraflow.executor.stage.engines import Engine
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import resolve
-from contraflow.planner.graph.operations import Candidate, regroup, route
+from contraflow.planner.graph import Candidate, regroup, route
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup

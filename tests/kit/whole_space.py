@@ -10,7 +10,7 @@ from random_plans import Greedy
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner.basics.errors import PlanError
-from contraflow.planner.graph.operations import Candidate, regroup
+from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Pipeline, Plan, Problem

@@ -13,7 +13,7 @@ from steady_plans import NAMES, POLICIES, machine, passes, planned
 from contraflow.planner.basics.errors import InputError, PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast.version_copies import most_copies
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.graph.versions import Versions
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.lower.repetition import repeat

@@ -10,7 +10,7 @@ from steady_plans import POLICIES, machine, passes
 
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.graph.versions import Versions
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.lower.repetition import repeat

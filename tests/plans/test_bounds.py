@@ -9,7 +9,7 @@ from instances import one_layer_a_stage, uniform
 from test_plan_search import random_problem
 
 from contraflow.planner import bounds
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain, compositions
 from contraflow.planner.plan import Kind, Pipeline, Problem

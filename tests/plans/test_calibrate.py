@@ -15,7 +15,7 @@ from traces import simulated_run
 
 from contraflow.__main__ import cli
 from contraflow.executor.run.launch import execute
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.plan_file import save_plan

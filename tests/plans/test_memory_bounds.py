@@ -11,7 +11,7 @@ import pytest
 from random_plans import plans_of, random_candidate, random_cluster, random_model
 
 from contraflow.planner import bounds
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link

@@ -9,7 +9,7 @@ import time
 import pytest
 from instances import uniform
 
-from contraflow.planner.graph.operations import Candidate, StageCosts, static_bytes
+from contraflow.planner.graph import Candidate, StageCosts, static_bytes
 from contraflow.planner.partition.chain import Chain, Cuts, compositions, cut, lightest
 from contraflow.planner.partition.folded import fold
 from contraflow.planner.plan import Pipeline, Problem

@@ -9,7 +9,7 @@ from instances import one_layer_a_stage
 
 from contraflow.planner.basics.errors import ScheduleError
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

@@ -11,7 +11,7 @@ from test_stash import device_curve, host_curve, spans
 
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate, messages, parameter_returns, static_bytes
+from contraflow.planner.graph import Candidate, messages, parameter_returns, static_bytes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.plan_file import op_from_text

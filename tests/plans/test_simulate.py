@@ -15,8 +15,7 @@ from instances import named, one_layer_a_stage, uniform
 
 from contraflow.planner.basics.deadline import OutOfTime, until
 from contraflow.planner.check import check
-from contraflow.planner.graph import kernel
-from contraflow.planner.graph.operations import Candidate, StageCosts
+from contraflow.planner.graph import Candidate, StageCosts, kernel
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup

@@ -10,7 +10,7 @@ import pytest
 from instances import one_layer_a_stage
 
 from contraflow.planner.forecast.timeline import Timeline
-from contraflow.planner.graph.operations import Candidate, messages, regroup, ship_target, valid_policy
+from contraflow.planner.graph import Candidate, messages, regroup, ship_target, valid_policy
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.plan_file import op_from_text

@@ -15,7 +15,7 @@ from contraflow.planner import bounds, plan
 from contraflow.planner.basics.errors import ModelError, PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast.timeline import Deadlock, Timeline
-from contraflow.planner.graph.operations import Candidate, StageCosts, holders, messages, static_bytes
+from contraflow.planner.graph import Candidate, StageCosts, holders, messages, static_bytes
 from contraflow.planner.graph.reductions import reduce_seconds
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain, compositions

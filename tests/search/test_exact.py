@@ -8,7 +8,7 @@ import pytest
 from instances import one_layer_a_stage, uniform
 
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import Pipeline, Problem
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.workload import Workload

@@ -9,7 +9,7 @@ from instances import nothing_better, one_layer_a_stage, uniform
 
 from contraflow.planner import SearchSpace, plan
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph

@@ -10,7 +10,7 @@ from instances import nothing_better
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
 from contraflow.planner.basics.errors import PlanError
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 

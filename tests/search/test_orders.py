@@ -14,7 +14,7 @@ from instances import one_layer_a_stage
 from random_plans import random_candidate, random_model
 
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate, static_bytes
+from contraflow.planner.graph import Candidate, static_bytes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup

@@ -14,7 +14,7 @@ from random_plans import plans_of, random_candidate
 
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.check import check
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain, compositions
 from contraflow.planner.plan import Kind, Plan, Problem

@@ -13,7 +13,7 @@ from instances import nothing_better, uniform
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Result, SearchSpace, Workload, check, evaluate
 from contraflow.planner import plan as search
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph.operations import OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
+from contraflow.planner.graph import OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
 from contraflow.planner.graph.versions import Versions
 from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Kind, Problem

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
-from contraflow.planner.graph.operations import Candidate
+from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.plan import Plan, Problem

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, evaluate, plan
-from contraflow.planner.graph.operations import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from contraflow.planner.graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from contraflow.planner.lower.plans import assembled
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept

@@ -12,7 +12,7 @@ from whole_space import SPACES, allowed, limited, plans, seconds, small_problem
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, SearchSpace, Workload, check
 from contraflow.planner import plan as search
-from contraflow.planner.graph.operations import Candidate, regroup
+from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import build

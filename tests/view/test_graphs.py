@@ -16,7 +16,7 @@ from instances import named
 from pictures import MIB, ONE_ROUTE, pictured, routed
 
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph.operations import Candidate, StageCosts
+from contraflow.planner.graph import Candidate, StageCosts
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import IN_LINE, Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...graph import OFFLOADS, RECOMPUTE, ship_target
+from ...graph import ship_target, stash_policy
 from ...plan import Forecast, Kind, Plan, Provenance
 from ...problem import FLUSH, SearchSpace
 
@@ -88,8 +88,8 @@ def including(space: SearchSpace, plan: Plan) -> SearchSpace:
     return replace(
         space,
         pipelines=None if space.pipelines is None else max(space.pipelines, len(routes)),
-        recompute=space.recompute or RECOMPUTE in policies,
-        offload=space.offload or bool(policies & OFFLOADS),
+        recompute=space.recompute or any(stash_policy(policy).remade for policy in policies),
+        offload=space.offload or any(stash_policy(policy).hosted for policy in policies),
         split_backward=split,
         separate_backward=space.separate_backward or apart,
         asynchronous=(*space.asynchronous, *weights) if space.asynchronous else (),

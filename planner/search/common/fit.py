@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...basics import format_bytes
-from ...graph import OFFLOADS
+from ...graph import stash_policy
 from ...lower import Assembled
 from ...plan import Forecast, Plan, Problem
 from ...simulate import simulate
@@ -81,7 +81,8 @@ def _over(problem: Problem, forecast: Forecast) -> list[int]:
 def host_excess(plan: Plan) -> list[int]:
     """Bytes by which offloaded stashes exceed the host memory of every node; 0 where they fit."""
     groups = plan.problem.cluster.node_groups
-    if all(group.host_memory_bytes is None for group in groups) or all(OFFLOADS.isdisjoint(row) for row in plan.stash):
+    hosted = any(stash_policy(policy).hosted for row in set(plan.stash) for policy in row)
+    if not hosted or all(group.host_memory_bytes is None for group in groups):
         return [0] * len(groups)
     found = simulate(plan).host_memory
     allowed = [math.inf if group.host_memory_bytes is None else group.host_memory_bytes for group in groups]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...basics import PlanError
 from ...forecast import simulate_orders
-from ...graph import OFFLOADS, RECOMPUTE, Candidate, StageCosts, update_size
+from ...graph import Candidate, StageCosts, stash_policy, update_size
 from ...lower import assembled, period_seconds, repeat
 from ...partition import Chain
 from ...plan import Kind, Op, Pipeline, Plan, Problem
@@ -66,7 +66,8 @@ def _sloping(stages: Sequence[Stage]) -> list[Stage]:
 
 def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
     """F, B, R and FREE of one stage."""
-    again, away = stage.stash == RECOMPUTE, stage.stash in OFFLOADS and leaving is not None
+    policy = stash_policy(stage.stash)
+    again, away = policy.remade, policy.hosted and leaving is not None
     begun = 0
 
     def forward() -> Iterator[Op]:

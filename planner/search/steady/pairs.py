@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import OFFLOAD_WEIGHTS, OFFLOADS
+from ...graph import stash_policy
 from .tables import Floats, Intervals, Ints, Place
 
 
@@ -50,9 +50,9 @@ class Pairs:
 
     def copied(self, stash: str) -> Floats:
         """Seconds a micro-batch on the host link, one way, with this stash policy."""
-        if stash not in OFFLOADS:
+        if not stash_policy(stash).hosted:
             return np.zeros_like(self.copy)
-        return self.copy + self.copy_weights if stash == OFFLOAD_WEIGHTS else self.copy
+        return self.copy + self.copy_weights if stash_policy(stash).versioned else self.copy
 
     def least(self, value: Floats) -> Ints:
         """For every first layer that has a finite value, the first interval with the least."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...graph import OFFLOADS
+from ...graph import stash_policy
 from ...plan import Plan, Problem
 from .alternatives import Alternative
 from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
@@ -56,7 +56,7 @@ class Pool:
         """The solution as the best plan of its ways to leave room for copies; None where it does not run."""
         key = id(alternative), tuple(stages)
         if key not in self.known:
-            away = any(stage.stash in OFFLOADS for stage in stages)
+            away = any(stash_policy(stage.stash).hosted for stage in stages)
             ways = (
                 self._built(alternative, key[1], source, way) for way in ((NEVER, LATE, SOON) if away else (NEVER,))
             )

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from ...basics import PlanError, check_time
-from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, OFFLOADS, RECOMPUTE
+from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, stash_policy
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
 from .tables import Floats, Intervals, Place
@@ -80,7 +80,7 @@ class Programme:
         self.intervals, self.places, self.rules = intervals, places, rules
         self.stashes, self.most, self.margin = tuple(stashes), most, margin
         for stash in self.stashes:
-            if stash not in (KEEP, RECOMPUTE, *OFFLOADS):
+            if stash not in (KEEP, RECOMPUTE, OFFLOAD, OFFLOAD_WEIGHTS):
                 raise PlanError(f"the search without a flush knows no stash policy {stash!r}")
         workload = intervals.chain.problem.workload
         needed = rules.policy.predicts and workload.keeps_gradient(rules.policy.momentum_first)
@@ -177,7 +177,7 @@ class Programme:
 
     def _trips(self, k: int, c: Pairs, period: float, after: Floats, stash: str, rules: Rules) -> tuple[Floats, Floats]:
         """Least round trips and numbers in flight of every interval; infinite where it is not allowed."""
-        again = c.forward if stash == RECOMPUTE else 0.0
+        again = c.forward if stash_policy(stash).remade else 0.0
         predicted = c.predict if rules.predicts_backward(k) else 0.0
         asked = self._asked(c, after, stash)
         step = np.maximum(1 / rules.update, self.margin.steps) * c.step
@@ -199,10 +199,10 @@ class Programme:
         """Seconds that a micro-batch is away at the least: through the stages behind, or to the host and back."""
         behind = after[c.end]
         if c.place.last:
-            asked = c.work + behind + (c.forward if stash == RECOMPUTE else 0.0)
+            asked = c.work + behind + (c.forward if stash_policy(stash).remade else 0.0)
         else:
             asked = c.work + np.where(np.isinf(behind) | c.waits, behind + c.there_and_back, 0.0)
-        if stash in OFFLOADS:
+        if stash_policy(stash).hosted:
             asked = np.maximum(asked, c.work + 2 * (c.copied(stash) + c.place.copy_latency))
         return np.asarray(asked, dtype=np.float64)
 
@@ -212,7 +212,7 @@ class Programme:
         if not self.rules.reduced:
             return found
         update = self.rules.update
-        again = c.forward if stash == RECOMPUTE else 0.0
+        again = c.forward if stash_policy(stash).remade else 0.0
         waiting = c.reduce + np.where(c.reduce > 0, c.place.reduce_latency, 0.0) + c.step
         between = (update - 1) * (c.forward + again) + waiting
         return np.maximum(found, c.backward + between / update)

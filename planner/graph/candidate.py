@@ -1,0 +1,117 @@
+"""A candidate: everything about a plan but the order of its ops. What plans and candidates have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from ..plan import Pipeline, Problem
+from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts, policy_of
+from .policies import KEEP, stash_policy
+
+
+class Structured(Protocol):
+    """What plans and candidates have in common: everything but the order."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]: ...
+    @property
+    def stash(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def weights(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages, pipelines, stash and weight policy: everything but the order of ops.
+
+    Raises PlanError for policies that are none.
+    """
+
+    problem: Problem
+    stages: tuple[tuple[str, ...], ...]
+    pipelines: tuple[Pipeline, ...]
+    stash: tuple[tuple[str, ...], ...] = ()
+    weights: str = FLUSH
+
+    def __post_init__(self) -> None:
+        if not self.stash:
+            rows = tuple((KEEP,) * len(self.stages) for _ in self.pipelines)
+            object.__setattr__(self, "stash", rows)
+        require_policies(self)
+
+    @cached_property
+    def costs(self) -> StageCosts:
+        """Costs of the stages."""
+        return StageCosts.of(self.problem.model, self.stages)
+
+
+def require_policies(plan: Structured) -> None:
+    """Raises PlanError for stash and weight policies that are none."""
+    for policy in {policy for row in plan.stash for policy in row}:
+        stash_policy(policy)
+    policy_of(plan.weights)
+
+
+def regroup(
+    problem: Problem,
+    stages: tuple[tuple[str, ...], ...],
+    pipelines: Sequence[Pipeline],
+    rows: Mapping[int, tuple[str, ...]],
+    weights: str = FLUSH,
+) -> Candidate:
+    """The candidate in which every micro-batch has its own row of stash policies, one policy a stage.
+
+    Pipelines are split as far as needed: micro-batches of one route with equal rows share one. A micro-batch
+    without a row keeps its stashes.
+    """
+    keep = (KEEP,) * len(stages)
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], list[int]] = {}
+    for pipeline in pipelines:
+        for m in pipeline.micro_batches:
+            key = (pipeline.forward, pipeline.backward, tuple(rows.get(m, keep)))
+            groups.setdefault(key, []).append(m)
+    split = tuple(Pipeline(forward, backward, tuple(sorted(ms))) for (forward, backward, _), ms in groups.items())
+    return Candidate(problem, stages, split, tuple(row for _, _, row in groups), weights)
+
+
+def update_size(plan: Structured) -> int:
+    """Micro-batches an update: all of a synchronous plan's."""
+    workload = plan.problem.workload
+    if plan.weights == FLUSH:
+        return workload.micro_batches
+    return workload.update_every or WEIGHT_POLICIES[plan.weights].least_update(len(plan.stages))
+
+
+def closings(plan: Structured) -> list[int]:
+    """The micro-batch in the STEP of every update: its last one, or -1 in a synchronous plan."""
+    if plan.weights == FLUSH:
+        return [-1]
+    size = update_size(plan)
+    return list(range(size - 1, plan.problem.workload.micro_batches, size))
+
+
+def route(plan: Structured) -> dict[int, int]:
+    """Pipeline of every micro-batch; the first one where several claim it (the checker names that)."""
+    found: dict[int, int] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        for micro_batch in pipeline.micro_batches:
+            found.setdefault(micro_batch, index)
+    return found
+
+
+def weights_offloaded(plan: Structured) -> set[tuple[int, int]]:
+    """Stage and micro-batch of every stash that takes a version of the weights to the host with it."""
+    return {
+        (stage, m)
+        for pipeline, row in zip(plan.pipelines, plan.stash, strict=False)
+        for stage, policy in enumerate(row)
+        if stash_policy(policy).versioned
+        for m in pipeline.micro_batches
+    }

@@ -1,0 +1,90 @@
+"""Who holds what of a stage: trained replicas, copies that only run forwards, and the bytes that stay all step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..problem import FLUSH, STEP_COUNTERS, StageCosts, Workload
+from .candidate import Structured
+
+
+def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, int, int]]:
+    """(stage, owner, device) for every device that runs a stage's forward only; with a flush, none of a stage without
+    trained parameters.
+
+    The owner is one of the device's own node where there is one, of these the lowest.
+    """
+    cluster, found = plan.problem.cluster, []
+    for stage, owners in holders(plan).items():
+        if costs.trained_bytes[stage] or plan.weights != FLUSH:
+            for device in forward_only(plan, stage, owners):
+                source = min(owners, key=lambda owner: (not cluster.same_node(owner, device), owner))
+                found.append((stage, source, device))
+    return found
+
+
+def forward_devices(plan: Structured, stage: int) -> tuple[int, ...]:
+    """Devices that run a stage's forward, ascending."""
+    return tuple(sorted({p.forward[stage] for p in plan.pipelines if p.micro_batches}))
+
+
+def forward_only(plan: Structured, stage: int, owners: Sequence[int]) -> list[int]:
+    """Devices that run a stage's forward and never its backward, ascending."""
+    return [device for device in forward_devices(plan, stage) if device not in owners]
+
+
+def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
+    """Devices that hold a trained replica of each stage (those that run its backward), ascending."""
+    found: dict[int, set[int]] = {stage: set() for stage in range(len(plan.stages))}
+    for pipeline in plan.pipelines:
+        if pipeline.micro_batches:
+            for stage, device in enumerate(pipeline.backward):
+                found[stage].add(device)
+    return {stage: tuple(sorted(devices)) for stage, devices in found.items()}
+
+
+def training_bytes(workload: Workload, parameters: int, tensors: int, trained: int) -> dict[str, int]:
+    """Bytes by category that a device holds to train `trained` of `parameters` bytes, in so many tensors."""
+    counters = 4 * tensors if workload.optimizer in STEP_COUNTERS else 0
+    return {
+        "parameters": parameters,
+        "gradients": workload.gradient_bytes(trained),
+        "optimizer": workload.optimizer_bytes(trained) + counters,
+    }
+
+
+def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
+    """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
+
+    Where several devices run a stage's forward, each also holds every micro-batch's statistics of its buffers
+    (BatchNorm) until they are merged, and counters. What stages of one device share counts once.
+    """
+    workload, owners_of = plan.problem.workload, holders(plan)
+    devices: list[dict[str, int]] = [{} for _ in range(len(plan.problem.cluster))]
+
+    def add(device: int, category: str, count: int) -> None:
+        devices[device][category] = devices[device].get(category, 0) + count
+
+    def train(device: int, parameters: int, tensors: int, trained: int) -> None:
+        for category, count in training_bytes(workload, parameters, tensors, trained).items():
+            add(device, category, count)
+
+    for stage, owners in owners_of.items():
+        own, buffers = int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])
+        for device in owners:
+            train(device, own, int(costs.parameter_tensors[stage]), int(costs.own_trained_bytes[stage]))
+            add(device, "buffers", buffers)
+        for device in forward_only(plan, stage, owners):
+            add(device, "parameters", own)
+            add(device, "buffers", buffers)
+        forwards = forward_devices(plan, stage)
+        for device in forwards if len(forwards) > 1 else ():
+            add(device, "buffers", (1 + workload.micro_batches) * buffers)
+    for tie in costs.ties:
+        copies = tie.copies(owners_of)
+        for device in copies:
+            train(device, tie.bytes, tie.tensors, tie.trained_bytes)
+        lent = {device for stage in tie.stages for device in forward_only(plan, stage, owners_of[stage])}
+        for device in lent - copies.keys():
+            add(device, "parameters", tie.bytes)
+    return devices

@@ -22,7 +22,8 @@ import torch.multiprocessing as multiprocessing
 
 from contraflow.executor.place.records import OpRecord
 from contraflow.executor.run.allocator import keep_freed_memory
-from contraflow.executor.run.rank import Job, build_replicas
+from contraflow.executor.run.job import Job
+from contraflow.executor.run.rank import build_replicas
 from contraflow.executor.state.replica import Blueprint
 from contraflow.executor.state.validate import find_data, find_model, match_model
 from contraflow.executor.step.course import Course

@@ -7,7 +7,7 @@ from executor_contender import Outcome
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from contraflow.executor.run.rank import Job
+from contraflow.executor.run.job import Job
 from contraflow.executor.state.validate import find_data, find_model
 from contraflow.executor.state.weights import make_optimizer
 from contraflow.models import build_layer

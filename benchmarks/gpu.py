@@ -23,7 +23,8 @@ import torch
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
 from contraflow.planner.graph import Candidate

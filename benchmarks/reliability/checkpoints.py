@@ -22,7 +22,8 @@ from runs import Case, planned  # noqa: E402
 
 from contraflow.executor.basics.checkpointing import Checkpointing  # noqa: E402
 from contraflow.executor.basics.errors import RunError  # noqa: E402
-from contraflow.executor.run.launch import RunResult, execute  # noqa: E402
+from contraflow.executor.run.launch import execute  # noqa: E402
+from contraflow.executor.run.result import RunResult  # noqa: E402
 
 PLAN = Case("chimera", "mlp-tiny", 2, 4)
 

@@ -17,7 +17,8 @@ import torch
 from peak_cases import Case
 from record import Row, arguments, finish
 
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.engines import EngineNotice
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.check import check

@@ -1,8 +1,7 @@
-"""What every room needs: errors, options, addresses."""
+"""What every room needs: errors and options. Knows no torch."""
 
 from .checkpointing import Checkpointing
 from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, foreign, one_line, ours
-from .memory import StorageTracker, unique_bytes
 from .shared_file import SharedFile
 from .training import DEFAULT_RATES, DYNAMIC, INITIAL_SCALE, SCHEDULES, SKIP, STOP, LossScaler, Training
 
@@ -20,11 +19,9 @@ __all__ = [
     "STOP",
     "SharedFile",
     "SilentExit",
-    "StorageTracker",
     "Training",
     "failed_op",
     "foreign",
     "one_line",
     "ours",
-    "unique_bytes",
 ]

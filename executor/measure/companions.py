@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch.multiprocessing as multiprocessing
 
 from ..basics import ExecutionError, RunError
-from ..run import Stillness, die_with_parent, keep_freed_memory, process_state
-from ..step import Doing, Slot
+from ..run import keep_freed_memory
+from ..watch import Doing, Slot, Stillness, die_with_parent, process_state
 
 PATIENCE_S = 300.0
 """How long one waits for the others at a pace before giving up."""

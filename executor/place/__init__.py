@@ -1,7 +1,9 @@
-"""Where a rank computes."""
+"""Where a rank computes, and how many bytes it holds there."""
 
+from .choice import place_of, require_device
 from .lanes import Lanes
-from .place import CPU, Mark, Place, Side, Times, place_of, require_device
+from .memory import StorageTracker, unique_bytes
+from .place import CPU, Mark, Place, Side, Times
 from .records import OpRecord
 
 __all__ = [
@@ -11,7 +13,9 @@ __all__ = [
     "OpRecord",
     "Place",
     "Side",
+    "StorageTracker",
     "Times",
     "place_of",
     "require_device",
+    "unique_bytes",
 ]

@@ -6,7 +6,6 @@ another without blocking the thread, and memory is handed on in the order of the
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +15,9 @@ import torch
 from torch import Tensor
 
 from ...planner.plan import Op
-from ..basics import RunError
 from .records import OpRecord
 
 Clock = Callable[[], float]
-
-DEVICES = ("cpu", "cuda")
 
 
 class Mark(Protocol):
@@ -171,25 +167,3 @@ class Place:
 
 
 CPU = Place()
-
-
-def place_of(device: str, local_rank: int) -> Place:
-    """The place of a rank: the CPU, or the machine's CUDA devices dealt out in turn.
-
-    Raises RunError: an unknown device, or none of it here.
-    """
-    if device == "cpu":
-        return CPU
-    require_device(device)
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # see docs/cuda.md
-    from .cuda import CudaPlace
-
-    return CudaPlace(torch.device("cuda", local_rank % torch.cuda.device_count()))
-
-
-def require_device(device: str) -> None:
-    """Raises RunError: an unknown device, or none of it here."""
-    if device not in DEVICES:
-        raise RunError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RunError("device cuda: torch sees no CUDA device here")

@@ -6,21 +6,17 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..basics import ExecutionError, RunError, SharedFile, foreign, one_line, ours
-from ..step import NOWHERE, Board, Doing, Hang, Watcher
-from .proc import ProcessState, process_state
-from .pulse import Stillness
-from .rank import Notice, RankReport, StepReport
-
-if TYPE_CHECKING:
-    from .launch import Collector
+from ..watch import NOWHERE, Board, Doing, Hang, ProcessState, Stillness, Watcher, process_state
+from .collector import Collector
+from .reports import Notice, RankReport, StepReport
 
 _POLL_S = 0.2
 _GRACE_S = 5.0
@@ -59,10 +55,10 @@ class Children:
 
     Args:
         context: of multiprocessing.
-        target: called in each process as target(rank, outbox, board's file, *arguments).
+        target: called in each process as target(rank, outbox, board's file, given).
     """
 
-    def __init__(self, context: Any, ranks: int, target: Callable[..., None], arguments: Sequence[Any]) -> None:
+    def __init__(self, context: Any, ranks: int, target: Callable[..., None], given: Any) -> None:
         self._file = SharedFile(Board.size(ranks))
         self._board = Board(self._file.memory())
         self._stillness = Stillness()
@@ -71,7 +67,7 @@ class Children:
         self._processes: list[BaseProcess] = []
         for rank in range(ranks):
             inbox, outbox = context.Pipe(duplex=False)
-            process = context.Process(target=target, args=(rank, outbox, self._file, *arguments), daemon=True)
+            process = context.Process(target=target, args=(rank, outbox, self._file, given), daemon=True)
             process.name = f"rank {rank}"
             self._inboxes.append(inbox)
             self._outboxes.append(outbox)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...planner.plan import Op
-
-if TYPE_CHECKING:
-    from .rank import RankReport
+from .reports import RankReport
 
 
 @dataclass(frozen=True)

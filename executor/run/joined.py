@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,15 @@ import torch.distributed as dist
 from ...planner.plan import Plan
 from ..basics import ExecutionError, RunError, SilentExit, one_line
 from ..stage import warn
-from ..step import Board, Watcher, lost_another
+from ..watch import Board, Watcher, lost_another
 from ..wires import BACKSTOP_S, JobStore, all_here, listen_locally, local_store
 from .children import Failure, ended_by_sigterm
-from .processes import run_here
-from .rank import Job, Notice, RankReport, StepReport
+from .collector import Collector
+from .gloo_rank import run_here
+from .job import Job
+from .reports import Notice, RankReport, StepReport
 from .roll_call import Presence, call_roll
 from .watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from .launch import Collector
 
 
 class Joined:

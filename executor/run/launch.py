@@ -4,102 +4,36 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...models import Dataset, LayeredModel
-from ...planner.graph import asynchronous, update_size
-from ...planner.plan import Forecast, Plan
-from ...planner.runs import RunTrace, save_trace
+from ...planner.graph import asynchronous
+from ...planner.plan import Plan
+from ...planner.runs import save_trace
 from ..basics import Checkpointing, ExecutionError, RunError, Training, foreign, ours
 from ..place import require_device
-from ..stage import ENGINES, Engine, run_dtype, warn
+from ..stage import ENGINES, Engine, run_dtype
 from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, require_executable
-from ..step import KEPT_OPS, TIMEOUT_S, lengthened
+from ..step import KEPT_OPS, lengthened
+from ..watch import TIMEOUT_S
 from .checkpoint import begin_at, check_resumable
 from .children import ended_by_sigterm
-from .excess import Excess, excesses
+from .collector import Collector, OnStep
 from .identity import RunIdentity
-from .rank import Job, Notice, RankReport, StepReport
+from .job import Job
+from .reports import RankReport
+from .result import RunResult
 from .saving import kept_whole
-from .stopping import Stop, ended_by
-from .trace import trace_of
+from .stopping import ended_by
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-TRACKED_STEPS = 2
-"""Memory is followed in so many first steps, and not afterwards, so that it costs no time."""
-
-
-def tracked_steps(plan: Plan) -> int:
-    """First steps in which memory is followed: of an asynchronous plan, until its pipeline has been full for long."""
-    return TRACKED_STEPS + (2 * _margin(plan) if asynchronous(plan) else 0)
-
-
-def _margin(plan: Plan) -> int:
-    """Updates while a pipeline fills or empties."""
-    return -(-len(plan.stages) // update_size(plan))
-
-
-def _steady(places: Sequence[int], margin: int) -> list[int]:
-    """Of updates with these places in their runs, those with `margin` others of the run before and behind them."""
-    ends = [k for k in range(len(places)) if k + 1 == len(places) or places[k + 1] == 0]
-    left = {k: end - k for end in reversed(ends) for k in range(end - places[end], end + 1)}
-    return [k for k, place in enumerate(places) if place >= margin and left[k] >= margin]
-
-
-def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
-    """Seconds a step; of an asynchronous plan, seconds an update once the pipeline is full."""
-    return forecast.step_s if forecast.period_s is None else forecast.period_s * update_size(plan)
-
-
-OnStep = Callable[[int, float, float], None]
-"""Called with (step, loss, seconds) as steps complete."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What training gave.
-
-    Attributes:
-        losses: mean over the samples, one a step (of an asynchronous plan: an update, here and below).
-        step_s: median step time in seconds, the first step left out and the memory-tracked ones where there are
-            others. step_times: all of them. Asynchronous: from an update's end to the next, while the pipeline is full.
-        peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
-            every rank's process, with its rounding and the libraries' workspaces; None on the CPU.
-        forecast_step_s, forecast_peak_bytes: what the plan said.
-        first_step: 0, or where the run resumed.
-        grad_norms: of the whole model before clipping, one a step where gradients are clipped or losses scaled
-            dynamically; then a step whose norm is not finite was left out. loss_scales: what each step ran with.
-        left_out: steps that no rank took, since a gradient (or, with `on_nan` "skip", a loss) was not finite.
-        evaluations: mean held-out losses by the number of steps taken before.
-        state: final tensors by checkpoint key, if asked for.
-        trace: the steps op by op: median times, memory.
-        excesses: the devices that held more than was planned.
-    """
-
-    losses: tuple[float, ...]
-    step_s: float
-    step_times: tuple[float, ...]
-    peak_bytes: tuple[int, ...]
-    forecast_step_s: float
-    forecast_peak_bytes: tuple[int, ...]
-    first_step: int
-    trace: RunTrace
-    grad_norms: tuple[float, ...] = ()
-    loss_scales: tuple[float, ...] = ()
-    evaluations: dict[int, float] = field(default_factory=dict)
-    state: dict[str, Tensor] | None = field(default=None, repr=False)
-    allocated_bytes: tuple[int, ...] | None = None
-    excesses: tuple[Excess, ...] = ()
-    left_out: tuple[int, ...] = ()
+    pass
 
 
 def execute(
@@ -238,7 +172,7 @@ def prepare(
     if saving is not None and saving.resume:
         check_resumable(saving, first, identity)
     return Job(
-        plan, _portable(plan, found, model), data, steps, seed, chosen, dtype, tracked_steps(plan),
+        plan, _portable(plan, found, model), data, steps, seed, chosen, dtype,
         saving, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, enforce, first,
     )  # fmt: skip
 
@@ -250,7 +184,7 @@ def _portable(plan: Plan, found: LayeredModel, given: LayeredModel | str | None)
     return plan.problem.model.name if given is None else given
 
 
-Runner = Callable[[Job, "Collector", int], Sequence[RankReport]]
+Runner = Callable[[Job, Collector, int], Sequence[RankReport]]
 Ready = Callable[[Callable[[], Job]], AbstractContextManager[Job]]
 
 
@@ -282,81 +216,3 @@ def _alone(make: Callable[[], Job]) -> Iterator[Job]:
                 raise
             raise ExecutionError(f"before training: {foreign(error)}") from error
     yield job
-
-
-class Collector:
-    """Puts the ranks' step reports together; tells `on_step` when all ranks have ended a step."""
-
-    def __init__(self, ranks: int, on_step: OnStep | None, stop: Stop | None = None) -> None:
-        self._ranks = ranks
-        self._on_step = on_step
-        self.stop = Stop(bytearray(Stop.SIZE)) if stop is None else stop
-        self._pending: dict[int, list[StepReport]] = {}
-        self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
-        self._places: list[int] = []
-        self._noticed: set[tuple[int, str]] = set()
-        self.losses: list[float] = []
-        self.times: list[float] = []
-        self.norms: list[float] = []
-        self.scales: list[float] = []
-        self.evaluations: dict[int, float] = {}
-        self.left_out: list[int] = []
-
-    def add(self, report: StepReport | Notice) -> None:
-        """One rank's report of one step, or its notice, which the user gets as a warning once a stage."""
-        if isinstance(report, Notice):
-            if (report.stage, report.subject) not in self._noticed:
-                self._noticed.add((report.stage, report.subject))
-                warn(report.text)
-            return
-        reports = self._pending.setdefault(report.step, [])
-        reports.append(report)
-        if len(reports) < self._ranks:
-            return
-        del self._pending[report.step]
-        losses = {m: loss for r in reports for m, loss in r.losses.items()}
-        self.losses.append(report.mini_batch.mean(losses))
-        ended = max(r.seconds for r in reports)
-        self.times.append(ended - (self._ended[1] if self._ended[0] == report.run else 0.0))
-        self._ended = (report.run, ended)
-        self._places.append(report.step - report.run)
-        self.scales.append(report.loss_scale)
-        if report.grad_norm is not None:
-            self.norms.append(report.grad_norm)
-        if report.left_out:
-            self.left_out.append(report.step)
-        held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
-        if held_out:
-            self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
-        if self._on_step is not None:
-            self._on_step(report.step, self.losses[-1], self.times[-1])
-
-    def result(self, plan: Plan, reports: Sequence[RankReport]) -> RunResult:
-        """The run's result from what every rank left at its end, in rank order."""
-        forecast = plan.forecast
-        assert forecast is not None  # require_executable saw to it
-        peaks = tuple(report.peak_bytes for report in reports)
-        state: dict[str, Tensor] = {}
-        for report in reports:
-            state |= report.state or {}
-        times = self.times
-        steady = _steady(self._places, _margin(plan)) if asynchronous(plan) else []
-        settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
-        allocated = [report.allocated_bytes for report in reports]
-        return RunResult(
-            tuple(self.losses),
-            statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times),
-            tuple(times),
-            peaks,
-            _forecast_step_s(plan, forecast),
-            forecast.peak_bytes,
-            reports[0].first_step,
-            trace_of(plan, reports, times, self.losses),
-            tuple(self.norms),
-            tuple(self.scales),
-            self.evaluations,
-            state or None,
-            None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
-            excesses(reports, forecast.peak_bytes),
-            tuple(self.left_out),
-        )

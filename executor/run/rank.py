@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...models import Dataset, LayeredModel
-from ...planner.graph import asynchronous, holders
-from ...planner.plan import Op, Plan
-from ...planner.runs import OpTrace
-from ..basics import Checkpointing, LossScaler, StorageTracker, Training
-from ..place import CPU, Place, place_of
-from ..stage import Engine
-from ..state import Blueprint, MiniBatch, StageReplica, TensorShape, compare_holders, equalise, find_data, find_model
+from ...planner.graph import holders
+from ..basics import LossScaler
+from ..place import CPU, Place, StorageTracker, place_of
+from ..state import Blueprint, StageReplica, compare_holders, equalise, find_data, find_model
 from ..step import (
     GROUP,
-    TIMEOUT_S,
-    Board,
     Course,
     Evaluator,
     Interpreter,
@@ -33,123 +25,14 @@ from ..step import (
     compare_samples,
     lengthened,
     open_ledger,
-    run_at,
-    runs,
 )
-from ..wires import Transport, carried, reduce_groups
-from .identity import RunIdentity
+from ..watch import Board
+from ..wires import Transport, carried
+from .job import Job
+from .reports import Notice, RankReport, StepReport
+from .saving import Saver
 from .stopping import Stop, agreed
 from .trace import StepSamples, environment
-
-if TYPE_CHECKING:
-    from .saving import Saver
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run, the same for all ranks; picklable if its model and data are. See `launch.execute`."""
-
-    plan: Plan
-    model: LayeredModel | str
-    data: Dataset | str | None
-    steps: int
-    seed: int
-    training: Training
-    dtype: torch.dtype
-    tracked_steps: int
-    checkpoint: Checkpointing | None
-    self_check: bool
-    return_state: bool
-    identity: RunIdentity
-    timeout_s: float = TIMEOUT_S
-    engine: Engine = "auto"
-    device: str = "cpu"
-    compiled: bool = False
-    shapes: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
-    """Every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`)."""
-    enforced: bool = False
-    """Whether it ends where a device or host holds more than was planned; memory is then followed in all steps."""
-    first: int = 0
-    """The step it goes on from."""
-
-    def orders_at(self, step: int) -> tuple[tuple[Op, ...], ...]:
-        """The op lists that the ranks follow in a step (or update)."""
-        if not asynchronous(self.plan):
-            return self.plan.orders
-        run = run_at(self.plan, self.training, self.first, self.steps, step, self.saves)
-        return lengthened(self.plan, run.updates).orders
-
-    @property
-    def runs(self) -> Iterator[Run]:
-        """What goes through the pipeline in one go."""
-        return runs(self.plan, self.training, self.first, self.steps, self.saves)
-
-    @property
-    def can_stop(self) -> bool:
-        """Whether there are places before the end at which it can: an asynchronous plan needs an empty pipeline."""
-        return not asynchronous(self.plan) or self.steps > next(self.runs).updates
-
-    @property
-    def saves(self) -> int:
-        """Steps between saves, 0: none but the last."""
-        return 0 if self.checkpoint is None else self.checkpoint.every
-
-    @property
-    def groups(self) -> dict[str, tuple[int, ...]]:
-        """The process groups it needs, in the order in which every rank creates them."""
-        everyone = {GROUP: tuple(range(len(self.plan.orders)))} if self.training.agrees or self.checkpoint else {}
-        return everyone | reduce_groups(self.plan)
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One step (or update) of one rank: its end, its samples, losses of the micro-batches whose last stage it holds.
-
-    `seconds`: from the start of its run to its end; `run`: the first step of that. `grad_norm`: of the whole model,
-    where the run needs it. `loss_scale`: what the step ran with. `held_out`: losses of the evaluation after it by
-    (step, micro-batch), None without. `left_out`: nobody stepped, since something was not finite.
-    """
-
-    rank: int
-    step: int
-    seconds: float
-    losses: dict[int, float]
-    mini_batch: MiniBatch
-    grad_norm: float | None = None
-    loss_scale: float = 1.0
-    run: int = -1
-    held_out: dict[tuple[int, int], float] | None = None
-    left_out: bool = False
-
-
-@dataclass(frozen=True)
-class Notice:
-    """What a rank wants the user to know about one of its stages, before training starts; told once a subject."""
-
-    stage: int
-    text: str
-    subject: str = "engine"
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory).
-
-    `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
-    `updates`: of the runs that the ops are of. `peak_op`: in which `peak_bytes` were live.
-    """
-
-    rank: int
-    first_step: int
-    peak_bytes: int
-    ops: tuple[OpTrace, ...]
-    timed_steps: tuple[int, ...]
-    tracked_steps: tuple[int, ...]
-    environment: dict[str, str | int]
-    state: dict[str, Tensor] | None
-    allocated_bytes: int | None = None
-    updates: int = 1
-    peak_op: Op | None = None
 
 
 def run_rank(
@@ -349,8 +232,6 @@ def build_replicas(job: Job, blueprint: Blueprint, rank: int) -> dict[int, Stage
 def _saver(job: Job, transport: Transport, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> Saver | None:
     if job.checkpoint is None:
         return None
-    from .saving import Saver
-
     state = partial(named_state, blueprint, replicas)
     return Saver(job.checkpoint, job.identity, transport, state, job.first + job.steps)
 

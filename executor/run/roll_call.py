@@ -11,22 +11,20 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ... import __version__
 from ...planner.basics import InputError
+from ...planner.plan import Plan
 from ...planner.plan_file import plan_to_dict
 from ..basics import ExecutionError, RunError, foreign, ours
 from ..state import find_model
 from .identity import Difference, differences
+from .job import Job
 from .model_code import layer_digests, source_digests
-
-if TYPE_CHECKING:
-    from ...planner.plan import Plan
-    from .rank import Job
 
 _NAMED = 3
 """A refusal names so many differences and counts the others."""

@@ -7,14 +7,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-if TYPE_CHECKING:
-    from ..wires import Transport
-    from .launch import RunResult
+from ..wires import Transport
+from .result import RunResult
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What asks a run with a checkpoint folder to save and end."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..basics import Aborted, ExecutionError, foreign, ours
-from ..step import Board, Watcher
+from ..watch import Board, Watcher
 from ..wires import Hub, reduce_groups
-from .rank import Job, Notice, RankReport, StepReport, run_rank
-
-if TYPE_CHECKING:
-    from .launch import Collector
+from .collector import Collector
+from .job import Job
+from .rank import run_rank
+from .reports import Notice, RankReport, StepReport
 
 _POLL_S = 0.2
 _GRACE_S = 5.0

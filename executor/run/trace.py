@@ -7,7 +7,6 @@ import platform
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,9 +18,8 @@ from ...planner.runs import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
 from ..place import OpRecord
 from ..step import KEPT_OPS, StepRecord, lengthened
 from ..wires import Transport
-
-if TYPE_CHECKING:
-    from .rank import Job, RankReport
+from .job import Job
+from .reports import RankReport
 
 KEPT_STEPS = 32
 """So many last steps are kept of a run of any length: enough for a median."""

@@ -10,11 +10,8 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from ..step import Board, Doing, Hang, Slot, Watcher
+from ..watch import Board, Doing, Hang, ProcessState, Siblings, Slot, Stillness, Watcher, under_torchrun
 from ..wires import JobStore
-from .proc import ProcessState
-from .pulse import Stillness
-from .siblings import Siblings, under_torchrun
 
 _MESSAGE = struct.Struct("=6q")
 _BEAT_S = 0.5

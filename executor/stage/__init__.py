@@ -3,15 +3,15 @@
 from .compiled import require_compiler
 from .eager import EagerProgram
 from .eager_probe import isolated
-from .engines import ENGINES, AnyProgram, Engine, EngineNotice, build_program, warn
+from .engines import ENGINES, Engine, EngineNotice, build_program, warn
 from .packing import PackedStash, Stash, StashLayout, View
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like, run_dtype, wide
-from .program import WeightStash, layer_seed, named_buffers, named_parameters
-from .random_state import own_random_state
+from .protocol import AnyProgram, WeightStash
+from .random_state import layer_seed, own_random_state
 from .selfcheck import ProgramMismatch
 from .statistics import Statistics, StatisticsExchange, StatisticsQueue
 from .traced import Sharing, shared_by
-from .tracing import StageLayers, TraceError
+from .tracing import StageLayers, TraceError, named_buffers, named_parameters
 
 __all__ = [
     "AnyProgram",

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..basics import unique_bytes
+from ..place import unique_bytes
 from .eager_probe import isolated, probe
 from .packing import PackedStash, Stash, StashLayout, pieces
-from .program import WeightStash
+from .protocol import WeightStash
 from .random_state import own_random_state, reseed
 from .selfcheck import WAYS, check_program
 from .tape import Recording, Tape, run_backward

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
-from ..basics import StorageTracker, unique_bytes
+from ..place import StorageTracker, unique_bytes
 from .packing import TensorSpec, pieces, spec
 from .random_state import own_random_state, reseed
 from .selfcheck import ProgramMismatch, compare

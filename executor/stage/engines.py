@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...models.protocol import Loss
 from .eager import EagerProgram
 from .eager_probe import isolated
-from .packing import Stash, StashLayout
-from .program import StageProgram, TensorSpec, WeightStash
+from .program import StageProgram
+from .protocol import AnyProgram
 from .selfcheck import ProgramMismatch
 from .traced import Sharing, traced_anew
 from .tracing import StageLayers, TraceError
@@ -23,82 +22,6 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 class EngineNotice(UserWarning):
     """A stage or layer runs on the eager engine although nobody asked for it; the message says why."""
-
-
-class AnyProgram(Protocol):
-    """What both engines' stage programs are; see `StageProgram`."""
-
-    label: str
-    layer_ids: tuple[int, ...]
-    loss: Loss | None
-    parameter_names: tuple[str, ...]
-    buffer_names: tuple[str, ...]
-    accumulator_names: tuple[str, ...]
-    stash_specs: tuple[TensorSpec, ...]
-    stash_bytes: int
-    weight_stash_bytes: int
-    output_spec: TensorSpec
-    needs_input_grad: bool
-    saves_input: bool
-    can_remake: bool
-    has_random: bool
-    has_state: bool
-    one_process: bool
-    code: str
-
-    @property
-    def stash_layout(self) -> StashLayout:
-        """How a stash comes apart to leave the device."""
-
-    def forward(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        x: Tensor,
-        target: Tensor | None = None,
-        seed: int = 0,
-    ) -> tuple[Tensor, Stash]:
-        """F."""
-
-    def forward_only(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        x: Tensor,
-        target: Tensor | None = None,
-        seed: int = 0,
-    ) -> Tensor:
-        """F without a stash."""
-
-    def remake(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        x: Tensor,
-        target: Tensor | None = None,
-        seed: int = 0,
-    ) -> Stash:
-        """R."""
-
-    def backward(
-        self,
-        stash: Stash,
-        parameters: Mapping[str, Tensor],
-        grad_output: Tensor,
-        accumulators: Mapping[str, Tensor],
-    ) -> Tensor | None:
-        """B."""
-
-    def backward_input(
-        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor
-    ) -> tuple[Tensor | None, WeightStash]:
-        """I."""
-
-    def backward_weight(self, weight_stash: WeightStash, accumulators: Mapping[str, Tensor]) -> None:
-        """W."""
-
-    def self_check(self, modules: Sequence[nn.Module], x: Tensor, target: Tensor | None = None, seed: int = 0) -> None:
-        """Compare with plain torch."""
 
 
 def build_program(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch._guards import detect_fake_mode
 
 from ...models.protocol import Loss
 from .packing import Stash, StashLayout, TensorSpec, pieces, spec
+from .protocol import WeightStash
 from .random_state import layer_seed, own_random_state, reseed
 from .selfcheck import ProgramMismatch, check_program
 from .split import GraphPart, Split, split, storages
@@ -44,21 +44,6 @@ __all__ = [
     "named_buffers",
     "named_parameters",
 ]
-
-
-@dataclass
-class WeightStash:
-    """What the input half of a backward leaves for the weight half.
-
-    Attributes:
-        tensors: saved activations the weight half reads, and gradients the input half computed.
-        parameters: those the weight half reads, by reference; not counted in `nbytes`.
-        nbytes: bytes of the storages of `tensors`, each once.
-    """
-
-    tensors: list[Tensor]
-    parameters: list[Tensor]
-    nbytes: int
 
 
 class StageProgram:

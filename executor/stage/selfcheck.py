@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .protocol import AnyProgram
 from .random_state import own_random_state, reseed
 from .tracing import StageLayers, named_buffers, named_parameters
-
-if TYPE_CHECKING:
-    from .engines import AnyProgram
 
 
 class ProgramMismatch(RuntimeError):

@@ -9,31 +9,21 @@ from .observe import Observer
 from .samples import compare_samples
 from .step_state import StepRecord
 from .update import GROUP
-from .watch import LONG, NOWHERE, TIMEOUT_S, Board, Doing, Hang, Slot, Watcher, lost_another
 
 __all__ = [
-    "Board",
     "Course",
-    "Doing",
     "Evaluator",
     "GROUP",
-    "Hang",
     "Interpreter",
     "KEPT_OPS",
-    "LONG",
     "Limit",
-    "NOWHERE",
     "Observer",
     "Run",
-    "Slot",
     "StepRecord",
-    "TIMEOUT_S",
-    "Watcher",
     "cap_device",
     "compare_samples",
     "evaluation_seed",
     "lengthened",
-    "lost_another",
     "open_ledger",
     "run_at",
     "runs",

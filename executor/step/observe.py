@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from ...planner.plan import Op, Plan
-from ..basics import ExecutionError, StorageTracker
-from ..place import OpRecord
+from ..basics import ExecutionError
+from ..place import OpRecord, StorageTracker
+from ..watch import NOWHERE, Board, Doing
 from .enforcement import Limit, MemoryExceeded
 from .host_ledger import HostLedger
-from .watch import NOWHERE, Board, Doing
 
 
 class Observer:

@@ -24,7 +24,8 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.run import checkpoint_files, saving
 from contraflow.executor.run.checkpoint import begin_at
 from contraflow.executor.run.checkpoint_files import INDEX, Index, SaveError, complete
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.run.stopping import Interrupted, Terminated
 
 PLAN = Case("1f1b", "mlp-tiny", 2, 4)

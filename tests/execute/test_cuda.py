@@ -13,7 +13,8 @@ import torch
 from runs import SAMPLES, STEPS, Case, assert_same, planned
 
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.models import resolve
 from contraflow.planner.plan import COMPUTE, Kind
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
-from contraflow.executor.basics.memory import StorageTracker, unique_bytes
 from contraflow.executor.basics.training import Training
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.place.memory import StorageTracker, unique_bytes
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.eager import EagerProgram
 from contraflow.executor.stage.engines import EngineNotice, build_program
 from contraflow.executor.stage.program import StageProgram, named_buffers, named_parameters

@@ -31,7 +31,7 @@ from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.run.rank import blueprint_of
 from contraflow.executor.step.interpreter import Interpreter
-from contraflow.executor.step.watch import Doing, Slot, Watcher
+from contraflow.executor.watch import Doing, Slot, Watcher
 from contraflow.models import resolve
 from contraflow.planner.lower.repetition import repeat
 from contraflow.planner.plan import Kind

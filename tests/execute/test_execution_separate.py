@@ -23,7 +23,8 @@ from runs import (
 
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.state.agreement import Signature, agree
 from contraflow.models import resolve
 from contraflow.planner.check import check

@@ -14,7 +14,8 @@ from runs import STEPS, Case, assert_equals_reference, dealt_out, planned, run_t
 from torch import Tensor, nn
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.step.copies import ThreadMoves
 from contraflow.executor.step.waits import waits
 from contraflow.models import LayeredModel, LayerSpec

@@ -18,7 +18,7 @@ import pytest
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.run.launch import execute
-from contraflow.executor.step.watch import Board, Doing, Slot, Watcher
+from contraflow.executor.watch import Board, Doing, Slot, Watcher
 from contraflow.planner.plan_file import save_plan
 
 STARTUP_S = 120.0

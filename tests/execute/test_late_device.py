@@ -16,7 +16,8 @@ from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.place.place import Times
 from contraflow.executor.place.records import OpRecord
 from contraflow.executor.run import rank
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.step import copies
 from contraflow.executor.step.step_state import Transfer
 from contraflow.executor.wires.nccl import pairs

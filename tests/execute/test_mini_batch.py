@@ -20,7 +20,8 @@ from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.emulation import emulate
 from contraflow.executor.oracle.reference import ReferenceRun, train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.state.mini_batch import MiniBatch, MiniBatches
 from contraflow.models import LayeredModel, build_layer, load, resolve
 from contraflow.models.protocol import LayerSpec

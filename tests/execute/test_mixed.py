@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.precision import build_lowered
 from contraflow.executor.stage.program import StageProgram
 from contraflow.models import resolve

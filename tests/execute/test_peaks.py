@@ -22,8 +22,8 @@ from torch import nn
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
-from contraflow.executor.basics.memory import StorageTracker
 from contraflow.executor.basics.training import Training
+from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.eager import EagerProgram
 from contraflow.executor.stage.engines import Engine

@@ -11,8 +11,8 @@ import torch
 from runs import measured
 from torch import nn
 
-from contraflow.executor.basics.memory import StorageTracker
 from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.stage.program import StageProgram, named_buffers, named_parameters
 from contraflow.models import build_layer, cross_entropy, load, resolve
 from contraflow.models.protocol import LayeredModel, LayerSpec

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contraflow.executor.basics.memory import StorageTracker, unique_bytes
+from contraflow.executor.place.memory import StorageTracker, unique_bytes
 from contraflow.executor.stage.program import (
     ProgramMismatch,
     StageProgram,

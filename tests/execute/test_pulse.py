@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import faulty
 
-from contraflow.executor.run.proc import ProcessState
-from contraflow.executor.run.pulse import Stillness
-from contraflow.executor.step.watch import Board, Doing, Slot, Watcher
+from contraflow.executor.watch import Board, Doing, Slot, Watcher
+from contraflow.executor.watch.proc import ProcessState
+from contraflow.executor.watch.pulse import Stillness
 
 SECOND = 1_000_000_000
 WATCHER = Watcher(faulty.planned(), timeout_s=6)

@@ -21,8 +21,8 @@ from mutants import forecast_anew, mutant
 from random_runs import Case, draw, plan_of, profiled, shrink, simpler
 from trained import outcome
 
-from contraflow.executor.basics.memory import StorageTracker
 from contraflow.executor.place.lanes import Lane
+from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.place.place import CPU
 from contraflow.executor.run import rank
 from contraflow.executor.state import addresses

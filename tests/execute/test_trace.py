@@ -16,7 +16,8 @@ from runs import Case, planned
 from traces import simulated_run
 
 from contraflow.executor.place.records import OpRecord
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.run.trace import KEPT_STEPS, StepSamples
 from contraflow.executor.step.step_state import StepRecord
 from contraflow.planner.basics.errors import InputError

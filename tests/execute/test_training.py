@@ -20,7 +20,8 @@ from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import INITIAL_SCALE, Training
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run import threaded
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.step import course, evaluation
 from contraflow.executor.step.deferral import DeferredList, deferred
 from contraflow.executor.step.evaluation import evaluation_seed, forward_plan, one_by_one

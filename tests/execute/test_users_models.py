@@ -16,7 +16,8 @@ from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.measure import layer_run
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.engines import EngineNotice
 from contraflow.executor.step.course import Course
 from contraflow.executor.step.interpreter import Interpreter

@@ -10,7 +10,8 @@ from runs import Case, dealt_out, planned, rewritten, worst_excess
 
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.emulation import Emulation, Emulator, emulate
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem

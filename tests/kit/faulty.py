@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from contraflow.executor.run.proc import children_of
+from contraflow.executor.watch.proc import children_of
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec
 from contraflow.planner.graph import Candidate

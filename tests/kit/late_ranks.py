@@ -8,7 +8,7 @@ from late import LatePlace
 from runs import run_rank_of
 
 from contraflow.executor.run import rank
-from contraflow.executor.run.rank import Job
+from contraflow.executor.run.job import Job
 
 
 def run_late_rank_of(number: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
-from contraflow.executor.run.launch import RunResult, execute
+from contraflow.executor.run.launch import execute
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, derive_seed

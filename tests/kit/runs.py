@@ -21,8 +21,12 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.measure import layer_run
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import ReferenceRun, train_reference
-from contraflow.executor.run.launch import Collector, RunResult, prepare
-from contraflow.executor.run.rank import Job, RankReport, StepReport, run_rank
+from contraflow.executor.run.collector import Collector
+from contraflow.executor.run.job import Job
+from contraflow.executor.run.launch import prepare
+from contraflow.executor.run.rank import run_rank
+from contraflow.executor.run.reports import RankReport, StepReport
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.engines import Engine
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import resolve

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.run import rank
-from contraflow.executor.run.launch import Collector, RunResult, prepare
-from contraflow.executor.run.rank import Job
+from contraflow.executor.run.collector import Collector
+from contraflow.executor.run.job import Job
+from contraflow.executor.run.launch import prepare
+from contraflow.executor.run.result import RunResult
 from contraflow.executor.run.threaded import run_threads
 from contraflow.executor.step.interpreter import Interpreter
 from contraflow.executor.step.step_state import StepRecord, StepState, Transfer

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 KNOWN = {
     ("__main__.py", "import_module"): "a command's own module",
     ("models/registry.py", "importlib.import_module"): "--model module:function",
-    ("executor/run/processes.py", "pickle.loads"): "what the parent sent through a pipe",
+    ("executor/run/gloo_rank.py", "pickle.loads"): "what the parent sent through a pipe",
+    ("executor/watch/spawned.py", "pickle.loads"): "what the parent has spawned it to do",
     ("executor/run/children.py", "pickle.loads"): "what a child sent through a pipe",
     ("executor/measure/companions.py", "pickle.loads"): "what the parent sent along",
 }
@@ -52,7 +53,7 @@ def test_code_is_run_and_objects_are_unpickled_in_known_places_only() -> None:
     unpickling = {
         path.name for path, content in text.items() if re.search(r"^\s*(import|from) pickle\b", content, re.M)
     }
-    assert unpickling == {"processes.py", "children.py", "companions.py"}
+    assert unpickling == {"processes.py", "gloo_rank.py", "spawned.py", "children.py", "companions.py"}
 
 
 def test_forbidden_calls_would_be_found(tmp_path: Path) -> None:

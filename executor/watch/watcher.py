@@ -1,117 +1,33 @@
-"""What every rank is doing, and who is to blame when nothing moves.
-
-Each rank writes what it does into its slot of a `Board` (shared memory, or a plain buffer where ranks are threads);
-whoever watches reads all slots and names the rank that hangs, not the ranks that wait for it.
-"""
+"""Who is to blame when nothing moves: the rank that hangs, not the ranks that wait for it."""
 
 from __future__ import annotations
 
 import signal
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...planner.graph import Messages, Ops, StageCosts
 from ...planner.plan import COPIES, RECEIVES, Kind, Op, Plan
 from ...planner.problem import FLUSH
+from .board import LONG, Doing, Slot
 
 TIMEOUT_S = 300.0
 """How long a rank may go without progress within a step, unless told otherwise: longer than any operation takes."""
 SETUP_S = 1800.0
 """The same before the first step (imports, tracing, checking, loading) and after the last (saving)."""
 
-_SLOT = struct.Struct("=5q")
-_BEAT = struct.Struct("=q")
-_STRIDE = _SLOT.size + _BEAT.size
-NOWHERE = -1
 OrdersAt = Callable[[int], Sequence[Sequence[Op]]]
 """The op lists that the ranks follow in a step."""
 
-
-class Doing(IntEnum):
-    """What a rank does; a slot of zeros is a rank that has not started."""
-
-    STARTING = 0
-    COMPUTING = 1
-    WAITING = 2
-    ENDING = 3
-    DONE = 4
-    EVALUATING = 5
-
-
-LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)
-"""May take much longer than an op."""
 _OUTSIDE = {
     Doing.STARTING: "while starting",
     Doing.ENDING: "while saving",
     Doing.EVALUATING: "while evaluating",
     Doing.DONE: "after its last step",
 }
-
-
-class Slot(NamedTuple):
-    """One rank's state.
-
-    `place` is the place in its list of the op that runs, or that cannot start; `awaited` that of the op it waits for
-    (-1: for all ranks, at the start of the step). `since_ns`: of the system's monotonic clock.
-    """
-
-    doing: Doing
-    step: int = NOWHERE
-    place: int = NOWHERE
-    awaited: int = NOWHERE
-    since_ns: int = 0
-
-
-class Board:
-    """A slot for each rank in a buffer of `Board.size(ranks)` bytes, and when its process was last known to run.
-
-    Written without locks: one writer a slot, and one a beat. Behind the slots, for how many seconds ranks have seen
-    their parent stopped before they called it back.
-    """
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-
-    @staticmethod
-    def size(ranks: int) -> int:
-        """Bytes for so many ranks."""
-        return ranks * _STRIDE + _BEAT.size
-
-    def write(self, rank: int, doing: int, step: int, place: int, awaited: int, since_ns: int) -> None:
-        """Publishes a rank's state; well under a microsecond."""
-        _SLOT.pack_into(self._memory, rank * _STRIDE, doing, step, place, awaited, since_ns)
-
-    def read(self, rank: int) -> Slot:
-        """A rank's state."""
-        doing, *rest = _SLOT.unpack_from(self._memory, rank * _STRIDE)
-        return Slot(Doing(doing), *rest)
-
-    def beat(self, rank: int, now_ns: int) -> None:
-        """Says that the rank's process runs."""
-        _BEAT.pack_into(self._memory, rank * _STRIDE + _SLOT.size, now_ns)
-
-    def beats(self) -> list[int]:
-        """When every rank's process was last known to run, 0: never."""
-        found = range(_SLOT.size, len(self._memory) - _BEAT.size, _STRIDE)
-        return [_BEAT.unpack_from(self._memory, offset)[0] for offset in found]
-
-    def call_parent(self, seconds: float) -> None:
-        """Says that the parent has been stopped for so long while a rank ran."""
-        _BEAT.pack_into(self._memory, len(self._memory) - _BEAT.size, int(1e9 * seconds))
-
-    @property
-    def parent_stopped_s(self) -> float:
-        """For how long ranks have seen their parent stopped; 0: they have not called it back."""
-        return float(_BEAT.unpack_from(self._memory, len(self._memory) - _BEAT.size)[0]) / 1e9
-
-    def read_all(self) -> list[Slot]:
-        """The states of all ranks."""
-        return [self.read(rank) for rank in range(len(self._memory) // _STRIDE)]
 
 
 class Hang(NamedTuple):

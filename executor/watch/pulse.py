@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ..step import LONG, Board, Doing, Slot
+from .board import LONG, Board, Doing, Slot
 from .proc import ProcessState, process_state
 
 BEAT_S = 0.5

@@ -1,0 +1,112 @@
+"""What all ranks report, put together: step by step, and the result at the end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from ...planner.graph import asynchronous, update_size
+from ...planner.plan import Forecast, Plan
+from ..stage import warn
+from .excess import excesses
+from .job import TRACKED_STEPS, filling_updates, tracked_steps
+from .reports import Notice, RankReport, StepReport
+from .result import RunResult
+from .stopping import Stop
+from .trace import trace_of
+
+
+def _steady(places: Sequence[int], margin: int) -> list[int]:
+    """Of updates with these places in their runs, those with `margin` others of the run before and behind them."""
+    ends = [k for k in range(len(places)) if k + 1 == len(places) or places[k + 1] == 0]
+    left = {k: end - k for end in reversed(ends) for k in range(end - places[end], end + 1)}
+    return [k for k, place in enumerate(places) if place >= margin and left[k] >= margin]
+
+
+def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
+    """Seconds a step; of an asynchronous plan, seconds an update once the pipeline is full."""
+    return forecast.step_s if forecast.period_s is None else forecast.period_s * update_size(plan)
+
+
+OnStep = Callable[[int, float, float], None]
+"""Called with (step, loss, seconds) as steps complete."""
+
+
+class Collector:
+    """Puts the ranks' step reports together; tells `on_step` when all ranks have ended a step."""
+
+    def __init__(self, ranks: int, on_step: OnStep | None, stop: Stop | None = None) -> None:
+        self._ranks = ranks
+        self._on_step = on_step
+        self.stop = Stop(bytearray(Stop.SIZE)) if stop is None else stop
+        self._pending: dict[int, list[StepReport]] = {}
+        self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
+        self._places: list[int] = []
+        self._noticed: set[tuple[int, str]] = set()
+        self.losses: list[float] = []
+        self.times: list[float] = []
+        self.norms: list[float] = []
+        self.scales: list[float] = []
+        self.evaluations: dict[int, float] = {}
+        self.left_out: list[int] = []
+
+    def add(self, report: StepReport | Notice) -> None:
+        """One rank's report of one step, or its notice, which the user gets as a warning once a stage."""
+        if isinstance(report, Notice):
+            if (report.stage, report.subject) not in self._noticed:
+                self._noticed.add((report.stage, report.subject))
+                warn(report.text)
+            return
+        reports = self._pending.setdefault(report.step, [])
+        reports.append(report)
+        if len(reports) < self._ranks:
+            return
+        del self._pending[report.step]
+        losses = {m: loss for r in reports for m, loss in r.losses.items()}
+        self.losses.append(report.mini_batch.mean(losses))
+        ended = max(r.seconds for r in reports)
+        self.times.append(ended - (self._ended[1] if self._ended[0] == report.run else 0.0))
+        self._ended = (report.run, ended)
+        self._places.append(report.step - report.run)
+        self.scales.append(report.loss_scale)
+        if report.grad_norm is not None:
+            self.norms.append(report.grad_norm)
+        if report.left_out:
+            self.left_out.append(report.step)
+        held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
+        if held_out:
+            self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
+        if self._on_step is not None:
+            self._on_step(report.step, self.losses[-1], self.times[-1])
+
+    def result(self, plan: Plan, reports: Sequence[RankReport]) -> RunResult:
+        """The run's result from what every rank left at its end, in rank order."""
+        forecast = plan.forecast
+        assert forecast is not None  # require_executable saw to it
+        peaks = tuple(report.peak_bytes for report in reports)
+        state: dict[str, Tensor] = {}
+        for report in reports:
+            state |= report.state or {}
+        times = self.times
+        steady = _steady(self._places, filling_updates(plan)) if asynchronous(plan) else []
+        settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
+        allocated = [report.allocated_bytes for report in reports]
+        return RunResult(
+            tuple(self.losses),
+            statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times),
+            tuple(times),
+            peaks,
+            _forecast_step_s(plan, forecast),
+            forecast.peak_bytes,
+            reports[0].first_step,
+            trace_of(plan, reports, times, self.losses),
+            tuple(self.norms),
+            tuple(self.scales),
+            self.evaluations,
+            state or None,
+            None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
+            excesses(reports, forecast.peak_bytes),
+            tuple(self.left_out),
+        )

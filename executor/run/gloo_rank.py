@@ -1,0 +1,60 @@
+"""One rank on torch's default process group, and a spawned one from the moment it is watched."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from ..watch import Board, Shared, lost_another
+from ..wires import BACKSTOP_S, GlooTransport, listen_locally
+from .allocator import keep_freed_memory
+from .children import Failure
+from .job import Job
+from .rank import run_rank
+from .reports import Notice, RankReport, StepReport
+from .stopping import Stop, heed_signals
+
+
+def run_spawned(rank: int, outbox: Connection, board: Board, shared: Shared) -> bool:
+    """One spawned rank: its result or its error goes to the outbox; whether it was a result."""
+    stop = Stop(shared.stopping.memory())
+
+    def post(message: object) -> None:
+        outbox.send_bytes(pickle.dumps(message))  # torch would otherwise share tensors with a process that ends
+
+    job: Job | None = None
+    try:
+        job = pickle.loads(shared.job)
+        assert job is not None
+        torch.set_num_threads(shared.threads)
+        if job.checkpoint is not None:
+            heed_signals(stop)
+        listen_locally()
+        ranks = len(job.plan.orders)
+        store = dist.FileStore(shared.rendezvous.path, ranks)  # type: ignore[attr-defined]
+        limit = timedelta(seconds=BACKSTOP_S)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+        post(run_here(job, post, board, stop))
+        dist.destroy_process_group()
+    except Exception as error:
+        lost = job is not None and lost_another(job.orders_at, rank, board.read(rank))
+        post(Failure.of(error, rank, lost))
+        return False
+    return True
+
+
+def run_here(
+    job: Job, report: Callable[[StepReport | Notice], None], board: Board, stop: Stop, local_rank: int | None = None
+) -> RankReport:
+    """One rank on the default process group, which exists."""
+    keep_freed_memory()
+    transport = GlooTransport(job.groups)
+    result = run_rank(job, transport, report, board, local_rank, stop)
+    transport.barrier()
+    transport.close()
+    return result

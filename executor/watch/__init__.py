@@ -1,0 +1,31 @@
+"""Who is alive: what ranks say they do, what the system says of their processes, and who hangs. Knows no torch.
+
+A spawned rank begins here (`spawned`), watched and bound to its parent before anything large is imported.
+"""
+
+from .board import LONG, NOWHERE, Board, Doing, Slot
+from .proc import ProcessState, die_with_parent, process_state
+from .pulse import Stillness
+from .siblings import Siblings, under_torchrun
+from .spawned import Shared, spawned_rank
+from .watcher import TIMEOUT_S, Hang, Watcher, lost_another
+
+__all__ = [
+    "Board",
+    "Doing",
+    "Hang",
+    "LONG",
+    "NOWHERE",
+    "ProcessState",
+    "Shared",
+    "Siblings",
+    "Slot",
+    "Stillness",
+    "TIMEOUT_S",
+    "Watcher",
+    "die_with_parent",
+    "lost_another",
+    "process_state",
+    "spawned_rank",
+    "under_torchrun",
+]

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,11 +22,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: small
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-for helper in ("async_plans", "runs", "routes", "steady_plans"):
+for helper in ("async_plans", "commands", "editing", "own_models", "routes", "runs", "steady_plans"):
     pytest.register_assert_rewrite(helper)
 
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and ranks run with one; where a test module uses torch."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 1
+    if torch and before != 1:
+        torch.set_num_threads(1)
+    yield
+    if torch and before != 1:
+        torch.set_num_threads(before)
+
+
 _NEEDS_TORCH = re.compile(r"^\s*(?:from|import) (?:torch|contraflow\.executor|contraflow\.models)\b", re.MULTILINE)
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 

@@ -29,8 +29,8 @@ from record import ROOT, Row, arguments, finish
 
 sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
+from editing import mutant
 from late import LatePlace
-from mutants import mutant
 from random_runs import Case, draw, plan_of, shrink
 from trained import Fault, Outcome, on_processes, on_threads, outcome
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from editing import codes, edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import named, one_layer_a_stage
@@ -19,18 +19,6 @@ from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
-
-Edit = Callable[[list[list[Op]]], None]
-
-
-def edited(plan: Plan, edit: Edit) -> Plan:
-    orders = [list(order) for order in plan.orders]
-    edit(orders)
-    return replace(plan, orders=tuple(map(tuple, orders)))
-
-
-def codes(plan: Plan) -> set[str]:
-    return {violation.code for violation in check(plan)}
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from editing import edited, forecast_anew, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import named, one_layer_a_stage
@@ -63,27 +64,6 @@ def everywhere(*row: str) -> Rows:
     return dict.fromkeys(range(MICRO_BATCHES), row)
 
 
-def edited(plan: Plan, edit: Callable[[Orders], object]) -> Plan:
-    orders = [list(order) for order in plan.orders]
-    edit(orders)
-    return replace(plan, orders=tuple(map(tuple, orders)))
-
-
-def put(plan: Plan, device: int, moved: Op, anchor: Op, after: bool = False) -> Plan:
-    """The plan with one op of a device's list moved to just before (or after) another."""
-
-    def edit(orders: Orders) -> None:
-        orders[device].remove(moved)
-        orders[device].insert(orders[device].index(anchor) + after, moved)
-
-    return edited(plan, edit)
-
-
-def refreshed(plan: Plan) -> Plan:
-    """The plan with the forecast of its op lists."""
-    return plan.with_forecast(simulate(plan).forecast())
-
-
 def with_free(plan: Plan) -> Plan:
     """FREE before the first F that follows the departure of each stash."""
 
@@ -100,7 +80,7 @@ def with_free(plan: Plan) -> Plan:
                 listed.append(op)
             orders[device] = listed
 
-    return refreshed(edited(plan, edit))
+    return forecast_anew(edited(plan, edit))
 
 
 MIXED: Rows = {
@@ -274,7 +254,7 @@ def test_every_node_has_its_own_host_memory() -> None:
     plan = stashed(everywhere("offload", "offload", "offload"), "gpipe")
     group = replace(plan.problem.cluster.nodes[0], host_memory_bytes=4 * MICRO_BATCHES)
     nodes = (replace(group, devices=1), replace(group, devices=2))
-    found = check(refreshed(replace(plan, problem=replace(plan.problem, cluster=Cluster(nodes)))))
+    found = check(forecast_anew(replace(plan, problem=replace(plan.problem, cluster=Cluster(nodes)))))
     assert [(v.code, v.where) for v in found] == [("host-memory", "node 1")]
 
 
@@ -282,7 +262,7 @@ def test_free_that_waits_for_a_stash_that_cannot_leave() -> None:
     """Device 2 posts the RECV of stash 0 only after micro-batch 1, which device 0 starts only when 0 has left."""
     plan = stashed({0: ("ship>2", "keep", "keep")}, "gpipe", micro_batches=2)
     plan = edited(plan, lambda o: o[0].insert(o[0].index(Op(Kind.F, 0, 1)), Op(Kind.FREE, 0, 0)))
-    assert check(refreshed(plan)) == []
+    assert check(forecast_anew(plan)) == []
     stuck = put(plan, 2, Op(Kind.RECV_S, 0, 0, 0), Op(Kind.F, 2, 1), after=True)
     found = check(stuck)
     assert [v.code for v in found] == ["deadlock"]
@@ -394,7 +374,7 @@ def test_whatever_the_checker_accepts_can_run(data: st.DataObject) -> None:
     broken = edited(plan, lambda orders: [mutate(data.draw, orders) for _ in range(count)])
     codes = {violation.code for violation in check(broken)}
     if codes <= {"forecast", "memory", "host-memory"}:
-        assert check(refreshed(broken)) == []
+        assert check(forecast_anew(broken)) == []
     if codes == {"deadlock"}:
         with pytest.raises(Deadlock):
             simulate(broken)

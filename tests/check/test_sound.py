@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import mutants
 import pytest
+from editing import shuffled
 from random_plans import plans_of, random_candidate, tied
 from random_runs import draw, plan_of
 
@@ -64,7 +64,7 @@ def broken(plan: Plan, rng: random.Random) -> Plan:
     if choice == 3:
         routes = [replace(p, micro_batches=p.micro_batches[rng.randrange(2) :]) for p in plan.pipelines]
         return replace(plan, pipelines=tuple(routes))
-    return mutants.edited(plan, rng)
+    return shuffled(plan, rng)
 
 
 def accepts(plan: Plan) -> bool:

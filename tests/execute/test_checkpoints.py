@@ -8,14 +8,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runs import Case, planned
+from runs import Case, in_threads, same_tensors, steps_saved
 from torch import Tensor
 
 from contraflow.executor.basics.checkpointing import Checkpointing
@@ -24,7 +24,6 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.run import checkpoint_files, saving
 from contraflow.executor.run.checkpoint import begin_at
 from contraflow.executor.run.checkpoint_files import INDEX, Index, SaveError, complete
-from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
 from contraflow.executor.run.stopping import Interrupted, Terminated
 
@@ -32,36 +31,13 @@ PLAN = Case("1f1b", "mlp-tiny", 2, 4)
 OTHER = Case("chimera", "mlp-tiny", 2, 4)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def run(steps: int, saving: Checkpointing | None = None, case: Case = PLAN, **options: Any) -> RunResult:
-    """On threads."""
-    options = {"self_check": False, "return_state": True, **options}
-    return execute(planned(case), steps, transport="threads", checkpoint=saving, **options)
+    return in_threads(case, steps=steps, checkpoint=saving, **options)
 
 
 def names(folder: Path) -> list[str]:
     """What is in a folder but its lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != saving.LOCK)
-
-
-def steps_of(folder: Path) -> list[int]:
-    """Of the complete checkpoints."""
-    return [int(path.name.removeprefix("step-")) for path in complete(folder)]
-
-
-def same(a: RunResult, b: RunResult) -> bool:
-    """Whether two runs have left equal tensors, bit by bit."""
-    assert a.state is not None
-    assert b.state is not None
-    return a.state.keys() == b.state.keys() and all(torch.equal(a.state[name], b.state[name]) for name in a.state)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +64,7 @@ def test_it_saves_every_so_many_steps_and_keeps_the_newest(tmp_path: Path) -> No
     run(7, Checkpointing(str(tmp_path / "two"), every=3, keep=2))
     assert names(tmp_path / "two") == ["step-00000006", "step-00000007"]
     whole = run(7, Checkpointing(str(tmp_path / "all"), every=3))
-    assert steps_of(tmp_path / "all") == [3, 6, 7]
+    assert steps_saved(tmp_path / "all") == [3, 6, 7]
     for newest, left in ((7, 1), (6, 2), (3, 5)):
         rest = run(left, Checkpointing(str(copied(tmp_path / "all", tmp_path / f"from{newest}")), resume=True))
         assert rest.first_step == newest
@@ -109,7 +85,7 @@ def test_training_does_not_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(saving, "write_tensors", slow)
     run(8, Checkpointing(str(tmp_path), every=4), on_step=lambda step, loss, seconds: events.append(f"step {step + 1}"))
     assert events.index("step 6") < events.index("written step-00000004")
-    assert steps_of(tmp_path) == [4, 8]
+    assert steps_saved(tmp_path) == [4, 8]
 
 
 def test_a_snapshot_takes_no_device_memory(tmp_path: Path) -> None:
@@ -134,10 +110,10 @@ def test_a_signal_ends_the_run_after_the_step_under_way(
     assert begun is not None
     done = len(begun.losses)
     assert 2 <= done < 40
-    assert steps_of(tmp_path) == [done]
+    assert steps_saved(tmp_path) == [done]
     rest = run(40 - done, Checkpointing(str(tmp_path), resume=True))
     assert begun.losses + rest.losses == whole.losses
-    assert same(rest, whole)
+    assert same_tensors(rest, whole)
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -145,14 +121,14 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """What was saved before stays."""
 
     def ask(step: int, loss: float, seconds: float) -> None:
-        if 2 in steps_of(tmp_path):
+        if 2 in steps_saved(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
         run(10_000, Checkpointing(str(tmp_path), every=2), on_step=ask)
     assert not isinstance(caught.value, Interrupted)
-    assert steps_of(tmp_path)[0] == 2
+    assert steps_saved(tmp_path)[0] == 2
     assert names(tmp_path) == [path.name for path in complete(tmp_path)]
 
 
@@ -270,7 +246,7 @@ def test_a_new_run_is_not_mixed_with_an_old_one(trained: Path) -> None:
         RunError, match=r"has checkpoints of another run \(the newest: step-00000004\): go on .*--resume"
     ):
         run(1, Checkpointing(str(trained)))
-    assert steps_of(trained) == [2, 4]
+    assert steps_saved(trained) == [2, 4]
 
 
 def test_an_old_format_is_not_unpickled(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,15 +16,6 @@ from contraflow.models import build_layer, resolve
 from contraflow.models.data import load
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @needs_compiler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,6 @@ MODELS = {"gpt-tiny-dropout": 4, "resnet-tiny": 2, "lstm-tiny": 4, "mlp-tiny": 1
 """Where the stage begins that is looked at: it reaches to the end."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::contraflow.executor.stage.engines.EngineNotice")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,15 +33,6 @@ host_link = {{bandwidth = "2GB/s", latency = "20us"}}
 """
 LIMITED = {4: "170KB", 2: "330KB"}
 """By devices: one that runs the backward of the first stage does not hold all stashes of a full pipeline."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

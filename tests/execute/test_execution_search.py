@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 from runs import STEPS, Case, assert_equals_reference, profiled, worst_excess
 
 from contraflow.executor.run.launch import execute
@@ -23,13 +21,9 @@ KEPT_1F1B = 2_658_816
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, ranks run with one, and five seconds are too few to compile in."""
+def compiled() -> None:
+    """Five seconds are too few to compile in."""
     warm()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _searched(space: SearchSpace, limit: int, wanted: str) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 from routes import BOTH_WAYS, LAST_AT_HOME, LINK, MIXED, NODES_OF_THEIR_OWN, ONE_STAGE_REPLICATED, SWAPPED, Routes, made
 from runs import (
     SAMPLES,
-    STEPS,
+    assert_as_planned,
     assert_same,
+    in_threads,
     profiled,
     run_plans_together,
     truth,
@@ -22,9 +22,8 @@ from runs import (
 )
 
 from contraflow.executor.basics.errors import ExecutionError
-from contraflow.executor.oracle.reference import train_reference
+from contraflow.executor.oracle.reference import ReferenceRun, train_reference
 from contraflow.executor.run.launch import execute
-from contraflow.executor.run.result import RunResult
 from contraflow.executor.state.agreement import Signature, agree
 from contraflow.models import resolve
 from contraflow.planner.check import check
@@ -37,31 +36,6 @@ from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.exact.apart import solve_apart
 from contraflow.planner.search.exact.solver import Effort
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def run(plan: Plan, steps: int = STEPS) -> RunResult:
-    return execute(plan, steps, transport="threads", self_check=False, return_state=True)
-
-
-def assert_equals_truth(plan: Plan, result: RunResult) -> None:
-    workload = plan.problem.workload
-    expected = truth(plan.problem.model.name, workload.micro_batches, workload.optimizer, torch.float32)
-    assert result.losses == pytest.approx(expected.losses, abs=1e-5)
-    assert result.state is not None
-    for name, reference in expected.state.items():
-        assert_same(name, result.state[name], reference)
-    for device, share in worst_excess(result).items():
-        assert share <= 1.0, f"device {device}: measured / planned = {share:.4f}"
-
 
 IN_THREADS: dict[str, partial[Plan]] = {
     "swapped, kept": partial(made, "gpt-tiny", SWAPPED, ["keep", "keep"]),
@@ -82,11 +56,16 @@ IN_THREADS: dict[str, partial[Plan]] = {
 }
 
 
+def true_of(plan: Plan) -> ReferenceRun:
+    workload = plan.problem.workload
+    return truth(plan.problem.model.name, workload.micro_batches, workload.optimizer, torch.float32)
+
+
 @pytest.mark.parametrize("name", IN_THREADS)
 def test_threads_equal_single_process_within_the_planned_memory(name: str) -> None:
     """Losses, parameters and buffers after five steps, and every device's peak."""
     plan = IN_THREADS[name]()
-    assert_equals_truth(plan, run(plan))
+    assert_as_planned(in_threads(plan), true_of(plan))
 
 
 def test_processes_equal_single_process_within_the_planned_memory(tmp_path: Path) -> None:
@@ -97,13 +76,13 @@ def test_processes_equal_single_process_within_the_planned_memory(tmp_path: Path
         made("resnet-tiny", BOTH_WAYS, ["keep", "keep"]),
     ]
     for plan, result in zip(plans, run_plans_together(plans, tmp_path), strict=True):
-        assert_equals_truth(plan, result)
+        assert_as_planned(result, true_of(plan))
 
 
 def test_forward_devices_hold_neither_gradients_nor_optimizer() -> None:
     """With Adam, parameters alone are a quarter of what the owner keeps; measured peaks are near the planned ones."""
     plan = made("gpt-tiny", NODES_OF_THEIR_OWN, ["recompute", "recompute"], lead=1, optimizer="adam")
-    result = run(plan, 2)
+    result = in_threads(plan, steps=2)
     for device, share in worst_excess(result).items():
         assert 0.75 <= share <= 1.0, f"device {device}: {share:.3f}"
     assert result.peak_bytes[0] < 0.75 * result.peak_bytes[2]
@@ -134,7 +113,7 @@ def test_any_placement_of_both_devices_is_executed_exactly(data: st.DataObject) 
     routes = Routes(tuple(data.draw(pairs) for _ in range(ways)), tuple(data.draw(pairs) for _ in range(ways)))
     policies = [data.draw(st.sampled_from(["keep", "recompute", "offload"])) for _ in range(2)]
     plan = made("mlp", routes, policies, 4, data.draw(st.integers(1, 4)), data.draw(st.booleans()))
-    result = run(plan, 2)
+    result = in_threads(plan, steps=2)
     expected = truth("mlp", 4, "momentum", torch.float32)
     assert result.losses == pytest.approx(expected.losses[:2], abs=1e-5)
     for device, (peak, planned) in enumerate(zip(result.peak_bytes, result.forecast_peak_bytes, strict=True)):
@@ -173,4 +152,4 @@ def test_a_searched_placement_runs_on_a_real_model() -> None:
     candidate = Candidate(Problem(graph, cluster, Workload(6)), stages, found.plan.pipelines)
     plan = assemble(candidate, compute)
     assert check(plan) == []
-    assert_equals_truth(plan, run(plan))
+    assert_as_planned(in_threads(plan), true_of(plan))

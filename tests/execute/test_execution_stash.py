@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from runs import STEPS, Case, assert_equals_reference, dealt_out, planned, run_together, truth, worst_excess
+from runs import (
+    Case,
+    assert_equals_reference,
+    assert_within_plan,
+    dealt_out,
+    in_threads,
+    planned,
+    run_together,
+    truth,
+    worst_excess,
+)
 from torch import Tensor, nn
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.run.launch import execute
-from contraflow.executor.run.result import RunResult
 from contraflow.executor.step.copies import ThreadMoves
 from contraflow.executor.step.waits import waits
 from contraflow.models import LayeredModel, LayerSpec
@@ -42,34 +50,16 @@ IN_THREADS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _name(case: Case) -> str:
     return "-".join(map(str, case))
-
-
-def _run(plan: Plan, dtype: torch.dtype = torch.float32) -> RunResult:
-    return execute(plan, STEPS, dtype=dtype, transport="threads", self_check=False, return_state=True)
-
-
-def _assert_within_plan(result: RunResult) -> None:
-    for device, share in worst_excess(result).items():
-        assert share <= 1.0, f"device {device}: measured / planned = {share:.4f}"
 
 
 @pytest.mark.parametrize("case", IN_THREADS, ids=_name)
 def test_threads_equal_single_process_within_the_planned_memory(case: Case) -> None:
     """Losses, parameters and buffers after five steps, and every device's peak."""
-    result = _run(planned(case), case.dtype)
+    result = in_threads(case)
     assert_equals_reference(case, result)
-    _assert_within_plan(result)
+    assert_within_plan(result)
 
 
 TOGETHER = [
@@ -92,7 +82,7 @@ def test_processes_equal_single_process_within_the_planned_memory(cases: list[Ca
     """The same on gloo processes."""
     for case, result in zip(cases, run_together(cases, tmp_path), strict=True):
         assert_equals_reference(case, result)
-        _assert_within_plan(result)
+        assert_within_plan(result)
 
 
 # ---------------------------------------------------------------- what each policy saves
@@ -108,14 +98,14 @@ def test_a_stash_that_is_not_kept_is_not_there(stash: str) -> None:
     assert kept.forecast is not None
     assert lean.forecast is not None
     assert lean.forecast.peak_bytes[0] < 0.8 * kept.forecast.peak_bytes[0]
-    for share in worst_excess(_run(lean)).values():
+    for share in worst_excess(in_threads(lean)).values():
         assert (0.9 if stash == "recompute" else 0.75) <= share <= 1.0
 
 
 def test_the_trace_tells_when_copies_ran() -> None:
     """Every op of the plan is in the trace; a fetch runs after its offload and before its backward."""
     plan = planned(GPT._replace(stash="offload"))
-    for order, device in zip(plan.orders, _run(plan).trace.devices, strict=True):
+    for order, device in zip(plan.orders, in_threads(plan).trace.devices, strict=True):
         records = {record.op: record for record in device.ops}
         assert tuple(records) == order
         for op, record in records.items():
@@ -148,9 +138,9 @@ def test_slow_copies_delay_the_step_but_break_no_promise(plan: partial[Plan], mo
         copy(self, source, target)
 
     monkeypatch.setattr(ThreadMoves, "_copy", slow)
-    result = _run(made)
+    result = in_threads(made)
     assert result.losses == pytest.approx(truth("gpt-tiny", 4, "momentum", torch.float32).losses, abs=1e-5)
-    _assert_within_plan(result)
+    assert_within_plan(result)
 
 
 def test_a_failing_copy_is_one_line_that_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,12 @@ import pytest
 import torch
 from late import FreedTooEarly, LatePlace
 from late_ranks import run_late_rank_of
-from runs import STEPS, Case, assert_equals_reference, planned, run_together, worst_excess
+from runs import Case, assert_equals_reference, in_threads, planned, run_together, worst_excess
 
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.place.place import Times
 from contraflow.executor.place.records import OpRecord
 from contraflow.executor.run import rank
-from contraflow.executor.run.launch import execute
-from contraflow.executor.run.result import RunResult
 from contraflow.executor.step import copies
 from contraflow.executor.step.step_state import Transfer
 from contraflow.executor.wires.nccl import pairs
@@ -46,14 +44,10 @@ def late_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def run(case: Case) -> RunResult:
-    return execute(planned(case), STEPS, dtype=case.dtype, transport="threads", self_check=False, return_state=True)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_late_copies_equal_single_process_within_the_planned_memory(case: Case) -> None:
     """Losses, parameters and buffers after five steps, and every device's peak."""
-    result = run(case)
+    result = in_threads(case)
     assert_equals_reference(case, result)
     assert max(worst_excess(result).values()) <= 1.0
 
@@ -80,7 +74,7 @@ def test_memory_that_is_let_go_of_too_early_is_noticed(monkeypatch: pytest.Monke
     offload = copies.QueuedMoves.offload
     monkeypatch.setattr(copies.QueuedMoves, "offload", careless)
     with pytest.raises(ExecutionError, match=FreedTooEarly.__name__):
-        run(OFFLOADED)
+        in_threads(OFFLOADED)
 
 
 def test_a_backward_that_does_not_wait_for_its_stash_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +87,7 @@ def test_a_backward_that_does_not_wait_for_its_stash_is_noticed(monkeypatch: pyt
     fetch = copies.QueuedMoves.fetch
     monkeypatch.setattr(copies.QueuedMoves, "fetch", careless)
     with pytest.raises((AssertionError, ExecutionError), match=r"differs|loss of step|freed|out of bounds|not finite"):
-        assert_equals_reference(OFFLOADED, run(OFFLOADED))
+        assert_equals_reference(OFFLOADED, in_threads(OFFLOADED))
 
 
 def test_a_fetch_takes_over_memory_that_is_leaving_and_nobody_else_has() -> None:

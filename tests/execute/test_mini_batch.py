@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,16 @@ import torch
 from async_plans import SCHEDULED, Async, assert_as_emulated, assert_exact, planned_async
 from click.testing import CliRunner
 from routes import MIXED, NODES_OF_THEIR_OWN, ONE_STAGE_REPLICATED, made
-from runs import SAMPLES, STEPS, Case, assert_same, planned, run_plans_together, worst_excess
+from runs import (
+    SAMPLES,
+    STEPS,
+    Case,
+    assert_as_planned,
+    assert_same,
+    in_threads,
+    planned,
+    run_plans_together,
+)
 from torch import Tensor, nn
 
 from contraflow.__main__ import cli
@@ -21,21 +29,11 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.emulation import emulate
 from contraflow.executor.oracle.reference import ReferenceRun, train_reference
 from contraflow.executor.run.launch import execute
-from contraflow.executor.run.result import RunResult
 from contraflow.executor.state.mini_batch import MiniBatch, MiniBatches
 from contraflow.models import LayeredModel, build_layer, load, resolve
 from contraflow.models.protocol import LayerSpec
 from contraflow.planner.plan import Kind, Plan
 from contraflow.planner.plan_file import save_plan
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def one_less(plan: Plan) -> Training:
@@ -51,24 +49,6 @@ def reference(
         resolve(plan.problem.model.name), workload.micro_batches, SAMPLES, workload.optimizer, STEPS, dtype=dtype,
         data=data, precision=workload.precision, training=training,
     )  # fmt: skip
-
-
-def assert_equal(result: RunResult, expected: ReferenceRun) -> None:
-    """Losses, norms, scales and held-out losses, parameters and buffers; within the planned memory."""
-    assert result.losses == pytest.approx(expected.losses, abs=1e-5)
-    assert result.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
-    assert result.loss_scales == expected.loss_scales
-    assert result.evaluations == pytest.approx(expected.evaluations, abs=1e-5)
-    assert result.state is not None
-    for name, tensor in expected.state.items():
-        assert_same(name, result.state[name], tensor)
-    for device, share in worst_excess(result).items():
-        assert share <= 1.0, f"device {device}: measured / planned = {share:.4f}"
-
-
-def run(plan: Plan, training: Training, **options: object) -> RunResult:
-    options = {"self_check": False, "return_state": True, **options}
-    return execute(plan, STEPS, transport="threads", training=training, **options)  # type: ignore[arg-type]
 
 
 PLANS: dict[str, partial[Plan]] = {
@@ -98,7 +78,7 @@ def test_a_smaller_last_micro_batch_equals_single_process_within_the_planned_mem
     """Its stashes, messages and statistics are of its own size, its loss and gradients count by samples."""
     plan = (PLANS | LONGER)[name]()
     training = one_less(plan)
-    assert_equal(run(plan, training), reference(plan, training))
+    assert_as_planned(in_threads(plan, training), reference(plan, training))
 
 
 @pytest.mark.slow
@@ -110,7 +90,7 @@ def test_processes_equal_single_process(tmp_path: Path) -> None:
     ]
     training = one_less(plans[0])
     for plan, result in zip(plans, run_plans_together(plans, tmp_path, training=training), strict=True):
-        assert_equal(result, reference(plan, training))
+        assert_as_planned(result, reference(plan, training))
 
 
 @pytest.mark.parametrize("engine", ["graph", "eager"])
@@ -118,7 +98,7 @@ def test_both_engines_check_their_programs_of_either_size(engine: str) -> None:
     """With batch norm, and the self-check on."""
     plan = planned(Case("1f1b", "resnet-tiny", 2, 4))
     training = one_less(plan)
-    assert_equal(run(plan, training, engine=engine, self_check=True), reference(plan, training))
+    assert_as_planned(in_threads(plan, training, engine=engine, self_check=True), reference(plan, training))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -126,13 +106,13 @@ def test_mixed_precision_with_everything_at_the_end_of_a_step(dtype: torch.dtype
     """Clipped, dynamically scaled; held-out micro-batches stay full."""
     plan = planned(Case("zb-v", "mlp-deep", 2, 4, "adam", precision="mixed"))
     training = replace(one_less(plan), clip_norm=0.4, loss_scale="dynamic", scale_interval=2, evaluate_every=2)
-    assert_equal(run(plan, training, dtype=dtype), reference(plan, training, dtype))
+    assert_as_planned(in_threads(plan, training, dtype=dtype), reference(plan, training, dtype))
 
 
 def test_what_moves_is_of_the_size_of_its_micro_batch() -> None:
     """Messages and copies of the last micro-batch are half as large as the others'."""
     plan = planned(Case("gpipe", "mlp", 2, 4, stash="offload"))
-    devices = run(plan, one_less(plan)).trace.devices
+    devices = in_threads(plan, one_less(plan)).trace.devices
     moved = {(r.op.kind, r.op.stage, r.op.micro_batch): r.moved_bytes for device in devices for r in device.ops}
     kinds = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.OFFLOAD, Kind.FETCH)
     full = {key: size for key, size in moved.items() if key[0] in kinds and key[2] == 0}
@@ -184,7 +164,7 @@ def test_an_epoch_ends_within_a_mini_batch(tmp_path: Path) -> None:
     plan, other, data = planned(Case("chimera", "mlp-tiny", 2, 4)), planned(Case("1f1b", "mlp-tiny", 2, 4)), Ending(15)
     assert [data.samples(step, 8) for step in range(4)] == [8, 7, 8, 7]
     expected = reference(plan, Training(), data=data)
-    assert_equal(run(plan, Training(), data=data), expected)
+    assert_as_planned(in_threads(plan, Training(), data=data), expected)
     begun = execute(plan, 3, data=data, transport="threads", self_check=False, checkpoint=tmp_path)
     rest = execute(
         other, 2, data=data, transport="threads", self_check=False, checkpoint=tmp_path, resume=True, return_state=True
@@ -225,14 +205,14 @@ def test_the_last_micro_batch_of_every_update_may_be_smaller(case: Async) -> Non
 def test_single_updates_may_have_fewer_samples() -> None:
     """An epoch ends every other update, which has one micro-batch."""
     plan, data = planned_async(Async("pipeoptim", 4)), Ending(3)
-    found = run(plan, SCHEDULED, data=data)
+    found = in_threads(plan, SCHEDULED, data=data)
     assert_exact(found, emulate(plan, (STEPS,), data=data, training=SCHEDULED))
 
 
 def test_one_device_updates_as_one_process_steps() -> None:
     """So the emulation counts samples as the reference does."""
     plan, training = planned_async(Async("stash", 1, 2, "mlp-tiny")), replace(SCHEDULED, mini_batch=3)
-    found = run(plan, training)
+    found = in_threads(plan, training)
     wanted = train_reference(resolve("mlp-tiny"), 2, SAMPLES, "momentum", STEPS, training=training)
     assert found.losses == pytest.approx(wanted.losses, abs=1e-6)
 
@@ -244,11 +224,11 @@ def test_mini_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Both numbers are named; the command says so in one line."""
     plan = planned(Case("chimera", "mlp-tiny", 2, 4))
     with pytest.raises(RunError, match="a mini-batch of 9 samples is more than 4 micro-batches of 2 hold: 8"):
-        run(plan, Training(mini_batch=9))
+        in_threads(plan, Training(mini_batch=9))
     with pytest.raises(RunError, match=r"a mini-batch of 6 samples leaves the last of 4 .* of 2 empty: .* 7"):
-        run(plan, Training(mini_batch=6))
+        in_threads(plan, Training(mini_batch=6))
     with pytest.raises(RunError, match="step 1: a mini-batch of 2 samples leaves the last of 4"):
-        run(plan, Training(), data=Ending(10))
+        in_threads(plan, Training(), data=Ending(10))
     with pytest.raises(RunError, match="mini_batch must be a whole number of at least 1, got 0"):
         Training(mini_batch=0)
     save_plan(plan, tmp_path / "plan.json")

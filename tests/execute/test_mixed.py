@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from runs import SAMPLES, STEPS, Case, assert_equals_reference, planned, truth, worst_excess
+from runs import (
+    SAMPLES,
+    STEPS,
+    Case,
+    assert_equals_reference,
+    assert_within_plan,
+    in_threads,
+    planned,
+    truth,
+)
 from torch import Tensor, nn
 
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
-from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.precision import build_lowered
 from contraflow.executor.stage.program import StageProgram
 from contraflow.models import resolve
@@ -31,25 +38,6 @@ IN_ORDER = mixed("zb-v", "mlp-deep", 2, 4, "adam")
 TWO_WAYS = mixed("chimera", "gpt-tiny", 2, 4)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def _run(case: Case, steps: int = STEPS, training: Training | None = None, **options: object) -> RunResult:
-    options = {"self_check": False, "return_state": True, **options}
-    return execute(planned(case), steps, transport="threads", training=training, **options)  # type: ignore[arg-type]
-
-
-def _assert_within_plan(result: RunResult) -> None:
-    for device, share in worst_excess(result).items():
-        assert share <= 1.0, f"device {device}: measured / planned = {share:.4f}"
-
-
 RECOMPUTED = mixed("1f1b", "resnet-tiny", 2, 4, stash="recompute")
 OFFLOADED = mixed("gpipe", "resnet-tiny", 2, 4, stash="offload")
 
@@ -57,9 +45,9 @@ OFFLOADED = mixed("gpipe", "resnet-tiny", 2, 4, stash="offload")
 @pytest.mark.parametrize("case", [IN_ORDER, RECOMPUTED, OFFLOADED], ids=["v", "recomputed", "offloaded"])
 def test_mixed_equals_single_process_within_the_planned_memory(case: Case) -> None:
     """Where gradients are summed in the order of one process, to float32's tolerance."""
-    result = _run(case)
+    result = in_threads(case)
     assert_equals_reference(case, result)
-    _assert_within_plan(result)
+    assert_within_plan(result)
     assert result.state is not None
     assert {t.dtype for t in result.state.values() if t.is_floating_point()} == {torch.float32}
 
@@ -70,10 +58,10 @@ def test_replicas_in_mixed_precision_equal_single_process_to_its_rounding() -> N
     Replicas sum in another order, which float32 rounds otherwise. Where a master then lies on the other side of the
     middle between two bfloat16 numbers, its copy differs by 2^-8 of its size, far more than float32's round-off.
     """
-    result = _run(TWO_WAYS)
+    result = in_threads(TWO_WAYS)
     expected = truth(TWO_WAYS.model, 4, TWO_WAYS.optimizer, TWO_WAYS.dtype)
     assert result.losses == pytest.approx(expected.losses, abs=1e-3)
-    _assert_within_plan(result)
+    assert_within_plan(result)
     begun = train_reference(resolve(TWO_WAYS.model), 1, 1, steps=0, dtype=TWO_WAYS.dtype, precision="mixed").state
     assert result.state is not None
     for name, reference in expected.state.items():
@@ -85,7 +73,7 @@ def test_replicas_in_mixed_precision_equal_single_process_to_its_rounding() -> N
 def test_float16_trains_with_a_dynamic_loss_scale() -> None:
     """The same plan in the other 16-bit type, its scale and its losses those of torch.amp.GradScaler."""
     training = Training(loss_scale="dynamic", scale_interval=4)
-    result = _run(IN_ORDER, training=training, dtype=torch.float16)
+    result = in_threads(IN_ORDER, training=training, dtype=torch.float16)
     expected = train_reference(
         resolve(IN_ORDER.model), 4, SAMPLES, "adam", STEPS, dtype=torch.float16, precision="mixed", training=training
     )
@@ -95,9 +83,9 @@ def test_float16_trains_with_a_dynamic_loss_scale() -> None:
 
 def test_a_resumed_run_goes_on_from_the_masters(tmp_path: Path) -> None:
     """Saved in float32: two steps and three equal five, bit by bit, though most copies would have lost the updates."""
-    first = _run(IN_ORDER, 2, checkpoint=tmp_path)
-    rest = _run(IN_ORDER, 3, checkpoint=tmp_path, resume=True)
-    whole = _run(IN_ORDER)
+    first = in_threads(IN_ORDER, steps=2, checkpoint=tmp_path)
+    rest = in_threads(IN_ORDER, steps=3, checkpoint=tmp_path, resume=True)
+    whole = in_threads(IN_ORDER)
     assert first.losses + rest.losses == whole.losses
     assert rest.state is not None
     assert whole.state is not None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from async_plans import Async, planned_async
-from runs import SAMPLES, STEPS, Case, assert_same, planned
-from test_checkpoints import run, same, steps_of
+from runs import SAMPLES, STEPS, Case, assert_same, in_threads, planned, same_tensors, steps_saved
 from torch import Tensor, nn
 
 from contraflow.executor.basics.checkpointing import Checkpointing
@@ -26,15 +25,6 @@ PLAN = Case("1f1b", "mlp-tiny", 2, 4)
 TWO_WAYS = Case("chimera", "mlp-tiny", 2, 4)
 AT = (1, 2)
 """Step and micro-batch in which something happens."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Odd:
@@ -63,8 +53,8 @@ def nan(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_loss_that_is_nan_ends_the_run_where_it_arises(case: Case, tmp_path: Path) -> None:
     """Stage, micro-batch and step are named; checkpoints of steps before stay, and there is none after it."""
     with pytest.raises(ExecutionError, match=r"stage 1, op 1F2, micro-batch 2, step 2: NotFinite: the loss is nan"):
-        run(4, Checkpointing(str(tmp_path), every=1), case=case, data=Odd(nan, (2, 2)))
-    assert steps_of(tmp_path) in ([1], [1, 2])
+        in_threads(case, steps=4, checkpoint=Checkpointing(str(tmp_path), every=1), data=Odd(nan, (2, 2)))
+    assert steps_saved(tmp_path) in ([1], [1, 2])
 
 
 def test_so_does_an_asynchronous_one() -> None:
@@ -147,7 +137,7 @@ def test_a_gradient_that_is_infinite_is_named_too(bursting: int, where: str) -> 
 def test_a_step_that_is_left_out_leaves_no_trace(case: Case, training: Training) -> None:
     """As in one process: not in parameters, optimizer or running statistics, on any rank; it is counted."""
     data = Odd(nan, base="digits-images" if case.model == "resnet-tiny" else "digits")
-    result = run(STEPS, case=case, data=data, training=training, dtype=case.dtype)
+    result = in_threads(case, data=data, training=training)
     expected = train_reference(
         resolve(case.model), 4, SAMPLES, case.optimizer, STEPS, data=data, training=training, dtype=case.dtype
     )
@@ -164,12 +154,12 @@ def test_a_step_that_is_left_out_leaves_no_trace(case: Case, training: Training)
 def test_a_resumed_run_counts_the_steps_left_out(tmp_path: Path) -> None:
     """Adam's bias correction goes on from the steps that were taken."""
     case, training = PLAN._replace(optimizer="adam"), Training(on_nan="skip", lr=0.01)
-    options: dict[str, Any] = {"case": case, "training": training, "data": Odd(nan), "dtype": case.dtype}
-    whole = run(4, **options)
-    run(2, Checkpointing(str(tmp_path)), **options)
-    rest = run(2, Checkpointing(str(tmp_path), resume=True), **options)
+    options: dict[str, Any] = {"training": training, "data": Odd(nan), "dtype": case.dtype}
+    whole = in_threads(case, steps=4, **options)
+    in_threads(case, steps=2, checkpoint=Checkpointing(str(tmp_path)), **options)
+    rest = in_threads(case, steps=2, checkpoint=Checkpointing(str(tmp_path), resume=True), **options)
     assert rest.losses == whole.losses[2:]
-    assert same(rest, whole)
+    assert same_tensors(rest, whole)
 
 
 def test_an_asynchronous_plan_leaves_nothing_out() -> None:

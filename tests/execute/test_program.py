@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -21,15 +20,6 @@ from contraflow.executor.stage.program import (
 from contraflow.models import LayeredModel, build_layer, cross_entropy, load, resolve
 
 MODELS = ["gpt-tiny", "gpt-tiny-dropout", "resnet-tiny", "mlp-tiny"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 _TRACED: dict[object, StageProgram] = {}  # programs are immutable: trace each stage once

@@ -6,7 +6,7 @@ import random
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import trained
+from editing import forecast_anew, mutant
 from late import LatePlace
-from mutants import forecast_anew, mutant
 from random_runs import Case, draw, plan_of, profiled, shrink, simpler
 from trained import outcome
 
@@ -30,15 +30,6 @@ from contraflow.executor.wires.transport import GlooTransport
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
 from contraflow.planner.plan import Kind, Op
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("first", range(0, 16, 8))

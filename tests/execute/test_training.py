@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, planned, run_together, truth, worst_excess
+from runs import (
+    SAMPLES,
+    STEPS,
+    Case,
+    assert_equals_reference,
+    assert_same,
+    in_threads,
+    planned,
+    run_together,
+    truth,
+    worst_excess,
+)
 from torch import Tensor
 
 from contraflow.__main__ import cli
@@ -20,8 +30,6 @@ from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import INITIAL_SCALE, Training
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run import threaded
-from contraflow.executor.run.launch import execute
-from contraflow.executor.run.result import RunResult
 from contraflow.executor.step import course, evaluation
 from contraflow.executor.step.deferral import DeferredList, deferred
 from contraflow.executor.step.evaluation import evaluation_seed, forward_plan, one_by_one
@@ -38,20 +46,6 @@ TWO_WAYS = Case("chimera", "mlp-tiny", 2, 4)
 ONE_WAY = Case("1f1b", "mlp-tiny", 2, 4)
 V_SHAPED = Case("zb-v", "mlp-deep", 2, 4)
 CLIPPED = Training(clip_norm=0.4, schedule="cosine", warmup_steps=2, lr_floor=1e-3, weight_decay=0.01)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and ranks run with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def _run(plan: Plan, training: Training | None = None, steps: int = STEPS, **options: object) -> RunResult:
-    options = {"self_check": False, "return_state": True, **options}
-    return execute(plan, steps, transport="threads", training=training, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +69,7 @@ def _run(plan: Plan, training: Training | None = None, steps: int = STEPS, **opt
 )
 def test_training_options_equal_single_process(case: Case, training: Training) -> None:
     """Losses, parameters, norms and scales after five steps; clipping does clip."""
-    result = _run(planned(case), training, dtype=case.dtype)
+    result = in_threads(case, training)
     assert_equals_reference(case, result, training)
     if training.clip_norm is not None:
         assert max(result.grad_norms) > training.clip_norm
@@ -110,7 +104,7 @@ def test_a_step_that_overflows_is_left_out_by_every_rank(clip_norm: float | None
     """As torch.amp.GradScaler does in one process: nobody steps, Adam does not count it, the scale is halved."""
     training = Training(loss_scale="dynamic", scale_interval=3, clip_norm=clip_norm)
     plan = planned(TWO_WAYS)
-    result = _run(plan, training, data=Bursting())
+    result = in_threads(plan, training, data=Bursting())
     expected = train_reference(resolve("mlp-tiny"), 4, SAMPLES, "momentum", STEPS, data=Bursting(), training=training)
     assert not math.isfinite(result.grad_norms[1])
     half = INITIAL_SCALE / 2
@@ -145,7 +139,7 @@ def test_a_step_listed_before_other_backwards_is_deferred() -> None:
     assert check(plan) == []
     order = next(order for order in plan.orders if Op(Kind.STEP, 3) in order)
     assert any(op.kind is Kind.B for op in order[order.index(Op(Kind.STEP, 3)) :])
-    assert_equals_reference(Case("interleaved", "mlp", 2, 4), _run(plan, CLIPPED), CLIPPED)
+    assert_equals_reference(Case("interleaved", "mlp", 2, 4), in_threads(plan, CLIPPED), CLIPPED)
 
 
 def test_without_deferral_ranks_would_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +152,7 @@ def test_without_deferral_ranks_would_wait_for_each_other(monkeypatch: pytest.Mo
     monkeypatch.setattr(course, "deferred", in_place)
     monkeypatch.setattr(threaded, "Hub", partial(threads.Hub, timeout_s=2))
     with pytest.raises(ExecutionError, match="nothing arrived"):
-        _run(_early_step(), Training(clip_norm=0.4), 1)
+        in_threads(_early_step(), Training(clip_norm=0.4), 1)
 
 
 def test_deferral_keeps_what_ops_wait_for() -> None:
@@ -196,9 +190,9 @@ def test_a_resumed_run_goes_on_with_schedule_and_loss_scale(tmp_path: Path) -> N
     training = Training(
         schedule="cosine", warmup_steps=2, decay_steps=STEPS, loss_scale="dynamic", scale_interval=3, clip_norm=0.4
     )
-    first = _run(planned(TWO_WAYS), training, 2, data=Bursting(), checkpoint=tmp_path)
+    first = in_threads(planned(TWO_WAYS), training, 2, data=Bursting(), checkpoint=tmp_path)
     other = planned(Case("1f1b", "mlp-tiny", 2, 4))
-    rest = _run(other, training, 3, data=Bursting(), checkpoint=tmp_path, resume=True)
+    rest = in_threads(other, training, 3, data=Bursting(), checkpoint=tmp_path, resume=True)
     expected = train_reference(resolve("mlp-tiny"), 4, SAMPLES, "momentum", STEPS, data=Bursting(), training=training)
     assert first.loss_scales + rest.loss_scales == expected.loss_scales
     assert first.losses + rest.losses == pytest.approx(expected.losses, rel=1e-5)
@@ -206,7 +200,7 @@ def test_a_resumed_run_goes_on_with_schedule_and_loss_scale(tmp_path: Path) -> N
     for name, reference in expected.state.items():
         assert_same(name, rest.state[name], reference)
     with pytest.raises(RunError, match="how long"):
-        _run(other, replace(training, decay_steps=None), 1, checkpoint=tmp_path, resume=True)
+        in_threads(other, replace(training, decay_steps=None), 1, checkpoint=tmp_path, resume=True)
 
 
 # ---------------------------------------------------------------- evaluation
@@ -221,10 +215,10 @@ def test_held_out_losses_equal_single_process_and_disturb_nothing(case: Case) ->
     Devices stay within the planned memory.
     """
     training = Training(evaluate_every=2, evaluate_steps=2)
-    result = _run(planned(case), training)
+    result = in_threads(planned(case), training)
     assert_equals_reference(case, result, training)
     assert list(result.evaluations) == [2, 4]
-    assert result.losses == _run(planned(case)).losses
+    assert result.losses == in_threads(planned(case)).losses
     assert all(share <= 1 for share in worst_excess(result).values())
 
 
@@ -263,7 +257,7 @@ def test_micro_batches_go_one_by_one_where_memory_is_short(monkeypatch: pytest.M
     assert forward_plan(plan.with_forecast(short))[0].orders == one_by_one(plan)
     training = Training(evaluate_every=2)
     monkeypatch.setattr(evaluation, "forward_plan", lambda given: forward_plan(given.with_forecast(short)))
-    result = _run(plan, training, 2)
+    result = in_threads(plan, training, 2)
     expected = truth(V_SHAPED.model, 4, V_SHAPED.optimizer, V_SHAPED.dtype, training)
     assert result.evaluations[2] == pytest.approx(expected.evaluations[2], abs=1e-5)
     assert all(a <= b for a, b in zip(result.peak_bytes, plan.forecast.peak_bytes, strict=True))

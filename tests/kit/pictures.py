@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from instances import named, uniform
+
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
@@ -136,3 +138,19 @@ def pictured() -> dict[str, Plan]:
         "apart, offload": routed([((0, 1), (2, 1))], "offload"),
         "replicas": routed([((0, 1), (0, 1)), ((2, 3), (2, 3))], nodes=2),
     }
+
+
+def chimera() -> Plan:
+    """Two directions with messages that take time, parameters to reduce, and a limit."""
+    model = uniform(4, 1.0, 2.0, stash_bytes=40, parameter_bytes=30, output_bytes=10, workspace_bytes=5)
+    return named("chimera", 4, 8, model=model, link=Link(100.0, 0.02), memory=400)
+
+
+NASTY = '</script><script>alert("&")</script><!--\u2028\u2029\ud800'
+
+
+def nasty_plan() -> Plan:
+    """A model and a layer with such names."""
+    model = ModelGraph.chain([Layer(NASTY, 1, 2, separable=False), Layer("b", 1, 2, separable=False)], name=NASTY)
+    plan = named("1f1b", 2, 2, model=model)
+    return replace(plan, provenance=replace(plan.provenance, source=NASTY))

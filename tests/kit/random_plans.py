@@ -135,6 +135,50 @@ def tied(candidate: Candidate, seed: int) -> Candidate:
     return replace(candidate, problem=problem)
 
 
+def halved(layer: Layer, draw: random.Random) -> Layer:
+    """Part of the backward is for the weights, and holds less or more than the stash; or it cannot be split."""
+    share, stash = draw.choice([0.5, 0.5, 0.3, 0.7]), layer.stash_bytes
+    if draw.random() < 0.2:
+        return replace(layer, separable=False)
+    total, held = layer.backward_input_s, draw.choice([stash, stash // 2, 0, stash + 3])
+    return replace(
+        layer, backward_input_s=total * (1 - share), backward_weight_s=total * share, weight_stash_bytes=held
+    )
+
+
+def random_problem(seed: int) -> tuple[ModelGraph, Cluster, Workload]:
+    """A small problem with uneven layers, sometimes unequal devices, tight memory, slow links, halved backwards."""
+    rng, draw = random.Random(seed), random.Random(-1 - seed)
+    halves = draw.random() < 0.7
+    count = rng.randint(1, 7)
+    layers = [
+        Layer(
+            f"layer{k}",
+            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
+            rng.choice([2.0, 1.0, rng.uniform(0.5, 4)]),
+            parameter_bytes=rng.choice([0, 0, 5, 40]),
+            stash_bytes=(stash := rng.randint(1, 30)),
+            weight_stash_bytes=stash,
+            output_bytes=min(stash, rng.choice([0, 1, 5])),
+            workspace_bytes=rng.choice([0, 0, 7]),
+        )
+        for k in range(count)
+    ]
+    layers = [halved(layer, draw) for layer in layers] if halves else layers
+    link = rng.choice([Link(), Link(10.0, 0.05), Link(2.0, 0.5)])
+    memory = rng.randint(40, 400)
+    devices = rng.randint(1, 4)
+    bandwidth = rng.choice([None, 100.0])
+    if rng.random() < 0.7:
+        cluster = Cluster((NodeGroup(1, devices, DeviceType("even", memory, 1.0, bandwidth), link),), link)
+    else:
+        fast = NodeGroup(1, devices, DeviceType("fast", memory, 2.0, bandwidth), link)
+        slow = NodeGroup(1, 1, DeviceType("slow", memory * 2, 1.0, bandwidth), link)
+        cluster = Cluster((fast, slow), link)
+    workload = Workload(rng.randint(1, 6), rng.choice(["sgd", "adam"]))
+    return ModelGraph.chain(layers), cluster, workload
+
+
 # ------------------------------------------------------------------ a list scheduler
 
 

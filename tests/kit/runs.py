@@ -21,9 +21,10 @@ from contraflow.executor.basics.training import Training
 from contraflow.executor.measure import layer_run
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import ReferenceRun, train_reference
+from contraflow.executor.run.checkpoint_files import complete
 from contraflow.executor.run.collector import Collector
 from contraflow.executor.run.job import Job
-from contraflow.executor.run.launch import prepare
+from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.run.rank import run_rank
 from contraflow.executor.run.reports import RankReport, StepReport
 from contraflow.executor.run.result import RunResult
@@ -177,21 +178,54 @@ def truth(
     )
 
 
+def in_threads(what: Case | Plan, training: Training | None = None, steps: int = STEPS, **options: Any) -> RunResult:
+    """Runs a plan, or a case in its dtype, on threads of this process; without a self-check, and keeps what it trained.
+
+    `options` are those of `execute`, and come first.
+    """
+    plan, given = (planned(what), {"dtype": what.dtype}) if isinstance(what, Case) else (what, {})
+    options = {"self_check": False, "return_state": True, **given, **options}
+    return execute(plan, steps, transport="threads", training=training, **options)
+
+
 def assert_equals_reference(case: Case, result: RunResult, training: Training | None = None) -> None:
+    """What single-process training of the case gives."""
+    assert len(result.losses) == STEPS
+    assert_trained_as(result, truth(case.model, case.micro_batches, case.optimizer, case.dtype, training))
+
+
+def assert_trained_as(result: RunResult, expected: ReferenceRun) -> None:
     """Losses within 1e-5, every tensor within 1e-5 in relative norm, 1e-6 absolute where it is zero.
 
     Also the norms of gradients, the loss scales and the held-out losses, where there are any.
     """
-    expected = truth(case.model, case.micro_batches, case.optimizer, case.dtype, training)
     assert result.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
     assert result.loss_scales == expected.loss_scales
     assert result.evaluations == pytest.approx(expected.evaluations, abs=1e-5)
-    assert len(result.losses) == STEPS
     for step, (mine, reference) in enumerate(zip(result.losses, expected.losses, strict=True)):
         assert abs(mine - reference) <= 1e-5, f"loss of step {step}: {mine}, reference {reference}"
     assert result.state is not None
-    for name, reference in expected.state.items():
-        assert_same(name, result.state[name], reference)
+    for name, tensor in expected.state.items():
+        assert_same(name, result.state[name], tensor)
+
+
+def same_tensors(a: RunResult, b: RunResult) -> bool:
+    """Whether two runs have left equal tensors, bit by bit."""
+    assert a.state is not None
+    assert b.state is not None
+    return a.state.keys() == b.state.keys() and all(torch.equal(a.state[name], b.state[name]) for name in a.state)
+
+
+def assert_as_planned(result: RunResult, expected: ReferenceRun) -> None:
+    """Trained as expected, and no device above its planned peak."""
+    assert_trained_as(result, expected)
+    assert_within_plan(result)
+
+
+def assert_within_plan(result: RunResult) -> None:
+    """No device above its planned peak."""
+    for device, share in worst_excess(result).items():
+        assert share <= 1.0, f"device {device}: measured / planned = {share:.4f}"
 
 
 def assert_same(name: str, mine: Tensor, reference: Tensor) -> None:
@@ -280,3 +314,8 @@ def worst_excess(result: RunResult) -> Mapping[int, float]:
     """Measured peak over planned peak by device."""
     pairs = zip(result.peak_bytes, result.forecast_peak_bytes, strict=True)
     return {device: measured / planned for device, (measured, planned) in enumerate(pairs)}
+
+
+def steps_saved(folder: Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder."""
+    return [int(path.name.removeprefix("step-")) for path in complete(folder)]

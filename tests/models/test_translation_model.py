@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,15 +26,6 @@ SMALL = GNMTConfig(3, 8, 5, 6, 20, False, 0.0, "random-tokens:11x20/6x20")
 def built(config: GNMTConfig) -> dict[str, nn.Module]:
     """The layers by name."""
     return {layer.name: build_layer(layer, 0, index) for index, layer in enumerate(gnmt("small", config).layers)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors on a busy machine: threads that wait for each other take longer than one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from instances import one_layer_a_stage, uniform
-from test_plan_search import random_problem
+from random_plans import random_problem
 
 from contraflow.planner import bounds
 from contraflow.planner.graph import Candidate

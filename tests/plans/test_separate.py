@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from instances import one_layer_a_stage
-from test_stash import device_curve, host_curve, spans
+from editing import edited, faults, put
+from instances import SLOW, by_lists
+from timelines import device_curve, host_curve, spans
 
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
@@ -15,36 +15,14 @@ from contraflow.planner.graph import Candidate, messages, parameter_returns, sta
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.plan_file import op_from_text
-from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.problem.cluster import Cluster, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.simulate import simulate
 from contraflow.planner.view import svg, text
 
-LINK = Link(5.0, 1.0)  # 10 bytes in 2 s, a second of latency
 Orders = list[list[Op]]
-
-
-def build(
-    forward: tuple[int, ...],
-    backward: tuple[int, ...],
-    lists: list[str],
-    policies: str = "keep",
-    nodes: tuple[int, ...] = (),
-    **costs: int,
-) -> Plan:
-    """One layer a stage, F and B of 2 s, a stash of 10 bytes; every device's compute ops in words like 0F0."""
-    sizes = {"stash_bytes": 10, "weight_stash_bytes": 10} | costs
-    model = ModelGraph.chain([Layer(f"l{k}", 2, 2, separable=False, **sizes) for k in range(len(forward))])
-    kind = DeviceType("toy", 10**6)
-    groups = [NodeGroup(1, n, kind, LINK, 10**6, LINK) for n in nodes or (len(lists),)]
-    batches = tuple(range(1 + max(op_from_text(word).micro_batch for word in " ".join(lists).split())))
-    problem = Problem(model, Cluster(tuple(groups), Link(2.5, 2.0)), Workload(len(batches)))
-    pipeline = Pipeline(forward, backward, batches)
-    row = tuple(policies.split()) if " " in policies else (policies,) * len(forward)
-    candidate = Candidate(problem, one_layer_a_stage(model), (pipeline,), (row,))
-    return assemble(candidate, [[op_from_text(word) for word in words.split()] for words in lists])
 
 
 def listed(plan: Plan) -> list[str]:
@@ -56,7 +34,7 @@ def listed(plan: Plan) -> list[str]:
 
 def test_a_kept_stash_crosses_once() -> None:
     """F 0-2, on the link 2-4, there at 5, B 5-7; on device 0 until it has left, on device 1 from its RECV_S's place."""
-    plan = build((0,), (1,), ["0F0", "0B0"])
+    plan = by_lists((0,), (1,), ["0F0", "0B0"])
     assert listed(plan) == ["0F0 0SEND_S0>1", "0RECV_S0<0 0B0 0STEP"]
     assert check(plan) == []
     timeline = simulate(plan)
@@ -69,7 +47,7 @@ def test_a_kept_stash_crosses_once() -> None:
 
 def test_a_receive_waits_for_memory_where_the_list_says() -> None:
     """B0 runs 5-7 on device 1; the second stash is received behind it: on the link 7-9, B1 10-12."""
-    plan = build((0,), (1,), ["0F0 0F1", "0B0 0RECV_S1<0 0B1"])
+    plan = by_lists((0,), (1,), ["0F0 0F1", "0B0 0RECV_S1<0 0B1"])
     assert listed(plan)[1] == "0RECV_S0<0 0B0 0RECV_S1<0 0B1 0STEP"
     timeline = simulate(plan)
     assert spans(timeline, 1) == {"B0": (5, 7), "B1": (10, 12)}
@@ -80,7 +58,7 @@ def test_a_receive_waits_for_memory_where_the_list_says() -> None:
 
 def test_free_makes_a_forward_wait_until_the_stash_has_left() -> None:
     """F1 starts at 4 and not at 2, and device 0 never holds more than one stash."""
-    plan = build((0,), (1,), ["0F0 0FREE0 0F1", "0B0 0B1"])
+    plan = by_lists((0,), (1,), ["0F0 0FREE0 0F1", "0B0 0B1"])
     timeline = simulate(plan)
     assert spans(timeline, 0) == {"F0": (0, 2), "F1": (4, 6)}
     assert max(size for _, size in device_curve(timeline, 0)) == 10
@@ -93,7 +71,7 @@ def test_recompute_sends_only_what_it_keeps() -> None:
     F of stage 0 ends at 2, the tensor is there at 4, F 4-6, sent 6-7, there at 8, R 8-10, B 10-12; the gradient is
     on the link 12-13 and there at 14, B of stage 0 14-16.
     """
-    plan = build((0, 1), (0, 2), ["0F0 0B0", "1F0", "1R0 1B0"], "keep recompute", output_bytes=5)
+    plan = by_lists((0, 1), (0, 2), ["0F0 0B0", "1F0", "1R0 1B0"], "keep recompute", output_bytes=5)
     assert check(plan) == []
     timeline = simulate(plan)
     assert spans(timeline, 1) == {"F0": (4, 6)}
@@ -107,7 +85,7 @@ def test_recompute_sends_only_what_it_keeps() -> None:
 
 def test_offload_goes_through_the_host_of_one_node() -> None:
     """To the host 2-4, there at 5, from the host 5-7, there at 8: B 8-10. Neither device holds it in between."""
-    plan = build((0,), (1,), ["0F0", "0B0"], "offload")
+    plan = by_lists((0,), (1,), ["0F0", "0B0"], "offload")
     assert listed(plan) == ["0F0 0OFFLOAD0", "0FETCH0 0B0 0STEP"]
     timeline = simulate(plan)
     assert spans(timeline, 0) == {"F0": (0, 2), "OFFLOAD0": (2, 4)}
@@ -120,7 +98,7 @@ def test_offload_goes_through_the_host_of_one_node() -> None:
 
 def test_new_parameters_come_back_before_the_step_ends() -> None:
     """20 bytes: 4 s on the link after STEP at 7, there at 12. Both devices hold them, one of them gradients as well."""
-    plan = build((0,), (1,), ["0F0", "0B0"], parameter_bytes=20)
+    plan = by_lists((0,), (1,), ["0F0", "0B0"], parameter_bytes=20)
     assert listed(plan) == ["0F0 0SEND_S0>1 0RECV_P<1", "0RECV_S0<0 0B0 0STEP 0SEND_P>0"]
     timeline = simulate(plan)
     assert timeline.step_s == 12
@@ -137,7 +115,7 @@ def test_the_nearest_owner_returns_parameters() -> None:
     """Device 3 shares a node with owner 2, device 4 with none: it gets them from owner 1, the lowest."""
     model = ModelGraph.chain([Layer("l0", 1, 1, separable=False, parameter_bytes=4)])
     kind = DeviceType("toy", 10**6)
-    cluster = Cluster((NodeGroup(2, 2, kind, LINK), NodeGroup(1, 1, kind, LINK)), LINK)
+    cluster = Cluster((NodeGroup(2, 2, kind, SLOW), NodeGroup(1, 1, kind, SLOW)), SLOW)
     routes = [((0,), (1,)), ((3,), (2,)), ((4,), (2,))]
     pipelines = tuple(Pipeline(f, b, (m,)) for m, (f, b) in enumerate(routes))
     candidate = Candidate(Problem(model, cluster, Workload(3)), (("l0",),), pipelines)
@@ -150,14 +128,14 @@ def test_the_nearest_owner_returns_parameters() -> None:
 
 def test_a_stage_without_parameters_returns_nothing() -> None:
     """And messages of 0 bytes are messages all the same: activations, gradients and stashes."""
-    plan = build((0, 1), (1, 0), ["0F0 1B0", "1F0 0B0"], stash_bytes=0, weight_stash_bytes=0)
+    plan = by_lists((0, 1), (1, 0), ["0F0 1B0", "1F0 0B0"], stash_bytes=0, weight_stash_bytes=0)
     kinds = [m.send.kind for m in messages(plan, simulate(plan).costs)]
     assert sorted(kinds) == [Kind.SEND_F, Kind.SEND_B, Kind.SEND_S, Kind.SEND_S]
     assert check(plan) == []
 
 
 def test_views_show_such_plans() -> None:
-    plan = build((0, 1), (1, 0), ["0F0 0F1 1B0 1B1", "1F0 1F1 0B0 0B1"], parameter_bytes=3)
+    plan = by_lists((0, 1), (1, 0), ["0F0 0F1 1B0 1B1", "1F0 1F1 0B0 0B1"], parameter_bytes=3)
     assert plan.forecast is not None
     timeline = simulate(plan)
     drawn = text.render(plan, timeline, plan.forecast)
@@ -168,35 +146,17 @@ def test_views_show_such_plans() -> None:
 # ------------------------------------------------------------------ the checker
 
 
-def edited(plan: Plan, edit: Callable[[Orders], object]) -> Plan:
-    orders = [list(order) for order in plan.orders]
-    edit(orders)
-    return replace(plan, orders=tuple(map(tuple, orders)))
-
-
-def codes(plan: Plan) -> list[str]:
-    return [str(violation) for violation in check(plan)]
-
-
 def crossed() -> Plan:
     """Two stages on two devices, each with its backward on the other."""
-    return build((0, 1), (1, 0), ["0F0 0F1 1B0 1B1", "1F0 1F1 0B0 0B1"], parameter_bytes=3)
+    return by_lists((0, 1), (1, 0), ["0F0 0F1 1B0 1B1", "1F0 1F1 0B0 0B1"], parameter_bytes=3)
 
 
 def op(word: str) -> Op:
     return op_from_text(word)
 
 
-def move(device: int, word: str, before: str) -> Callable[[Orders], object]:
-    def edit(orders: Orders) -> None:
-        orders[device].remove(op(word))
-        orders[device].insert(orders[device].index(op(before)), op(word))
-
-    return edit
-
-
 def test_the_unedited_plan_is_clean() -> None:
-    assert codes(crossed()) == []
+    assert faults(crossed()) == []
 
 
 @pytest.mark.parametrize(
@@ -211,13 +171,13 @@ def test_the_unedited_plan_is_clean() -> None:
     ],
 )
 def test_every_op_must_be_there(device: int, word: str, said: str) -> None:
-    assert codes(edited(crossed(), lambda orders: orders[device].remove(op(word)))) == [said]
+    assert faults(edited(crossed(), lambda orders: orders[device].remove(op(word)))) == [said]
 
 
 @pytest.mark.parametrize("word", ["0B0", "0SEND_P>1", "0SEND_S0>1", "0R0", "0FREE0", "0FETCH0", "0SEND_B0>1"])
 def test_nothing_else_may_be_there(word: str) -> None:
     """On device 1, which runs stage 0 backward only (device 1 has B0: there twice)."""
-    found = codes(edited(crossed(), lambda orders: orders[1].append(op(word))))
+    found = faults(edited(crossed(), lambda orders: orders[1].append(op(word))))
     assert len(found) == 1
     assert found[0].startswith(("unexpected-op: device 1", "repeated-op: device 1"))
 
@@ -232,7 +192,7 @@ def test_nothing_else_may_be_there(word: str) -> None:
     ],
 )
 def test_order_within_a_device(device: int, word: str, before: str, said: str) -> None:
-    assert f"dependency: device {device}: {said}" in codes(edited(crossed(), move(device, word, before)))
+    assert f"dependency: device {device}: {said}" in faults(put(crossed(), device, word, before))
 
 
 def test_a_backward_before_what_its_forward_waits_for_is_a_circle() -> None:
@@ -243,28 +203,28 @@ def test_a_backward_before_what_its_forward_waits_for_is_a_circle() -> None:
             orders[1].remove(op(word))
             orders[1].insert(orders[1].index(op(behind)) + 1, op(word))
 
-    plan = build((0, 1), (1, 0), ["0F0 1B0", "1F0 0B0"])
-    (found,) = codes(edited(plan, edit))
+    plan = by_lists((0, 1), (1, 0), ["0F0 1B0", "1F0 0B0"])
+    (found,) = faults(edited(plan, edit))
     assert found.startswith("deadlock: plan: these wait for each other")
 
 
 def test_policies_that_two_devices_do_not_allow() -> None:
-    plan = build((0, 1), (1, 0), ["0F0 1B0", "1F0 0B0"])
+    plan = by_lists((0, 1), (1, 0), ["0F0 1B0", "1F0 0B0"])
     shipped = replace(plan, stash=(("ship>1", "keep"),))
-    assert codes(shipped) == [
+    assert faults(shipped) == [
         "stash: pipeline 0: stage 0: ships its stash to device 1 and back, but its backward runs on device 1, not 0"
     ]
     with pytest.raises(PlanError, match="cannot be shipped away and back"):
-        build((0,), (1,), ["0F0", "0B0"], "ship>1")
-    far = build((0,), (1,), ["0F0", "0B0"], "keep", nodes=(1, 1))
-    assert codes(far) == []
-    assert codes(replace(far, stash=(("offload",),))) == [
+        by_lists((0,), (1,), ["0F0", "0B0"], "ship>1")
+    far = by_lists((0,), (1,), ["0F0", "0B0"], "keep", nodes=(1, 1))
+    assert faults(far) == []
+    assert faults(replace(far, stash=(("offload",),))) == [
         "stash: pipeline 0: stage 0: offloads its stash on device 0, but device 1, which needs it, is in another node"
     ]
 
 
 def test_memory_is_checked_on_both_devices() -> None:
-    plan = build((0,), (1,), ["0F0 0F1", "0B0 0B1"])
+    plan = by_lists((0,), (1,), ["0F0 0F1", "0B0 0B1"])
     problem = replace(plan.problem, workload=replace(plan.problem.workload, memory_limit_bytes=9))
-    found = codes(replace(plan, problem=problem))
+    found = faults(replace(plan, problem=problem))
     assert [line.split(":")[1].strip() for line in found if line.startswith("memory")] == ["device 0", "device 1"]

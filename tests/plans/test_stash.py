@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 from instances import one_layer_a_stage
+from timelines import device_curve, host_curve, spans
 
 from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph import Candidate, messages, regroup, ship_target, valid_policy
@@ -46,29 +46,6 @@ def solo(text: str, policies: list[str], **options: object) -> Timeline:
 def ops(text: str) -> list[Op]:
     """Ops from words like F0, OFFLOAD0 or SEND_S0>1, all of stage 0."""
     return [op_from_text(f"0{word}") for word in text.split()]
-
-
-def spans(timeline: Timeline, device: int = 0) -> dict[str, tuple[float, float]]:
-    """Start and end of a device's compute ops and copies by text, without the stage."""
-    timed = [*timeline.devices[device].ops, *timeline.copies[device]]
-    return {str(t.op)[1:]: (t.start_s, t.end_s) for t in timed if t.op.kind != Kind.STEP}
-
-
-def curve(times: object, counts: object) -> list[tuple[float, int]]:
-    """The steps of a memory curve: the last total of every instant, where it changes."""
-    last: dict[float, int] = {}
-    for time, count in zip(times, counts, strict=True):  # type: ignore[call-overload]
-        last[float(time)] = int(count)
-    steps = list(last.items())
-    return steps[:1] + [b for a, b in pairwise(steps) if a[1] != b[1]]
-
-
-def device_curve(timeline: Timeline, device: int = 0) -> list[tuple[float, int]]:
-    return curve(*timeline.memory(device))
-
-
-def host_curve(timeline: Timeline, node: int = 0) -> list[tuple[float, int]]:
-    return curve(timeline.host_memory[node].times_s, timeline.host_memory[node].bytes)
 
 
 # ------------------------------------------------------------------ offload

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from instances import named
-from test_html import NASTY, chimera, nasty_plan
+from pictures import NASTY, chimera, nasty_plan
 from traces import simulated_run
 
 from contraflow.planner.problem.cluster import Link

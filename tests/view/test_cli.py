@@ -11,15 +11,14 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
-from pictures import chain, two_device_plan
+from commands import refused, run
 
 from contraflow import __version__
 from contraflow.__main__ import cli
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.cli.common import check_devices
 from contraflow.planner.cli.progress import SearchProgress
-from contraflow.planner.plan_file import load_plan, save_plan
+from contraflow.planner.plan_file import load_plan
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.schedules import SCHEDULES
@@ -54,31 +53,6 @@ OPTIONS: dict[str, set[str]] = {
         "--engine", "--device", "--compile", "--mini-batch", "--smoothing",
     },
 }  # fmt: skip
-CLUSTER = '[[nodes]]\ndevices = 2\ndevice = "toy"\n[devices.toy]\nmemory = "1GiB"\n'
-
-
-def run(*arguments: object) -> Result:
-    """Runs `contraflow` in this process."""
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def refused(*arguments: object) -> str:
-    """Runs a command that is bad input: exit code 2, nothing on stdout, one line on stderr, which is returned."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    return result.stderr
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a model.json of four equal layers, a cluster.toml of two devices, a plan in good.json."""
-    monkeypatch.chdir(tmp_path)
-    chain(4).save(tmp_path / "model.json")
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
-    save_plan(two_device_plan(), tmp_path / "good.json")
-    return tmp_path
 
 
 def problem(folder: Path, *more: object, command: str = "plan") -> list[object]:

@@ -8,14 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from commands import refused, run
 from pictures import MIB, one_way
-from test_cli import folder, refused, run
 from traces import simulated_run
 
 from contraflow.planner.plan_file import load_plan, save_plan
 from contraflow.planner.runs.trace_file import save_trace
-
-__all__ = ["folder"]
 
 
 def test_show_draws_text_and_svg(folder: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from instances import by_lists as separate
 from instances import named, uniform
-from pictures import MIB, both_ways, one_way
+from pictures import MIB, NASTY, both_ways, chimera, nasty_plan, one_way
 from random_plans import plans_of, random_candidate, tied
-from test_separate import build as separate
 from traces import simulated_run, with_ops
 
 from contraflow.planner import InputError
@@ -37,12 +37,6 @@ def data_of(page: str, name: str = "plan") -> Any:
     """The page's embedded JSON."""
     (found,) = re.findall(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
     return json.loads(found)
-
-
-def chimera() -> Plan:
-    """Two directions with messages that take time, parameters to reduce, and a limit."""
-    model = uniform(4, 1.0, 2.0, stash_bytes=40, parameter_bytes=30, output_bytes=10, workspace_bytes=5)
-    return named("chimera", 4, 8, model=model, link=Link(100.0, 0.02), memory=400)
 
 
 def listed(plan: Plan) -> list[Item]:
@@ -191,15 +185,6 @@ def test_memory_is_full_where_no_further_stash_fits() -> None:
 
 
 # ---------------------------------------------------------------- names are data
-
-NASTY = '</script><script>alert("&")</script><!--\u2028\u2029\ud800'
-
-
-def nasty_plan() -> Plan:
-    """A model and a layer with such names."""
-    model = ModelGraph.chain([Layer(NASTY, 1, 2, separable=False), Layer("b", 1, 2, separable=False)], name=NASTY)
-    plan = named("1f1b", 2, 2, model=model)
-    return replace(plan, provenance=replace(plan.provenance, source=NASTY))
 
 
 def test_names_are_data_only() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from commands import CLUSTER
 from instances import uniform
 from pictures import two_device_plan
-from test_cli import CLUSTER
 
 from contraflow.__main__ import cli
 from contraflow.planner.basics import files

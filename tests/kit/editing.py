@@ -1,4 +1,7 @@
-"""Op lists edited at random: what `check` still accepts must run as well as what was not touched."""
+"""Plans with their op lists edited: by a function, op by op, or at random; and what the checker says of them.
+
+What `check` still accepts after random edits must run as well as what was not touched.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import replace
 from contraflow.planner.check import check
 from contraflow.planner.lower.period import period_seconds
 from contraflow.planner.plan import IN_LINE, Kind, Op, Plan
+from contraflow.planner.plan_file import op_from_text
 from contraflow.planner.problem.weight_policy import FLUSH
 from contraflow.planner.simulate import simulate
 
@@ -17,11 +21,42 @@ _FREE = frozenset(set(Kind) - IN_LINE) | {Kind.FREE, Kind.STEP, Kind.R, Kind.W}
 _SUMS = frozenset({Kind.REDUCE, Kind.TIE, Kind.STEP, Kind.SEND_P, Kind.RECV_P})
 
 
+def edited(plan: Plan, edit: Callable[..., object], device: int | None = None) -> Plan:
+    """The plan with the op lists of all devices, or the list of one, as `edit` leaves them; its forecast stays."""
+    lines = [list(order) for order in plan.orders]
+    edit(lines if device is None else lines[device])
+    return replace(plan, orders=tuple(map(tuple, lines)))
+
+
+def put(plan: Plan, device: int, op: Op | str, anchor: Op | str, after: bool = False) -> Plan:
+    """The plan with one op of a device's list moved to just before (or after) another."""
+    moved, beside = (op_from_text(x) if isinstance(x, str) else x for x in (op, anchor))
+
+    def edit(line: Line) -> None:
+        line.remove(moved)
+        line.insert(line.index(beside) + after, moved)
+
+    return edited(plan, edit, device)
+
+
+def codes(plan: Plan) -> set[str]:
+    """Of what the checker finds."""
+    return {violation.code for violation in check(plan)}
+
+
+def faults(plan: Plan) -> list[str]:
+    """What the checker finds, in its words."""
+    return [str(violation) for violation in check(plan)]
+
+
+# ------------------------------------------------------------------ at random
+
+
 def mutant(plan: Plan, rng: random.Random, tries: int = 150) -> Plan | None:
     """The plan with its lists edited and forecast anew, such that `check` accepts it; None where none was found."""
     for _ in range(tries):
-        found = replace(edited(plan, rng), forecast=None)
-        if found.orders != plan.orders and {violation.code for violation in check(found)} == {"forecast"}:
+        found = replace(shuffled(plan, rng), forecast=None)
+        if found.orders != plan.orders and codes(found) == {"forecast"}:
             return forecast_anew(found)
     return None
 
@@ -32,7 +67,7 @@ def forecast_anew(plan: Plan) -> Plan:
     return plan.with_forecast(found if plan.weights == FLUSH else replace(found, period_s=period_seconds(plan)))
 
 
-def edited(plan: Plan, rng: random.Random) -> Plan:
+def shuffled(plan: Plan, rng: random.Random) -> Plan:
     """One to six random edits of random lists."""
     lines = [list(order) for order in plan.orders]
     for _ in range(rng.choice([1, 1, 2, 3, 6])):

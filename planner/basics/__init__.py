@@ -10,6 +10,7 @@ from .interrupts import AGAIN_S, ask_to_end, end_asked, heeding_ctrl_c
 from .limits import (
     LEAST_RATE,
     MOST_BYTES,
+    MOST_COUNTED_BYTES,
     MOST_DEVICES,
     MOST_EDGES,
     MOST_LAYERS,
@@ -50,6 +51,7 @@ __all__ = [
     "InputError",
     "LEAST_RATE",
     "MOST_BYTES",
+    "MOST_COUNTED_BYTES",
     "MOST_DEVICES",
     "MOST_EDGES",
     "MOST_LAYERS",

@@ -22,6 +22,8 @@ MOST_SEARCHED_LAYERS = 4096
 """Of a model that is cut into stages: what its intervals cost is tabulated, the square of it."""
 MOST_BYTES = 1 << 53
 """Of a size, and of all layers of a model together: as far as float64 counts exactly."""
+MOST_COUNTED_BYTES = 1 << 61
+"""Of all that a step moves and holds: the search adds it up in 64 bits."""
 MOST_MEMORY_BYTES = 1 << 60
 """Of a device or a host."""
 MOST_STEP_BYTES = 1 << 60

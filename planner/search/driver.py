@@ -10,6 +10,7 @@ from dataclasses import replace
 from ... import __version__
 from .. import bounds
 from ..basics import (
+    MOST_COUNTED_BYTES,
     MOST_SEARCHED_LAYERS,
     MOST_SEARCHED_PASSES,
     InputError,
@@ -27,7 +28,9 @@ from ..plan import Pipeline, Plan, Problem, Provenance
 from ..problem import PRESETS, Cluster, ModelGraph, SearchSpace, Workload
 from ..schedules import ASYNCHRONOUS, SCHEDULES, WEIGHTS, capped, known, spelled_out
 from .common import (
-    GRACE_S,
+    SECONDS,
+    SHARE,
+    SIZE,
     Claim,
     Considered,
     OnProgress,
@@ -40,7 +43,6 @@ from .common import (
     shortages,
 )
 from .named import (
-    LARGE,
     Order,
     Phases,
     device_orders,
@@ -60,10 +62,6 @@ from .named import (
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
 from .scale import limit_uses, smaller, take_over
 from .techniques import by_turns
-
-FEW = 0.6
-"""Share of the effort for the problem with few micro-batches, where there is one."""
-MOST_BYTES = 1 << 61
 
 
 @heeding_ctrl_c()
@@ -106,7 +104,7 @@ def plan(
 
         return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
     try:
-        with contextlib.suppress(OutOfTime), until(session.deadline + GRACE_S):
+        with contextlib.suppress(OutOfTime), until(session.deadline + SECONDS.grace):
             _search(session, orders, hint)
         session.interrupted |= end_asked()
         return _answer(session, orders)
@@ -130,7 +128,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
 
 def _first(session: Session, orders: list[Order]) -> None:
     """A plan of a large problem before anything else is tried, or proven: the time may suffice for one only."""
-    large = 2 * session.problem.workload.micro_batches * session.stages > LARGE
+    large = 2 * session.problem.workload.micro_batches * session.stages > SIZE.one_cut
     if large and session.space.schedule == "search" and session.best is None and math.isfinite(session.asked_s):
         run_capped(session, orders[0])
 
@@ -188,7 +186,7 @@ def _long(session: Session, orders: list[Order]) -> None:
 
     if session.few is not None:
         limit_uses(session, session.few)
-        with session.part(session.few, FEW):
+        with session.part(session.few, SHARE.scaled_down):
             _long(session.few, orders)
         take_over(session, session.few, orders)
     if not (session.over or session.proven):
@@ -254,7 +252,7 @@ def _no_plan(session: Session, orders: list[Order]) -> Result:
 def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
     """The plan that exceeds its limits least: of those simulated, or one micro-batch at a time on the lightest cut."""
     tried = list(session.seen)
-    large = 2 * session.problem.workload.micro_batches * session.stages > LARGE
+    large = 2 * session.problem.workload.micro_batches * session.stages > SIZE.one_cut
     if (session.space.schedule == "search" or not tried) and not (large and session.over):
         for order in orders:
             found = lightest(session.chain, order, [1] * len(order))
@@ -327,9 +325,9 @@ def _validate_sizes(model: ModelGraph, workload: object) -> None:
         + x.workspace_bytes
         for x in model.layers
     )
-    if total >= MOST_BYTES:
+    if total >= MOST_COUNTED_BYTES:
         raise ModelError(
-            f"model {model.name!r}: a step moves {total:.3g} bytes in all; at most {MOST_BYTES:.3g} are counted"
+            f"model {model.name!r}: a step moves {total:.3g} bytes in all; at most {MOST_COUNTED_BYTES:.3g} are counted"
         )
 
 

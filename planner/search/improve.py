@@ -15,24 +15,11 @@ from ..basics import PlanError, until
 from ..graph import KEEP, RECOMPUTE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
-from .common import GRACE_S, Session
+from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, own_orders
 from .orders import Arm, search_orders
-
-SMALL = 300
-"""F and B ops (one stage a device) up to which exact search that lists all cuts comes first with all its weight."""
-SMALL_SHARES, SHARES = (0.2, 0.4, 0.2), (0.05, 0.6, 0.33)
-"""Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
-LARGE_SHARES = (0.0, 0.6, 0.4)
-"""The same where no exact model is built."""
-MOST_POLISHED = 4
-MOST_WINDOW_OPS = 5000
-_OPS_IN_WINDOW = 110
-_AGAIN = 64
-_WINDOW, _FIXED_WINDOW = 3.0, 0.5
-"""Seconds of a window; where effort is limited, its deterministic time, and no seconds."""
 
 
 @dataclass
@@ -54,8 +41,9 @@ def improve(session: Session, orders: list[Order]) -> None:
 
 
 def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
-    small = hunt.ops <= SMALL and (hunt.complete or session.apart)
-    exact, annealing, windows = (SMALL_SHARES if small else SHARES) if hunt.solvable else LARGE_SHARES
+    small = hunt.ops <= SIZE.exact_first and (hunt.complete or session.apart)
+    share = (SHARE.small if small else SHARE.medium) if hunt.solvable else SHARE.large
+    exact, annealing, windows = share.exact, share.annealing, share.windows
     fixed = session.deterministic_limit is not None
     if hunt.solvable:
         _hunt(hunt, _budget(session, exact))
@@ -65,7 +53,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     if not _done(session):
         budget = _budget(session, annealing if fixed else annealing / (1 - exact))
         seconds = budget.deadline - time.monotonic()
-        arms = search_orders(session, orders, seconds, budget.effort, _AGAIN * session.rounds)
+        arms = search_orders(session, orders, seconds, budget.effort, COUNT.seeds_a_round * session.rounds)
         rest = windows if fixed else windows / (1 - exact - annealing)
         _polish(session, _entries(session, arms), _budget(session, rest))
     if hunt.solvable and not _done(session):
@@ -73,9 +61,11 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     number = 0
     while not fixed and not _done(session):
         before, number = session.remaining_s, number + 1
-        arms = search_orders(session, orders, 0.6 * before, math.inf, _AGAIN * session.rounds + number)
+        arms = search_orders(
+            session, orders, SHARE.again * before, math.inf, COUNT.seeds_a_round * session.rounds + number
+        )
         _polish(session, _entries(session, arms), _budget(session, 1.0))
-        if session.remaining_s > before - 0.1:
+        if session.remaining_s > before - SECONDS.no_progress:
             return
 
 
@@ -111,7 +101,7 @@ def _entry(session: Session, candidate: Candidate, orders: list[list[Op]], step_
     """The order as an entry, where windows can handle it."""
     policies = {policy for row in candidate.stash for policy in row}
     apart = any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines)
-    if sum(map(len, orders)) > MOST_WINDOW_OPS or not policies <= {KEEP, RECOMPUTE} or apart:
+    if sum(map(len, orders)) > SIZE.window_plan_ops or not policies <= {KEEP, RECOMPUTE} or apart:
         return []
     bound_s = bounds.candidate(candidate, None, session.space.split_backward)
     return [Polished(candidate, orders, step_s, bound_s)]
@@ -124,7 +114,7 @@ def _entries(session: Session, arms: list[Arm]) -> list[Polished]:
     if plan is not None:
         same = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
         found += _entry(session, same, own_orders(plan), session.best_s)
-    for arm in arms[:MOST_POLISHED]:
+    for arm in arms[: COUNT.polished]:
         if arm.order is not None and arm.seconds > session.best_s and not any(arm.lowered):
             found += _entry(session, arm.candidate, arm.ops_by_device(), arm.seconds)
     return found
@@ -136,13 +126,17 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
     with ThreadPoolExecutor(session.workers) as pool:
         while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline:
             entries.sort(key=lambda e: e.step_s)
-            entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - 1e-9)]
+            entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - TOLERANCE.same)]
             if not entries:
                 return
             fixed = session.deterministic_limit is not None
-            seconds = min(math.inf if fixed else _WINDOW, budget.deadline - time.monotonic(), session.remaining_s)
-            allowed = min(_FIXED_WINDOW, budget.effort - used) if fixed else _WINDOW
-            chosen = [entries[0] if rng.random() < 0.6 else rng.choice(entries) for _ in range(session.workers)]
+            seconds = min(
+                math.inf if fixed else SECONDS.window, budget.deadline - time.monotonic(), session.remaining_s
+            )
+            allowed = min(SECONDS.window_effort, budget.effort - used) if fixed else SECONDS.window
+            chosen = [
+                entries[0] if rng.random() < HOPE.best_window else rng.choice(entries) for _ in range(session.workers)
+            ]
             slices = [_slice(entry, rng) for entry in chosen]
             try:
                 results = list(pool.map(partial(_window, seconds, allowed, stop), chosen, slices))
@@ -160,7 +154,7 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
 def _slice(entry: Polished, rng: random.Random) -> tuple[float, float, int]:
     """Begin and length of a time slice of an order (seconds), and a seed."""
     step_s, count = entry.step_s, sum(map(len, entry.orders))
-    width = step_s * min(1.0, _OPS_IN_WINDOW * rng.choice((0.6, 1.0, 1.6, 2.4)) / count)
+    width = step_s * min(1.0, SIZE.window_ops * rng.choice(SIZE.window_widths) / count)
     inside = rng.uniform(0, step_s - width)
     return rng.choice((0.0, step_s - width, inside, inside, inside)), width, rng.randrange(2**30)
 
@@ -178,13 +172,13 @@ def _window(
     """An order at least as good that differs in one slice, or None; and the deterministic time used."""
     low, width, seed = place
     try:
-        with until(time.monotonic() + seconds + GRACE_S):
+        with until(time.monotonic() + seconds + SECONDS.grace):
             return _found(Effort(seconds, allowed, 1, seed, stop), entry, low, width)
     except PlanError:
-        return None, 0.01
+        return None, SECONDS.window_least
 
 
 def _found(effort: Effort, entry: Polished, low: float, width: float) -> tuple[Plan | None, float]:
     found, outcome = improve_window(entry.candidate, entry.orders, low, low + width, effort, sideways=True)
     better = None if found is None else assemble(entry.candidate, found, "search")
-    return better, max(outcome.effort, 0.01)
+    return better, max(outcome.effort, SECONDS.window_least)

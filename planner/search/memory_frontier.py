@@ -13,14 +13,9 @@ from ..basics import WorkloadError, heeding_ctrl_c
 from ..plan import Forecast, Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..simulate import simulate
-from .common import Claim, OnProgress, Proven, Shortage, fits
+from .common import COUNT, Claim, OnProgress, Proven, Shortage, fits
 from .driver import plan as search
 from .proofs import told_of
-
-FEWEST = 3
-"""Limits: one that is too low, the lowest that is not, and one that does not bind."""
-_DESCENTS = 3
-"""So often a plan that needs less memory than any before is taken for the leanest, and less is asked for."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,8 @@ def frontier(
 
     Ctrl-C returns what is known by then. Raises InputError for bad input.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
-        raise WorkloadError(f"a frontier has at least {FEWEST} limits, got {count!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < COUNT.frontier_limits:
+        raise WorkloadError(f"a frontier has at least {COUNT.frontier_limits} limits, got {count!r}")
 
     def solve(limit: int | None, hint: Plan | None) -> FrontierPoint:
         asked = replace(workload, memory_limit_bytes=limit)
@@ -87,8 +82,8 @@ def frontier(
     top = _peak(best)
     points = [solve(1, None)]
     floor = min([*lean, *map(_peak, pool)])
-    for _ in range(_DESCENTS):
-        points = [solve(max(1, floor - 1 - floor // 16), None)]
+    for _ in range(COUNT.leanest):
+        points = [solve(max(1, floor - 1 - floor // COUNT.leaner), None)]
         if points[0].plan is None:
             break
         pool.append(points[0].plan)

@@ -14,8 +14,8 @@ from ..partition import compositions
 from ..plan import Kind, Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import build
-from .common import MOST_CHUNKS, Proven, Session, binding, in_words, including, policies, routes
-from .named import FEW_CUTS, Order, device_orders, overfull, parts, splits
+from .common import SIZE, Proven, Session, binding, in_words, including, policies, routes
+from .named import Order, device_orders, overfull, parts, splits
 
 TOGETHER = "plans with forward and backward of a stage on one device"
 APART = "plans of any stages on any devices"
@@ -140,7 +140,7 @@ def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
     shapes = {
         frozenset({route, tuple(dict(zip(order, order[::-1], strict=True))[d] for d in route)})
         for order in orders
-        for chunks in range(1, MOST_CHUNKS + 1)
+        for chunks in range(1, SIZE.chunks + 1)
         for route in routes(order, chunks)
     }
     taken = frozenset(p.forward for p in plan.pipelines)
@@ -162,4 +162,4 @@ def nothing_fits(session: Session) -> bool:
     if session.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):
         return False
     stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
-    return all(compositions(len(session.chain), count, FEW_CUTS) is not None for count in stages)
+    return all(compositions(len(session.chain), count, SIZE.listed_cuts) is not None for count in stages)

@@ -10,27 +10,20 @@ import math
 from collections.abc import Callable
 
 from ..graph import OFFLOAD
-from .common import Session, policies
-from .named import LARGE
-
-PLAIN, EVERYTHING = 0.6, 0.4
-"""Shares of the effort left for the space without copies, and then for everything."""
-SMALL = 300
-"""F and B ops (one stage a device) up to which exact search decides about everything together; above LARGE, where the
-named schedules take most of the time, they are not tried twice."""
+from .common import SHARE, SIZE, Session, policies
 
 
 def by_turns(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
     """Searches the space, in turns where stashes may be copied and the problem is neither small nor large."""
     plain = _plain(session, bound)
     if plain is not None:
-        _search_plain(session, plain, search, PLAIN)
+        _search_plain(session, plain, search, SHARE.without_copies)
         session.seen += plain.seen
         # groups without a plan so far may have one with copies, so they begin again
         session.begun = {groups: begun for groups, begun in plain.begun.items() if math.isfinite(begun.laid_s)}
         session.rounds, session.resumed = plain.rounds + 1, plain.best is not None
         if not _done(session):
-            with session.hurried(EVERYTHING):
+            with session.hurried(SHARE.with_copies):
                 search(session)
         if not _done(session) and session.best is not None and session.best is session.plain:
             plain.best, plain.resumed, plain.rounds = session.plain, True, plain.rounds + 1
@@ -47,8 +40,12 @@ def _done(session: Session) -> bool:
 def _plain(session: Session, bound: Callable[[Session], float]) -> Session | None:
     """The search without copies, where there are others and it is worth a search of its own."""
     problem = session.problem
-    apart = SMALL < 2 * problem.workload.micro_batches * session.stages <= LARGE
-    if not apart or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
+    ops = 2 * problem.workload.micro_batches * session.stages  # above, named schedules take most of the time: once
+    if (
+        not SIZE.exact_first < ops <= SIZE.one_cut
+        or session.space.schedule != "search"
+        or OFFLOAD not in policies(problem, session.space)
+    ):
         return None
     plain = session.without_copies()
     plain.bound_s = max(session.bound_s, bound(plain))

@@ -22,9 +22,10 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build as schedule
+from contraflow.planner.search.common.effort import ANNEALING
 from contraflow.planner.search.common.shapes import resized
 from contraflow.planner.search.orders import anneal, kernels
-from contraflow.planner.search.orders.arm import FILLS, Arm
+from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.arrays import mirror, scratch
 from contraflow.planner.search.orders.kernels import NEVER, Arrays, Ints
 from contraflow.planner.search.orders.stretch import Window, stretch, windows
@@ -283,7 +284,7 @@ def test_annealing_stops_at_its_target() -> None:
     arm = Arm(uneven(4, 8, 8), True, False, 1)
     arm.start(20, 0.0, GO)
     target = 1.02 * arm.seconds
-    for _ in range(len(FILLS)):
+    for _ in range(len(ANNEALING.fills)):
         arm.improve(10**12, max(target, arm.seconds), GO)
     assert arm.seconds <= target
 

@@ -17,6 +17,7 @@ from contraflow.planner.partition.chain import Chain
 from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.schedules import build, capped, variants
+from contraflow.planner.search.common.effort import SHARE
 from contraflow.planner.search.common.fit import lacking
 from contraflow.planner.search.common.session import Session
 from contraflow.planner.search.common.shapes import balanced
@@ -25,7 +26,6 @@ from contraflow.planner.search.named.fullest import fullest, in_flight, of_layou
 from contraflow.planner.search.named.portfolio import device_orders, holds, not_split, whole_backwards
 from contraflow.planner.search.named.widths import Phases, search_widths, splits
 from contraflow.planner.search.scale.scaled_down import left_out
-from contraflow.planner.search.techniques import PLAIN
 
 STASH, INPUT = 1 << 20, 1 << 12
 
@@ -227,7 +227,9 @@ def test_with_copies_allowed_the_search_is_no_worse_than_without() -> None:
     problem = tight(8, 4, 104, 4.1, host=STASH / 4.0)
     given = problem.model, problem.cluster, problem.workload
     joint = plan(*given, ONE_WAY, 1e4, workers=1, deterministic_limit=0.5)
-    alone = plan(*given, replace(ONE_WAY, offload=False), 1e4, workers=1, deterministic_limit=0.5 * PLAIN)
+    alone = plan(
+        *given, replace(ONE_WAY, offload=False), 1e4, workers=1, deterministic_limit=0.5 * SHARE.without_copies
+    )
     assert joint.plan is not None
     assert alone.plan is not None
     assert check(joint.plan) == []

@@ -1,26 +1,35 @@
 """What all searches share: what fits, answers, clock and incumbent, shapes of candidates."""
 
-from .answer import PROVEN, Claim, Proven, gap_of, in_words, including
+from .answer import Claim, Proven, gap_of, in_words, including
 from .balance import Order, balanced
 from .considered import Considered, Ledger, describe
+from .effort import ANNEALING, COUNT, HOPE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .result import Result
-from .session import GRACE_S, Begun, OnProgress, Progress, Session
-from .shapes import MOST_CHUNKS, binding, policies, priced, resized, routes, structures, with_policy
-from .two_device_space import TWO_DEVICE_CUTS, stash_choices
+from .session import Begun, OnProgress, Progress, Session
+from .shapes import binding, policies, priced, resized, routes, structures, with_policy
+from .two_device_space import stash_choices
+
+MOST_CHUNKS, TWO_DEVICE_CUTS = SIZE.chunks, SIZE.two_device_cuts
 
 __all__ = [
+    "MOST_CHUNKS",
+    "TWO_DEVICE_CUTS",
+    "ANNEALING",
+    "COUNT",
+    "HOPE",
+    "RACE",
+    "SECONDS",
+    "SHARE",
+    "SIZE",
+    "TOLERANCE",
     "Begun",
     "Claim",
     "Considered",
-    "GRACE_S",
     "Lack",
     "Ledger",
-    "MOST_CHUNKS",
-    "TWO_DEVICE_CUTS",
     "OnProgress",
     "Order",
-    "PROVEN",
     "Progress",
     "Proven",
     "Result",

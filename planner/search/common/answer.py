@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from ...graph import ship_target, stash_policy
 from ...plan import Forecast, Kind, Plan, Provenance
 from ...problem import FLUSH, SearchSpace
-
-PROVEN = 1e-6
-"""A plan whose gap is no larger is optimal."""
+from .effort import TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,13 @@ class Claim:
         """The claim about a plan of so many seconds; `parts`: what is proven of parts that it belongs to."""
         bound_s = min(whole.bound_s, seconds)
         gap = gap_of(seconds, bound_s)
-        proven = gap <= PROVEN
+        proven = gap <= TOLERANCE.proven
         # a plan may be better than the models of its part allow, which know fewer orders: nothing is said then
-        more = [p for p in parts if not proven and bound_s * (1 + PROVEN) < p.bound_s <= seconds * (1 + PROVEN)]
+        more = [
+            p
+            for p in parts
+            if not proven and bound_s * (1 + TOLERANCE.proven) < p.bound_s <= seconds * (1 + TOLERANCE.proven)
+        ]
         best = max(more, key=lambda part: part.bound_s, default=None)
         among = None if best is None else replace(best, bound_s=min(best.bound_s, seconds))
         return cls("optimal" if proven else "feasible", bound_s, gap, whole.space, among)

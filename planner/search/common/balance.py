@@ -13,12 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ...partition import Chain, Cuts, cut
+from .effort import COUNT, HOPE
 
-TRIES = 1500
-EVEN = 0.1
-"""What an uneven cut costs: of the mean load, for a stage twice the mean of all."""
-_WORST, _SLACK = 24.0, 0.2
-"""Exponent by which the worst device counts most, and how much worse a move may be at first."""
 Order = tuple[int, ...]
 
 
@@ -39,12 +35,12 @@ def _balanced(chain: Chain, route: Order, twin: Order) -> Cuts | None:
     work, rng = _Work(chain, [route, twin] if twin else [route]), random.Random(len(route))
     now = best = [0, *start, len(chain)]
     cost = least = work.cost(now)
-    for k in range(TRIES):
+    for k in range(COUNT.balanced):
         ends = _moved(now, rng)
         if ends is None:
             continue
         other = work.cost(ends)
-        if other <= cost * (1 + _SLACK * rng.random() * (1 - k / TRIES)):
+        if other <= cost * (1 + HOPE.slack * rng.random() * (1 - k / COUNT.balanced)):
             now, cost = ends, other
             if cost < least:
                 best, least = now, cost
@@ -69,7 +65,7 @@ class _Work:
         self.load: list[float] = chain.load_s.tolist()
         self.forward = [0.0, *accumulate(chain.costs.forward_s.tolist())]
         speeds = sum(chain.speed(d) for d in self.devices)
-        self.even, self.stage = EVEN / len(routes[0]), self.load[-1] / len(routes[0]) or 1.0
+        self.even, self.stage = HOPE.uneven / len(routes[0]), self.load[-1] / len(routes[0]) or 1.0
         self.mean = self.each * len(routes) * self.load[-1] / speeds or 1.0
 
     def cost(self, ends: Sequence[int]) -> float:
@@ -84,4 +80,4 @@ class _Work:
                 there += (self.forward[b] - self.forward[a]) * pace
         uneven = sum(abs(self.load[b] - self.load[a] - self.stage) for a, b in zip(ends, ends[1:], strict=False))
         worst = [(self.each * busy[d] + first[d]) / self.mean for d in self.devices]
-        return float(sum(x**_WORST for x in worst) ** (1 / _WORST)) + self.even * uneven / self.stage
+        return float(sum(x**HOPE.worst for x in worst) ** (1 / HOPE.worst)) + self.even * uneven / self.stage

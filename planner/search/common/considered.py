@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ...graph import KEEP, Candidate
+from .effort import TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Ledger:
 def _outcome(part: Considered, best_s: float) -> str:
     if math.isinf(part.bound_s):
         return "left out: does not fit the memory"
-    if part.bound_s >= best_s * (1 - 1e-9):
+    if part.bound_s >= best_s * (1 - TOLERANCE.same):
         return "left out: cannot be shorter than the best plan"
     return "no order found that fits" if part.step_s is None else "searched"
 

@@ -14,15 +14,10 @@ from ...lower import Assembled
 from ...partition import Chain
 from ...plan import Plan, Problem
 from ...problem import SearchSpace
-from .answer import PROVEN
 from .considered import Ledger
+from .effort import SIZE, TOLERANCE
 from .fit import fits, lacking
 from .two_device_space import pays, searchable
-
-GRACE_S = 0.4
-"""Seconds after the time limit in which what was begun before it may come to its end; then it is given up."""
-MOST_REMEMBERED = 50_000
-"""Ops up to which everything simulated is kept."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +130,12 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether no plan of the shapes searched is shorter than the best."""
-        return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + PROVEN)
+        return self.best_s <= max(self.bound_s, self.shapes_s) * (1 + TOLERANCE.proven)
 
     @property
     def only_apart(self) -> bool:
         """Whether only plans with two devices a stage can still be shorter than the best."""
-        return self.apart and 0 < self.best_s <= self.together_s * (1 + PROVEN)
+        return self.apart and 0 < self.best_s <= self.together_s * (1 + TOLERANCE.proven)
 
     @contextmanager
     def part(self, inner: Session, time_share: float, effort_share: float | None = None) -> Iterator[None]:
@@ -197,7 +192,7 @@ class Session:
 
         That is the fastest that fits, or what lacks least memory.
         """
-        if len(found.ops) > MOST_REMEMBERED and self.seen:
+        if len(found.ops) > SIZE.remembered_ops and self.seen:
             short = lacking(found)
             if short >= lacking(self.seen[-1]) and (short or found.forecast.step_s >= self.best_s):
                 return
@@ -211,7 +206,7 @@ class Session:
         plain = self.plain
         if not any(OFFLOAD in row for row in plan.stash) and (plain is None or _step_s(plan) < _step_s(plain)):
             self.plain = plan
-        if plan.forecast.step_s < self.best_s * (1 - 1e-12):
+        if plan.forecast.step_s < self.best_s * (1 - TOLERANCE.better):
             self.best = plan
             self.report(phase)
         return True

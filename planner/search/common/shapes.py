@@ -12,10 +12,8 @@ from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Pipeline, Problem
 from ...problem import SearchSpace
 from .balance import Order, balanced
+from .effort import SIZE
 from .fit import limits
-
-MOST_CHUNKS = 4
-"""Stages a device at most."""
 
 
 def routes(order: Order, chunks: int) -> list[Order]:
@@ -51,7 +49,7 @@ def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[
     for order in orders:
         if len(order) < 1 or (order[::-1] in orders and orders.index(order[::-1]) < orders.index(order)):
             continue
-        for chunks in range(1, MOST_CHUNKS + 1):
+        for chunks in range(1, SIZE.chunks + 1):
             if chunks * len(order) > len(chain):
                 break
             for route in routes(order, chunks) if len(order) > 1 else [order * chunks][: 1 if chunks == 1 else 0]:

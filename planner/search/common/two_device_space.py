@@ -8,13 +8,8 @@ from ...graph import SHIP
 from ...partition import Chain, compositions
 from ...plan import Problem
 from ...problem import SearchSpace
+from .effort import SIZE
 from .shapes import binding, policies
-
-MOST_OPS = 160
-"""F and B of a plan with one stage a device up to which these models are built."""
-MOST_DEVICES = 6
-TWO_DEVICE_CUTS = 12
-"""Cuts into one stage a device up to which these candidates are all listed."""
 
 
 def pays(problem: Problem, space: SearchSpace) -> bool:
@@ -32,8 +27,11 @@ def pays(problem: Problem, space: SearchSpace) -> bool:
 def searchable(problem: Problem) -> bool:
     """Whether the candidates can be listed and their models built."""
     devices, layers = len(problem.cluster), len(Chain.of(problem))
-    small = devices <= min(MOST_DEVICES, layers) and 2 * problem.workload.micro_batches * devices <= MOST_OPS
-    return small and compositions(layers, devices, TWO_DEVICE_CUTS) is not None
+    small = (
+        devices <= min(SIZE.two_device_devices, layers)
+        and 2 * problem.workload.micro_batches * devices <= SIZE.two_device_ops
+    )
+    return small and compositions(layers, devices, SIZE.two_device_cuts) is not None
 
 
 def stash_choices(problem: Problem, space: SearchSpace) -> frozenset[str]:

@@ -3,8 +3,6 @@
 from .fitted import run_glance, run_mixed, try_mixed
 from .least_memory import overfull, overfull_here, run_sparing
 from .portfolio import (
-    FEW_CUTS,
-    LARGE,
     Order,
     cuts_for,
     device_orders,
@@ -21,8 +19,6 @@ from .stash_choices import with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
 __all__ = [
-    "FEW_CUTS",
-    "LARGE",
     "Order",
     "Phases",
     "cuts_for",

@@ -10,15 +10,10 @@ from ...lower import Assembled, assembled
 from ...partition import cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
-from ..common import Session, balanced, missing, policies
+from ..common import COUNT, Session, balanced, missing, policies
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
 from .stash_choices import lightened, with_fates, with_recomputation
-
-TRIES = 4
-"""So often an order that was simulated and exceeds some device is tried again with as much less memory there."""
-LEAD = 2
-"""A copied stash is asked for so many ops before its backward."""
 
 
 def run_glance(session: Session, order: Order) -> None:
@@ -58,7 +53,7 @@ def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase:
     `only_short`: not where all stashes can be kept as they are.
     """
     less = [0] * len(session.problem.cluster)
-    for _ in range(TRIES):
+    for _ in range(COUNT.fitted):
         if session.over or session.proven:
             return
         found = _mixed(session, layout, allowed, less, only_short)
@@ -142,5 +137,5 @@ def _woven(
     )
 
     arrays = build(candidate, session.space.split_backward, less)
-    woven = weave(arrays, from_ops(candidate, arrays, orders), LEAD)
+    woven = weave(arrays, from_ops(candidate, arrays, orders), COUNT.copy_lead)
     return None if woven is None else to_ops(candidate, arrays, woven)

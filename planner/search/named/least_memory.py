@@ -15,14 +15,7 @@ from ...lower import assemble
 from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import MOST_CHUNKS, Order, Session, balanced, fits, policies, resized, routes
-
-MOST_SIZES = 24
-"""Layers of so many different sizes are packed at most."""
-MOST_PLACEMENTS = 4096
-"""Placements up to which all are tried."""
-ROOMY = 0.6
-"""Where the layers fill less of all limits, packing them is not tried."""
+from ..common import SIZE, Order, Session, balanced, fits, policies, resized, routes
 
 
 def run_sparing(session: Session, order: Order) -> None:
@@ -43,7 +36,7 @@ def run_sparing(session: Session, order: Order) -> None:
 
 def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
     batches = tuple(range(session.problem.workload.micro_batches))
-    for chunks in range(1, (MOST_CHUNKS if len(order) > 1 else 1) + 1):
+    for chunks in range(1, (SIZE.chunks if len(order) > 1 else 1) + 1):
         for route in routes(order, chunks):
             for c in _cuts(session, route):
                 for policy in (KEEP, *policies(session.problem, session.space)):
@@ -92,7 +85,7 @@ def overfull(problem: Problem, space: SearchSpace, kept: bool) -> bool:
         return False
     if kept and space.separate_backward and (layers.static + layers.stash).sum() > layers.limits.sum():
         return True
-    if len(layers.limits) ** layers.count <= MOST_PLACEMENTS:
+    if len(layers.limits) ** layers.count <= SIZE.packed_placements:
         return not _placeable(problem, layers, kept and not space.separate_backward)
     return not _packs(layers, kept and not space.separate_backward)
 
@@ -127,7 +120,7 @@ def _packs(layers: Layers, kept: bool) -> bool:
     if (whole if kept else layers.static).sum() > layers.limits.sum():
         return False
     sizes, counts = np.unique(np.stack([layers.static, layers.stash]), axis=1, return_counts=True)
-    if len(counts) > MOST_SIZES or whole.sum() < ROOMY * layers.limits.sum():
+    if len(counts) > SIZE.packed_sizes or whole.sum() < SIZE.roomy * layers.limits.sum():
         return True
     from ortools.sat.python import cp_model  # loaded when needed
 
@@ -152,6 +145,6 @@ def _packs(layers: Layers, kept: bool) -> bool:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.catch_sigint_signal = False  # Ctrl-C is for the search
-    solver.parameters.max_deterministic_time = 2.0
+    solver.parameters.max_deterministic_time = SIZE.packing_effort
     solver.parameters.presolve_inclusion_work_limit = 0
     return bool(solver.solve(model) != cp_model.INFEASIBLE)

@@ -17,15 +17,9 @@ from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
-from ..common import Session, lacking, limits, policies
+from ..common import HOPE, SIZE, Session, lacking, limits, policies
 from .fullest import in_flight, of_layout, residents
 
-FEW_CUTS = 40
-"""Up to so many cuts are all simulated for every schedule; beyond, the dynamic programmes choose."""
-LARGE = 12_000
-"""Ops (F and B) from which on every schedule is simulated on one cut only."""
-MOST_REMADE = 400_000
-"""Ops (F and B) of all named schedules that are simulated with every stash recomputed."""
 Order = tuple[int, ...]
 
 
@@ -57,7 +51,7 @@ def place(layout: Layout, order: Order, devices: int) -> Layout:
 # ------------------------------------------------------------------ cuts for a layout
 
 
-def cuts_for(session: Session, layout: Layout, few: int = FEW_CUTS) -> Iterator[Cuts]:
+def cuts_for(session: Session, layout: Layout, few: int = SIZE.listed_cuts) -> Iterator[Cuts]:
     """Cuts worth simulating for a placed layout, the most promising first; all of them where they are few."""
     seen: set[Cuts] = set()
     for c in _cuts(session, layout, few):
@@ -198,16 +192,16 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
 def run_remade(session: Session, order: Order) -> None:
     """The named schedules with every stash recomputed, where memory may be what holds the step back."""
     batches = session.problem.workload.micro_batches
-    if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= 1.02 * session.bound_s:
+    if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= HOPE.held_back * session.bound_s:
         return
     simulated = 0
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
         count = 2 * batches * layout.stages
-        if session.over or session.proven or simulated + count > MOST_REMADE:
+        if session.over or session.proven or simulated + count > SIZE.remade_ops:
             return
         simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        tried = islice(cuts_for(session, placed, 0), 1 if count > LARGE else 2)
+        tried = islice(cuts_for(session, placed, 0), 1 if count > SIZE.one_cut else 2)
         try_layout(session, placed, tried, layout.name, RECOMPUTE)
 
 
@@ -221,8 +215,8 @@ def run_named(session: Session, order: Order) -> None:
         if layout.stages > len(session.chain):
             continue
         placed = place(layout, order, len(session.problem.cluster))
-        large = 2 * batches * layout.stages > LARGE
-        cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
+        large = 2 * batches * layout.stages > SIZE.one_cut
+        cuts = cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
         try_layout(session, placed, islice(cuts, 1), layout.name)
         if not large or session.best is None:
             more.append((placed, cuts))
@@ -232,7 +226,7 @@ def run_named(session: Session, order: Order) -> None:
 
 def caps(stages: int, large: bool) -> list[int]:
     """Caps on micro-batches in flight, from one below 1F1B's down to one; geometric for large problems."""
-    if not large and stages <= 16:
+    if not large and stages <= SIZE.every_cap:
         return list(range(stages - 1, 0, -1))
     found = [stages - 1]
     while found[-1] > 1:
@@ -247,13 +241,13 @@ def run_capped(session: Session, order: Order) -> None:
     comes more waiting.
     """
     count, batches = len(order), session.problem.workload.micro_batches
-    large = 2 * batches * count > LARGE
+    large = 2 * batches * count > SIZE.one_cut
     for most in [*([count] if large else []), *caps(count, large)]:
         if session.over or session.proven or (large and session.best is not None):
             return
         layout = capped(count, batches, most)
         placed = place(layout, order, len(session.problem.cluster))
-        cuts = cuts_for(session, placed, 0 if large else FEW_CUTS)
+        cuts = cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
         try_layout(session, placed, cuts, layout.name)
 
 

@@ -16,22 +16,10 @@ from ...graph import Candidate, reduce_seconds, ship_target
 from ...lower import assemble
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import Begun, Progress, Session
+from ..common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Begun, Progress, Session
 from .least_memory import overfull_here
 from .portfolio import Order, device_orders, own_orders
 
-WHOLE, QUICK = 0.5, 0.12
-"""Shares of the time left that the quick plans of the most promising width, and of another one, may take."""
-CLOSELY = 2400
-"""F and B of a plan with one stage a device up to which every width gets the best bound there is."""
-IDLE = 1.5
-"""All devices as one group are tried last where their work alone takes so much longer than the best width may."""
-SMALL_REDUCTION = 0.05
-"""Replicas need not be near each other where their reductions take no more than this share of the step."""
-PROBED, PROBE = 3, 0.18
-"""How many of the most promising widths get which share of the effort left; then the best gets the rest."""
-HOPE = 0.5
-"""How much of the distance to its bound a width is trusted to make good."""
 Groups = tuple[tuple[int, ...], ...]
 """Devices of every group, in the order of the one group that is searched."""
 
@@ -67,7 +55,7 @@ def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
 
 def _cheap(problem: Problem, groups: Groups) -> bool:
     """Whether reducing the gradients of equal stages between these groups takes little of the step."""
-    return _reduction_s(problem, groups) <= SMALL_REDUCTION * load(problem)
+    return _reduction_s(problem, groups) <= HOPE.cheap_reduction * load(problem)
 
 
 def _reduction_s(problem: Problem, groups: Groups) -> float:
@@ -111,7 +99,7 @@ class Width:
         """What this width may come to: part of the way from its best plan to its bound; infinite without a plan."""
         if math.isinf(self.laid_s):
             return math.inf
-        return self.laid_s - HOPE * max(0.0, self.laid_s - self.session.bound_s - self.after_s)
+        return self.laid_s - HOPE.of_gap * max(0.0, self.laid_s - self.session.bound_s - self.after_s)
 
 
 def search_widths(session: Session, orders: list[Order], ways: list[Groups], phases: Phases) -> None:
@@ -125,7 +113,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     session.resumed &= one in session.begun
     ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
-    idle = _alone_s(problem, one) > IDLE * _expected_s(problem, ways[0])
+    idle = _alone_s(problem, one) > HOPE.idle * _expected_s(problem, ways[0])
     every = [_width(session, groups) for groups in ways]
     if session.space.replicas is None:
         every.insert(len(every) if idle else 0, whole)
@@ -134,24 +122,24 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     every.sort(key=lambda width: width.laid_s)
     _each(session, every, phases.first, every[0] if math.isfinite(every[0].laid_s) else whole)
     _bound_widths(session, whole, every)
-    if 2 * problem.workload.micro_batches * session.stages <= CLOSELY:
+    if 2 * problem.workload.micro_batches * session.stages <= SIZE.width_bounds:
         for width in every:
             if width is not whole and not session.over and _open(session, width):
                 width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for _ in range(PROBED if session.space.schedule == "search" and not session.begun else 0):
+    for _ in range(COUNT.probed_widths if session.space.schedule == "search" and not session.begun else 0):
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
         if session.over or not hopeful or len(still) < 2:
             break
-        _further(session, min(hopeful, key=lambda width: width.guess_s), phases, PROBE)
+        _further(session, min(hopeful, key=lambda width: width.guess_s), phases, SHARE.probe)
         _bound_widths(session, whole, every)
     while not session.over and (hopeful := [width for width in every if _open(session, width)]):
         before = session.remaining_s
         fixed = session.deterministic_limit is not None
         _further(session, min(hopeful, key=lambda width: (width.laid_s, width.guess_s)), phases, 1.0)
         _bound_widths(session, whole, every)
-        if fixed or session.space.schedule != "search" or session.remaining_s > before - 0.1:
+        if fixed or session.space.schedule != "search" or session.remaining_s > before - SECONDS.no_progress:
             break
     for width in every:
         session.begun[width.groups] = width.begun()
@@ -165,7 +153,7 @@ def _each(
     """One phase on every width that may still be the best; the favourite may take longer than the others."""
     for width in every:
         if not session.over and _open(session, width) and _alone_s(session.problem, width.groups) < session.best_s:
-            _run(session, width, phase, WHOLE if width is favourite else QUICK, 0.0)
+            _run(session, width, phase, SHARE.favourite_width if width is favourite else SHARE.other_width, 0.0)
 
 
 def _note(session: Session, width: Width) -> None:
@@ -198,7 +186,7 @@ def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:
 
 def _open(session: Session, width: Width) -> bool:
     """Whether plans of this width may still be the best."""
-    return max(width.session.bound_s, width.session.shapes_s) < session.best_s * (1 - 1e-9)
+    return max(width.session.bound_s, width.session.shapes_s) < session.best_s * (1 - TOLERANCE.same)
 
 
 def _width(session: Session, groups: Groups) -> Width:

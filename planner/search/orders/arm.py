@@ -11,19 +11,13 @@ from numpy.typing import NDArray
 from ... import bounds
 from ...graph import KEEP, OFFLOAD, Candidate
 from ...plan import Op
+from ..common import ANNEALING
 from . import anneal, cache, greedy, kernels
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
 from .stretch import stretch, windows
 from .translate import from_ops, remade, to_ops, weave
 
-FILLS = (0.3, 0.6, 1.0, -1.0)
-"""Rules for weight halves during annealing (kernels.run); the last one moves them like every op."""
-HOT = (0.02, 0.012, 0.008, 0.005)
-"""First temperature of an annealing, as a share of the makespan, round by round."""
-LEADS = (1, 2, 4)
-RAISED = (0.5, 1.0, 3.0)
-"""Orders of offloaded stashes start from orders made for so much more memory."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -91,12 +85,12 @@ class Arm:
             if found is not None:
                 self.accept(found)
             return
-        for more in RAISED:
+        for more in ANNEALING.raised:
             base = self._relaxed(more)
-            found = self._greedy(base, max(1, tries // len(RAISED)), 0.0, stop)
+            found = self._greedy(base, max(1, tries // len(ANNEALING.raised)), 0.0, stop)
             if found is None:
                 continue
-            for lead in LEADS:
+            for lead in ANNEALING.leads:
                 woven = weave(self.arrays, found, lead)
                 if woven is not None:
                     self.accept(woven)
@@ -118,12 +112,21 @@ class Arm:
         """One annealing from the best order; hot at first, cooler in later rounds."""
         if self.order is None:
             return
-        fill = FILLS[(self.seed + self.rounds) % len(FILLS)]
-        hot = HOT[min(self.rounds, len(HOT) - 1)] * self.seconds
+        fill = ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)]
+        hot = ANNEALING.hot[min(self.rounds, len(ANNEALING.hot) - 1)] * self.seconds
         self.rounds += 1
         order = self.order.copy()
         seconds = anneal.anneal(
-            self.arrays, scratch(self.arrays), order, moves, hot, hot * 0.01, target_s, fill, self.state, stop
+            self.arrays,
+            scratch(self.arrays),
+            order,
+            moves,
+            hot,
+            hot * ANNEALING.cooled,
+            target_s,
+            fill,
+            self.state,
+            stop,
         )
         if seconds < self.seconds:
             self.order, self.seconds = order, float(seconds)
@@ -177,7 +180,7 @@ class Arm:
         work, first = scratch(self.arrays), self.arrays.first
         kernels.run(self.arrays, work, self.order, first[:-1].copy(), first[1:].copy(), -1.0, NEVER)
         more = int(arm.arrays.batches.max() - self.arrays.batches.max())
-        for window in windows(self.arrays, self.order, work.start, more)[:24]:
+        for window in windows(self.arrays, self.order, work.start, more)[: ANNEALING.repetitions]:
             arm.accept(stretch(self.arrays, self.order, work.start, window, more))
         return arm
 

@@ -10,15 +10,11 @@ from dataclasses import replace
 
 from ...graph import KEEP, RECOMPUTE, Candidate
 from ...plan import Pipeline, Plan
-from ..common import Session, excess, lacking
+from ..common import COUNT, SIZE, Session, excess, lacking
 from .arm import Arm
+from .kernels import NEVER
 from .race import simulated
 from .translate import remade
-
-GROUPS = 4
-MOST_OPS = 20_000
-_TIGHTER = 4
-_TRIED = 3
 
 
 def keep_what_fits(session: Session) -> None:
@@ -29,10 +25,10 @@ def keep_what_fits(session: Session) -> None:
             continue
         session.descended.append(plan)
         arm = Arm(_grouped(session, plan), split, False, session.seed)
-        if arm.ops > MOST_OPS:
+        if arm.ops > SIZE.descended_ops:
             continue
         arm.seed_with(plan.orders)
-        for _ in range(_TIGHTER):
+        for _ in range(COUNT.fitted_choices):
             if arm.order is None or session.over:
                 break
             better = _descend(session, arm)
@@ -51,15 +47,15 @@ def _recomputing(session: Session) -> list[Plan]:
         for found in session.seen
         if all(policy == RECOMPUTE for row in found.candidate.stash for policy in row) and not lacking(found)
     ]
-    return [found.plan for found in sorted(plans, key=lambda found: found.forecast.step_s)[:_TRIED]]
+    return [found.plan for found in sorted(plans, key=lambda found: found.forecast.step_s)[: COUNT.extremes]]
 
 
 def _grouped(session: Session, plan: Plan) -> Candidate:
-    """The plan's candidate with every pipeline's micro-batches in GROUPS pipelines of the same route."""
+    """The plan's candidate with every pipeline's micro-batches in a few pipelines of the same route."""
     pipelines: list[Pipeline] = []
     for pipeline in plan.pipelines:
-        for k in range(GROUPS):
-            mine = pipeline.micro_batches[k::GROUPS]
+        for k in range(COUNT.stash_groups):
+            mine = pipeline.micro_batches[k :: COUNT.stash_groups]
             if mine:
                 pipelines.append(Pipeline(pipeline.forward, pipeline.backward, mine))
     rows = tuple((RECOMPUTE,) * len(plan.stages) for _ in pipelines)
@@ -74,7 +70,7 @@ def _descend(session: Session, arm: Arm) -> Arm:
         stash = arm.candidate.stash
         row = stash[group]
         rows = (*stash[:group], (*row[:stage], KEEP, *row[stage + 1 :]), *stash[group + 1 :])
-        other = replace(arm, candidate=replace(arm.candidate, stash=rows), order=None, seconds=1e300)
+        other = replace(arm, candidate=replace(arm.candidate, stash=rows), order=None, seconds=NEVER)
         assert arm.order is not None
         other.accept(remade(other.arrays, arm.order))
         if other.order is not None and other.seconds <= arm.seconds:

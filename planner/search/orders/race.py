@@ -1,7 +1,7 @@
 """The race: many structures get a little annealing, the best of them more, until time or the bound is reached.
 
 Rounds are synchronous and every arm has its own random numbers, so that the outcome depends on seed and effort, not
-on the number of threads or the weather. Effort is counted in runs of one op; RATE of them are one unit of
+on the number of threads or the weather. Effort is counted in runs of one op; RACE.rate of them are one unit of
 deterministic time, about a second.
 """
 
@@ -20,32 +20,14 @@ from ...basics import PlanError
 from ...graph import KEEP, OFFLOAD
 from ...lower import assemble
 from ...plan import Plan
-from ..common import PROVEN, Session, describe, excess, policies
+from ..common import ANNEALING, HOPE, RACE, SECONDS, TOLERANCE, Session, describe, excess, policies
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .recut import recut
 
-RATE = 40e6
-FIRST, MORE = 0.2, 0.2
-"""Shares of the effort for short runs of all arms, and then for more starts of the best structures: a start's own
-quality says little about what it leads to."""
-LEAST_SLICE, FEWEST = 0.25, 8
-"""Effort that a start is worth at least, and how many structures are tried in any case."""
-TWIGS = (9, 6, 4, 2)
-"""How many more starts the best structures of the first round get, the best one most."""
-MUTATED, MUTATIONS = 3, 3
-"""How many of the best arms get how many variations of their stash policies in a round; while the
-best plan keeps every stash, as many stay as there are arms."""
-ROUNDS = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
-"""How many arms stay on, round after round, and the share of the effort left that each round takes."""
-HOPE = 0.5
-"""How much of the distance to its bound an arm is trusted to make good."""
-TRIES = 12
-_MOST_TIGHTER = 6
-
 
 class Race:
-    """Arms that compete for effort (in units of deterministic time, see RATE)."""
+    """Arms that compete for effort (in units of deterministic time, see `Races`)."""
 
     def __init__(self, session: Session, arms: Sequence[Arm], effort: float, phase: str, offers: bool = True) -> None:
         self.session, self.arms, self.effort, self.phase, self.offers = session, list(arms), effort, phase, offers
@@ -64,14 +46,14 @@ class Race:
         """
         self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
         self._calibrate()
-        twigs = self._thin_out()
-        self._all(self._begin, FIRST * self.effort)
+        restarts = self._thin_out()
+        self._all(self._begin, RACE.first * self.effort)
         if not self._over():
-            self._branch(MORE * (self.effort - self.spent), twigs)
-        for most, share in ROUNDS:
+            self._branch(RACE.restarts * (self.effort - self.spent), restarts)
+        for most, share in RACE.rounds:
             self._next_round(most, share)
         while self.arms and not self._over() and self.spent < self.effort:
-            self._next_round(ROUNDS[-1][0], 1.0)
+            self._next_round(RACE.rounds[-1][0], 1.0)
         self._rank()
         return self.arms + [arm for arm in self.reached if not self.offers]
 
@@ -104,10 +86,10 @@ class Race:
             trial.improve(1, 0.0, self.stop)  # compiles
             if trial.order is None:
                 continue
-            began, moves = time.monotonic(), 1 + int(2e6 / max(1, arm.ops))
+            began, moves = time.monotonic(), 1 + int(RACE.trial / max(1, arm.ops))
             trial.improve(moves, 0.0, self.stop)
-            rate = moves * arm.ops / max(1e-3, time.monotonic() - began)
-            self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / RATE
+            rate = moves * arm.ops / max(SECONDS.tick, time.monotonic() - began)
+            self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / RACE.rate
             return
 
     def _mutate(self) -> None:
@@ -116,9 +98,9 @@ class Race:
         if not allowed or not self.offers:
             return
         split = self.session.space.split_backward
-        tried = [arm.mutated(allowed, split) for arm in self.arms[:MUTATED] for _ in range(MUTATIONS)]
+        tried = [arm.mutated(allowed, split) for arm in self.arms[: RACE.mutated] for _ in range(RACE.mutations)]
         best_s = min((arm.seconds for arm in self.arms), default=NEVER)
-        made = [arm for arm in tried if arm is not None and arm.seconds < 1.1 * best_s]
+        made = [arm for arm in tried if arm is not None and arm.seconds < RACE.mutant * best_s]
         best = self.session.best
         kept = best is None or all(policy == KEEP for row in best.stash for policy in row)
         self.arms += sorted(made, key=lambda arm: arm.seconds)[: len(self.arms) if kept else len(made)]
@@ -128,26 +110,26 @@ class Race:
 
         Returns how many starts may follow.
         """
-        most = max(2 * FEWEST, int((FIRST + MORE) * self.effort / LEAST_SLICE))
-        if len(self.arms) > most * 0.6:
+        most = max(2 * RACE.fewest, int((RACE.first + RACE.restarts) * self.effort / RACE.slice))
+        if len(self.arms) > most * RACE.of_starts:
             first: dict[tuple[int, bool], Arm] = {}
             for arm in self.arms:
                 first.setdefault((id(arm.candidate), arm.folded), arm)
             ranked = sorted(first.values(), key=lambda arm: (arm.order is None, arm.ops))
-            self.arms = ranked[: max(FEWEST, int(most * 0.6))]
-        return max(len(TWIGS), most - len(self.arms))
+            self.arms = ranked[: max(RACE.fewest, int(most * RACE.of_starts))]
+        return max(len(RACE.restarted), most - len(self.arms))
 
-    def _branch(self, effort: float, twigs: int) -> None:
+    def _branch(self, effort: float, restarts: int) -> None:
         """More starts for the structures that did best."""
         self._rank()
         best: dict[tuple[int, bool], Arm] = {}
         for arm in self.arms:
             best.setdefault((id(arm.candidate), arm.folded), arm)
         earlier = self.arms
-        share = min(1.0, twigs / sum(TWIGS))
+        share = min(1.0, restarts / sum(RACE.restarted))
         self.arms = [
             arm.again(k)
-            for arm, count in zip(best.values(), TWIGS, strict=False)
+            for arm, count in zip(best.values(), RACE.restarted, strict=False)
             for k in range(max(1, round(share * count)))
         ]
         self._all(self._begin, effort)
@@ -159,27 +141,27 @@ class Race:
         share = effort / max(1, len(self.arms))
 
         def one(arm: Arm) -> None:
-            target_s = max(self._target, arm.bound_s * (1 + 1e-9))
-            task(arm, max(50, int(share * RATE / max(1, arm.ops))), target_s, self.stop)
+            target_s = max(self._target, arm.bound_s * (1 + TOLERANCE.same))
+            task(arm, max(ANNEALING.least_moves, int(share * RACE.rate / max(1, arm.ops))), target_s, self.stop)
 
         self._round([partial(one, arm) for arm in self.arms])
-        self.spent += max(effort, 1e-3)
+        self.spent += max(effort, SECONDS.tick)
         self._offer()
         if self.session.deterministic_limit is None and math.isfinite(self.deadline) and self.stop[0] == 0:
             taken, left = time.monotonic() - began, self.deadline - time.monotonic()
-            if taken > 0.05:
+            if taken > SECONDS.timed:
                 self.effort = self.spent + max(0.0, left) * effort / taken
 
     @staticmethod
     def _begin(arm: Arm, moves: int, target_s: float, stop: Ints) -> None:
         """A start by random rules and a first annealing."""
         if arm.order is None:
-            arm.start(TRIES, target_s, stop)
+            arm.start(ANNEALING.tries, target_s, stop)
         arm.improve(moves, target_s, stop)
 
     @property
     def _target(self) -> float:
-        return self.session.bound_s * (1 + PROVEN) if self.offers else 0.0
+        return self.session.bound_s * (1 + TOLERANCE.proven) if self.offers else 0.0
 
     def _over(self) -> bool:
         return self.session.over or time.monotonic() >= self.deadline or (self.offers and self.session.proven)
@@ -189,7 +171,7 @@ class Race:
         with ThreadPoolExecutor(self.session.workers) as pool:
             futures = [pool.submit(task) for task in tasks]
             try:
-                while wait(futures, timeout=0.2).not_done:
+                while wait(futures, timeout=SECONDS.progress).not_done:
                     self.session.report(self.phase)
                     if self.session.over or time.monotonic() >= self.deadline:
                         self.stop[0] = 1
@@ -207,7 +189,7 @@ class Race:
             self.session.ledger.note(describe(arm.candidate), arm.bound_s, step_s)
         ranked = sorted((arm for arm in self.arms if arm.order is not None), key=lambda arm: arm.seconds)
         best_s = min(ranked[0].seconds, self.session.best_s if self.offers else NEVER) if ranked else NEVER
-        hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - 1e-9)]
+        hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - TOLERANCE.same)]
         self.reached += [arm for arm in ranked[:1] if arm not in hopeful]
         if not (hopeful or self.offers):
             hopeful = ranked[:1]
@@ -223,7 +205,7 @@ class Race:
         for n, arm in enumerate(self.arms):
             if self.session.over:
                 return
-            if arm.order is None or arm.seconds >= self.session.best_s * (1 - 1e-9):
+            if arm.order is None or arm.seconds >= self.session.best_s * (1 - TOLERANCE.same):
                 continue
             plan = simulated(arm)
             if plan is None:
@@ -231,24 +213,24 @@ class Race:
                 continue
             if self.session.offer(plan, self.phase):
                 continue
-            self.arms[n] = self._tighten(arm, excess(plan))
+            self.arms[n] = self._fitteden(arm, excess(plan))
 
-    def _tighten(self, arm: Arm, over: list[int]) -> Arm:
+    def _fitteden(self, arm: Arm, over: list[int]) -> Arm:
         count = self.tighter.get(arm.seed, 0) + 1
         self.tighter[arm.seed] = count
-        if count > _MOST_TIGHTER:
+        if count > RACE.fitted:
             arm.order, arm.seconds = None, NEVER
             return arm
         lowered = arm.lowered or (0,) * len(over)
-        tight = arm.tightened(tuple(less + more for less, more in zip(lowered, over, strict=True)))
-        if tight.order is None:
-            tight.start(100, 0.0, self.stop)
-        return tight
+        fitted = arm.tightened(tuple(less + more for less, more in zip(lowered, over, strict=True)))
+        if fitted.order is None:
+            fitted.start(ANNEALING.fitted_tries, 0.0, self.stop)
+        return fitted
 
 
 def promise(arm: Arm) -> float:
     """What an arm may come to: part of the way from its makespan to its bound (seconds)."""
-    return arm.seconds - HOPE * max(0.0, arm.seconds - arm.bound_s)
+    return arm.seconds - HOPE.of_gap * max(0.0, arm.seconds - arm.bound_s)
 
 
 def simulated(arm: Arm) -> Plan | None:

@@ -8,11 +8,9 @@ from ...basics import on_disk
 from ...graph import Candidate
 from ...plan import Pipeline, Problem
 from ...problem import Cluster, Layer, ModelGraph, Workload
+from ..common import SECONDS
 from . import anneal, greedy, kernels
 from .arm import Arm
-
-COMPILATION_S = 18.0
-"""Time that a first compilation takes at most on a slow, busy computer."""
 
 
 def ready(seconds: float, call_s: float) -> bool:
@@ -21,7 +19,7 @@ def ready(seconds: float, call_s: float) -> bool:
     That is, in the `seconds` for the order search; or in the `call_s` that are left of the whole call, which then gives
     at most half of them to it.
     """
-    if seconds > COMPILATION_S or call_s > 2 * COMPILATION_S:
+    if seconds > SECONDS.compilation or call_s > 2 * SECONDS.compilation:
         return True
     return compiled()
 

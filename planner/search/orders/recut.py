@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...graph import Candidate
+from ..common import ANNEALING, TOLERANCE
 from .arm import Arm, bound
 from .kernels import NEVER
 
-_SLACK = 1.02
-"""A device's load may grow to so much of the largest."""
 Stages = tuple[tuple[str, ...], ...]
 
 
@@ -23,7 +22,7 @@ def recut(arm: Arm) -> Arm:
         improved = False
         for stages in _moves(arm.candidate):
             other = _with(arm, stages)
-            if other.seconds < arm.seconds * (1 - 1e-9):
+            if other.seconds < arm.seconds * (1 - TOLERANCE.same):
                 arm, improved = other, True
                 break
     return arm
@@ -50,7 +49,7 @@ def _moves(candidate: Candidate) -> Iterator[Stages]:
         for left, right in ((before[:-1], (before[-1], *after)), ((*before, after[0]), after[1:])):
             if left and right:
                 moved = (*stages[: s - 1], left, right, *stages[s + 1 :])
-                if max(_loads(replace(candidate, stages=moved)).values()) <= _SLACK * most:
+                if max(_loads(replace(candidate, stages=moved)).values()) <= ANNEALING.overload * most:
                     yield moved
 
 

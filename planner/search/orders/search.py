@@ -7,18 +7,25 @@ import time
 from collections.abc import Iterator
 
 from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
-from ..common import Order, Session, binding, policies, resized, routes, structures, with_policy
+from ..common import (
+    ANNEALING,
+    HOPE,
+    RACE,
+    SHARE,
+    SIZE,
+    Order,
+    Session,
+    binding,
+    policies,
+    resized,
+    routes,
+    structures,
+    with_policy,
+)
 from .arm import Arm, arms_of, bound
 from .descent import keep_what_fits
 from .race import Race
 from .ready import ready
-
-MOST_OPS = 150_000
-"""Ops of an order up to which it is annealed; beyond, the named orders stand."""
-LEAST = 0.2
-"""Seconds or units of effort below which nothing is raced."""
-SHARES = (1.0, 0.4)
-"""Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures."""
 
 
 def search_orders(session: Session, orders: list[Order], seconds: float, limit: float, number: int = 0) -> list[Arm]:
@@ -27,16 +34,16 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
     first.
     """
-    if min(limit, seconds) < LEAST or not ready(seconds, session.call_until - time.monotonic()):
+    if min(limit, seconds) < RACE.least or not ready(seconds, session.call_until - time.monotonic()):
         return []
     if RECOMPUTE in policies(session.problem, session.space):
         keep_what_fits(session)
-    candidates = [c for c in _candidates(session, orders) if _ops(c) <= MOST_OPS]
+    candidates = [c for c in _candidates(session, orders) if _ops(c) <= SIZE.annealed_ops]
     if not candidates:
         return []
     effort = limit if math.isfinite(limit) else seconds * session.workers
     end = time.monotonic() + seconds
-    copies = 2 if len(candidates) <= 16 else 1
+    copies = 2 if len(candidates) <= SIZE.two_starts else 1
     arms = [
         arm
         for n, candidate in enumerate(candidates)
@@ -44,12 +51,14 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     ]
     small = _few(session, arms)
     if small:
-        race = Race(session, list(small.values()), 0.5 * effort, "order search, few micro-batches", offers=False)
-        best = race.run(time.monotonic() + 0.5 * seconds)
+        race = Race(
+            session, list(small.values()), SHARE.fewer_first * effort, "order search, few micro-batches", offers=False
+        )
+        best = race.run(time.monotonic() + SHARE.fewer_first * seconds)
         full = {(id(arm.candidate), arm.folded): arms[n] for n, arm in small.items()}
-        starts = [arm.stretched(full[id(arm.candidate), arm.folded]) for arm in best[:8]]
+        starts = [arm.stretched(full[id(arm.candidate), arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
-        effort *= 0.5
+        effort *= 1 - SHARE.fewer_first
     arms += _known(session)
     return Race(session, arms, effort, "order search").run(end)
 
@@ -63,13 +72,13 @@ def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:
     for candidate in listed:
         back_and_forth = routes(orders[0], len(candidate.stages) // len(orders[0]))[0]
         if len(candidate.stages) <= 2 * len(orders[0]) and candidate.pipelines[0].forward == back_and_forth:
-            for share in SHARES:
+            for share in ANNEALING.offloaded:
                 yield with_policy(candidate, OFFLOAD, share)
 
 
 def _tight(session: Session) -> bool:
     """Whether memory may be what holds the step back."""
-    return session.best is None or session.best_s > 1.02 * session.bound_s
+    return session.best is None or session.best_s > HOPE.held_back * session.bound_s
 
 
 def _ops(candidate: Candidate) -> int:
@@ -83,8 +92,9 @@ def _few(session: Session, arms: list[Arm]) -> dict[int, Arm]:
     """
     batches, devices = session.problem.workload.micro_batches, len(session.problem.cluster)
     spare = batches - 2 * devices
-    left_out = spare // 24 * 24 if spare >= 24 else 12 * (spare >= 12)
-    if left_out < 0.3 * batches or batches * devices < 200:
+    whole, half = SIZE.repeated, SIZE.repeated // 2
+    left_out = spare // whole * whole if spare >= whole else half * (spare >= half)
+    if left_out < SIZE.left_out * batches or batches * devices < SIZE.fewer_first:
         return {}
     smaller: dict[int, Candidate] = {}
     return {
@@ -104,7 +114,7 @@ def _known(session: Session) -> list[Arm]:
         return []
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
     apart = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
-    if apart or _ops(candidate) * len(plan.pipelines) > MOST_OPS:
+    if apart or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
         return []
     split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
     margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]

@@ -13,13 +13,8 @@ from ...graph import KEEP, RECOMPUTE, Candidate
 from ...lower import Assembled
 from ...plan import Pipeline, Problem
 from ...schedules import build
-from ..common import Session, lacking
-from ..named import LARGE, Order, cuts_for, place, try_layout, try_mixed
-
-MOST = 3
-"""How many of the best plans with few micro-batches are taken over."""
-_UNIT = 24
-"""What is left out is a multiple of it: windows of several micro-batches can then be repeated."""
+from ..common import COUNT, SIZE, Session, lacking
+from ..named import Order, cuts_for, place, try_layout, try_mixed
 
 
 def left_out(session: Session) -> int:
@@ -28,10 +23,12 @@ def left_out(session: Session) -> int:
     Where possible a multiple of the devices, since the period of named orders divides that.
     """
     batches, devices = session.problem.workload.micro_batches, session.stages
-    most, least = batches - 4 * devices, 0.3 * batches
-    if 2 * batches * devices <= LARGE or session.space.schedule != "search":
+    most, least = batches - 4 * devices, SIZE.left_out * batches
+    if 2 * batches * devices <= SIZE.one_cut or session.space.schedule != "search":
         return 0
-    counts = [most // unit * unit for unit in (math.lcm(_UNIT, 2 * devices), math.lcm(4, 2 * devices), _UNIT)]
+    counts = [
+        most // unit * unit for unit in (math.lcm(SIZE.repeated, 2 * devices), math.lcm(4, 2 * devices), SIZE.repeated)
+    ]
     return next((count for count in counts if count >= least), 0)
 
 
@@ -60,11 +57,11 @@ def limit_uses(session: Session, small: Session) -> None:
 def take_over(session: Session, small: Session, orders: list[Order]) -> None:
     """Offers the named schedules that did best with few micro-batches, and the repetitions of the best plans."""
     ranked = sorted((found for found in small.seen if not lacking(found)), key=lambda found: found.forecast.step_s)
-    for found in ranked[:MOST]:
+    for found in ranked[: COUNT.taken_over]:
         _named(session, found, orders)
     plans = [Candidate(small.problem, p.stages, p.pipelines, p.stash) for p in [small.best] if p is not None]
     lists = [p.orders for p in [small.best] if p is not None]
-    for found in ranked[:MOST]:
+    for found in ranked[: COUNT.taken_over]:
         plans.append(found.candidate)
         lists.append(found.ops.lists())
     for candidate, listed in zip(plans, lists, strict=True):

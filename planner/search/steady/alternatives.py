@@ -16,17 +16,12 @@ from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
 from ...partition import Chain
 from ...plan import Problem
 from ...problem import WEIGHT_POLICIES, SearchSpace
-from ..common import priced
+from ..common import SIZE, priced
 from ..named import Order, device_orders, splits
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules
 from .tables import Groups, Intervals, Place, places
-
-FEW_STAGES = 16
-"""Up to so many devices a group, plans that leave some of them out are tried too."""
-MOST_BLOCKS = 4
-"""Blocks of equal devices up to which all their orders are tried."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,7 @@ def _of_split(method: str, split: Split, space: SearchSpace) -> Iterator[Alterna
     stashes: tuple[str, ...] = (KEEP, *priced(split.whole, space))
     if OFFLOAD in stashes and WEIGHT_POLICIES[method].stashed:
         stashes += (OFFLOAD_WEIGHTS,)
-    for count in range(stages, 0, -1) if stages <= FEW_STAGES else (stages,):
+    for count in range(stages, 0, -1) if stages <= SIZE.fewer_stages else (stages,):
         least = WEIGHT_POLICIES[method].least_update(count)
         update = workload.update_every or least
         if workload.micro_batches % update or update < least or update % width:
@@ -188,6 +183,6 @@ def orders(problem: Problem, count: int) -> list[Order]:
     found = device_orders(problem, count)
     devices = problem.cluster.devices
     blocks = [tuple(d.index for d in block) for _, block in groupby(devices, key=lambda device: device.kind)]
-    if 1 < len(blocks) <= MOST_BLOCKS:
+    if 1 < len(blocks) <= SIZE.ordered_blocks:
         found += [tuple(d for block in blocks for d in block)[:count] for blocks in permutations(blocks)]
     return list(dict.fromkeys(found))

@@ -7,10 +7,8 @@ import time
 from dataclasses import dataclass
 
 from ...basics import OutOfTime
+from ..common import TOLERANCE
 from .programme import Programme, Stage
-
-EXACT = 1e-9
-"""How close, as a share, the periods are between which the least one lies."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,13 @@ def least_period(programme: Programme, below_s: float, cap_s: float, deadline: f
     if stages is None:
         return None
     low = min(below_s, high)
-    first = max(low, 1e-300) * (1 + EXACT)
+    first = max(low, 1e-300) * (1 + TOLERANCE.period)
     if first < high:
         found = solve(first)
         if found is not None:
             return Least(low, first, found)
         low = first
-    while high > low * (1 + EXACT):
+    while high > low * (1 + TOLERANCE.period):
         middle = (low + high) / 2
         found = solve(middle)
         if found is None:

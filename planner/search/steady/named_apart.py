@@ -28,7 +28,7 @@ from ...partition import Cuts, Floats, bottleneck, trace
 from ...plan import Kind, Op, Pipeline
 from ...problem import WEIGHT_POLICIES, Link
 from ...schedules import Layout, build
-from ..common import Session, limits, priced
+from ..common import SIZE, TOLERANCE, Session, limits, priced
 from ..named import Order, device_orders, place, with_recomputation
 from .build import LATE, NEVER, SOON
 from .rules import Rules
@@ -39,9 +39,6 @@ Row = tuple[str, ...]
 """A stash policy for every stage."""
 TRANSIT = 2
 """Stashes of a stage on a device that only passes them on: one that is made or used, one that moves."""
-
-_MOST_AHEAD = 512
-"""Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +185,7 @@ class Apart:
         load_s = max(float(self.loads(s, p)[ends[s], ends[s + 1]]) for s, p in enumerate(row))
         candidate = self._candidate(row, cuts)
         trips = Trips.of(candidate)
-        full = tuple(min(n, _MOST_AHEAD) for n in trips.ahead(load_s))
+        full = tuple(min(n, SIZE.ahead) for n in trips.ahead(load_s))
         for ahead in dict.fromkeys(
             [full, tuple(n + 1 for n in full), *(tuple(min(n, most) for n in full) for most in range(max(full), 0, -1))]
         ):
@@ -277,7 +274,9 @@ class Trips:
     def ahead(self, period_s: float) -> tuple[int, ...]:
         """Micro-batches that a stage's forwards must be ahead of its STEPs for this period."""
         trips = zip(self.whole, self.back, strict=True)
-        least = [max(1, math.ceil((trip + back) / period_s - 1e-9)) if period_s else 1 for trip, back in trips]
+        least = [
+            max(1, math.ceil((trip + back) / period_s - TOLERANCE.same)) if period_s else 1 for trip, back in trips
+        ]
         return tuple(int(n) for n in np.maximum.accumulate(least[::-1])[::-1])
 
     def least_s(self, ahead: Sequence[int], update: int) -> float:

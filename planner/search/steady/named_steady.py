@@ -20,7 +20,7 @@ from ...partition import Cuts, Floats, bottleneck, link_seconds, trace
 from ...plan import Kind, Plan, Provenance
 from ...problem import WEIGHT_POLICIES, Workload
 from ...schedules import Layout, build
-from ..common import GRACE_S, Claim, Considered, Proven, Result, Session, in_words, shortages
+from ..common import COUNT, SECONDS, Claim, Considered, Proven, Result, Session, in_words, shortages
 from ..named import Order, place
 from .named_apart import Apart
 from .trials import Trial, Tried, every_cut
@@ -50,9 +50,12 @@ class _Placed:
         check_time()
         # two runs that reach the steady state, whole updates both: between them everything repeats
         short = -(-4 * stages // update) * update
-        runs = [_listed(session, order, replace(workload, micro_batches=n * update + short)) for n in (0, 12)]
+        runs = [
+            _listed(session, order, replace(workload, micro_batches=n * update + short))
+            for n in (0, COUNT.steady_updates)
+        ]
         few, many = (_predicts(run) for run in runs)
-        often = tuple((many[stage] - few[stage]) / (12 * update) for stage in range(stages))
+        often = tuple((many[stage] - few[stage]) / (COUNT.steady_updates * update) for stage in range(stages))
         layout = build(session.space.schedule, stages, workload.micro_batches)
         placed = place(layout, order, len(session.problem.cluster))
         return cls(session, placed, order, most_copies(plan), often, update)
@@ -144,7 +147,7 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     batches = session.problem.workload.micro_batches
     bound_s, tried = load(session.problem) / batches, Tried(complete=False)
     try:
-        with until(session.deadline + GRACE_S):
+        with until(session.deadline + SECONDS.grace):
             placed = _places(session, orders)
             bound_s = max(bound_s, min(one.bound_s for one in placed))
             tried.complete = all(one.complete for one in placed)

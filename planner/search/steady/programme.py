@@ -22,12 +22,10 @@ import numpy as np
 
 from ...basics import PlanError, check_time
 from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, stash_policy
+from ..common import HOPE, SECONDS, TOLERANCE
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
 from .tables import Floats, Intervals, Place
-
-_NARROWER = 0.7
-"""The intervals that may fit are looked for again when the period is so much shorter."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Programme:
             if OFFLOAD in self.stashes:
                 copies = float((place.copy + place.copy_weights)[0, -1])
                 total += 2 * place.host_share * (copies + place.copy_latency)
-        return max(total, 1e-12) * (1 + c.size * 1e-12)
+        return max(total, SECONDS.shortest) * (1 + c.size * TOLERANCE.sums)
 
     @cached_property
     def floor_s(self) -> float:
@@ -107,7 +105,7 @@ class Programme:
         with np.errstate(divide="ignore"):
             shared = float(1 / (1 / work).sum())
         layers = min(float(np.diagonal(place.forward + place.backward, 1).max()) for place in self.places)
-        return max(layers, shared) * (1 - 1e-12)
+        return max(layers, shared) * (1 - TOLERANCE.sums)
 
     def solve(self, period: float) -> tuple[Stage, ...] | None:
         """Stages with a schedule of this period in seconds, as far as the estimates tell; None where there are none.
@@ -170,7 +168,7 @@ class Programme:
     def _within(self, k: int, period: float) -> Pairs:
         """Intervals that may be the stage at place k at this period, some more perhaps."""
         known = self._pairs.get(k)
-        if known is None or not known[0] * _NARROWER <= period <= known[0]:
+        if known is None or not known[0] * HOPE.narrower <= period <= known[0]:
             known = period, pairs_within(self.intervals, self.places[k], k, len(self.places), period)
             self._pairs[k] = known
         return known[1]
@@ -247,7 +245,7 @@ class Programme:
         periods, rounded up, are there at some instant. No op need run then.
         """
         there = c.work + 2 * c.copied(stash) + c.place.copy_latency
-        count = np.ceil(there / period * (1 - 1e-9))
+        count = np.ceil(there / period * (1 - TOLERANCE.same))
         versions: Floats | float = 0.0
         if rules.policy.stashed and stash == OFFLOAD:
             versions = np.maximum(rules.lag(in_flight, c.late) // rules.update - 1, 0.0)

@@ -18,8 +18,11 @@ from ...plan import Plan, Problem, Provenance
 from ...problem import SearchSpace
 from ...schedules import ALTERNATING
 from ..common import (
-    GRACE_S,
-    PROVEN,
+    COUNT,
+    HOPE,
+    SECONDS,
+    SIZE,
+    TOLERANCE,
     Claim,
     Considered,
     Lack,
@@ -36,16 +39,11 @@ from ..common import (
 )
 from ..named import device_orders, overfull, own_orders
 from .alternatives import Alternative, alternatives
-from .bisect import EXACT
 from .build import excess_for_long
 from .named_steady import plan_named
 from .pool import Pool, Tried, neighbours
 from .programme import Margin, Stage
 
-LARGE = 60_000
-"""F and B of a plan from which on only few variants of it are simulated."""
-ROUNDS, FEW_ROUNDS = 8, 3
-"""How often at most a solution that does not fit is looked for again with more room; for large plans."""
 ALTERNATING_PLANS = (
     "plans with one stage a device, on all devices or alike on equal groups of them, that alternate forwards and whole "
     "backwards with a fixed number of micro-batches in flight, at most a run without one update, and fit the memory in "
@@ -88,7 +86,7 @@ class Steady:
     @property
     def proven(self) -> bool:
         """Whether nothing open can be better than the best plan."""
-        return self.best_s <= self.bound_s * (1 + PROVEN)
+        return self.best_s <= self.bound_s * (1 + TOLERANCE.proven)
 
     def offer(self, plan: Plan | None, phase: str) -> None:
         """Takes a plan with its period into account where it fits."""
@@ -99,7 +97,7 @@ class Steady:
         """Takes a plan that fits into account, unless it is too stale."""
         if (
             plan.forecast is not None
-            and plan.forecast.objective_s < self.best_s * (1 - EXACT)
+            and plan.forecast.objective_s < self.best_s * (1 - TOLERANCE.period)
             and not self._stale(plan)
         ):
             self.best = plan
@@ -133,7 +131,7 @@ class Steady:
             self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
-                alternative.solve(min(self.best_s, self._least_s()) * (1 - EXACT))
+                alternative.solve(min(self.best_s, self._least_s()) * (1 - TOLERANCE.period))
             else:
                 self.build(alternative)
 
@@ -143,11 +141,11 @@ class Steady:
 
     def next(self) -> Alternative | None:
         """What may be best: a solution to build if none is known to be shorter, else what is to be solved."""
-        still = [a for a in self.every if not a.closed and a.below_s < self.best_s * (1 - 2 * EXACT)]
+        still = [a for a in self.every if not a.closed and a.below_s < self.best_s * (1 - 2 * TOLERANCE.period)]
         if not still:
             return None
         bound_s = min(a.below_s for a in still)
-        solved = [a for a in still if a.least is not None and a.below_s <= bound_s * (1 + 4 * EXACT)]
+        solved = [a for a in still if a.least is not None and a.below_s <= bound_s * (1 + 4 * TOLERANCE.period)]
         return solved[0] if solved else min(still, key=lambda a: a.below_s)
 
     def offer_hint(self, hint: Plan) -> None:
@@ -186,9 +184,9 @@ class Steady:
         assert alternative.least is not None
         alternative.closed = True
         stages, margin = alternative.least.stages, Margin(spare=(0,) * len(alternative.order))
-        for _ in range(FEW_ROUNDS if self._large(alternative) else ROUNDS):
+        for _ in range(COUNT.roomier_large if self._large(alternative) else COUNT.roomier):
             tried = self._try(alternative, stages)
-            if self.over or tried is None or self.best_s <= alternative.below_s * (1 + PROVEN):
+            if self.over or tried is None or self.best_s <= alternative.below_s * (1 + TOLERANCE.proven):
                 return
             if not tried.excess.total:
                 break
@@ -198,17 +196,17 @@ class Steady:
             if found is None:
                 return
             stages = found
-        for steps in () if self._large(alternative) else (0.5, 1.0):
+        for steps in () if self._large(alternative) else HOPE.update_room:
             found = self._roomier(alternative, replace(margin, steps=steps))
             if found is not None and not self.over:
                 self._try(alternative, found)
 
     def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
-        found = alternative.within(self.best_s * (1 - EXACT), margin)
+        found = alternative.within(self.best_s * (1 - TOLERANCE.period), margin)
         return None if found is None else found.stages
 
     def _large(self, alternative: Alternative) -> bool:
-        return 2 * self.problem.workload.micro_batches * len(alternative.order) > LARGE
+        return 2 * self.problem.workload.micro_batches * len(alternative.order) > SIZE.steady_variants
 
     def _try(self, alternative: Alternative, stages: tuple[Stage, ...], source: str = "search") -> Tried | None:
         """Simulates these stages and offers their plan where it fits."""
@@ -303,7 +301,7 @@ def alternates(plan: Plan) -> bool:
 
 def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:
     """Whether less memory is missing, or as much and the period is shorter."""
-    return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - EXACT))
+    return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - TOLERANCE.period))
 
 
 def search_steady(
@@ -321,7 +319,7 @@ def search_steady(
     """
     search = Steady(problem, space, deadline, on_progress, started)
     try:
-        with contextlib.suppress(OutOfTime), until(deadline + GRACE_S):
+        with contextlib.suppress(OutOfTime), until(deadline + SECONDS.grace):
             search.run(hint, seed)
         return search.answer(seed)
     except KeyboardInterrupt:

@@ -11,13 +11,10 @@ from ...graph import Candidate
 from ...lower import Assembled, assembled, period_seconds
 from ...partition import Cuts, compositions
 from ...plan import Op
-from ..common import PROVEN, Session, lacking
-from ..named import FEW_CUTS, LARGE
+from ..common import SIZE, TOLERANCE, Session, lacking
 from .build import excess_for_long
 
 Orders = Sequence[Sequence[Op]]
-SAME = 1e-9
-"""Seconds that differ by less than this share are equal."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Tried:
             if session.over:
                 self.complete = False
                 return
-            if trial.least_s <= self.best_s * (1 + PROVEN):
+            if trial.least_s <= self.best_s * (1 + TOLERANCE.proven):
                 for found in trial.plans():
                     self._take(found)
 
@@ -94,12 +91,12 @@ class Tried:
 def _better(found: Assembled, best: Assembled) -> bool:
     """Whether the period is shorter, beyond round-off, or is the same and the run is shorter."""
     new, old = found.forecast, best.forecast
-    if math.isclose(new.objective_s, old.objective_s, rel_tol=SAME):
-        return new.step_s < old.step_s * (1 - SAME)
+    if math.isclose(new.objective_s, old.objective_s, rel_tol=TOLERANCE.same):
+        return new.step_s < old.step_s * (1 - TOLERANCE.same)
     return new.objective_s < old.objective_s
 
 
 def every_cut(session: Session, stages: int) -> list[Cuts] | None:
     """All cuts into so many stages, where they and the ops of a plan are few enough to simulate all; else None."""
-    small = 2 * session.problem.workload.micro_batches * stages <= LARGE
-    return compositions(len(session.chain), stages, FEW_CUTS) if small else None
+    small = 2 * session.problem.workload.micro_batches * stages <= SIZE.one_cut
+    return compositions(len(session.chain), stages, SIZE.listed_cuts) if small else None

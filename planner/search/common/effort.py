@@ -1,0 +1,286 @@
+"""How much the search tries: every share, size, count and tolerance of it, each with what it bounds.
+
+None of them decides what is true: tolerances aside, bounds, "optimal" and what fits do not depend on these numbers,
+only what is found in the time. What is measured, by halving and doubling one at a time on random problems with a fixed
+deterministic effort (`benchmarks/effort.py`), is in `benchmarks/results/effort.json`. What says "not measured" is not:
+it has its effect at sizes, or in seconds of the clock, that this benchmark does not reach.
+
+Numbers that compiled kernels read stand beside these: numba keeps what it compiled by the kernel's own file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
+
+    exact: float
+    annealing: float
+    windows: float
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the time, or of the deterministic effort, that is left."""
+
+    scaled_down: float = 0.6
+    """For the problem with fewer micro-batches, where there is one. Not measured."""
+    without_copies: float = 0.6
+    """For the space without copies to the host, where there are others."""
+    with_copies: float = 0.4
+    """Then for everything, before the rest goes to the one that found the best plan."""
+    small: Phases = Phases(0.2, 0.4, 0.2)
+    """Where exact search lists all cuts of a small problem."""
+    medium: Phases = Phases(0.05, 0.6, 0.33)
+    """Where exact models can be built."""
+    large: Phases = Phases(0.0, 0.6, 0.4)
+    """Where no exact model is built."""
+    again: float = 0.6
+    """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""
+    favourite_width: float = 0.5
+    """The quick plans of the most promising way to form groups. Time only: not measured."""
+    other_width: float = 0.12
+    """The quick plans of another way. Time only: not measured."""
+    probe: float = 0.18
+    """Each of the ways that are probed; then the best gets the rest."""
+    fewer_first: float = 0.5
+    """The race with fewer micro-batches, where there is one."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Up to which size something is tried. Ops are F and B with one stage a device, unless they say otherwise."""
+
+    exact_first: int = 300
+    """Ops up to which exact search decides about everything together, and comes first with all its weight."""
+    one_cut: int = 12_000
+    """Ops from which on every schedule is simulated on one cut only, and a smaller problem comes first."""
+    steady_variants: int = 60_000
+    """Ops from which on only few variants of a plan without a flush are simulated. Not measured."""
+    remade_ops: int = 400_000
+    """Ops of all named schedules that are simulated with every stash recomputed. Not measured."""
+    width_bounds: int = 2400
+    """Ops up to which every way to form groups gets the best bound there is."""
+    remembered_ops: int = 50_000
+    """Ops of a plan, all kinds, up to which everything simulated is kept: it bounds memory. Not measured."""
+    annealed_ops: int = 150_000
+    """Ops of an order, all kinds, up to which it is annealed; beyond, the named orders stand. Not measured."""
+    descended_ops: int = 20_000
+    """Ops of an order, all kinds, up to which its stash choices are looked at one by one. Not measured."""
+    window_plan_ops: int = 5000
+    """Ops of a plan, all kinds, up to which windows work on it. Not measured."""
+    window_ops: int = 110
+    """Ops of one window, on average over `window_widths`."""
+    window_widths: tuple[float, ...] = (0.6, 1.0, 1.6, 2.4)
+    """Windows of so many times that size take turns at random. Not measured."""
+    listed_cuts: int = 40
+    """Cuts up to which all are simulated for every schedule; beyond, the dynamic programmes choose."""
+    two_device_ops: int = 160
+    """Ops up to which models are built in which stages have two devices each. Not measured."""
+    two_device_devices: int = 6
+    """Devices up to which they are. Not measured."""
+    two_device_cuts: int = 12
+    """Cuts up to which all of their candidates are listed. Not measured."""
+    chunks: int = 4
+    """Stages a device at most: it says which shapes a proof speaks of (`proofs.SHAPES`)."""
+    packed_sizes: int = 24
+    """Different sizes of layers up to which they are packed into devices, to prove that nothing fits. Not measured."""
+    packed_placements: int = 4096
+    """Placements of layers up to which all are tried for that instead. Not measured."""
+    roomy: float = 0.6
+    """Share of all limits below which layers are not packed: they fit anyhow. Not measured."""
+    packing_effort: float = 2.0
+    """Deterministic seconds of packing. Not measured."""
+    every_cap: int = 16
+    """Stages up to which every cap on micro-batches in flight is tried, not a few. Not measured."""
+    fewer_stages: int = 16
+    """Devices a group up to which plans without a flush that leave some out are tried too. Not measured."""
+    ordered_blocks: int = 4
+    """Blocks of equal devices up to which all their orders are tried. Not measured."""
+    ahead: int = 512
+    """Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full."""
+    two_starts: int = 16
+    """Candidates of the race up to which each begins twice."""
+    fewer_first: int = 200
+    """Devices times micro-batches from which on a race with fewer micro-batches comes first. Not measured."""
+    left_out: float = 0.3
+    """Share of the micro-batches that a problem with fewer of them does without, at least. Not measured."""
+    repeated: int = 24
+    """What is left out is a multiple of it, or of half of it: windows of several micro-batches can then be repeated."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often, or how many."""
+
+    fitted: int = 4
+    """An order that was simulated and exceeds some device is tried so often with as much less memory there."""
+    copy_lead: int = 2
+    """A copied stash is asked for so many ops before its backward."""
+    taken_over: int = 3
+    """Best plans with fewer micro-batches that are taken over."""
+    probed_widths: int = 3
+    """Most promising ways to form groups that are probed before the best gets the rest."""
+    polished: int = 4
+    """Arms of the race that windows go on from, beside the best plan."""
+    seeds_a_round: int = 64
+    """Races of one round at most, so that no two rounds race alike: no effort. Not measured."""
+    balanced: int = 1500
+    """Random moves of boundaries in search of a cut that finishes all devices together. Not measured."""
+    frontier_limits: int = 3
+    """Limits of a frontier at least: one too low, the lowest that is not, and one that does not bind."""
+    leanest: int = 3
+    """A plan that needs less memory than any before is taken for the leanest so often, and less is asked for."""
+    leaner: int = 16
+    """By this part of what the leanest plan needs less is asked for."""
+    roomier: int = 8
+    """A solution without a flush that does not fit is looked for again with more room so often."""
+    roomier_large: int = 3
+    """The same of a large plan."""
+    steady_updates: int = 12
+    """Updates by which two runs differ from which the predictions of a steady state are counted."""
+    extremes: int = 3
+    """Plans whose stash choices are looked at one by one, of those that recompute every stash. Not measured."""
+    stash_groups: int = 4
+    """Groups of a pipeline's micro-batches whose stashes are chosen on their own."""
+    fitted_choices: int = 4
+    """Tries with less memory where the stash choices do not fit. Not measured."""
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """Annealing of one order: its starts, rules and temperatures."""
+
+    fills: tuple[float, ...] = (0.3, 0.6, 1.0, -1.0)
+    """Rules for weight halves (kernels.run) by turns; the last one moves them like every op. Not measured."""
+    hot: tuple[float, ...] = (0.02, 0.012, 0.008, 0.005)
+    """First temperature, as a share of the makespan, round by round."""
+    cooled: float = 0.01
+    """Last temperature, as a share of the first."""
+    leads: tuple[int, ...] = (1, 2, 4)
+    """How many ops before its backward an offloaded stash is fetched, in the first orders. Not measured."""
+    raised: tuple[float, ...] = (0.5, 1.0, 3.0)
+    """First orders of offloaded stashes are made for so much more memory. Not measured."""
+    offloaded: tuple[float, ...] = (1.0, 0.4)
+    """Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures. Not measured."""
+    tries: int = 12
+    """Greedy orders of a start, the best of which is annealed."""
+    fitted_tries: int = 100
+    """The same where an arm begins again with less memory."""
+    least_moves: int = 50
+    """Moves of one annealing at least. Not measured."""
+    repetitions: int = 24
+    """Windows of time, the shortest a micro-batch first, that are repeated to lengthen an order. Not measured."""
+    overload: float = 1.02
+    """A device's load may grow to so many times the largest when a layer moves. Not measured."""
+
+
+@dataclass(frozen=True)
+class Races:
+    """The race of arms. Effort is in units of deterministic time, about a second each."""
+
+    rate: float = 40e6
+    """Runs of one op that are one unit."""
+    first: float = 0.2
+    """Share of the effort for short runs of all arms."""
+    restarts: float = 0.2
+    """Share for more starts of the best structures: a start's own quality says little about what it leads to."""
+    restarted: tuple[int, ...] = (9, 6, 4, 2)
+    """How many more starts the best structures of the first round get, the best one most."""
+    slice: float = 0.25
+    """Effort that a start is worth at least."""
+    fewest: int = 8
+    """Structures that are tried in any case."""
+    of_starts: float = 0.6
+    """Share of all starts that may be first ones. Not measured."""
+    mutated: int = 3
+    """Best arms that get variations of their stash policies in a round."""
+    mutations: int = 3
+    """Variations of each; while the best plan keeps every stash, as many stay as there are arms."""
+    mutant: float = 1.1
+    """Times the best arm's makespan up to which a variation stays. Not measured."""
+    rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
+    """How many arms stay on, round after round, and the share of the effort left that each round takes."""
+    fitted: int = 6
+    """An arm gets less memory so often where its order does not fit; then it leaves. Not measured."""
+    stretched: int = 8
+    """Arms of the race with fewer micro-batches that go on with all of them. Not measured."""
+    least: float = 0.2
+    """Seconds or units below which nothing is raced. Not measured."""
+    trial: float = 2e6
+    """Runs of one op by which the computer's speed is taken. Not measured."""
+
+
+@dataclass(frozen=True)
+class Hopes:
+    """What is expected of something before it is tried."""
+
+    of_gap: float = 0.5
+    """How much of the distance to its bound an arm, or a way to form groups, is trusted to make good."""
+    idle: float = 1.5
+    """All devices as one group are tried last where their work takes so many times what the best way may."""
+    cheap_reduction: float = 0.05
+    """Replicas need not be near each other where reductions take no more than this share of the step. Not measured."""
+    held_back: float = 1.02
+    """Memory is thought to hold the step back where it is more than so many times its bound."""
+    best_window: float = 0.6
+    """Share of the windows that go to the best order, the others to any. Not measured."""
+    uneven: float = 0.1
+    """What an uneven cut costs: of the mean load, for a stage twice the mean of all. Not measured."""
+    worst: float = 24.0
+    """Exponent by which the worst device counts most in a cut. Not measured."""
+    slack: float = 0.2
+    """How much worse a moved boundary may make a cut at first. Not measured."""
+    update_room: tuple[float, ...] = (0.5, 1.0)
+    """Shares of an update's STEP that every micro-batch leaves time for, in variants. Not measured."""
+    narrower: float = 0.7
+    """Intervals that may fit are looked for again when the period is so much shorter: time only. Not measured."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of the clock; none of them is measured by deterministic effort."""
+
+    grace: float = 0.4
+    """After the time limit, what was begun before it may come to its end; then it is given up."""
+    compilation: float = 18.0
+    """A first compilation of the kernels on a slow, busy computer, at most."""
+    window: float = 3.0
+    """A window, without a deterministic limit."""
+    window_effort: float = 0.5
+    """A window's deterministic seconds, where effort is limited."""
+    window_least: float = 0.01
+    """Deterministic seconds that a window counts for at least."""
+    progress: float = 0.2
+    """Between two looks at the clock while arms run."""
+    no_progress: float = 0.1
+    """A round that took less has nothing to do: rounds end."""
+    shortest: float = 1e-12
+    """A period is taken to be no shorter where nothing takes any time."""
+    tick: float = 1e-3
+    """What took no measurable time or effort counts for so much."""
+    timed: float = 0.05
+    """A part of a race that took more is a measure of the computer's speed."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Shares by which numbers may differ, and count as equal."""
+
+    proven: float = 1e-6
+    """A plan whose gap is no larger is optimal."""
+    same: float = 1e-9
+    """Round-off of sums of durations: what is not shorter by more is not better."""
+    better: float = 1e-12
+    """A plan takes the best one's place where it is shorter by more."""
+    period: float = 1e-9
+    """How close the periods are between which the least one lies."""
+    sums: float = 1e-12
+    """Round-off of one sum, by which estimates of periods are widened."""
+
+
+SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
+ANNEALING, RACE, SECONDS, TOLERANCE = Annealing(), Races(), Seconds(), Tolerances()

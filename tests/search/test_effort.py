@@ -1,0 +1,94 @@
+"""Every share, size, count and tolerance of the search stands in effort.py: none beside it, none twice, none unread."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from contraflow.planner import search
+from contraflow.planner.search.common import effort
+
+ROOT = Path(search.__file__).parent
+KERNELS = "numba keeps what it compiled by the kernel's own file"
+ELSEWHERE = {
+    "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
+    "orders/greedy.py": {"PARAMETERS": KERNELS},
+    "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
+    "named/stash_choices.py": {"TURNS": "an order, no size"},
+    "steady/named_apart.py": {"TRANSIT": "a count of the memory model"},
+    "steady/tables.py": {"_MANY": "a unit"},
+}
+"""Numbers of modules that bound no effort, with the reason why they stand where they do."""
+COMPILED = {"orders/kernels.py", "orders/greedy.py", "orders/anneal.py"}
+PLAIN = {0.0, 0.5, 1.0, 2.0}
+"""Fractions that say what they are."""
+TINY = {("steady/bisect.py", 1e-300), ("orders/anneal.py", 1e-300)}
+"""The least number above 0."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Name and syntax of every module of the search but effort.py; the exact models have their own account."""
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name != "common/effort.py" and not name.startswith("exact/"):
+            yield name, ast.parse(path.read_text())
+
+
+def numbers(node: ast.AST) -> bool:
+    """Whether an expression is made of numbers alone."""
+    inner = [x for x in ast.walk(node) if isinstance(x, (ast.Name, ast.Call, ast.Attribute))]
+    leaves = [x.value for x in ast.walk(node) if isinstance(x, ast.Constant)]
+    return not inner and bool(leaves) and all(type(x) in (int, float) for x in leaves)
+
+
+def test_modules_have_no_numbers_of_their_own() -> None:
+    """Constants of numbers outside effort.py are those that are listed, each with its reason."""
+    found: dict[str, set[str]] = {}
+    for name, tree in modules():
+        for node in tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None and numbers(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
+                found.setdefault(name, set()).update(names)
+    assert found == {name: set(given) for name, given in ELSEWHERE.items()}
+
+
+def test_only_kernels_have_fractions_in_their_code() -> None:
+    """No function has a share or a tolerance in it, but those that are compiled."""
+    found = {
+        name
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and type(node.value) is float and abs(node.value) not in PLAIN
+        if (name, node.value) not in TINY
+    }
+    assert found == COMPILED
+
+
+def records() -> list[object]:
+    """The records of effort.py, those within others too."""
+    found = [value for value in vars(effort).values() if hasattr(type(value), "__dataclass_fields__")]
+    inner = [getattr(record, field.name) for record in found for field in fields(record)]  # type: ignore[arg-type]
+    return found + [value for value in inner if hasattr(value, "__dataclass_fields__")]
+
+
+def test_every_number_is_explained_and_read() -> None:
+    """A sentence follows every number of effort.py, and some module reads it under its record's name."""
+    tree = ast.parse(Path(effort.__file__).read_text())
+    for record in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Phases"):
+        body = record.body[1:]
+        for field, text in zip(body[::2], body[1::2], strict=True):
+            assert isinstance(field, ast.AnnAssign)
+            assert isinstance(text, ast.Expr), ast.unparse(field)
+    read = {
+        (node.value.id, node.attr)
+        for _, module in modules()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    named = {name: value for name, value in vars(effort).items() if name.isupper()}
+    unread = {(n, f.name) for n, value in named.items() for f in fields(value) if (n, f.name) not in read}
+    assert not unread
+    assert len(named) == len([value for value in records() if not isinstance(value, effort.Phases)])

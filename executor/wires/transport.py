@@ -101,7 +101,8 @@ class GlooTransport:
         return gathered
 
     def barrier(self) -> None:
-        dist.barrier()
+        with _disable_current_modes():  # gloo's is a byte on every rank
+            dist.barrier()
 
     def close(self) -> None:
         for group in self._groups.values():

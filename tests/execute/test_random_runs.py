@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+import plain_torch
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,17 +20,22 @@ import trained
 from editing import forecast_anew, mutant
 from late import LatePlace
 from random_runs import Case, draw, plan_of, profiled, shrink, simpler
-from trained import outcome
+from tiny_models import GPT
+from torch import nn
+from trained import on_threads, outcome
 
 from contraflow.executor.place.lanes import Lane
 from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.place.place import CPU
 from contraflow.executor.run import rank
+from contraflow.executor.run.launch import RunResult
+from contraflow.executor.run.rank import Job
 from contraflow.executor.state import addresses
 from contraflow.executor.wires.transport import GlooTransport
+from contraflow.models.attention import Attention
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
-from contraflow.planner.plan import Kind, Op
+from contraflow.planner.plan import Kind, Op, Plan
 
 
 @pytest.mark.parametrize("first", range(0, 16, 8))
@@ -177,6 +183,7 @@ def test_what_ranks_tell_each_other_counts_as_nobodys_memory(tmp_path: Path) -> 
     try:
         with StorageTracker() as tracker:
             assert GlooTransport({}).all_gather_object("text" * 100) == ["text" * 100]
+            GlooTransport({}).barrier()
         assert tracker.peak_bytes == 0
     finally:
         dist.destroy_process_group()
@@ -190,6 +197,52 @@ def test_micro_batches_of_one_number_arrive_in_list_order() -> None:
         assert outcome(case, plan_of(case)).faults == []
         apart = replace(case, backward=((1, 0),), stash=(("keep", "recompute"),))
         assert outcome(apart, plan_of(apart)).faults == []
+
+
+NO_KEY_BIAS = Case(
+    57000759, "gpt", 3, 1, "slow", 1, (1, 4), ((0, 1, 2),), ((0, 1, 2),), (0,) * 10, (("keep", "keep", "recompute"),),
+    "rmsprop", "pipeoptim", 2, late=True, engine="eager", options=(("lr", 0.05),),
+)  # fmt: skip
+
+
+def test_all_but_key_biases_are_determined_by_training() -> None:
+    """A softmax forgets what all keys share: their bias has no gradient, and RMSProp makes steps of its round-off."""
+    plan = plan_of(NO_KEY_BIAS)
+    wanted = plain_torch.train(
+        plan, NO_KEY_BIAS.layered, NO_KEY_BIAS.data, NO_KEY_BIAS.steps, torch.float64, NO_KEY_BIAS.training
+    )
+    third = GPT.width
+    assert list(wanted.undetermined.values()) == [slice(third, 2 * third)] * GPT.blocks
+    assert outcome(NO_KEY_BIAS, plan, again=False).faults == []
+    for name, entries in wanted.undetermined.items():
+        for start in (0, 2 * third):
+            assert _changed(name, start, plan) == [f"{name}: differs"]
+        assert _changed(name, entries.start, plan) == []
+
+
+def _changed(name: str, entry: int, plan: Plan) -> list[str]:
+    """What is found where a run leaves another number in an entry."""
+
+    def execute(job: Job) -> RunResult:
+        result = on_threads(job)
+        assert result.state is not None
+        result.state[name][entry] += 1e-3
+        return result
+
+    return [fault.text.split(" by ")[0] for fault in outcome(NO_KEY_BIAS, plan, execute, again=False).faults]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_key_bias_has_no_gradient(causal: bool) -> None:
+    """But for round-off, where those of queries and values are large."""
+    torch.manual_seed(0)
+    attention = Attention(8, 2, causal).double()
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    (attention(torch.randn(3, 5, 8, dtype=torch.float64)) ** 3).sum().backward()
+    assert attention.qkv.bias.grad is not None
+    query, key, value = (part.norm().item() for part in attention.qkv.bias.grad.chunk(3))
+    assert key < 1e-12 * min(query, value)
 
 
 REMADE = Case(

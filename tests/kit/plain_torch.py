@@ -20,6 +20,7 @@ from contraflow.executor.stage.precision import autocasting, build_lowered, half
 from contraflow.executor.stage.random_state import layer_seed
 from contraflow.executor.step.evaluation import evaluation_seed
 from contraflow.models import Dataset, LayeredModel, derive_seed
+from contraflow.models.attention import Attention
 from contraflow.planner.plan import Kind, Plan
 
 SEED = 0
@@ -29,12 +30,17 @@ Name = tuple[int, str]
 
 @dataclass
 class Plain:
-    """As the parts of a `RunResult` have it."""
+    """As the parts of a `RunResult` have it.
+
+    undetermined: entries of tensors whose gradient is zero whatever the weights, so that all that an optimizer which
+    divides by the gradient's size has to go by is round-off: key biases, which the softmax over the keys forgets.
+    """
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     evaluations: dict[int, float] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
+    undetermined: dict[str, slice] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------ versions
@@ -112,6 +118,7 @@ def train(plan: Plan, model: LayeredModel, data: Dataset, steps: int, dtype: tor
         if training.evaluate_every and (step + 1) % training.evaluate_every == 0:
             found.evaluations[step + 1] = trainer.evaluate()
     found.state = trainer.state()
+    found.undetermined = trainer.key_biases()
     return found
 
 
@@ -361,6 +368,17 @@ class _Trainer:
             f"buffers/{names[k]}/{n}": b for k, layer in enumerate(self.layers) for n, b in layer.named_buffers()
         }
         return found | buffers
+
+
+    def key_biases(self) -> dict[str, slice]:
+        """Entries by checkpoint key."""
+        found = {}
+        for spec, layer in zip(self.model.layers, self.layers, strict=True):
+            for path, module in layer.named_modules():
+                if isinstance(module, Attention):
+                    width = module.qkv.out_features // 3
+                    found[f"parameters/{spec.name}/{path}.qkv.bias"] = slice(width, 2 * width)
+        return found
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

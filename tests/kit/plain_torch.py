@@ -369,7 +369,6 @@ class _Trainer:
         }
         return found | buffers
 
-
     def key_biases(self) -> dict[str, slice]:
         """Entries by checkpoint key."""
         found = {}

@@ -1,4 +1,8 @@
-"""What every room needs: errors and options. Knows no torch."""
+"""What every room needs: errors of one line, and how a run trains and saves. Knows no torch.
+
+Imports nothing of the executor, so that a command can refuse its options before torch is loaded. Begin with
+`training.py`: its record travels from the command line to every rank.
+"""
 
 from .checkpointing import Checkpointing
 from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, foreign, one_line, ours

@@ -1,4 +1,8 @@
-"""Costs of layers and machines, measured or estimated."""
+"""Costs of layers and machines: measured under load, or estimated for a device that is not here; machines too.
+
+Makes what model.json and cluster.toml hold. Imports stage programs, places and wires, and knows no plan. Begin with
+`profile.py`; `analytic.py` and `roofline.py` are for presets, `environment.py` for bug reports.
+"""
 
 from .analytic import EFFICIENCY, PRECISIONS, analytic_profile
 from .environment import report

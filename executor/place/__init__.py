@@ -1,4 +1,8 @@
-"""Where a rank computes, and how many bytes it holds there."""
+"""Where a rank computes, and how many bytes it holds there: the CPU, or one CUDA device with its queues.
+
+Imports the basics only. Begin with `place.py`, the interface that the interpreter calls; `cuda.py` is the other
+implementation (docs/cuda.md).
+"""
 
 from .choice import place_of, require_device
 from .lanes import Lanes

@@ -1,4 +1,8 @@
-"""Runs: ranks, their launch, watching, checkpoints."""
+"""One run from its options to its trace: ranks started here or by somebody else, checkpoints, and how it ends.
+
+Imports every room but measure, oracle and cli. Begin with `launch.py` (which of threads, processes or torchrun) and
+`rank.py` (one rank's whole run, whatever carries its messages).
+"""
 
 from .allocator import keep_freed_memory
 from .launch import execute, prepare

@@ -1,4 +1,8 @@
-"""Stage programs: F, B, I and W of a stage from an explicit stash."""
+"""Stage programs: F, B, I and W of a stage as pure functions of parameters, inputs and an explicit stash.
+
+Two engines: a traced graph, cut into programs, and torch's eager autograd where no graph can be right. Imports models
+and places; knows neither ranks nor plans. Begin with `program.py`, the interface, then `engines.py`, which chooses.
+"""
 
 from .compiled import require_compiler
 from .eager import EagerProgram

@@ -1,4 +1,8 @@
-"""What a rank holds of a stage, and that all holders hold the same."""
+"""What a rank holds of a stage between ops and between steps, and that all who hold the same hold the same.
+
+Parameters, gradients, optimizer, versions, running statistics, ties. Imports stage programs and the wires' interface.
+Begin with `weights.py` and `replica.py`.
+"""
 
 from .addresses import Addresses
 from .agreement import Agreement, agree

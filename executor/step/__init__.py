@@ -1,4 +1,8 @@
-"""One rank's op list, interpreted."""
+"""One rank's op list, interpreted: nothing is decided here, the list says what happens and in which order.
+
+What is alive within a step, what is posted beside compute, what every op waits for, memory that was promised. Imports
+state, stage, wires and place. Begin with `interpreter.py`: one handler a kind of op.
+"""
 
 from .course import KEPT_OPS, Course, Run, lengthened, run_at, runs
 from .enforcement import Limit, cap_device

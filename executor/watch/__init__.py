@@ -1,9 +1,10 @@
 """Who is alive: what ranks say they do, what the system says of their processes, and who hangs. Knows no torch.
 
-A spawned rank begins here (`spawned`), watched and bound to its parent before anything large is imported.
+A spawned rank begins here (`spawned`), watched and bound to its parent before anything large is imported. Imports the
+basics only. Begin with `board.py`, what ranks write, and `watcher.py`, which reads it.
 """
 
-from .board import LONG, NOWHERE, Board, Doing, Slot
+from .board import NOWHERE, Board, Doing, Slot
 from .proc import ProcessState, die_with_parent, process_state
 from .pulse import Stillness
 from .siblings import Siblings, under_torchrun
@@ -14,7 +15,6 @@ __all__ = [
     "Board",
     "Doing",
     "Hang",
-    "LONG",
     "NOWHERE",
     "ProcessState",
     "Shared",

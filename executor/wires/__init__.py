@@ -1,4 +1,8 @@
-"""What carries messages between ranks."""
+"""What carries messages between ranks: threads, gloo, NCCL, or host buffers beside any of them.
+
+Imports places. Begin with `transport.py`, the interface and gloo; `choice.py` says which one a rank gets. A new
+transport is one file here and one line there (docs/extending.md).
+"""
 
 from .choice import carried
 from .groups import reduce_groups, stage_on_two_devices, statistics_group, tie_group

@@ -1,4 +1,7 @@
-"""What every room needs: errors, units, how files are read and written, deadlines."""
+"""What every room needs: errors, units, limits, how files are read and written, deadlines, Ctrl-C.
+
+Imports nothing of the planner. Whoever reads a file begins with `reading.py`, whoever takes long with `deadline.py`.
+"""
 
 from . import reading
 from .compilation import cache_folder, on_disk

@@ -1,8 +1,9 @@
 """Lower bounds in seconds. None uses more than is certain of every plan it speaks for.
 
 `whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `period`:
-the same without a flush, of the seconds a micro-batch. `fixed`:
-one candidate, whatever its order of ops.
+the same without a flush, of the seconds a micro-batch. `fixed`: one candidate, whatever its order of ops. Imports the
+operation graph and cuts of chains, and no plan's order. Begin with `whole.py`; a new bound is a function here and a
+name in the maximum that `space.py` or `fixed.py` takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Op lists to times and exact memory."""
+"""Op lists to times and exact memory: jobs with durations, precedences and resources, and what each changes in memory.
+
+The only source of forecasts: whatever a solver claims is simulated here. Imports the operation graph. Begin with
+`timeline.py` (one simulated step), then `jobs.py` (what becomes a job) and `events.py` (what allocates and frees,
+when). `planner.simulate` gives it to others as forecasts of plans.
+"""
 
 from .curves import jobs_of_ops
 from .events import CLOSE

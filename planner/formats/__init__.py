@@ -1,4 +1,8 @@
-"""Published files as models: PipeDream profiles, dnn-partitioning and Piper instances (docs/formats.md)."""
+"""Published files as models: PipeDream profiles, dnn-partitioning and Piper instances (docs/formats.md).
+
+One file a format, recognised by its content; every mistake is an error of one line. Imports the problem. Begin with
+`read` here; who adds a format adds a file and a line in `_published`.
+"""
 
 from __future__ import annotations
 

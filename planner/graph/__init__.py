@@ -1,4 +1,9 @@
-"""The operation graph: ops, what each costs, holds and waits for; op lists as columns."""
+"""The operation graph, declared once: ops and what each costs, holds, sends and waits for; op lists as columns.
+
+`policies.py` is the table of stash policies, `traffic.py` the only enumeration of messages, `versions.py` which
+weights a pass reads. Search, simulator, checker, pictures and executor read it and state none of it again. Imports
+plans and problems. Begin with `policies.py` and `candidate.py`.
+"""
 
 from ..problem import StageCosts
 from .candidate import (

@@ -1,4 +1,8 @@
-"""Compute orders to complete op lists, and plans over more or fewer micro-batches."""
+"""Lowering: from compute orders to complete op lists, and to plans over more or fewer micro-batches.
+
+Places SENDs, RECVs, copies, gradient sums and updates where the orders do not say. Imports graph and forecast. Begin
+with `complete.py`; `plans.py` makes plans with forecasts of it.
+"""
 
 from .period import period_seconds
 from .plans import Assembled, assemble, assembled

@@ -1,4 +1,8 @@
-"""Cutting the layer graph into stages."""
+"""Cutting the layer graph into stages: dynamic programmes over a chain, one way, both ways, or with stash policies.
+
+Imports the problem and the operation graph; knows no order of ops. Begin with `chain.py`. Graphs that are no chains
+have a room of their own with a command: `dag/`.
+"""
 
 from .chain import Chain, Cuts, Floats, bottleneck, compositions, cut, lightest, link_seconds, trace
 from .folded import fold

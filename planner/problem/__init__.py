@@ -1,9 +1,13 @@
-"""What is asked: the model as a graph of layers, the cluster, the workload; what training needs of them."""
+"""What is asked: the model as a graph of layers, the cluster, the workload, the space; what training needs of them.
+
+Data, validated when it is made, and the files it comes from. Imports the basics. Begin with `model_graph.py`,
+`cluster.py` and `workload.py`; `stage_costs.py` is what layers cost once they are stages.
+"""
 
 from .cluster import Cluster, Link, NodeGroup
 from .model_graph import Layer, ModelGraph
 from .presets import PRESETS, DeviceType
-from .stage_costs import StageCosts, StageEdge
+from .stage_costs import StageCosts
 from .ties import returned_bytes, steps_sent
 from .weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy, policy_of
 from .workload import OPTIMIZER_STATES, PRECISIONS, STEP_COUNTERS, UNFUSED, SearchSpace, Workload
@@ -24,7 +28,6 @@ __all__ = [
     "STEP_COUNTERS",
     "SearchSpace",
     "StageCosts",
-    "StageEdge",
     "UNFUSED",
     "WEIGHT_POLICIES",
     "WeightPolicy",

@@ -1,4 +1,9 @@
-"""The checker's rules over op lists. They know no simulator and no solver."""
+"""The checker's rules over op lists: parts, ops, order, updates. All violations, each named.
+
+They state again, in other words, what lowering and search must get right, so they import columns of the operation
+graph but neither simulator nor solver. Begin with `sets.py`; `sound.py` is the fast yes or no that the simulator asks
+first.
+"""
 
 from .columns import Homes, Listed, Violation
 from .order import Order, deadlock, local_order, message_order

@@ -1,4 +1,7 @@
-"""What runs did: traces, costs calibrated by them, forecasts against them."""
+"""What runs did: their traces as files, layer costs calibrated by them, and forecasts held against them.
+
+Read without torch. Imports plans, graph and forecast. Begin with `trace.py`, then `comparison.py`.
+"""
 
 from .calibration import Measured, calibrate, measured
 from .comparison import Comparison, compare_run

@@ -1,4 +1,8 @@
-"""Named schedules, as order generators: the only place, beside the command line, that knows a scheme's name."""
+"""Named schedules, as order generators: the only place, beside the command line, that knows a scheme's name.
+
+A schedule is data: pipelines over stages and, for every device, the order of its compute ops. Imports plans and their
+vocabulary. Begin with `layout.py`, then `one_way.py`; a new schedule is one function and one row of `SCHEDULES`.
+"""
 
 from __future__ import annotations
 

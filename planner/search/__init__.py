@@ -1,4 +1,8 @@
-"""The search for plans: exact CP-SAT models and the portfolio around them."""
+"""The search for plans: named schedules, exact models, orders at scale, and the driver that shares out the effort.
+
+Imports every room below view and cli. Begin with `driver.py`, which is `plan()`, and docs/search.md; the rooms inside
+stand on one another: `common`, `orders`, `named`, `exact`, then `techniques`, `scale` and `steady`.
+"""
 
 from .common import Proven, gap_of
 from .driver import Progress, Result, Shortage, plan

@@ -1,4 +1,8 @@
-"""Pictures of a plan."""
+"""Pictures of a plan as strings: text, SVG, DOT, one HTML page, Perfetto; nothing is worked out anew.
+
+Imports plans, forecasts and bounds, and nothing that searches but its results. Begin with `text.py`; `drawing.py` and
+`palette.py` are what pictures share, `page/` is the script and style of the page.
+"""
 
 from __future__ import annotations
 

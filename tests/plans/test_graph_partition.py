@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -355,11 +356,8 @@ def test_who_interrupts_gets_the_best_so_far(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_who_interrupts_the_solver_keeps_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(graph, "_MOST_IDEALS", 0)
-    monkeypatch.setattr(graph_model.time, "sleep", interrupted)
+    monkeypatch.setattr(graph_model.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
     found = solve(read(BERT), Devices())
     assert found.status in ("feasible", "optimal")
     assert found.objective == count(configure(read(BERT), Devices()), found.blocks)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
+from ...basics import end_asked
 from .problem import Block, GraphProblem, Partition, Tensor
 from .windows import Ticks, WindowRule, byte_ticks
 
@@ -29,13 +30,12 @@ _POLL_S = 0.005
 class Found:
     """What one solve says: a partition of at most the cap, if any; `done`: the solver has proven its answer.
 
-    `bound`: no partition of at most the cap takes less, in ticks; None: there is none. `interrupted`: by Ctrl-C.
+    `bound`: no partition of at most the cap takes less, in ticks; None: there is none.
     """
 
     partition: Partition | None
     bound: int | None
     done: bool
-    interrupted: bool = False
 
 
 class StageModel:
@@ -227,15 +227,13 @@ class StageModel:
         if not self.possible:
             return Found(None, None, True)
         race = [_Run(self, seconds, seed + number, number) for number in range(min(2, max(1, workers)))]
-        interrupted = _race(race)
-        first = _most_knowing(race)
+        first = _race(race)
         if first.status == cp_model.INFEASIBLE:
-            return Found(None, None, True, interrupted)
+            return Found(None, None, True)
         bound = None if self.decide else max(math.ceil(run.solver.best_objective_bound - 1e-6) for run in race)
         if not first.found:
-            return Found(None, bound, False, interrupted)
-        done = not self.decide and first.status == cp_model.OPTIMAL
-        return Found(self._partition(first.solver), bound, done, interrupted)
+            return Found(None, bound, False)
+        return Found(self._partition(first.solver), bound, not self.decide and first.status == cp_model.OPTIMAL)
 
     def worth_restart(self, longest: float) -> bool:
         """Does a partition with this longest stage leave a much smaller model?"""
@@ -280,25 +278,18 @@ class _Run:
         return self.status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _race(runs: Sequence[_Run]) -> bool:
-    """Runs all until one has ended, or Ctrl-C: then True; and stops the others."""
+def _race(runs: Sequence[_Run]) -> _Run:
+    """Runs all until one has ended, or Ctrl-C, stops the others, and returns the one that knows most."""
     for run in runs:
         run.thread.start()
-    interrupted = False
     try:
-        while all(run.thread.is_alive() for run in runs):
+        while all(run.thread.is_alive() for run in runs) and not end_asked():
             time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        interrupted = True
-    for run in runs:
-        run.solver.stop_search()
-    for run in runs:
-        run.thread.join()
-    return interrupted
-
-
-def _most_knowing(runs: Sequence[_Run]) -> _Run:
-    """Of runs that have ended the one that has proven something, or found the best."""
+    finally:
+        for run in runs:
+            run.solver.stop_search()
+        for run in runs:
+            run.thread.join()
     decided = [run for run in runs if run.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)]
     found = sorted((run for run in runs if run.found), key=lambda run: run.solver.objective_value)
     return [*decided, *found, *runs][0]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ...basics import InputError
+from ...basics import InputError, end_asked, heeding_ctrl_c
 from . import ideals as graph_ideals
 from .problem import GraphProblem, Merged, Partition, inseparable, merge, objective
 from .windows import Ticks, WindowRule
@@ -55,6 +55,7 @@ class GraphCut:
     partition: Partition | None
 
 
+@heeding_ctrl_c()
 def cut_graph(
     problem: GraphProblem,
     *,
@@ -109,8 +110,8 @@ class _Search:
 
     @property
     def left(self) -> float:
-        """Seconds."""
-        return self.deadline - time.monotonic()
+        """Seconds; none once Ctrl-C has asked for the end."""
+        return 0.0 if end_asked() else self.deadline - time.monotonic()
 
     def run(self, time_limit: float) -> None:
         """Improves until it is proven that nothing is better, or the time is up."""
@@ -144,7 +145,7 @@ class _Search:
         for order in graph_ideals.orders(merged.problem, _ORDERS, self.seed):
             seen.append(order)
             self._chain(merged, graph_ideals.prefixes([order]))
-            if time.monotonic() > end:
+            if time.monotonic() > end or end_asked():
                 return
         if self.best is not None:
             self._polish(merged)
@@ -185,14 +186,12 @@ class _Search:
         target = self.upper * (1 - _EXACT) if known else _most(merged.problem)
         decide = not self.improved
         found = self._ask(merged, target, decide=decide, seconds=(_DECIDE_SHARE if decide else 1.0) * self.left)
-        if decide and found.partition is None and not found.done and not found.interrupted and self.left > 0:
+        if decide and found.partition is None and not found.done and self.left > 0:
             found = self._ask(merged, target, decide=False, seconds=self.left)
         if found.partition is None and found.done:
             self.lower, self.proven = (target if known else math.inf), True
             return True
         better = found.partition is not None and self._take(merged.expand(found.partition))
-        if found.interrupted:
-            raise KeyboardInterrupt
         if better:
             self._polish(merged)
         self.improved = better and known and not found.done

@@ -1,4 +1,9 @@
-"""What all searches share: what fits, answers, clock and incumbent, shapes of candidates."""
+"""What all searches share: clock and incumbent, answers, the account of effort, what fits, shapes of candidates.
+
+Imports the rooms below the search, and none of the search. Begin with `session.py` (one call of `plan()`),
+`answer.py` (bound, gap and status, made here alone) and `effort.py` (every share, size and tolerance, with its
+measurement).
+"""
 
 from .answer import Claim, Proven, gap_of, in_words, including
 from .balance import Order, balanced

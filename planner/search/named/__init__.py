@@ -1,4 +1,8 @@
-"""Named schedules on their best cuts, where there is room and where memory is tight."""
+"""Named schedules on their best cuts: where there is room, and where stash choices must make them fit.
+
+The first plans of every search, which no answer may be worse than. Imports schedules, partition and `common`. Begin
+with `portfolio.py`, then `fitted.py` for tight memory.
+"""
 
 from .fitted import run_glance, run_mixed, try_mixed
 from .least_memory import overfull, overfull_here, run_sparing

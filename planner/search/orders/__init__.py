@@ -1,4 +1,8 @@
-"""The order search at scale: compiled greedy construction and annealing of per-device orders."""
+"""The order search at scale: greedy construction and annealing of per-device orders, compiled.
+
+Imports bounds and `common`; candidates become arrays (`arrays.py`) that the kernels read. Begin with `search.py` and
+`race.py`; `kernels.py` is the hot loop: an order's times, memory and critical path.
+"""
 
 from .arm import Arm
 from .arrays import build

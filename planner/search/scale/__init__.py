@@ -1,4 +1,7 @@
-"""Problems of which few candidates can be tried."""
+"""Problems of which few candidates can be tried: scaled down to few micro-batches, and what was found repeated.
+
+Imports the named schedules, the order search and lowering's repetition. Begin with `scaled_down.py`.
+"""
 
 from .scaled_down import limit_uses, smaller, take_over
 

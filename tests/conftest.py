@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: small
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-for helper in ("async_plans", "commands", "editing", "own_models", "routes", "runs", "steady_plans"):
+for helper in ("async_plans", "commands", "editing", "naive", "own_models", "routes", "runs", "steady_plans"):
     pytest.register_assert_rewrite(helper)
 
 

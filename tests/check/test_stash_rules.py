@@ -8,11 +8,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import one_layer_a_stage
+from naive import assert_forecast
 
-from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import COMPUTE, IN_LINE, Kind, Op, Plan, Problem
+from contraflow.planner.plan import IN_LINE, Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
@@ -82,38 +82,6 @@ def test_every_stash_is_back_before_its_backward_and_copies_take_turns(plan: Pla
                 assert ops_home[Op(Kind.B, m.op.stage, m.op.micro_batch)].start_s >= m.arrival_s
 
 
-def naive_stash_peak(plan: Plan, timeline: Timeline, device: int) -> int:
-    """Peak bytes of the stashes on a device, from the times of everything that makes, moves or ends one."""
-    events: list[tuple[float, int]] = []
-    size = timeline.costs.stash_bytes
-    clock = {t.op: (t.start_s, t.end_s) for t in (*timeline.devices[device].ops, *timeline.copies[device])}
-    sent = {(m.source, m.op): m.end_s for m in timeline.messages}
-    posted = 0.0
-    free = {(m.op.stage, m.op.micro_batch, m.source): m.end_s for m in timeline.messages if m.op.kind == Kind.SEND_S}
-    copies = {t.op: t.end_s for t in timeline.copies[device]}
-    for op in plan.orders[device]:
-        stash = int(size[op.stage])
-        if op.kind == Kind.FREE:
-            gone = free.get((op.stage, op.micro_batch, device), copies.get(op._replace(kind=Kind.OFFLOAD), 0.0))
-            posted = max(posted, gone)
-        if op.kind in (Kind.F, Kind.FETCH):
-            events.append((clock[op][0], stash))
-        if op.kind in (Kind.B, Kind.OFFLOAD):
-            events.append((clock[op][1], -stash))
-        if op.kind == Kind.SEND_S:
-            events.append((sent[device, op], -stash))
-        if op.kind == Kind.RECV_S:
-            events.append((posted, stash))
-        if op.kind in COMPUTE:
-            posted = clock[op][1]
-    total = peak = 0
-    for _, delta in sorted((round(time, 9), delta) for time, delta in events):
-        total += delta
-        peak = max(peak, total)
-    assert total == 0
-    return peak
-
-
 @settings(max_examples=150, deadline=None)
 @given(plans())
 def test_every_byte_is_given_back(plan: Plan) -> None:
@@ -125,11 +93,9 @@ def test_every_byte_is_given_back(plan: Plan) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(plans(stashes_only=True))
-def test_memory_of_stashes_equals_a_naive_account(plan: Plan) -> None:
-    timeline = simulate(plan)
-    for device, line in enumerate(timeline.devices):
-        assert line.memory.peak_bytes - int(line.memory.bytes[0]) == naive_stash_peak(plan, timeline, device)
+@given(plans())
+def test_times_and_memory_equal_a_naive_account(plan: Plan) -> None:
+    assert_forecast(plan)
 
 
 @settings(max_examples=50, deadline=None)

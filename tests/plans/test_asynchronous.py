@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import named, one_layer_a_stage, uniform
+from naive import assert_forecast
 from steady_plans import NAMES, POLICIES, machine, passes, planned
 
 from contraflow.planner.basics.errors import InputError, PlanError
@@ -268,6 +269,7 @@ def test_every_assembled_plan_is_clean_and_repeats(case: tuple[Candidate, list[t
     """The checker agrees; a file keeps it; a longer run is clean too, and its beginning is the plan."""
     plan = assemble(*case)
     assert check(plan) == []
+    assert_forecast(plan)
     assert plan_from_dict(plan_to_dict(plan)) == plan
     update, batches = plan.problem.workload.update_every or 1, plan.problem.workload.micro_batches
     shorter = repeat(plan, update)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 import weakref
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from editing import mutant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import named, one_layer_a_stage, uniform
+from naive import assert_forecast
+from random_plans import plans_of, random_candidate, tied
 
 from contraflow.planner.basics.deadline import OutOfTime, until
 from contraflow.planner.check import check
@@ -103,81 +107,22 @@ def test_links_and_network_cards_carry_one_message_at_a_time(plan: Plan) -> None
             assert b.start_s >= a.end_s - 1e-9
 
 
-def naive_peak(plan: Plan, device: int) -> int:
-    """Peak bytes by walking one device's list: allocations where posted, releases where the words say."""
-    timeline = simulate(plan)
-    costs = timeline.costs
-    size = {(e.producer, e.consumer): e.bytes for e in costs.edges}
-    pipeline_of = {m: p for p in plan.pipelines for m in p.micro_batches}
-    sent = {(m.op.kind, m.op.stage, m.op.micro_batch): m.end_s for m in timeline.messages if m.source == device}
-    start = {t.op: (t.start_s, t.end_s) for t in timeline.devices[device].ops}
-    base = sum(n for _, n in static_parts(plan, device))
-    live: dict[tuple[object, ...], int] = {}
-    pending: list[tuple[float, tuple[object, ...]]] = []
-    peak, clock = base, 0.0
-
-    def drop(now: float) -> None:
-        for end, key in pending:
-            if end <= now + 1e-9:
-                live.pop(key, None)
-
-    for op in plan.orders[device]:
-        kind, stage, m, peer = op
-        if kind == Kind.RECV_F:
-            drop(clock)
-            live["in", stage, m] = size[peer, stage]
-        elif kind == Kind.RECV_B:
-            drop(clock)
-            live["grad", stage, m] = size[stage, peer]
-        elif kind == Kind.SEND_F:
-            pending.append((sent[kind, stage, m], ("out", stage, m)))
-        elif kind == Kind.SEND_B:
-            pending.append((sent[kind, stage, m], ("gout", stage, m)))
-        elif kind in (Kind.F, Kind.B):
-            begin, clock = start[op]
-            drop(begin)
-            route = pipeline_of[m].forward
-            live["ws"] = int(costs.workspace_bytes[stage])
-            last = len(route) - 1
-            if kind == Kind.F:
-                incoming = ("in", stage, m) if stage == 0 or route[stage - 1] != device else ("out", stage - 1, m)
-                held = int(costs.input_bytes[0]) if stage == 0 else live.pop(incoming)
-                stash = int(costs.stash_bytes[stage])
-                live["excess"] = max(0, held - stash)
-                live["stash", stage, m] = stash
-                if stage < last:
-                    live["out", stage, m] = size[stage, stage + 1]
-            elif stage > 0:
-                live["gout", stage, m] = size[stage - 1, stage]
-            # sends that end while the op runs only lower the total: the peak of an op is at its start
-            peak = max(peak, base + sum(live.values()))
-            live.pop("ws")
-            live.pop("excess", None)
-            if kind == Kind.B:
-                live.pop(("stash", stage, m))
-                if stage < last:
-                    local = route[stage + 1] == device
-                    live.pop(("gout", stage + 1, m) if local else ("grad", stage, m))
-            drop(clock)
-        peak = max(peak, base + sum(live.values()))
-    return peak
-
-
-def static_parts(plan: Plan, device: int) -> list[tuple[str, int]]:
-    """Parameters, gradients and optimizer state of every stage replica on the device."""
-    stages = {s for p in plan.pipelines for s, d in enumerate(p.backward) if d == device and p.micro_batches}
-    count = sum(plan.problem.model.layers[s].parameter_bytes for s in stages)
-    return [("all", count * (4 if plan.problem.workload.optimizer == "adam" else 2))]
-
-
 @settings(max_examples=200, deadline=None)
 @given(plans())
-def test_peak_memory_equals_a_naive_walk(plan: Plan) -> None:
-    if any(t.end_s == t.start_s for line in simulate(plan).devices for t in line.ops if t.op.kind != Kind.STEP):
-        return  # ops of no length: the naive walk has no instants to order
-    for device, said in enumerate(plan.forecast.devices):
-        assert said.peak_bytes == naive_peak(plan, device)
+def test_times_and_memory_equal_a_naive_account(plan: Plan) -> None:
+    assert_forecast(plan)
+    for said in plan.forecast.devices:
         assert sum(count for _, count in said.peak_parts) == said.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_edited_lists_are_accounted_for_as_well(seed: int) -> None:
+    """Random plans of all policies, with halves and ties, and what the checker accepts of their edited lists."""
+    candidate = random_candidate(seed, seed % 3 == 0)
+    for plan in plans_of(tied(candidate, seed) if seed % 2 else candidate, seed, 1, seed % 4 < 2):
+        assert_forecast(plan)
+        if (other := mutant(plan, random.Random(seed), 20)) is not None:
+            assert_forecast(other)
 
 
 def test_a_send_makes_room_only_for_what_is_listed_behind_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from contraflow.__main__ import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
 FOREIGN = {
     *("--no-deps", "--no-binary", "--nproc-per-node", "--max-restarts", "--rdzv-id", "--strict", "--check", "--write"),
 }
 """Options of other programs."""
+YOURS = {"cluster.toml"}
+"""Files that a reader has, or makes."""
 
 _spec = importlib.util.spec_from_file_location("docs_runner", ROOT / ".ci" / "docs.py")
 assert _spec is not None
@@ -110,3 +114,27 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", path.read_text())
     missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *sorted(RESULTS.glob("*.md"))], ids=lambda path: path.name)
+def test_every_file_that_a_document_names_is_there(path: Path) -> None:
+    """By the end of its path; in CONTRIBUTING.md but for the table of old names."""
+    text = re.sub(r"## Where things went.*?(?=\n## )", "", path.read_text(), flags=re.DOTALL)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("no git checkout")
+    named = re.findall(r"`([\w./-]+\.(?:py|toml|sh))\b", text)
+    ends = {"/".join(Path(file).parts[-count:]) for file in listed for count in range(1, len(Path(file).parts) + 1)}
+    assert [name for name in named if name not in ends | YOURS] == []
+    rooms = re.findall(r"`((?:planner|executor|models|tests|benchmarks)/[\w/-]*)`", text)
+    assert [room for room in rooms if not (ROOT / room).is_dir()] == []
+
+
+def test_the_way_of_a_micro_batch_names_functions_that_are_there() -> None:
+    """Every `file.py: name` of a row of docs/architecture.md, in the row's room or what lies beside it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `((?:planner|executor)[\w/]*)` \| (.*?) \|", text, re.M)
+    pairs = [(room, *found) for room, cell in rows for found in re.findall(r"`([\w.]+): (\w+)`", cell)]
+    assert len(pairs) > 20
+    for room, file, name in pairs:
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / room / file).read_text(), re.M), (room, file, name)

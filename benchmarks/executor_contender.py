@@ -83,9 +83,9 @@ class Ours:
     def __init__(self, job: Job, transport: GlooTransport) -> None:
         plan, rank = job.plan, transport.rank
         model = find_model(plan, job.model)
-        data = find_data(model, job.data)
+        data = find_data(model, job.options.data)
         shapes = match_model(plan, model, data, job.dtype)
-        blueprint = Blueprint(plan, model, data, shapes, job.seed, job.training, job.dtype)
+        blueprint = Blueprint(plan, model, data, shapes, job.options.seed, job.training, job.dtype)
         replicas = build_replicas(job, blueprint, rank)
         self._interpreter = Interpreter(blueprint, transport, replicas)
         self._course = Course.of(plan, rank)

@@ -33,7 +33,7 @@ class TorchSchedule:
         plan = job.plan
         (pipeline,) = plan.pipelines
         self._job, self._model = job, find_model(plan, job.model)
-        self._data = find_data(self._model, job.data)
+        self._data = find_data(self._model, job.options.data)
         mine = [stage for stage, device in enumerate(pipeline.forward) if device == rank]
         self._first, self._last = 0 in mine, len(plan.stages) - 1 in mine
         stages = [self._stage(plan, stage) for stage in mine]

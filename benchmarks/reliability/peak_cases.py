@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from contraflow.executor.basics.options import Engine
 from contraflow.executor.measure import layer_run
 from contraflow.executor.measure.profile import profile_model
-from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, Tie, derive_seed
 from contraflow.planner.basics.errors import InputError

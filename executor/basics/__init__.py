@@ -6,26 +6,44 @@ Imports nothing of the executor, so that a command can refuse its options before
 
 from .checkpointing import Checkpointing
 from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, foreign, one_line, ours
+from .option import About, Form, SameIn, about, keywords_of, option, same_in, words
+from .options import DEVICES, DTYPES, ENGINES, TIMEOUT_S, TRANSPORTS, Engine, OnStep, RunOptions
 from .shared_file import SharedFile
 from .training import DEFAULT_RATES, DYNAMIC, INITIAL_SCALE, SCHEDULES, SKIP, STOP, LossScaler, Training
 
 __all__ = [
     "Aborted",
+    "About",
     "Checkpointing",
     "DEFAULT_RATES",
+    "DEVICES",
+    "DTYPES",
     "DYNAMIC",
+    "ENGINES",
+    "Engine",
     "ExecutionError",
+    "Form",
     "INITIAL_SCALE",
     "LossScaler",
+    "OnStep",
     "RunError",
+    "RunOptions",
     "SCHEDULES",
     "SKIP",
     "STOP",
+    "SameIn",
     "SharedFile",
     "SilentExit",
+    "TIMEOUT_S",
+    "TRANSPORTS",
     "Training",
+    "about",
     "failed_op",
     "foreign",
+    "keywords_of",
     "one_line",
+    "option",
     "ours",
+    "same_in",
+    "words",
 ]

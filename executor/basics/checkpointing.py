@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import RunError
+from .option import Form, option
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,29 @@ class Checkpointing:
     Raises RunError.
     """
 
-    folder: str
-    every: int = 0
-    keep: int | None = None
-    resume: bool = False
-    allow: tuple[str, ...] = ()
+    folder: str = field(
+        metadata=option(
+            "Save there at the end, and on SIGTERM and Ctrl-C.", flag="checkpoint", form=Form.FOLDER, metavar="DIR"
+        )
+    )
+    every: int = field(
+        default=0, metadata=option("Save after every N steps too.", flag="checkpoint-every", least=1, metavar="N")
+    )
+    keep: int | None = field(
+        default=None, metadata=option("Keep the newest K checkpoints. [default: all]", least=1, metavar="K")
+    )
+    resume: bool = field(
+        default=False, metadata=option("Go on from the newest checkpoint in DIR, whatever plan made it.")
+    )
+    allow: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Resume although NAME (seed, lr, ...) is not what it was.",
+            flag="allow-change",
+            form=Form.TEXTS,
+            metavar="NAME",
+        ),
+    )
 
     def __post_init__(self) -> None:
         for name, count, least in (("checkpoint every", self.every, 0), ("keep", self.keep, 1)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .errors import RunError
+from .option import Form, option
 
 DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3}
 SCHEDULES = ("constant", "linear", "cosine")
@@ -39,23 +40,69 @@ class Training:
     Raises RunError.
     """
 
-    lr: float | None = None
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    lr_floor: float = 0.0
-    weight_decay: float | None = None
-    momentum: float = 0.9
-    betas: tuple[float, float] = (0.9, 0.999)
-    smoothing: float = 0.99
-    eps: float = 1e-8
-    clip_norm: float | None = None
-    loss_scale: float | str = 1.0
+    lr: float | None = field(
+        default=None,
+        metadata=option(
+            "Learning rate. [default: by optimizer]", form=Form.POSITIVE, metavar="RATE", words="learning rate"
+        ),
+    )
+    schedule: str = field(
+        default="constant",
+        metadata=option(
+            "What follows the warmup.", flag="lr-schedule", choices=SCHEDULES, words="learning-rate schedule"
+        ),
+    )
+    warmup_steps: int = field(default=0, metadata=option("Steps up to the rate.", flag="warmup", least=0, metavar="N"))
+    decay_steps: int | None = field(
+        default=None,
+        metadata=option(
+            "The step at which the floor is reached, from the very first. [default: --steps]",
+            flag="lr-steps",
+            least=1,
+            metavar="N",
+        ),
+    )
+    lr_floor: float = field(default=0.0, metadata=option("Rate at the end.", form=Form.AT_LEAST_0, metavar="RATE"))
+    weight_decay: float | None = field(
+        default=None, metadata=option("[default: adamw 0.01, others 0]", form=Form.AT_LEAST_0, metavar="SHARE")
+    )
+    momentum: float = field(default=0.9, metadata=option("Of momentum and nesterov.", form=Form.SHARE))
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.999), metadata=option("Of adam and adamw.", form=Form.SHARES, metavar="B1 B2")
+    )
+    smoothing: float = field(
+        default=0.99, metadata=option("Of rmsprop: the share of the old average of squares.", form=Form.SHARE)
+    )
+    eps: float = field(default=1e-8, metadata=option("Of adam, adamw, rmsprop.", form=Form.POSITIVE))
+    clip_norm: float | None = field(
+        default=None,
+        metadata=option("Scale the whole model's gradient down to it.", form=Form.POSITIVE, metavar="NORM"),
+    )
+    loss_scale: float | str = field(
+        default=1.0,
+        metadata=option(f"For float16: a constant, or {DYNAMIC}.", form=Form.POSITIVE, word=DYNAMIC, metavar="NUMBER"),
+    )
     scale_interval: int = 2000
-    mini_batch: int | None = None
-    evaluate_every: int = 0
-    evaluate_steps: int = 1
-    on_nan: str = STOP
+    mini_batch: int | None = field(
+        default=None,
+        metadata=option(
+            "Samples a step; the last micro-batch gets the rest. [default: all that the micro-batches hold]",
+            least=1,
+            metavar="SAMPLES",
+            words="samples a step",
+        ),
+    )
+    evaluate_every: int = field(default=0, metadata=option("Held-out loss after every N steps.", least=1, metavar="N"))
+    evaluate_steps: int = field(
+        default=1, metadata=option("So many steps' worth of held-out micro-batches.", least=1, metavar="N")
+    )
+    on_nan: str = field(
+        default=STOP,
+        metadata=option(
+            "Where a loss or gradient is NaN or infinite: end the run, or leave the step out on all ranks.",
+            choices=(STOP, SKIP),
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ...planner.basics import format_bytes
-from ...planner.cli import EndingSignals, OutputFile, SecondsLimit, print_json, say, stop
+from ...planner.cli import EndingSignals, print_json, say, stop
 from ...planner.plan_file import load_plan
 from ...planner.problem import FLUSH
-from .checkpoint import checkpoint_options, checkpointing_of
+from ..basics import RunOptions
 from .lines import fail, notices_as_lines
-from .training import training_of, training_options
+from .options import gathered, options_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ..run import RunResult
-
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @click.command(
@@ -33,57 +31,9 @@ Examples:
 """
 )
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Optimizer steps (updates).")
-@click.option("--model", metavar="MODEL", help="package.module:function, for a model not in the registry.")
-@click.option("--data", metavar="NAME", help="A data set, as stdlib:64 or digits. [default: the model's]")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    default=0,
-    show_default=True,
-    help="Parameters, data, dropout.",
-)
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), help="Of the parameters. [default: float32; of a mixed plan bfloat16]"
-)
-@click.option(
-    "--engine",
-    type=click.Choice(("auto", "graph", "eager")),
-    default="auto",
-    show_default=True,
-    help="What runs the stages: graphs of them, or torch's autograd. auto: graphs where they are right.",
-)
-@click.option(
-    "--transport",
-    type=click.Choice(("processes", "threads")),
-    default="processes",
-    show_default=True,
-    help="A gloo process per device, or all devices as threads of one process.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(("cpu", "cuda")),
-    default="cpu",
-    show_default=True,
-    help="Where stages run. cuda: over NCCL where every rank has a GPU, else messages go through the host.",
-)
-@click.option("--compile", "compiled", is_flag=True, help="Run the stage programs through torch's compiler.")
-@click.option(
-    "--enforce", is_flag=True, help="End the run before memory passes the planned peak, or as soon as it has."
-)
-@click.option("--trace", type=OutputFile(), metavar="FILE", help="Write what the steps did, op by op.")
-@checkpoint_options
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=SecondsLimit(),
-    default=300.0,
-    show_default=True,
-    help="End the run when a rank makes no progress for so long.",
-)
+@options_of(RunOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
-@training_options
-def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) -> None:
+def execute(plan_file: str, as_json: bool, **values: Any) -> None:
     """Train the model of PLAN as the plan says, one process per device, and measure it.
 
     PLAN is a plan.json. A model of the registry is found by its name; any other must be given again with
@@ -92,32 +42,25 @@ def execute(plan_file: str, dtype: str | None, as_json: bool, **options: Any) ->
     An asynchronous plan runs its updates in one go, without a flush, from evaluation to evaluation.
     """
     plan = load_plan(plan_file)
-    folder, saving = options["checkpoint"], checkpointing_of(options)
-    if options["transport"] == "threads" and os.environ.get("WORLD_SIZE", "1") != "1":
+    if values["transport"] == "threads" and os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError(
             "--transport threads runs all devices in one process, but WORLD_SIZE says there are more"
         )
-    training = training_of(options)
-    with EndingSignals("nothing has been trained"):
-        import torch
-
-        from ..run import execute as train
-
-    chosen = None if dtype is None else getattr(torch, dtype)
     first_rank = os.environ.get("RANK", "0") == "0"
     unit = "step" if plan.weights == FLUSH else "update"
-    with _StepProgress(options["steps"], unit, quiet=not first_rank) as progress, notices_as_lines(first_rank):
-        result = _run(
-            first_rank,
-            lambda: train(plan, dtype=chosen, on_step=progress, training=training, checkpoint=saving, **options),
-        )
+    progress = _StepProgress(values["steps"], unit, quiet=not first_rank)
+    options = gathered(RunOptions, values, on_step=progress)
+    with EndingSignals("nothing has been trained"):
+        from ..run import run_plan
+    with progress, notices_as_lines(first_rank):
+        result = _run(first_rank, lambda: run_plan(plan, options))
     if not first_rank:
         return
     if as_json:
         print_json(_summary(result))
     else:
         _print_table(result, unit)
-    for path in (options["trace"], folder):
+    for path in (values["trace"], values["checkpoint"]):
         if path is not None:
             say(f"wrote {path}", err=True)
     if result.excesses:

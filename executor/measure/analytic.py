@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...models.protocol import Dataset, LayeredModel, LayerSpec, build_shapes
 from ...planner.basics import InputError
 from ...planner.problem import DeviceType
-from ..stage import Engine, lower
+from ..basics import Engine
+from ..stage import lower
 from .layer_run import LayerRun, trace_layer
 from .lstm_reserve import LSTMReserve
 from .profile import example_batch, model_document, profiled_layers

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ...models.protocol import LayeredModel
+from ..basics import Engine
 from ..place import StorageTracker, unique_bytes
-from ..stage import AnyProgram, Engine, StageLayers, build_program, half_of, named_buffers, named_parameters, warn, wide
+from ..stage import AnyProgram, StageLayers, build_program, half_of, named_buffers, named_parameters, warn, wide
 from .companions import Pace, alone
 
 Clock = Callable[[], float]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ...models.data import load
 from ...models.protocol import Dataset, LayeredModel
 from ...models.sampling import batch_of
-from ..stage import EagerProgram, Engine, build_lowered, wide
+from ..basics import Engine
+from ..stage import EagerProgram, build_lowered, wide
 from ..state import as_dtype, tied_bytes
 from .companions import Pace, alone, companions
 from .layer_run import LayerRun, cold, trace_layer

@@ -18,9 +18,8 @@ from ...models import Dataset, LayeredModel, derive_seed
 from ...planner.graph import route, stash_policy, update_size
 from ...planner.plan import Plan
 from ...planner.problem import WEIGHT_POLICIES
-from ..basics import RunError, Training
+from ..basics import Engine, RunError, Training
 from ..run import blueprint_of, prepare
-from ..stage import Engine
 from ..state import Blueprint, MiniBatch, Predictor, StageReplica, in_place_of
 
 

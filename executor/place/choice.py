@@ -6,11 +6,9 @@ import os
 
 import torch
 
-from ..basics import RunError
+from ..basics import DEVICES, RunError
 from .cuda import CudaPlace
 from .place import CPU, Place
-
-DEVICES = ("cpu", "cuda")
 
 
 def place_of(device: str, local_rank: int) -> Place:

@@ -5,7 +5,7 @@ Imports every room but measure, oracle and cli. Begin with `launch.py` (which of
 """
 
 from .allocator import keep_freed_memory
-from .launch import execute, prepare
+from .launch import execute, prepare, run_plan
 from .rank import blueprint_of
 from .result import RunResult
 from .stopping import Interrupted, Terminated
@@ -18,4 +18,5 @@ __all__ = [
     "execute",
     "keep_freed_memory",
     "prepare",
+    "run_plan",
 ]

@@ -12,7 +12,7 @@ import torch
 from ...planner.graph import update_size
 from ...planner.plan import Plan
 from ...planner.runs import plan_fingerprint
-from ..basics import RunError, Training
+from ..basics import RunError, RunOptions, SameIn, Training, same_in, words
 
 Value = str | int | float | None | list[float]
 """What JSON gives back as it was."""
@@ -42,7 +42,8 @@ class RunIdentity:
         dtype: of the parameters, "float32". precision: "fp32" or "mixed".
         micro_batch_size: samples. micro_batches: of a step (or update).
         optimizer, weights: its name, and the weight policy ("flush": synchronous).
-        training: every field of `Training`, defaults filled in.
+        training: every field of `Training`, defaults filled in, and what else was chosen of `RunOptions` that decides
+            the numbers.
     """
 
     plan: str
@@ -61,15 +62,37 @@ class RunIdentity:
 
     @classmethod
     def of(
-        cls, plan: Plan, model: str, inputs: str, data: str, seed: int, dtype: torch.dtype, training: Training
+        cls,
+        plan: Plan,
+        options: RunOptions,
+        training: Training,
+        dtype: torch.dtype,
+        *,
+        model: str,
+        inputs: str,
+        data: str,
     ) -> RunIdentity:
         """Of a run of this plan; `training` with its defaults filled in, see `Training.of_run`."""
         graph, workload = plan.problem.model, plan.problem.workload
-        options = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(training).items()}
+        chosen = {
+            of.name: getattr(options, of.name) for of in same_in(options, SameIn.TRAINING) if of.name not in _NAMED
+        }
+        more = {name: value for name, value in chosen.items() if value != getattr(RunOptions, name)}
         return cls(
-            plan_fingerprint(plan), model, graph.fingerprint, inputs, data, seed, str(dtype).removeprefix("torch."),
-            workload.precision, graph.micro_batch_size, update_size(plan), workload.optimizer, plan.weights, options,
-        )  # fmt: skip
+            plan=plan_fingerprint(plan),
+            model=model,
+            model_fingerprint=graph.fingerprint,
+            inputs=inputs,
+            data=data,
+            seed=options.seed,
+            dtype=str(dtype).removeprefix("torch."),
+            precision=workload.precision,
+            micro_batch_size=graph.micro_batch_size,
+            micro_batches=update_size(plan),
+            optimizer=workload.optimizer,
+            weights=plan.weights,
+            training={key: list(v) if isinstance(v, tuple) else v for key, v in (asdict(training) | more).items()},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -97,11 +120,13 @@ class RunIdentity:
     def in_words(self) -> dict[str, object]:
         """Everything by the name that messages use, options of the training among the rest."""
         content = self.to_dict()
-        content |= {_OPTIONS.get(key, key): value for key, value in content.pop("training").items()}
+        content |= {_WORDS.get(key, key): value for key, value in content.pop("training").items()}
         return {key.replace("_", " "): value for key, value in content.items()}
 
 
-_OPTIONS = {"lr": "learning rate", "schedule": "learning-rate schedule", "mini_batch": "samples a step"}
+_WORDS = {of.name: words(of) for record in (RunOptions, Training) for of in fields(record)}
+_NAMED = frozenset({"model", "data", "seed", "dtype", "lr", "training"})
+"""Options of a run that have keys of their own here."""
 
 
 def differences(mine: Mapping[str, object], theirs: Mapping[str, object]) -> tuple[Difference, ...]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from ...models import Dataset, LayeredModel
+from ...models import LayeredModel
 from ...planner.graph import asynchronous, update_size
 from ...planner.plan import Op, Plan
-from ..basics import Checkpointing, Training
-from ..stage import Engine
-from ..state import TensorShape
+from ..basics import Checkpointing, RunOptions, Training
+from ..state import TensorShape, find_model
 from ..step import GROUP, Run, lengthened, run_at, runs
-from ..watch import TIMEOUT_S
 from ..wires import reduce_groups
 from .identity import RunIdentity
 
@@ -32,31 +30,31 @@ def tracked_steps(plan: Plan) -> int:
     return TRACKED_STEPS + (2 * filling_updates(plan) if asynchronous(plan) else 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run, the same for all ranks; picklable if its model and data are. See `launch.execute`."""
+    """A run, the same for all ranks; picklable if its model and data are. See `launch.job_of`.
+
+    Attributes:
+        options: as they were given, but for what stays in the process that was given them. What depends on the plan, on
+            the model or on a checkpoint as well is beside them, filled in.
+        steps, first: how many it takes, and the one it goes on from.
+        shapes: every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`).
+    """
 
     plan: Plan
-    model: LayeredModel | str
-    data: Dataset | str | None
+    options: RunOptions
     steps: int
-    seed: int
+    first: int
     training: Training
     dtype: torch.dtype
     checkpoint: Checkpointing | None
-    self_check: bool
-    return_state: bool
+    shapes: Mapping[int, tuple[TensorShape, ...]]
     identity: RunIdentity
-    timeout_s: float = TIMEOUT_S
-    engine: Engine = "auto"
-    device: str = "cpu"
-    compiled: bool = False
-    shapes: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
-    """Every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`)."""
-    enforced: bool = False
-    """Whether it ends where a device or host holds more than was planned; memory is then followed in all steps."""
-    first: int = 0
-    """The step it goes on from."""
+
+    @property
+    def model(self) -> LayeredModel:
+        """Found by its name, where it is given by name. Raises RunError."""
+        return find_model(self.plan, self.options.model)
 
     def orders_at(self, step: int) -> tuple[tuple[Op, ...], ...]:
         """The op lists that the ranks follow in a step (or update)."""

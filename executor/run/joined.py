@@ -68,14 +68,14 @@ class Joined:
                     raise self._lost("has lost the others before training", error) from error
                 assert job is not None  # a failure is refused
                 if watchdog is not None:
-                    watchdog.watcher = Watcher(job.plan, job.timeout_s, orders_at=job.orders_at)
+                    watchdog.watcher = Watcher(job.plan, job.options.timeout_s, orders_at=job.orders_at)
                 yield job
             finally:
                 dist.destroy_process_group()
 
-    def run(self, job: Job, collected: Collector, threads: int) -> list[RankReport]:
+    def run(self, job: Job, collected: Collector) -> list[RankReport]:
         """Trains; every rank gets the result."""
-        torch.set_num_threads(threads)
+        torch.set_num_threads(job.options.threads_per_process)
         told: list[StepReport | Notice] = []
         try:
             mine = run_here(

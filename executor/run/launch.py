@@ -7,24 +7,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
-
-from ...models import Dataset, LayeredModel
+from ...models import LayeredModel
 from ...planner.graph import asynchronous
 from ...planner.plan import Plan
 from ...planner.runs import save_trace
-from ..basics import Checkpointing, ExecutionError, RunError, Training, foreign, ours
+from ..basics import ENGINES, TRANSPORTS, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
 from ..place import require_device
-from ..stage import ENGINES, Engine, run_dtype
+from ..stage import require_compiler, run_dtype
 from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, require_executable
 from ..step import KEPT_OPS, lengthened
-from ..watch import TIMEOUT_S
 from .checkpoint import begin_at, check_resumable
 from .children import ended_by_sigterm
-from .collector import Collector, OnStep
+from .collector import Collector
 from .identity import RunIdentity
 from .job import Job
 from .reports import RankReport
@@ -32,82 +27,37 @@ from .result import RunResult
 from .saving import kept_whole
 from .stopping import ended_by
 
-if TYPE_CHECKING:
-    pass
 
-
-def execute(
-    plan: Plan,
-    steps: int = 10,
-    model: LayeredModel | str | None = None,
-    data: Dataset | str | None = None,
-    seed: int = 0,
-    lr: float | None = None,
-    dtype: torch.dtype | None = None,
-    transport: str = "processes",
-    on_step: OnStep | None = None,
-    threads_per_process: int = 1,
-    trace: str | Path | None = None,
-    checkpoint: Checkpointing | str | Path | None = None,
-    resume: bool = False,
-    self_check: bool = True,
-    return_state: bool = False,
-    timeout_s: float = TIMEOUT_S,
-    training: Training | None = None,
-    engine: Engine = "auto",
-    device: str = "cpu",
-    compiled: bool = False,
-    enforce: bool = False,
-) -> RunResult:
-    """Trains `steps` steps as the plan says and measures.
-
-    Args:
-        model: default: the registry's model of the plan's name. A LayeredModel, or a registry name or
-            "package.module:function", which every process resolves by itself.
-        data: default: the model's own.
-        seed: fixes parameters, data order and dropout, whatever the plan.
-        lr: the rate of `training`.
-        dtype: of the parameters; default: float32, or bfloat16 where the plan is in mixed precision.
-        transport: "threads", or "processes" (gloo; joined, not spawned, when RANK and WORLD_SIZE are set).
-        trace: where to write the trace of the steps.
-        checkpoint: where, and when, to save what has been trained: a folder, or `Checkpointing` with more to say.
-        resume: go on from the newest checkpoint there, made by any plan of the same training.
-        self_check: compare every stage program with plain torch first.
-        timeout_s: how long a rank may go without progress within a step before the run ends.
-        training: optimizer options, schedule, clipping, loss scaling, evaluation; default: `Training()`.
-        engine: "graph" or "eager" for all stages, or "auto": the graph of a stage, or where there can be no right
-            one, torch's eager autograd, with an EngineNotice as a warning.
-        device: "cpu", or "cuda": rank r of a machine on its device r, modulo how many it has (docs/cuda.md).
-        compiled: run the stage programs through torch's compiler where that is possible.
-        enforce: end before an op whose declared bytes would pass the device's planned peak, and right after one whose
-            measured bytes did; hosts likewise. Memory is then followed in all steps, which takes time.
+def run_plan(plan: Plan, options: RunOptions) -> RunResult:
+    """Trains as the plan says, and measures.
 
     Raises:
         RunError: bad input, found before training starts. ExecutionError: a rank failed, was killed or hangs; one
             line that names rank, stage, op and micro-batch. Interrupted, Terminated: Ctrl-C or SIGTERM has ended a
             run with a checkpoint folder, which has its last step.
     """
-    ready, run = _runner(transport, plan, timeout_s)
+    ready, run = _runner(plan, options)
 
     def make() -> Job:
-        job = prepare(
-            plan, steps, model, data, seed, lr, dtype, checkpoint, resume, self_check, return_state, training, engine,
-            device, compiled, timeout_s, enforce,
-        )  # fmt: skip
-        if trace is not None:
+        job = job_of(plan, options)
+        if options.trace is not None:
             _require_traceable(job)
         return job
 
     with ready(make) as job:
-        collected = Collector(len(plan.orders), on_step)
+        collected = Collector(len(plan.orders), options.on_step)
         with nullcontext() if job.checkpoint is None else kept_whole(job.checkpoint.folder, collected.stop):
-            reports = run(job, collected, threads_per_process)
+            reports = run(job, collected)
         result = collected.result(plan, reports) if collected.losses else None
-    if result is not None and trace is not None and os.environ.get("RANK", "0") == "0":
-        save_trace(result.trace, trace)
+    if result is not None and options.trace is not None and os.environ.get("RANK", "0") == "0":
+        save_trace(result.trace, options.trace)
     if result is None or (collected.stop.number and len(collected.losses) < job.steps):
         raise ended_by(collected.stop.number, job.first + len(collected.losses), result)
     return result
+
+
+execute = keywords_of(RunOptions)(run_plan)
+"""`run_plan` as other programs call it: execute(plan, steps, model, ...), every field of `RunOptions` by keyword."""
 
 
 def _require_traceable(job: Job) -> None:
@@ -121,60 +71,53 @@ def _require_traceable(job: Job) -> None:
         )
 
 
-def prepare(
-    plan: Plan,
-    steps: int = 10,
-    model: LayeredModel | str | None = None,
-    data: Dataset | str | None = None,
-    seed: int = 0,
-    lr: float | None = None,
-    dtype: torch.dtype | None = None,
-    checkpoint: Checkpointing | str | Path | None = None,
-    resume: bool = False,
-    self_check: bool = True,
-    return_state: bool = False,
-    training: Training | None = None,
-    engine: Engine = "auto",
-    device: str = "cpu",
-    compiled: bool = False,
-    timeout_s: float = TIMEOUT_S,
-    enforce: bool = False,
-) -> Job:
-    """The job that every rank runs, its inputs checked; arguments and errors as for `execute`."""
-    if not 0 < timeout_s < math.inf:
-        raise RunError(f"timeout must be a finite number of seconds above 0, got {timeout_s}")
-    require_executable(plan, device)
-    if engine not in ENGINES:
-        raise RunError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
-    require_device(device)
-    if compiled:
-        from ..stage import require_compiler
-
-        require_compiler(device)
-    if steps < 1:
-        raise RunError(f"steps must be at least 1, got {steps}")
-    saving = Checkpointing.of(checkpoint, resume)
-    first, steps, saving = begin_at(saving, steps)
-    found = find_model(plan, model)
-    workload, chosen = plan.problem.workload, training or Training()
-    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(
-        workload.optimizer, steps, saving is not None and saving.resume
-    )
-    if asynchronous(plan) and chosen.agrees:
-        raise RunError(f"{chosen.all_gradients} would drain the pipeline at every update: only for synchronous plans")
-    dtype = run_dtype(workload.precision, dtype)
-    source = find_data(found, data)
-    sizes = MiniBatches.of_plan(plan, chosen, source).sizes(range(first, first + steps))
+def job_of(plan: Plan, options: RunOptions) -> Job:
+    """The job that every rank runs, its inputs checked; errors as for `execute`."""
+    _require_known(plan, options)
+    first, steps, saving = begin_at(options.saving, options.steps)
+    found = find_model(plan, options.model)
+    workload = plan.problem.workload
+    training = options.rated.of_run(workload.optimizer, steps, saving is not None and saving.resume)
+    if asynchronous(plan) and training.agrees:
+        raise RunError(f"{training.all_gradients} would drain the pipeline at every update: only for synchronous plans")
+    dtype = run_dtype(workload.precision, options.dtype)
+    source = find_data(found, options.data)
+    sizes = MiniBatches.of_plan(plan, training, source).sizes(range(first, first + steps))
     match_epochs(plan, source, sizes)
     shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
     inputs = str(shapes[plan.problem.model.micro_batch_size][0])
-    identity = RunIdentity.of(plan, found.name, inputs, source.name, seed, dtype, chosen)
+    identity = RunIdentity.of(plan, options, training, dtype, model=found.name, inputs=inputs, data=source.name)
     if saving is not None and saving.resume:
         check_resumable(saving, first, identity)
     return Job(
-        plan, _portable(plan, found, model), data, steps, seed, chosen, dtype,
-        saving, self_check, return_state, identity, timeout_s, engine, device, compiled, shapes, enforce, first,
-    )  # fmt: skip
+        plan=plan,
+        options=replace(options, model=_portable(plan, found, options.model), on_step=None),
+        steps=steps,
+        first=first,
+        training=training,
+        dtype=dtype,
+        checkpoint=saving,
+        shapes=shapes,
+        identity=identity,
+    )
+
+
+prepare = keywords_of(RunOptions)(job_of)
+"""`job_of` as `execute` is called: prepare(plan, steps, model, ...)."""
+
+
+def _require_known(plan: Plan, options: RunOptions) -> None:
+    """Raises RunError: something that there is not, or not here."""
+    if not 0 < options.timeout_s < math.inf:
+        raise RunError(f"timeout must be a finite number of seconds above 0, got {options.timeout_s}")
+    require_executable(plan, options.device)
+    if options.engine not in ENGINES:
+        raise RunError(f"unknown engine {options.engine!r}; known: {', '.join(ENGINES)}")
+    require_device(options.device)
+    if options.compiled:
+        require_compiler(options.device)
+    if options.steps < 1:
+        raise RunError(f"steps must be at least 1, got {options.steps}")
 
 
 def _portable(plan: Plan, found: LayeredModel, given: LayeredModel | str | None) -> LayeredModel | str:
@@ -184,22 +127,22 @@ def _portable(plan: Plan, found: LayeredModel, given: LayeredModel | str | None)
     return plan.problem.model.name if given is None else given
 
 
-Runner = Callable[[Job, Collector, int], Sequence[RankReport]]
+Runner = Callable[[Job, Collector], Sequence[RankReport]]
 Ready = Callable[[Callable[[], Job]], AbstractContextManager[Job]]
 
 
-def _runner(transport: str, plan: Plan, timeout_s: float) -> tuple[Ready, Runner]:
+def _runner(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
     """(what makes the job and holds what all of the run needs, what runs it)."""
-    if transport not in ("processes", "threads"):
-        raise RunError(f"unknown transport {transport!r}; known: processes, threads")
-    if transport == "threads":
+    if options.transport not in TRANSPORTS:
+        raise RunError(f"unknown transport {options.transport!r}; known: {', '.join(TRANSPORTS)}")
+    if options.transport == "threads":
         from .threaded import run_threads
 
         return _alone, run_threads
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from .joined import Joined
 
-        joined = Joined(plan, timeout_s)
+        joined = Joined(plan, options.timeout_s)
         return joined.ready, joined.run
     from .processes import run_processes
 

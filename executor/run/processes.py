@@ -17,7 +17,7 @@ from .reports import RankReport
 from .stopping import Stop
 
 
-def run_processes(job: Job, collected: Collector, threads: int) -> list[RankReport]:
+def run_processes(job: Job, collected: Collector) -> list[RankReport]:
     """Spawns a process per device, collects their reports, and leaves none behind whatever happens."""
     try:
         content = pickle.dumps(job)
@@ -32,10 +32,17 @@ def run_processes(job: Job, collected: Collector, threads: int) -> list[RankRepo
             closing.callback(rendezvous.close)
             closing.callback(stopping.close)
             collected.stop.share(stopping.memory())
-            shared = Shared(pickle.dumps(run_spawned), content, threads, job.timeout_s, rendezvous, stopping)
+            shared = Shared(
+                pickle.dumps(run_spawned),
+                content,
+                job.options.threads_per_process,
+                job.options.timeout_s,
+                rendezvous,
+                stopping,
+            )
             children = Children(context, len(job.plan.orders), spawned_rank, shared)
         except OSError as error:
             raise ExecutionError(f"no room for what the ranks share: {one_line(error)}") from None
         closing.callback(children.end)
         children.start()
-        return children.collect(collected, Watcher(job.plan, job.timeout_s, orders_at=job.orders_at))
+        return children.collect(collected, Watcher(job.plan, job.options.timeout_s, orders_at=job.orders_at))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...planner.graph import holders
 from ..basics import LossScaler
 from ..place import CPU, Place, StorageTracker, place_of
-from ..state import Blueprint, StageReplica, compare_holders, equalise, find_data, find_model
+from ..state import Blueprint, StageReplica, compare_holders, equalise, find_data
 from ..step import (
     GROUP,
     Course,
@@ -51,7 +51,7 @@ def run_rank(
         local_rank: among the ranks of this machine (default: the machine has them all).
         stop: who asks it to end early; heeded where it saves what it has.
     """
-    place = place_of(job.device, wires.rank if local_rank is None else local_rank)
+    place = place_of(job.options.device, wires.rank if local_rank is None else local_rank)
     with place.activate(), carried(job.plan, wires, place) as transport, ExitStack() as closing:
         run = _Run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)), closing)
         run.begin()
@@ -78,8 +78,8 @@ class _Run:
         self._rank, self._last = transport.rank, job.first
         self._blueprint = blueprint_of(job, place.device)
         self._tracker = tracker = StorageTracker(device=place.device)
-        host = open_ledger(job.plan, transport) if job.enforced else None
-        self._limit = Limit(job.plan, self._rank) if job.enforced else None
+        host = open_ledger(job.plan, transport) if job.options.enforce else None
+        self._limit = Limit(job.plan, self._rank) if job.options.enforce else None
         self._observer = Observer(board, self._rank, tracker, self._limit, host)
         place.start_measuring()
         self._tracking = closing.enter_context(ExitStack())
@@ -167,7 +167,7 @@ class _Run:
                 )
             )  # fmt: skip
             self._observer.stepped(step)
-            if step - first + 1 == job.tracked_steps and not job.enforced:
+            if step - first + 1 == job.tracked_steps and not job.options.enforce:
                 self._observer.untrack()
                 self._tracking.close()
 
@@ -189,7 +189,7 @@ class _Run:
 
     def left(self) -> RankReport:
         """What the rank leaves, once everything is closed."""
-        state = _final_state(self._blueprint, self._replicas) if self._job.return_state else None
+        state = _final_state(self._blueprint, self._replicas) if self._job.options.return_state else None
         self._observer.done()
         samples = self._samples
         return RankReport(
@@ -205,13 +205,13 @@ def _unseen(_: Tensor) -> None:
 
 def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:
     """What a run's stages are built from; raises RunError where model or data are not to be found."""
-    model = find_model(job.plan, job.model)
-    data = find_data(model, job.data)
+    model, options = job.model, job.options
     smaller = dict(job.shapes)
     shapes = smaller.pop(job.plan.problem.model.micro_batch_size)
     return Blueprint(
-        job.plan, model, data, shapes, job.seed, job.training, job.dtype, job.engine, device, job.compiled, smaller
-    )
+        job.plan, model, find_data(model, options.data), shapes, options.seed, job.training, job.dtype, options.engine,
+        device, options.compiled, smaller,
+    )  # fmt: skip
 
 
 def _course(job: Job, rank: int, updates: int) -> Course:
@@ -225,7 +225,7 @@ def build_replicas(job: Job, blueprint: Blueprint, rank: int) -> dict[int, Stage
     trained = holders(job.plan)
     replicas: dict[int, StageReplica] = {}
     for stage in sorted(stages, key=lambda s: (rank not in trained[s], s)):  # tied parameters: the trained copy first
-        replicas[stage] = blueprint.build(rank, stage, job.self_check, replicas.values())
+        replicas[stage] = blueprint.build(rank, stage, job.options.self_check, replicas.values())
     return replicas
 
 

@@ -20,8 +20,7 @@ from ... import __version__
 from ...planner.basics import InputError
 from ...planner.plan import Plan
 from ...planner.plan_file import plan_to_dict
-from ..basics import ExecutionError, RunError, foreign, ours
-from ..state import find_model
+from ..basics import ExecutionError, RunError, SameIn, foreign, ours, same_in, words
 from .identity import Difference, differences
 from .job import Job
 from .model_code import layer_digests, source_digests
@@ -55,16 +54,12 @@ class Presence:
             "steps": job.steps,
             **{f"checkpoint {name}": value for name, value in _saving(job).items()},
             "first step": job.first,
-            "engine": job.engine,
-            "device": job.device,
-            "compiler": job.compiled,
-            "self-check": job.self_check,
-            "enforcement": job.enforced,
+            **{words(of): getattr(job.options, of.name) for of in same_in(job.options, SameIn.RUN)},
             "costs in the plan": _costs(job.plan),
             "contraflow": __version__,
             "torch": str(torch.__version__).partition("+")[0],
         }
-        layers = layer_digests(find_model(job.plan, job.model))
+        layers = layer_digests(job.model)
         must |= {f"layer {name!r}": digest for name, digest in layers.items()}
         may = {"python": platform.python_version(), "numpy": np.__version__, "torch's build": str(torch.__version__)}
         return cls(must, {f"code of {name}": found for name, found in source_digests().items()}, may)

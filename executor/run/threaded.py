@@ -29,14 +29,17 @@ def _of_rank(rank: int, error: BaseException) -> BaseException:
     return told
 
 
-def run_threads(job: Job, collected: Collector, threads: int) -> list[RankReport]:
+def run_threads(job: Job, collected: Collector) -> list[RankReport]:
     """Every rank a thread of this process; torch's own thread count is left as it is.
 
     A thread that hangs cannot be ended: it is left behind, and ends with the process at the latest.
     """
     ranks = len(job.plan.orders)
     hub = Hub(ranks, {"all": range(ranks), **reduce_groups(job.plan)})
-    board, watcher = Board(bytearray(Board.size(ranks))), Watcher(job.plan, job.timeout_s, orders_at=job.orders_at)
+    board, watcher = (
+        Board(bytearray(Board.size(ranks))),
+        Watcher(job.plan, job.options.timeout_s, orders_at=job.orders_at),
+    )
     inbox: queue.Queue[StepReport | Notice | RankReport | BaseException] = queue.Queue()
 
     def work(rank: int) -> None:

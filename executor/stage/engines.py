@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, get_args
 
 from torch import Tensor
 
+from ..basics import Engine
 from .eager import EagerProgram
 from .eager_probe import isolated
 from .program import StageProgram
@@ -15,9 +15,6 @@ from .protocol import AnyProgram
 from .selfcheck import ProgramMismatch
 from .traced import Sharing, traced_anew
 from .tracing import StageLayers, TraceError
-
-Engine = Literal["auto", "graph", "eager"]
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 class EngineNotice(UserWarning):

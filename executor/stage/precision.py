@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ...models.protocol import LayerSpec, build_layer
-from ..basics import RunError
+from ..basics import DTYPES, RunError
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -35,11 +35,14 @@ def half_of(dtype: torch.dtype) -> torch.dtype | None:
     return dtype if dtype in HALVES else None
 
 
-def run_dtype(precision: str, dtype: torch.dtype | None) -> torch.dtype:
+def run_dtype(precision: str, given: torch.dtype | str | None) -> torch.dtype:
     """The dtype in which a plan of this precision runs; None: float32, or bfloat16 where the plan is mixed.
 
-    Raises RunError where the two do not fit.
+    Raises RunError where the two do not fit, or there is none of that name.
     """
+    if isinstance(given, str) and given not in DTYPES:
+        raise RunError(f"unknown dtype {given!r}; known: {', '.join(DTYPES)}")
+    dtype: torch.dtype | None = getattr(torch, given) if isinstance(given, str) else given
     if precision == "mixed":
         if dtype is not None and dtype not in HALVES:
             raise RunError(f"a plan in mixed precision runs in bfloat16 or float16, not {_name(dtype)}")

@@ -14,11 +14,10 @@ from ...models import Dataset, LayeredModel
 from ...planner.graph import asynchronous, forward_devices, holders
 from ...planner.plan import Kind, Op, Plan
 from ...planner.problem import WEIGHT_POLICIES
-from ..basics import RunError, Training
+from ..basics import Engine, RunError, Training
 from ..place import CPU
 from ..stage import (
     AnyProgram,
-    Engine,
     PackedStash,
     Sharing,
     StageLayers,

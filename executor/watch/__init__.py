@@ -9,7 +9,7 @@ from .proc import ProcessState, die_with_parent, process_state
 from .pulse import Stillness
 from .siblings import Siblings, under_torchrun
 from .spawned import Shared, spawned_rank
-from .watcher import TIMEOUT_S, Hang, Watcher, lost_another
+from .watcher import Hang, Watcher, lost_another
 
 __all__ = [
     "Board",
@@ -21,7 +21,6 @@ __all__ = [
     "Siblings",
     "Slot",
     "Stillness",
-    "TIMEOUT_S",
     "Watcher",
     "die_with_parent",
     "lost_another",

@@ -14,8 +14,6 @@ from ...planner.plan import COPIES, RECEIVES, Kind, Op, Plan
 from ...planner.problem import FLUSH
 from .board import LONG, Doing, Slot
 
-TIMEOUT_S = 300.0
-"""How long a rank may go without progress within a step, unless told otherwise: longer than any operation takes."""
 SETUP_S = 1800.0
 """The same before the first step (imports, tracing, checking, loading) and after the last (saving)."""
 

@@ -22,11 +22,11 @@ from torch import nn
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
+from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
 from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.eager import EagerProgram
-from contraflow.executor.stage.engines import Engine
 from contraflow.executor.stage.statistics import StatisticsQueue
 from contraflow.executor.stage.tracing import StageLayers
 from contraflow.executor.state.weights import StageWeights

@@ -10,11 +10,11 @@ import torch
 from runs import assert_same, at_given_times, worst_excess
 from torch import Tensor, nn
 
+from contraflow.executor.basics.options import Engine
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
-from contraflow.executor.stage.engines import Engine
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, derive_seed
 from contraflow.planner.graph import Candidate

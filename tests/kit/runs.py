@@ -17,6 +17,7 @@ import torch.multiprocessing as multiprocessing
 from kept_ranks import kept
 from torch import Tensor
 
+from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
 from contraflow.executor.measure import layer_run
 from contraflow.executor.measure.profile import profile_model
@@ -28,7 +29,6 @@ from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.run.rank import run_rank
 from contraflow.executor.run.reports import RankReport, StepReport
 from contraflow.executor.run.result import RunResult
-from contraflow.executor.stage.engines import Engine
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import resolve
 from contraflow.planner.graph import Candidate, regroup, route

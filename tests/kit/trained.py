@@ -69,7 +69,7 @@ class Outcome:
 def on_threads(job: Job) -> RunResult:
     """On threads of this process."""
     collected = Collector(len(job.plan.orders), None)
-    return collected.result(job.plan, run_threads(job, collected, 1))
+    return collected.result(job.plan, run_threads(job, collected))
 
 
 def on_processes(job: Job) -> RunResult:

@@ -9,6 +9,7 @@ from .deadline import OutOfTime, check_time, time_left, until
 from .errors import ClusterError, InputError, ModelError, PlanError, ScheduleError, WorkloadError
 from .escapes import SHOWN, listed, one_line, printable, printable_lines, shown
 from .files import refusal, write_bytes, write_text
+from .garbage import collecting_seldom
 from .interrupts import AGAIN_S, ask_to_end, end_asked, heeding_ctrl_c
 from .limits import (
     LEAST_RATE,
@@ -80,6 +81,7 @@ __all__ = [
     "cache_folder",
     "ask_to_end",
     "check_time",
+    "collecting_seldom",
     "end_asked",
     "heeding_ctrl_c",
     "file_name",

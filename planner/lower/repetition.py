@@ -46,14 +46,15 @@ def _shorter(plan: Plan, micro_batches: int) -> Plan:
     found = replace(found, stash=tuple(rows), forecast=None)
     if holders(found) != holders(plan):
         raise PlanError(f"a run of {micro_batches} micro-batches would leave a replica without any")
-    return replace(found, orders=tuple(_sending(found, order) for order in found.orders))
+    if not any(op.kind is Kind.SEND_P for order in orders for op in order):
+        return found
+    versions = Versions.of(found)
+    return replace(found, orders=tuple(_sending(versions, order) for order in orders))
 
 
-def _sending(plan: Plan, order: tuple[Op, ...]) -> tuple[Op, ...]:
+def _sending(versions: Versions, order: tuple[Op, ...]) -> tuple[Op, ...]:
     """A list with the PREDICTs before its SEND_Ps made anew: which forward uses a version first may have changed."""
-    if not any(op.kind is Kind.SEND_P for op in order):
-        return order
-    ahead, size, found = Versions.of(plan).sent_ahead, update_size(plan), list[Op]()
+    ahead, size, found = versions.sent_ahead, versions.update, list[Op]()
     for op in order:
         if op.kind is Kind.SEND_P:
             if found and found[-1].kind is Kind.PREDICT and found[-1][1:3] == op[1:3]:

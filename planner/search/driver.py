@@ -17,6 +17,7 @@ from ..basics import (
     ModelError,
     OutOfTime,
     WorkloadError,
+    collecting_seldom,
     end_asked,
     heeding_ctrl_c,
     until,
@@ -65,6 +66,7 @@ from .techniques import by_turns
 
 
 @heeding_ctrl_c()
+@collecting_seldom()
 def plan(
     model: ModelGraph,
     cluster: Cluster,

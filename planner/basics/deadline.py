@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from .errors import PlanError
 from .interrupts import end_asked
 
 _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 
-class OutOfTime(PlanError):
-    """The deadline came before the plan was made; what is left unfinished says nothing about it."""
+class OutOfTime(Exception):
+    """The deadline came before the work was done: no PlanError, for what is left unfinished says nothing of a plan."""
 
 
 @contextmanager

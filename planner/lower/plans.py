@@ -36,6 +36,7 @@ def assembled(candidate: Candidate, compute_orders: Orders, source: str = "", pe
     ops, messages = completed(candidate, candidate.costs, compute_orders)
     check_time()
     jobs = build_columns(candidate, candidate.costs, ops, messages)
+    check_time()
     found = Assembled(candidate, ops, timeline_of(candidate, candidate.costs, jobs, ()).forecast(), source)
     if candidate.weights == FLUSH or not period:
         return found

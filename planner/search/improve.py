@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from .. import bounds
-from ..basics import PlanError, until
+from ..basics import OutOfTime, PlanError, until
 from ..graph import KEEP, RECOMPUTE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
@@ -174,7 +174,7 @@ def _window(
     try:
         with until(time.monotonic() + seconds + SECONDS.grace):
             return _found(Effort(seconds, allowed, 1, seed, stop), entry, low, width)
-    except PlanError:
+    except (PlanError, OutOfTime):
         return None, SECONDS.window_least
 
 

@@ -244,7 +244,7 @@ class Hopes:
 class Seconds:
     """Seconds of the clock; none of them is measured by deterministic effort."""
 
-    grace: float = 0.4
+    grace: float = 0.25
     """After the time limit, what was begun before it may come to its end; then it is given up."""
     compilation: float = 18.0
     """A first compilation of the kernels on a slow, busy computer, at most."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ... import bounds
-from ...basics import PlanError
+from ...basics import OutOfTime, PlanError
 from ...graph import Candidate, regroup, tie_seconds, update_seconds
 from ...lower import assemble
 from ...plan import Plan
@@ -112,7 +112,7 @@ class _Search:
         try:
             placed = regroup(given.problem, given.stages, [route], rows)
             plan = assemble(placed, op_lists(instance, solution), "search")
-        except PlanError:
+        except (PlanError, OutOfTime):
             return None
         assert plan.forecast is not None
         over = [*excess(plan), *host_excess(plan)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ... import bounds
-from ...basics import PlanError
+from ...basics import OutOfTime, PlanError
 from ...graph import KEEP, Candidate, regroup
 from ...lower import assemble
 from ...plan import Kind, Pipeline, Plan
@@ -190,7 +190,7 @@ class _Search:
         candidate = regroup(given.problem, given.stages, pipelines(instance, solution), rows(instance, solution))
         try:
             plan = assemble(candidate, op_lists(instance, solution), "search")
-        except PlanError:
+        except (PlanError, OutOfTime):
             return None
         assert plan.forecast is not None
         over = [*excess(plan), *host_excess(plan)]

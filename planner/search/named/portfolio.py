@@ -179,11 +179,15 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     name, most = space.schedule, space.pipelines
     if name == "search":
         for _, layout in variants(devices, micro_batches, layers):
+            check_time()
             # several stages on the only device are one
             if (most is None or len(layout.pipelines) <= most) and (devices > 1 or layout.stages == 1):
                 yield layout
         return
-    mine = [layout for _, layout in variants(devices, micro_batches, layers, name)]
+    mine = []
+    for _, layout in variants(devices, micro_batches, layers, name):
+        check_time()
+        mine.append(layout)
     own = min((len(x.pipelines) for x in mine), default=1)
     allowed = [x for x in mine if len(x.pipelines) <= (own if most is None else max(own, most))]
     yield from allowed or [build(name, devices, micro_batches)]

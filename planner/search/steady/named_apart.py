@@ -13,6 +13,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from ...basics import check_time
 from ...graph import (
     KEEP,
     OFFLOAD,
@@ -181,6 +182,7 @@ class Apart:
 
     def _with_all(self, row: Row, cuts: Cuts) -> Iterator[Trial]:
         """With every number of micro-batches ahead that is worth trying: of a full pipeline, one more, and fewer."""
+        check_time()
         layout, ends = self.layout, (0, *cuts, len(self.session.chain))
         load_s = max(float(self.loads(s, p)[ends[s], ends[s + 1]]) for s, p in enumerate(row))
         candidate = self._candidate(row, cuts)
@@ -212,11 +214,12 @@ def _lacks(candidate: Candidate) -> int:
     costs, (pipeline,) = candidate.costs, candidate.pipelines
     static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
     worst = 0
+    check_time()
+    allowed = limits(candidate.problem)
     for s, policy in enumerate(candidate.stash[0]):
         here, there = pipeline.forward[s], pipeline.backward[s]
         held = int(costs.workspace_bytes[s] + costs.stash_bytes[s])
         forward = int(costs.workspace_bytes[s]) if policy == RECOMPUTE else held
-        allowed = limits(candidate.problem)
         worst = max(worst, static[here] + forward - allowed[here], static[there] + held - allowed[there])
     return worst
 

@@ -15,7 +15,7 @@ from .rules import sound_columns
 def simulate(plan: Plan) -> Timeline:
     """Times and memory of a plan (seconds, bytes). Raises PlanError, Deadlock among them, for one that cannot run."""
     costs, ops = sound_columns(plan)
-    jobs = build_columns(plan, costs, ops, Messages.of(ops, costs))
+    jobs = build_columns(plan, costs, ops, Messages.of(plan, costs, ops))
     timeline = timeline_of(plan, costs, jobs, tuple(map(tuple, plan.orders)))
     return timeline if plan.weights == FLUSH else replace(timeline, period_s=period_seconds(plan))
 

@@ -149,7 +149,7 @@ class Watcher:
         if not 0 <= slot.awaited < len(order) or order[slot.awaited].kind in COPIES | {Kind.REDUCE}:
             return rank
         ops = Ops.of(orders, len(self.plan.stages))
-        messages = Messages.of(ops, StageCosts.of(self.plan.problem.model, self.plan.stages))
+        messages = Messages.of(self.plan, StageCosts.of(self.plan.problem.model, self.plan.stages), ops)
         number = int(ops.first[rank]) + slot.awaited
         for send, receive in zip(messages.send.tolist(), messages.receive.tolist(), strict=True):
             if number in (send, receive):

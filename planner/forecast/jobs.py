@@ -17,12 +17,12 @@ from ..graph import (
     NOWHERE,
     Flags,
     Floats,
+    Homes,
     Ints,
     Messages,
     Ops,
     StageCosts,
     Structured,
-    carries,
     copied_bytes,
     holders,
     predict_seconds,
@@ -144,7 +144,7 @@ class _Reduction:
 def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Jobs:
     """Jobs of these op lists, served. Raises PlanError when messages do not match."""
     ops = Ops.of(orders, len(plan.stages))
-    return build_columns(plan, costs, ops, Messages.of(ops, costs))
+    return build_columns(plan, costs, ops, Messages.of(plan, costs, ops))
 
 
 def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages, receivers_order: bool = True) -> Jobs:
@@ -156,7 +156,7 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     edges = _Edges()
     working = ops.working
     edges.add(ops.previous[working], working)
-    _message_edges(edges, ops, found, latency, receivers_order)
+    _message_edges(edges, plan, ops, found, latency, receivers_order)
     if found.arriving is not None:
         _stash_edges(edges, ops, found, latency)
     if len(ops.where(Kind.SEND_P)):
@@ -164,7 +164,7 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     if len(copies):
         duration[copies] = copied_bytes(plan, costs, ops, copies) / machine.host_bandwidth[ops.device[copies]]
-        _copy_edges(edges, ops, machine)
+        _copy_edges(edges, Homes.of(plan, ops.width), ops, machine)
         _leaving_versions(edges, plan, ops)
     free = ops.where(Kind.FREE)
     if len(free):
@@ -200,7 +200,7 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Mac
 def _leaving_versions(edges: _Edges, plan: Structured, ops: Ops) -> None:
     """A STEP waits until the versions of its stage that go to the host have left."""
     offload = ops.where(Kind.OFFLOAD)
-    offload = offload[carries(plan, ops, offload)]
+    offload = offload[Homes.of(plan, ops.width).versioned(ops, offload)]
     edges.add(offload, ops.next_of_stage(offload, Kind.STEP))
 
 
@@ -220,11 +220,13 @@ def _in_order(edges: _Edges, group: Ints, jobs: Ints) -> None:
     edges.add(jobs[order][:-1][same], jobs[order][1:][same])
 
 
-def _message_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, receivers_order: bool) -> None:
+def _message_edges(
+    edges: _Edges, plan: Structured, ops: Ops, found: Messages, latency: Floats, receivers_order: bool
+) -> None:
     send, receive = found.send, found.receive
     edges.add(ops.previous[send], send)
     edges.add(ops.previous[receive], send)
-    edges.add(send, users_of(ops, receive, found.arriving), latency)
+    edges.add(send, users_of(plan, ops, receive, found.arriving), latency)
     # per ordered pair, in the sender's order
     pair = ops.device[send] * ops.devices + ops.device[receive]
     order = np.argsort(pair, kind="stable")
@@ -237,7 +239,7 @@ def _message_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, re
         _in_order(edges, pair[by_receiver], send[by_receiver])
 
 
-def users_of(ops: Ops, receive: Ints, arriving: Flags | None) -> Ints:
+def users_of(plan: Structured, ops: Ops, receive: Ints, arriving: Flags | None) -> Ints:
     """The compute op that needs what each of these ops receives; -1: parameters, and stashes that go on."""
     kind, stage, micro_batch = ops.kind[receive], ops.stage[receive], ops.micro_batch[receive]
     forward = kind == Kind.RECV_F.value
@@ -245,8 +247,8 @@ def users_of(ops: Ops, receive: Ints, arriving: Flags | None) -> Ints:
     if arriving is not None:
         stash = kind == Kind.RECV_S.value
         users[stash & ~arriving] = -1
-        again = ops.table(Kind.R)[stage, micro_batch]
-        users = np.where(stash & arriving & (again >= 0), again, users)
+        brought = stash & arriving
+        users[brought] = Homes.of(plan, ops.width).takers(ops, receive[brought])
     users[kind == Kind.RECV_P.value] = -1
     return np.asarray(users, dtype=np.int64)
 
@@ -286,7 +288,7 @@ def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:
     return ops.at(table, ops_of)
 
 
-def _copy_edges(edges: _Edges, ops: Ops, machine: _Machine) -> None:
+def _copy_edges(edges: _Edges, homes: Homes, ops: Ops, machine: _Machine) -> None:
     """Copies follow what is before them in line, their own stash's earlier ops, and one another in each direction."""
     offload, fetch = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
     for copies in (offload, fetch):
@@ -295,9 +297,9 @@ def _copy_edges(edges: _Edges, ops: Ops, machine: _Machine) -> None:
     edges.add(ops.at(ops.table(Kind.F), offload), offload)
     latency = machine.host_latency_s[ops.device[fetch]]
     edges.add(ops.at(ops.table(Kind.OFFLOAD), fetch), fetch, latency)
-    edges.add(fetch, ops.at(ops.table(Kind.B, Kind.I), fetch), latency)
+    edges.add(fetch, homes.takers(ops, fetch), latency)
     # on another device nothing else makes a backward wait for its forward, while there is no FETCH yet
-    user = ops.at(ops.table(Kind.B, Kind.I), offload)
+    user = homes.takers(ops, offload)
     apart = (user >= 0) & (ops.device[user] != ops.device[offload])
     if apart.any():
         edges.add(offload[apart], user[apart], machine.host_latency_s[ops.device[offload[apart]]])

@@ -10,19 +10,20 @@ import numpy as np
 
 from ..graph import (
     Flags,
+    Homes,
     Ints,
+    Ops,
     StageCosts,
     Structured,
     predict_workspace,
-    route,
-    stash_policy,
+    stash_policies,
     static_bytes,
     step_workspace,
 )
 from ..plan import Kind
 from ..problem import FLUSH
 from .curves import DeviceMemory, curves
-from .events import BUFFER, GUEST, MESSAGE, STASH, VERSION, WORKSPACE, Events
+from .events import BUFFER, CATEGORIES, GUEST, MESSAGE, STASH, VERSION, WORKSPACE, Events
 from .jobs import Jobs
 from .statistics_rows import statistics_events
 from .version_copies import version_events
@@ -42,7 +43,7 @@ def memory_events(
     statistics_events(events, plan, costs, BUFFER)
     _message_events(events, costs)
     _local_events(events, costs)
-    _away_events(events, costs)
+    _away_events(events, plan, costs)
     static = static_bytes(plan, costs)
     if plan.weights != FLUSH:
         version_events(events, plan, costs, static, VERSION)
@@ -63,7 +64,7 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
             events.start(running, space, WORKSPACE)
             events.finish(running, -space, WORKSPACE)
     forward = ops.where(Kind.F)
-    dropped = _recomputed(plan, ops.stage[forward], ops.micro_batch[forward])
+    dropped = _remade(plan, ops, forward)
     makes = forward
     if dropped is not None:
         makes = np.concatenate([forward[~dropped], ops.where(Kind.R)])
@@ -86,16 +87,11 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         events.finish(weights, -costs.weight_stash_bytes[ops.stage[weights]], STASH)
 
 
-def _recomputed(plan: Structured, stage: Ints, micro_batch: Ints) -> Flags | None:
-    """Which of these forwards keep only their input; None where none does."""
-    if not any(stash_policy(policy).remade for row in set(plan.stash) for policy in row):
+def _remade(plan: Structured, ops: Ops, forward: Ints) -> Flags | None:
+    """Which of these forwards leave only what their stash is made from again; None where none does."""
+    if not any(row.remade for row in stash_policies(plan)):
         return None
-    table = np.array([[stash_policy(policy).remade for policy in row] for row in plan.stash], dtype=np.bool_)
-    pipeline = np.zeros(int(micro_batch.max(initial=0)) + 1, dtype=np.int64)
-    for m, index in route(plan).items():
-        if m < len(pipeline):
-            pipeline[m] = index
-    return np.asarray(table[pipeline[micro_batch], stage], dtype=np.bool_)
+    return Homes.of(plan, ops.width).remade[ops.stage[forward], ops.micro_batch[forward]]
 
 
 def _hold_input(events: Events, costs: StageCosts, forward: Ints, size: Ints) -> None:
@@ -155,24 +151,48 @@ def _local_events(events: Events, costs: StageCosts) -> None:
         _hold_input(events, costs, fed, size)
 
 
-def _away_events(events: Events, costs: StageCosts) -> None:
-    """Stashes that leave their device: to the host, to another device that holds them, or to their backward's."""
-    jobs = events.jobs
-    ops, found = jobs.ops, jobs.messages
-    offload, fetch = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
-    if len(offload) or len(fetch):
-        events.left(offload, -costs.stash_bytes[ops.stage[offload]], STASH)
-        events.arrives(fetch, ops.at(ops.table(Kind.B, Kind.I), fetch), costs.stash_bytes[ops.stage[fetch]], STASH)
-    if found.arriving is not None:
-        sent = np.flatnonzero(ops.kind[found.send] == Kind.SEND_S.value)
-        send, receive, size = found.send[sent], found.receive[sent], found.bytes[sent]
-        back, arriving = ops.abroad(send), found.arriving[sent]
-        inputs = ops.at(ops.table(Kind.R), send) >= 0
-        for which, leaves, comes in (
-            (~arriving, STASH, GUEST),
-            (back, GUEST, STASH),
-            (arriving & ~back & ~inputs, STASH, STASH),
-            (arriving & ~back & inputs, MESSAGE, MESSAGE),
-        ):
-            events.left(send[which], -size[which], leaves)
-            events.post(receive[which], size[which], comes)
+def _away_events(events: Events, plan: Structured, costs: StageCosts) -> None:
+    """What leaves its device: for the host, for another device that holds it, or for its backward's."""
+    ops = events.jobs.ops
+    copies = len(ops.where(Kind.OFFLOAD)) + len(ops.where(Kind.FETCH)) > 0
+    if not copies and events.jobs.messages.arriving is None:
+        return
+    homes = Homes.of(plan, ops.width)
+    moved = [
+        (number, content.bytes(costs), CATEGORIES.index(content.category))
+        for number, row in enumerate(homes.rows)
+        for content in row.moved
+    ]
+    for number, size, category in moved if copies else ():
+        _hosted_events(events, homes, number, size, category)
+    for number, size, category in moved if events.jobs.messages.arriving is not None else ():
+        _sent_events(events, homes, number, size, category)
+
+
+def _mine(homes: Homes, ops: Ops, places: Ints, row: int) -> Ints:
+    """Those of these ops that are about a stash with this row's policy."""
+    return places[homes.row[ops.stage[places], ops.micro_batch[places]] == row] if len(homes.rows) > 1 else places
+
+
+def _hosted_events(events: Events, homes: Homes, row: int, size: Ints, category: int) -> None:
+    ops = events.jobs.ops
+    offload, fetch = (_mine(homes, ops, ops.where(kind), row) for kind in (Kind.OFFLOAD, Kind.FETCH))
+    events.left(offload, -size[ops.stage[offload]], category)
+    events.arrives(fetch, homes.takers(ops, fetch), size[ops.stage[fetch]], category)
+
+
+def _sent_events(events: Events, homes: Homes, row: int, size: Ints, category: int) -> None:
+    ops, found = events.jobs.ops, events.jobs.messages
+    assert found.arriving is not None, "some stash is sent"
+    sent = ops.kind[found.send] == Kind.SEND_S.value
+    if len(homes.rows) > 1:
+        sent &= homes.row[ops.stage[found.send], np.maximum(ops.micro_batch[found.send], 0)] == row
+    send, receive, arriving = found.send[sent], found.receive[sent], found.arriving[sent]
+    back = ops.abroad(send)
+    for which, leaves, comes in (
+        (~arriving, category, GUEST),
+        (back, GUEST, category),
+        (arriving & ~back, category, category),
+    ):
+        events.left(send[which], -size[ops.stage[send[which]]], leaves)
+        events.post(receive[which], size[ops.stage[receive[which]]], comes)

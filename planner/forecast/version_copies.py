@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Flags, Ints, Ops, StageCosts, Structured, Versions, carries, kept_versions
+from ..graph import Flags, Homes, Ints, Ops, StageCosts, Structured, Versions, kept_versions
 from ..plan import Kind, Plan
 from ..problem import WEIGHT_POLICIES
 from .events import Events
@@ -120,7 +120,7 @@ def _fetched_versions(events: Events, plan: Structured, costs: StageCosts, categ
     """Versions that come back from the host with their stash: until their backward has ended, its W included."""
     ops = events.jobs.ops
     fetch = ops.where(Kind.FETCH)
-    fetch = fetch[carries(plan, ops, fetch)]
+    fetch = fetch[Homes.of(plan, ops.width).versioned(ops, fetch)]
     if not len(fetch):
         return
     size, user = costs.trained_bytes[ops.stage[fetch]], ops.at(ops.table(Kind.B, Kind.I), fetch)

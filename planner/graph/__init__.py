@@ -13,10 +13,12 @@ from .candidate import (
     regroup,
     require_policies,
     route,
+    stash_policies,
     update_size,
     weights_offloaded,
 )
-from .columns import NOWHERE, Flags, Floats, Ints, Messages, Ops, carries, copied_bytes, direct_bytes
+from .columns import NOWHERE, Flags, Floats, Ints, Ops
+from .homes import Homes, copied_bytes, parameter_returns
 from .kernel import run_jobs
 from .policies import (
     INCOMING,
@@ -38,8 +40,19 @@ from .policies import (
     valid_policy,
 )
 from .reductions import predict_seconds, reduce_seconds, ring, step_seconds, tie_seconds, update_seconds
-from .replicas import forward_devices, holders, parameter_returns, static_bytes, training_bytes
-from .traffic import messages, stash_hops
+from .replicas import forward_devices, holders, static_bytes, training_bytes
+from .traffic import (
+    Messages,
+    Traffic,
+    activations,
+    crossing,
+    gradients,
+    messages,
+    parameter_bytes,
+    parameters,
+    shipped,
+    stash_hops,
+)
 from .updates import on_lists, require_sound, with_returns, with_steps, with_updates
 from .versions import Versions, asynchronous, kept_versions
 from .workspaces import PREDICTED_AT_ONCE, predict_workspace, step_workspace
@@ -50,6 +63,7 @@ __all__ = [
     "Flags",
     "Floats",
     "Hold",
+    "Homes",
     "INCOMING",
     "Ints",
     "KEEP",
@@ -66,20 +80,23 @@ __all__ = [
     "StageCosts",
     "StashPolicy",
     "Structured",
+    "Traffic",
     "VERSION",
     "Versions",
     "Where",
+    "activations",
     "asynchronous",
-    "carries",
     "closings",
     "copied_bytes",
-    "direct_bytes",
     "forward_devices",
+    "gradients",
     "holders",
     "kept_versions",
     "messages",
     "on_lists",
+    "parameter_bytes",
     "parameter_returns",
+    "parameters",
     "predict_seconds",
     "predict_workspace",
     "reduce_seconds",
@@ -92,7 +109,10 @@ __all__ = [
     "run_jobs",
     "ship_target",
     "stash_hops",
+    "stash_policies",
     "stash_policy",
+    "shipped",
+    "crossing",
     "static_bytes",
     "step_seconds",
     "step_workspace",

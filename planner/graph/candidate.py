@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..plan import Pipeline, Problem
 from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts, policy_of
-from .policies import KEEP, stash_policy
+from .policies import KEEP, StashPolicy, stash_policy
 
 
 class Structured(Protocol):
@@ -54,9 +54,13 @@ class Candidate:
 
 def require_policies(plan: Structured) -> None:
     """Raises PlanError for stash and weight policies that are none."""
-    for policy in {policy for row in plan.stash for policy in row}:
-        stash_policy(policy)
+    stash_policies(plan)
     policy_of(plan.weights)
+
+
+def stash_policies(plan: Structured) -> set[StashPolicy]:
+    """The rows of the policies that a plan uses. Raises PlanError for what is none."""
+    return {stash_policy(text) for text in {text for row in set(plan.stash) for text in row}}
 
 
 def regroup(

@@ -1,4 +1,4 @@
-"""Op lists as columns of numbers: what simulator and lowering compute with."""
+"""Op lists as columns of numbers: what simulator, lowering and checker compute with."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..basics import PlanError
-from ..plan import IN_LINE, SENDS, Kind, Op
-from ..problem import StageCosts, returned_bytes
-from .candidate import Structured, weights_offloaded
-from .policies import stash_policy
+from ..plan import IN_LINE, Kind, Op
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -146,115 +143,3 @@ class Ops:
         """Which of these ops are on another device than the forward of their stage and micro-batch."""
         home = self.at(self.table(Kind.F), ops)
         return np.asarray((home < 0) | (self.device[home] != self.device[ops]), dtype=np.bool_)
-
-
-@dataclass(frozen=True)
-class Messages:
-    """Messages as columns: numbers of their SEND and RECV ops in the order of the senders' lists, and bytes."""
-
-    send: Ints
-    receive: Ints
-    bytes: Ints
-    arriving: Flags | None  # which take a stash to its backward device; None: no stash is sent
-
-    @classmethod
-    def of(cls, ops: Ops, costs: StageCosts) -> Messages:
-        """The messages of op lists; raises PlanError where a SEND or a RECV has no other end."""
-        send = ops.where(*sorted(SENDS))
-        receive = np.full(len(send), -1, dtype=np.int64)
-        direct = (ops.kind[send] == Kind.SEND_S.value) | (ops.kind[send] == Kind.SEND_P.value)
-        some = bool(direct.any())
-        boundary = send[~direct] if some else send
-        found, bytes_ = _match_boundaries(ops, costs, boundary)
-        if not some and not len(ops.where(Kind.RECV_S, Kind.RECV_P)):
-            return cls(send, found, bytes_, None)
-        size = np.zeros(len(send), dtype=np.int64)
-        receive[~direct], size[~direct] = found, bytes_
-        receive[direct], size[direct] = _match_direct(ops, send[direct]), direct_bytes(ops, costs, send[direct])
-        stash = ops.kind[send] == Kind.SEND_S.value
-        if not stash.any():
-            return cls(send, receive, size, None)
-        backward = ops.at(ops.table(Kind.B, Kind.I), receive[stash])
-        arriving = stash.copy()
-        arriving[stash] = (backward >= 0) & (ops.device[backward] == ops.device[receive[stash]])
-        return cls(send, receive, size, arriving)
-
-
-def direct_bytes(ops: Ops, costs: StageCosts, send: Ints) -> Ints:
-    """Bytes of the stashes and parameters that these ops send; of a stash that is made again, what makes it."""
-    stage = ops.stage[send]
-    size = np.where(ops.at(ops.table(Kind.R), send) >= 0, costs.incoming_bytes[stage], costs.stash_bytes[stage])
-    sent = np.flatnonzero(ops.kind[send] == Kind.SEND_P.value)
-    size[sent] = costs.trained_bytes[stage[sent]]
-    if costs.ties and len(sent):
-        back = ops.where(Kind.B, Kind.I)
-        for k in sent.tolist():
-            trained = ops.stage[back[ops.device[back] == ops.peer[send[k]]]].tolist()
-            size[k] = returned_bytes(int(size[k]), costs.ties, int(stage[k]), trained)
-    return np.asarray(size, dtype=np.int64)
-
-
-def copied_bytes(plan: Structured, costs: StageCosts, ops: Ops, copies: Ints) -> Ints:
-    """Bytes of each of these OFFLOADs and FETCHes: the stash, and the version of the weights that goes with it."""
-    return costs.stash_bytes[ops.stage[copies]] + costs.trained_bytes[ops.stage[copies]] * carries(plan, ops, copies)
-
-
-def carries(plan: Structured, ops: Ops, copies: Ints) -> Flags:
-    """Which of these OFFLOADs and FETCHes take a version of the weights along."""
-    if not any(stash_policy(policy).versioned for row in set(plan.stash) for policy in row):
-        return np.zeros(len(copies), dtype=np.bool_)
-    with_weights = weights_offloaded(plan)
-    pairs = zip(ops.stage[copies].tolist(), ops.micro_batch[copies].tolist(), strict=True)
-    return np.array([pair in with_weights for pair in pairs], dtype=np.bool_)
-
-
-def _match_boundaries(ops: Ops, costs: StageCosts, send: Ints) -> tuple[Ints, Ints]:
-    """RECV op and bytes of the activations and gradients that these ops send."""
-    receive = ops.where(Kind.RECV_F, Kind.RECV_B)
-    edge_sent, key_sent = _boundary_keys(ops, costs, send, Kind.SEND_F)
-    _, key_got = _boundary_keys(ops, costs, receive, Kind.RECV_F)
-    table = np.full(2 * len(costs.edges) * (ops.width + 1), -1, dtype=np.int64)
-    table[key_got] = receive
-    once = np.count_nonzero(table >= 0) == len(receive) == len(send)
-    found = table[key_sent]
-    table[key_sent] = -1
-    if not once or (len(found) and found.min() < 0) or (table[key_got] >= 0).any():
-        raise PlanError("some message has no SEND or no RECV")
-    size = np.array([edge.bytes for edge in costs.edges], dtype=np.int64)
-    return found, size[edge_sent]
-
-
-def _boundary_keys(ops: Ops, costs: StageCosts, place: Ints, activation: Kind) -> tuple[Ints, Ints]:
-    """Edge, and a number for edge, direction and micro-batch, of ops that send or receive a boundary tensor."""
-    kind, stage, peer = ops.kind[place], ops.stage[place], ops.peer[place]
-    if len(place) and (peer.min() < 0 or peer.max() >= ops.stages):
-        raise PlanError("a message names a stage that does not exist")
-    forward = kind == activation.value
-    here_produces = forward if activation == Kind.SEND_F else ~forward
-    edge = costs.edge_number[np.where(here_produces, stage, peer), np.where(here_produces, peer, stage)]
-    if len(edge) and edge.min() < 0:
-        raise PlanError("a message connects two stages that share no edge")
-    return edge, (2 * edge + forward) * (ops.width + 1) + ops.micro_batch[place] + 1
-
-
-def _match_direct(ops: Ops, send: Ints) -> Ints:
-    """RECV op of the stashes and parameters that these ops send."""
-    receive = ops.where(Kind.RECV_S, Kind.RECV_P)
-    for place in (send, receive):
-        if len(place) and (ops.peer[place].min() < 0 or ops.peer[place].max() >= ops.devices):
-            raise PlanError("a stash or parameters on their way name a device that does not exist")
-
-    def key(place: Ints, source: Ints, target: Ints) -> Ints:
-        parameters = ops.kind[place] >= Kind.SEND_P.value
-        flow = (parameters * ops.devices + source[place]) * ops.devices + target[place]
-        return np.asarray(
-            (flow * ops.stages + ops.stage[place]) * (ops.width + 1) + ops.micro_batch[place] + 1, dtype=np.int64
-        )
-
-    sent, got = key(send, ops.device, ops.peer), key(receive, ops.peer, ops.device)
-    by_sent, by_got = np.argsort(sent, kind="stable"), np.argsort(got, kind="stable")
-    if not np.array_equal(sent[by_sent], got[by_got]):
-        raise PlanError("some message has no SEND or no RECV")
-    found = np.empty(len(send), dtype=np.int64)
-    found[by_sent] = receive[by_got]
-    return found

@@ -30,18 +30,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Content:
-    """Something that a policy holds: its name, and its bytes of every stage for one micro-batch."""
+    """Something that a policy holds: its name, the category of memory it counts as, and its bytes of every stage for
+    one micro-batch.
+    """
 
     name: str
+    category: str
     bytes: Callable[[StageCosts], NDArray[np.int64]]
 
 
-STASH = Content("stash", lambda costs: costs.stash_bytes)
-INCOMING = Content("incoming tensors", lambda costs: costs.incoming_bytes)
+STASH = Content("stash", "stashes", lambda costs: costs.stash_bytes)
+INCOMING = Content("incoming tensors", "messages", lambda costs: costs.incoming_bytes)
 """What a forward that leaves no stash keeps: all that makes the stash again."""
-VERSION = Content("version of the weights", lambda costs: costs.trained_bytes)
+VERSION = Content("version of the weights", "weight versions", lambda costs: costs.trained_bytes)
 
 
 class Where(Enum):
@@ -72,7 +75,7 @@ _TRIPS = (COPIES, frozenset({Kind.SEND_S, Kind.RECV_S}))
 _ADDED = frozenset({Kind.R}).union(*_TRIPS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StashPolicy:
     """One row: its name in plans, the ops it adds to F and backward, what is held, and whether it names a device.
 

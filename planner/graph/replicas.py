@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..problem import FLUSH, STEP_COUNTERS, StageCosts, Workload
+from ..problem import STEP_COUNTERS, StageCosts, Workload
 from .candidate import Structured
-
-
-def parameter_returns(plan: Structured, costs: StageCosts) -> list[tuple[int, int, int]]:
-    """(stage, owner, device) for every device that runs a stage's forward only; with a flush, none of a stage without
-    trained parameters.
-
-    The owner is one of the device's own node where there is one, of these the lowest.
-    """
-    cluster, found = plan.problem.cluster, []
-    for stage, owners in holders(plan).items():
-        if costs.trained_bytes[stage] or plan.weights != FLUSH:
-            for device in forward_only(plan, stage, owners):
-                source = min(owners, key=lambda owner: (not cluster.same_node(owner, device), owner))
-                found.append((stage, source, device))
-    return found
 
 
 def forward_devices(plan: Structured, stage: int) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ from ..basics import PlanError
 from ..plan import Kind, Op, Plan
 from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
 from .candidate import Candidate, closings, update_size
-from .replicas import holders, parameter_returns
+from .homes import parameter_returns
+from .replicas import holders
 from .versions import Versions
 
 _ENDS = frozenset({Kind.B, Kind.W})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ..basics import PlanError
-from ..graph import NOWHERE, Candidate, Flags, Ints, Messages, Ops, StageCosts, route, ship_target, stash_policy
+from ..graph import NOWHERE, Candidate, Flags, Homes, Ints, Messages, Ops, StageCosts
 from ..plan import Kind
 
 BEGIN, RECEIVE, COPY, RETURN, HERE, SEND, LEAVE, LAST = -4, -3, -2, -1, 0, 1, 2, 3
@@ -29,44 +29,6 @@ class Links(NamedTuple):
     given: Flags
 
 
-@dataclass(frozen=True)
-class Routes:
-    """Devices by [micro-batch, stage], and what becomes of each stash.
-
-    offload: it goes to the host. away: the device that it is shipped to and back from, or -1. target: the device that
-    it is first sent to, or -1.
-    """
-
-    forward: Ints
-    backward: Ints
-    offload: Flags
-    away: Ints
-    target: Ints
-
-    @classmethod
-    def of(cls, candidate: Candidate, micro_batches: int) -> Routes:
-        """The routes of micro-batches 0..micro_batches-1; those that take no pipeline go with the first."""
-        path = np.zeros(micro_batches, dtype=np.int64)
-        for m, number in route(candidate).items():
-            if m < micro_batches:
-                path[m] = number
-        known = {row: [ship_target(policy) for policy in row] for row in set(candidate.stash)}
-        away = np.array([[-1 if x is None else x for x in known[row]] for row in candidate.stash], dtype=np.int64)
-        forward = np.array([p.forward for p in candidate.pipelines], dtype=np.int64)
-        backward = np.array([p.backward for p in candidate.pipelines], dtype=np.int64)
-        offload = np.array([[stash_policy(policy).hosted for policy in row] for row in candidate.stash], dtype=np.bool_)
-        apart = forward != backward
-        if (apart & (away >= 0)).any():
-            raise PlanError("a stash whose forward and backward devices differ cannot be shipped away and back")
-        target = np.where(apart & ~offload, backward, np.where(away != forward, away, -1))
-        return cls(forward[path], backward[path], offload[path], away[path], target[path])
-
-    @property
-    def apart(self) -> bool:
-        """Whether some stage has two devices."""
-        return bool((self.forward != self.backward).any())
-
-
 class Lowering:
     """The given ops, in order, and what has been added to them.
 
@@ -77,7 +39,10 @@ class Lowering:
 
     def __init__(self, candidate: Candidate, costs: StageCosts, given: Ops) -> None:
         self.candidate, self.costs, self.given, self.ops = candidate, costs, given, given
-        self.routes = Routes.of(candidate, given.width)
+        self.homes = Homes.of(candidate, given.width)
+        divided = (self.homes.device != self.homes.back) & ~self.homes.where(lambda row: row.two_devices)
+        if divided.any():
+            raise PlanError("a stash whose forward and backward devices differ cannot be shipped away and back")
         devices = np.arange(given.devices)
         self.first_slot = given.first + devices
         self.end_slot = np.append(given.first[1:], len(given)) + devices

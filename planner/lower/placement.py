@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from ..forecast import Jobs, users_of
-from ..graph import Flags, Floats, Ints, Ops, direct_bytes
+from ..graph import Flags, Floats, Ints, Ops, Traffic, activations, crossing, gradients, shipped
 from ..plan import Kind
 from .lowering import COPY, LEAVE, RETURN, SEND, Lowering
 from .sums_and_updates import add_closing
@@ -18,19 +19,16 @@ _CLOSE = 1e-12  # times closer than this share of the step are equal
 
 def add_departures(draft: Lowering) -> None:
     """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs, TIEs; and the closing STEPs."""
-    forward, backward = draft.given.where(Kind.F), draft.given.where(Kind.B, Kind.I)
-    edges = np.array(draft.costs.edges, dtype=np.int64).reshape(-1, 3)
-    _add_sends(draft, (Kind.SEND_F, Kind.RECV_F), forward, edges[:, 0], edges[:, 1], edges[:, 2])
-    order = np.argsort(edges[:, 1], kind="stable")
-    producer, consumer, size = edges[order].T
-    _add_sends(draft, (Kind.SEND_B, Kind.RECV_B), backward, consumer, producer, size)
-    m, stage = draft.given.micro_batch[forward], draft.given.stage[forward]
-    leaving = forward[draft.routes.offload[m, stage]]
-    leaving = leaving[draft.given.at(draft.given.table(Kind.OFFLOAD), leaving) < 0]
+    homes, costs, given = draft.homes, draft.costs, draft.given
+    _add_sends(draft, activations(homes, costs), given.table(Kind.F))
+    _add_sends(draft, gradients(homes, costs), given.table(Kind.B, Kind.I))
+    forward = given.where(Kind.F)
+    leaving = forward[homes.hosted[given.stage[forward], given.micro_batch[forward]]]
+    leaving = leaving[given.at(given.table(Kind.OFFLOAD), leaving) < 0]
     if len(leaving):
         _add_like(draft, Kind.OFFLOAD, leaving, np.full(len(leaving), -1), draft.slot[leaving], LEAVE)
-    if (draft.routes.target >= 0).any():
-        _add_shipments(draft, forward)
+    if homes.moved.any() or homes.shipped.any():
+        _add_shipments(draft)
     add_closing(draft)
 
 
@@ -40,40 +38,37 @@ def _add_like(draft: Lowering, kind: Kind, like: Ints, peer: Ints, slot: Ints, w
     return draft.add(kind, ops.stage[like], ops.micro_batch[like], peer, ops.device[like], slot, where)
 
 
-def _add_sends(draft: Lowering, kinds: tuple[Kind, Kind], makers: Ints, near: Ints, far: Ints, size: Ints) -> None:
-    """Sends what each of these ops makes over every edge from its stage (`near`, ascending) to another device."""
-    ops = draft.given
-    devices = draft.routes.forward if kinds[0] == Kind.SEND_F else draft.routes.backward
-    first = np.searchsorted(near, np.arange(ops.stages + 1))
-    count = np.diff(first)[ops.stage[makers]]
-    maker = np.repeat(makers, count)
-    within = np.arange(len(maker)) - np.repeat(np.cumsum(count) - count, count)
-    edge = first[ops.stage[maker]] + within
-    target = devices[ops.micro_batch[maker], far[edge]]
-    away = target != ops.device[maker]
-    maker, edge, target = maker[away], edge[away], target[away]
-    slot = maker + ops.device[maker]
-    sent = _add_like(draft, kinds[0], maker, far[edge], slot, SEND)
-    draft.add_receives(kinds[1], sent, target, size[edge])
+def _add_sends(draft: Lowering, some: Traffic, makers: Ints) -> None:
+    """Sends what the given ops make: tensors between stages, by [stage, micro-batch]."""
+    maker, peer, target, size = _made(some, makers, some.send_peer, some.target, some.bytes)
+    sent = _add_like(draft, some.kind, maker, peer, maker + draft.given.device[maker], SEND)
+    draft.add_receives(some.receives, sent, target, size)
 
 
-def _add_shipments(draft: Lowering, forward: Ints) -> None:
+def _made(some: Traffic, makers: Ints, *columns: Ints) -> Iterator[Ints]:
+    """Of the messages whose makers are among the given ops: these, and the columns' entries."""
+    inside = some.micro_batch < makers.shape[1]
+    maker = makers[some.stage[inside], some.micro_batch[inside]]
+    there = maker >= 0
+    yield from (column[there] for column in (maker, *(column[inside] for column in columns)))
+
+
+def _add_shipments(draft: Lowering) -> None:
     """Sends stashes off, and joins SEND_S and RECV_S whose places are given with their other ends."""
-    given, routes = draft.given, draft.routes
-    target = routes.target[given.micro_batch[forward], given.stage[forward]]
-    forward, target = forward[target >= 0], target[target >= 0]
-    moved = target == routes.backward[given.micro_batch[forward], given.stage[forward]]
-    size = direct_bytes(given, draft.costs, forward)
+    given = draft.given
+    away, home = shipped(draft.homes, draft.costs)
     sends, receives = given.where(Kind.SEND_S), given.where(Kind.RECV_S)
     here, there = ~given.abroad(sends), ~given.abroad(receives)
-    out, back = _find(given, sends[here], forward), _find(given, sends[~here], forward)
-    new = np.flatnonzero(out < 0)
-    made = forward[new]
-    out[new] = _add_like(draft, Kind.SEND_S, made, target[new], draft.slot[made], LEAVE)
-    _join(draft, out, _find(given, receives[~there], forward), target, size, moved)
-    some = back >= 0
-    arrival = _find(given, receives[there], forward)
-    _join(draft, back[some], arrival[some], given.device[forward][some], size[some], True)
+    for some in (away, crossing(draft.homes, draft.costs)):
+        forward, target, size = _made(some, given.table(Kind.F), some.target, some.bytes)
+        out = _find(given, sends[here], forward)
+        new = np.flatnonzero(out < 0)
+        out[new] = _add_like(draft, some.kind, forward[new], target[new], draft.slot[forward[new]], LEAVE)
+        _join(draft, out, _find(given, receives[~there], forward), target, size, some.arriving)
+    forward, target, size = _made(home, given.table(Kind.F), home.target, home.bytes)
+    back, arrival = _find(given, sends[~here], forward), _find(given, receives[there], forward)
+    given_back = back >= 0
+    _join(draft, back[given_back], arrival[given_back], target[given_back], size[given_back], home.arriving)
 
 
 def _join(draft: Lowering, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
@@ -142,7 +137,7 @@ def add_arrivals(draft: Lowering, order: Ints, jobs: Jobs) -> bool:
     shipped = ops.where(Kind.SEND_S)
     abroad = ops.abroad(shipped)
     out = shipped[~abroad]
-    out = out[draft.routes.away[ops.micro_batch[out], ops.stage[out]] >= 0]
+    out = out[draft.homes.shipped[ops.stage[out], ops.micro_batch[out]]]
     out = out[_find(ops, shipped[abroad], out) < 0]
     if not len(offload) and not len(out):
         return False
@@ -168,7 +163,7 @@ def _latest_starts(lane: Ints, deadline: Floats, seconds: Floats) -> Floats:
 
 def _by_deadline(draft: Lowering, items: Ints, times: _Forecast) -> tuple[Ints, Ints]:
     """Items sorted by the start of the backwards that need them, and those backwards."""
-    user = draft.ops.at(draft.ops.table(Kind.B, Kind.I), items)
+    user = draft.homes.takers(draft.ops, items)
     order = np.argsort(times.start(user), kind="stable")
     return items[order], user[order]
 
@@ -223,7 +218,7 @@ def _add_returns(draft: Lowering, times: _Forecast, out: Ints) -> None:
     receives = ops.where(Kind.RECV_S)
     arrival = _find(ops, receives[~ops.abroad(receives)], out)
     sent = draft.add(Kind.SEND_S, stage, ops.micro_batch[out], home, away, slot, RETURN)
-    _join(draft, sent, arrival, home, draft.costs.stash_bytes[stage], True)
+    _join(draft, sent, arrival, home, draft.homes.moved_bytes(draft.costs, ops, out), True)
 
 
 def place_receives(draft: Lowering, order: Ints, jobs: Jobs) -> None:
@@ -231,10 +226,10 @@ def place_receives(draft: Lowering, order: Ints, jobs: Jobs) -> None:
     times, links, ops = _Forecast(draft, order, jobs), draft.links, draft.ops
     start, target = times.start(links.send), ops.device[links.receive]
     number = times.count(target, jobs.end[times.in_line], start)
-    if len(ops.where(Kind.SEND_S)) or draft.routes.apart:
+    if len(ops.where(Kind.SEND_S)) or draft.homes.apart:
         ranks = times.rank[times.in_line]
         number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
-    if draft.routes.apart:
+    if draft.homes.apart:
         number = number + _behind_forwards(draft, times, number)
     users = _users(draft)
     needed = np.where(users >= 0, draft.slot[users], draft.end_slot[target])
@@ -259,7 +254,7 @@ def _behind_forwards(draft: Lowering, times: _Forecast, number: Ints) -> Flags:
 def _users(draft: Lowering) -> Ints:
     """The op that needs each message: a compute op, or the SEND that takes a stash home again; -1 for parameters."""
     ops, links = draft.ops, draft.links
-    users = users_of(ops, links.receive, links.arriving)
+    users = users_of(draft.candidate, ops, links.receive, links.arriving)
     held = (ops.kind[links.receive] == Kind.RECV_S.value) & ~links.arriving
     if held.any():
         back = links.send[links.arriving]

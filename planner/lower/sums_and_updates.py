@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..graph import Ints, Versions, closings, direct_bytes, holders, on_lists, parameter_returns, update_size
+from ..graph import Ints, Versions, closings, holders, on_lists, parameter_bytes, parameter_returns, update_size
 from ..plan import Kind
 from ..problem import FLUSH, steps_sent
 from .lowering import BEGIN, HERE, LAST, SEND, Lowering
@@ -42,7 +42,7 @@ def _add_closing(draft: Lowering) -> None:
     _add_ties(draft, owners, last)
     order = np.lexsort((stage, after, device))
     stage, device = stage[order], device[order]
-    returns = parameter_returns(draft.candidate, draft.costs) if draft.routes.apart else []
+    returns = parameter_returns(draft.candidate, draft.costs) if draft.homes.apart else []
     if not returns:
         draft.add(Kind.STEP, stage, none, none, device, draft.end_slot[device], HERE)
         return
@@ -57,7 +57,7 @@ def _add_closing(draft: Lowering) -> None:
     kind, stage, peer, device = np.array(rows, dtype=np.int64).T
     items = draft.add(kind, stage, np.full(len(kind), -1), peer, device, draft.end_slot[device], HERE)
     sent = kind == Kind.SEND_P
-    size = direct_bytes(draft.ops, draft.costs, items[sent])
+    size = parameter_bytes(draft.costs, draft.ops, items[sent])
     draft.add_receives(Kind.RECV_P, items[sent], peer[sent], size)
 
 
@@ -92,7 +92,7 @@ def _add_sums(draft: Lowering) -> None:
         if len(copies) > 1:
             for device in copies:
                 _add_sum(draft, Kind.TIE, device, [s for s in tie.stages if device in owners[s]], tie.number)
-    if draft.routes.apart:
+    if draft.homes.apart:
         _add_returns(draft)
 
 
@@ -125,7 +125,7 @@ def _add_sent(draft: Lowering, stage: int, target: int, after: Ints, received: l
     given, ends = draft.given, np.array(closings(draft.candidate))
     device, peer = given.device[after], np.full(len(ends), target)
     sent = draft.add(Kind.SEND_P, np.full(len(ends), stage), ends, peer, device, after + device, SEND)
-    size, have = direct_bytes(draft.ops, draft.costs, sent), np.array(received)
+    size, have = parameter_bytes(draft.costs, draft.ops, sent), np.array(received)
     some = have >= 0
     draft.link(sent[some], have[some], size[some], False, given=True)
     draft.add_receives(Kind.RECV_P, sent[~some], peer[~some], size[~some])

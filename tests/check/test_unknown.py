@@ -16,6 +16,7 @@ from contraflow.planner.forecast.jobs import build
 from contraflow.planner.forecast.timeline import simulate_orders
 from contraflow.planner.graph import (  # fmt: skip
     Candidate,
+    Homes,
     StageCosts,
     messages,
     regroup,
@@ -27,7 +28,6 @@ from contraflow.planner.graph import (  # fmt: skip
 )
 from contraflow.planner.graph.columns import Ops
 from contraflow.planner.graph.versions import Versions
-from contraflow.planner.lower.lowering import Routes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
@@ -51,7 +51,7 @@ READS: dict[str, Callable[[Plan], Any]] = {
     "html": html,
     "simulate_orders": lambda plan: simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders),
     "messages": lambda plan: list(messages(plan, StageCosts.of(plan.problem.model, plan.stages))),
-    "routes": lambda plan: Routes.of(plan, 4),  # type: ignore[arg-type]
+    "homes": lambda plan: Homes.of(plan, 4),
 }
 
 

@@ -2,8 +2,8 @@
 
 `whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `period`:
 the same without a flush, of the seconds a micro-batch. `fixed`: one candidate, whatever its order of ops. Imports the
-operation graph and cuts of chains, and no plan's order. Begin with `whole.py`; a new bound is a function here and a
-name in the maximum that `space.py` or `fixed.py` takes.
+operation graph and cuts of chains, and no plan's order. Begin with `whole.py`; a new bound of every plan is a function
+and a row of its `EVERY_PLAN`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from .layers import Layers
 from .period import period
 from .space import possible, space
 from .times import Route, finish_seconds, message_seconds, route
-from .whole import any_plan, critical_path, load, one_direction, two_directions
+from .whole import EVERY_PLAN, any_plan, critical_path, load, one_direction, two_directions
 
 __all__ = [
+    "EVERY_PLAN",
     "Layers",
     "Route",
     "any_plan",

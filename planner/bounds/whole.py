@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from ..partition import Chain, Floats, bottleneck
 from ..plan import Problem
 
 
-def load(problem: Problem) -> float:
-    """Valid for every plan: all F and B of all layers and micro-batches, spread over all speeds.
+def load(problem: Problem, split: bool = True) -> float:
+    """Valid for every plan: all F and B of all layers and micro-batches, spread over all speeds, in halves or not.
 
     Device d works off at most step_s * speed_d seconds of layer time, and all of it must be worked off.
     """
@@ -30,9 +30,13 @@ def critical_path(problem: Problem, split: bool = True) -> float:
     return float((before + own + weight).max()) / max(device.kind.speed for device in problem.cluster.devices)
 
 
+EVERY_PLAN: list[Callable[[Problem, bool], float]] = [load, critical_path]
+"""Bounds in seconds that hold for every plan of a problem, with `split` backwards allowed or not: a new one is a row."""
+
+
 def any_plan(problem: Problem, split: bool = True) -> float:
-    """The larger of the bounds that hold for every plan, whatever its stages, pipelines, devices and stashes."""
-    return max(load(problem), critical_path(problem, split))
+    """The largest of the bounds that hold for every plan, whatever its stages, pipelines, devices and stashes."""
+    return max(bound(problem, split) for bound in EVERY_PLAN)
 
 
 def _ancestors(chain: Chain, split: bool) -> tuple[Floats, Floats, Floats]:

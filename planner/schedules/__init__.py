@@ -7,7 +7,9 @@ vocabulary. Begin with `layout.py`, then `one_way.py`; a new schedule is one fun
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from ..basics import ScheduleError
 from .asynchronous import ALTERNATING, ASYNCHRONOUS, WEIGHTS
@@ -18,36 +20,64 @@ from .two_way import chimera, chimera_doubling, chimera_halving, gems
 from .v_shape import v_half, v_min, zb_v
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 
-SCHEDULES: Mapping[str, Callable[..., Layout]] = {
-    "1f1b": one_f_one_b,
-    "gpipe": gpipe,
-    "interleaved": interleaved,
-    "looped-bfs": looped_bfs,
-    "gems": gems,
-    "chimera": chimera,
-    "chimera-doubling": chimera_doubling,
-    "chimera-halving": chimera_halving,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "interleaved-zb": interleaved_zb,
-    "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "dualpipe": dualpipe,
-    "dualpipe-v": dualpipe_v,
+CHUNKS, PIPELINES = "chunks", "pipelines"
+"""What the number at the end of a name may count: stages a device, or Chimera's 2f pipelines."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A row: a named schedule with a flush.
+
+    Attributes:
+        make: its layout for so many devices and micro-batches, and a number where it has one. Raises ScheduleError.
+        counts: what its number counts, CHUNKS or PIPELINES; None: it has no number.
+        stages_per_device: where no number says so.
+        by_name_only: not among `variants`, since another scheme has the same orders.
+    """
+
+    make: Callable[..., Layout]
+    counts: str | None = None
+    stages_per_device: int = 1
+    by_name_only: bool = False
+
+    def numbers(self, devices: int, most_stages: int) -> list[int | None]:
+        """The numbers that it comes in on so many devices, with at most so many stages; [None] where it has none."""
+        if self.counts == CHUNKS:
+            return list(range(2, most_stages // devices + 1))
+        if most_stages < self.stages_per_device * devices:
+            return []
+        return list(range(2, max(2, devices) + 1, 2)) if self.counts == PIPELINES else [None]
+
+
+SCHEDULES: dict[str, Scheme] = {
+    "1f1b": Scheme(one_f_one_b),
+    "gpipe": Scheme(gpipe),
+    "interleaved": Scheme(interleaved, CHUNKS),
+    "looped-bfs": Scheme(looped_bfs, CHUNKS),
+    "gems": Scheme(gems),
+    "chimera": Scheme(chimera, PIPELINES),
+    "chimera-doubling": Scheme(chimera_doubling),
+    "chimera-halving": Scheme(chimera_halving, by_name_only=True),  # its orders are forward doubling's
+    "zb-h1": Scheme(zb_h1),
+    "zb-h2": Scheme(zb_h2),
+    "interleaved-zb": Scheme(interleaved_zb, CHUNKS),
+    "zb-v": Scheme(zb_v, stages_per_device=2),
+    "v-half": Scheme(v_half, stages_per_device=2),
+    "v-min": Scheme(v_min, stages_per_device=2),
+    "dualpipe": Scheme(dualpipe),
+    "dualpipe-v": Scheme(dualpipe_v, stages_per_device=2),
 }
-"""Synchronous schedules; those without a flush are in ASYNCHRONOUS."""
+"""Schedules with a flush, by name: a row each, and nothing else knows them. Those without are in ASYNCHRONOUS."""
 _CAPPED = "1f1b-capped"
 _NUMBER = re.compile("[1-9][0-9]{0,3}")
 _REPLICAS = re.compile("(.+), ([1-9][0-9]{0,4}) replicas")
-_CHUNKED = frozenset({"interleaved", "looped-bfs", "interleaved-zb"})
-_V_SHAPED = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
 
 
 def _parameter(name: str) -> tuple[str, int | None]:
     """A name without its number, and that; None where it is no name with a number."""
     base, _, number = name.rpartition("-")
-    numbered = name not in SCHEDULES and (base in _CHUNKED or base in ("chimera", _CAPPED))
+    scheme = SCHEDULES.get(base)
+    numbered = name not in SCHEDULES and (base == _CAPPED or (scheme is not None and scheme.counts is not None))
     return (base, int(number)) if numbered and _NUMBER.fullmatch(number) else (name, None)
 
 
@@ -78,18 +108,16 @@ def build(
     base, number = _parameter(name)
     if number is not None and base == _CAPPED:
         return capped(devices, micro_batches, number)
-    if number is not None:
-        name, chunks, pipelines = base, number, number
     if name in ASYNCHRONOUS:
         return ASYNCHRONOUS[name](devices, micro_batches)
-    if name not in SCHEDULES:
+    if base not in SCHEDULES:
         known = ", ".join([*SCHEDULES, *ASYNCHRONOUS])
         raise ScheduleError(f"unknown schedule {name!r}; known: {known}")
-    if name in _CHUNKED:
-        return SCHEDULES[name](devices, micro_batches, 2 if chunks is None else chunks)
-    if name == "chimera":
-        return chimera(devices, micro_batches, 2 if pipelines is None else pipelines)
-    return SCHEDULES[name](devices, micro_batches)
+    scheme = SCHEDULES[base]
+    if scheme.counts is None:
+        return scheme.make(devices, micro_batches)
+    given = {CHUNKS: chunks, PIPELINES: pipelines}[scheme.counts] if number is None else number
+    return scheme.make(devices, micro_batches, 2 if given is None else given)
 
 
 def variants(
@@ -97,29 +125,19 @@ def variants(
 ) -> Iterator[tuple[str, Layout]]:
     """Every synchronous schedule that exists for these numbers, with every chunk and pipeline count it comes in.
 
-    With a `name`, only that schedule's. A layout is built when it is asked for. Backward halving, whose orders are
-    forward doubling's, comes by its name only.
+    With a `name`, only that schedule's. A layout is built when it is asked for.
     """
     for scheme in SCHEDULES if name is None else (name,):
-        if name is None and scheme == "chimera-halving":
+        row = SCHEDULES.get(scheme, Scheme(partial(build, scheme)))
+        if name is None and row.by_name_only:
             continue
-        for option in _options(scheme, devices, max_stages):
+        for number in row.numbers(devices, max_stages):
+            options = {row.counts: number} if row.counts is not None else {}
             try:
-                layout = build(scheme, devices, micro_batches, **option)
+                layout = build(scheme, devices, micro_batches, **options)
             except ScheduleError:
                 continue
             yield layout.name, layout
-
-
-def _options(name: str, devices: int, max_stages: int) -> list[dict[str, int]]:
-    """What `build` takes besides the numbers, for every variant of at most `max_stages` stages."""
-    if name in _CHUNKED:
-        return [{"chunks": c} for c in range(2, max_stages // devices + 1)]
-    if max_stages < (2 * devices if name in _V_SHAPED else devices):
-        return []
-    if name == "chimera":
-        return [{"pipelines": 2 * f} for f in range(1, max(1, devices // 2) + 1)]
-    return [{}]
 
 
 __all__ = [
@@ -127,6 +145,7 @@ __all__ = [
     "ASYNCHRONOUS",
     "Layout",
     "SCHEDULES",
+    "Scheme",
     "WEIGHTS",
     "build",
     "capped",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from instances import one_layer_a_stage
@@ -15,7 +16,7 @@ from contraflow.planner.plan import COMPUTE, Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.schedules import SCHEDULES, Layout, build, unsplit, variants
+from contraflow.planner.schedules import SCHEDULES, Layout, Scheme, build, unsplit, variants
 from contraflow.planner.simulate import simulate
 
 STASH = 4
@@ -316,14 +317,14 @@ def test_a_layout_is_built_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     """The first variant does not wait for the others."""
     made: list[str] = []
 
-    def recorded(name: str) -> object:
-        make = SCHEDULES[name]
+    def recorded(name: str) -> Scheme:
+        make = SCHEDULES[name].make
 
         def build_it(*numbers: int) -> Layout:
             made.append(name)
             return make(*numbers)
 
-        return build_it
+        return replace(SCHEDULES[name], make=build_it)
 
     monkeypatch.setattr("contraflow.planner.schedules.SCHEDULES", {name: recorded(name) for name in SCHEDULES})
     assert next(variants(4, 8, 16))[0] == "1f1b"

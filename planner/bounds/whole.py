@@ -31,7 +31,7 @@ def critical_path(problem: Problem, split: bool = True) -> float:
 
 
 EVERY_PLAN: list[Callable[[Problem, bool], float]] = [load, critical_path]
-"""Bounds in seconds that hold for every plan of a problem, with `split` backwards allowed or not: a new one is a row."""
+"""Bounds in seconds that hold for every plan of a problem, with split backwards or without: a new one is a row."""
 
 
 def any_plan(problem: Problem, split: bool = True) -> float:

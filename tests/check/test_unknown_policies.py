@@ -12,9 +12,8 @@ from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.graph import Candidate
 from contraflow.planner.partition.mixed import fates
 from contraflow.planner.plan import Kind, Pipeline, Problem
-from contraflow.planner.search.exact.apart import solve_apart
-from contraflow.planner.search.exact.instance import Stash
-from contraflow.planner.search.exact.orders import solve
+from contraflow.planner.search.exact.instance import Rules, Stash
+from contraflow.planner.search.exact.search import solve
 from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.search.named.stash_choices import _policy
 from contraflow.planner.search.orders.arrays import build
@@ -44,8 +43,10 @@ ENTRIES: dict[str, Callable[[str], object]] = {
     "candidate": candidate,
     "bound of a candidate": lambda name: bounds.candidate(unchecked(name)),
     "arrays": lambda name: build(unchecked(name)),
-    "exact search": lambda name: solve(candidate(), EFFORT, policies=frozenset({"keep", name})),
-    "exact search over devices": lambda name: solve_apart(candidate(), EFFORT, policies=frozenset({"keep", name})),
+    "exact search": lambda name: solve(candidate(), EFFORT, Rules(policies=frozenset({"keep", name}))),
+    "exact search over devices": lambda name: solve(
+        candidate(), EFFORT, Rules(policies=frozenset({"keep", name}), open=True)
+    ),
     "cuts with fates": lambda name: fates(["recompute", name]),
     "search without a flush": lambda name: alternatives(PROBLEM, SearchSpace(asynchronous=("stash",)))[0].programme(
         stashes=("keep", name)

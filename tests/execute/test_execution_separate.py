@@ -34,7 +34,8 @@ from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGr
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.exact.apart import solve_apart
+from contraflow.planner.search.exact.instance import Rules
+from contraflow.planner.search.exact.search import solve
 from contraflow.planner.search.exact.solver import Effort
 
 IN_THREADS: dict[str, partial[Plan]] = {
@@ -137,10 +138,10 @@ def test_a_searched_placement_runs_on_a_real_model() -> None:
     layers = [Layer(f"layer{k}", 1, 2, separable=False, stash_bytes=1) for k in range(3)]
     toy = Cluster((NodeGroup(1, 3, DeviceType("toy", 2), Link(4.0)),))
     problem = Problem(ModelGraph.chain(layers), toy, Workload(6))
-    found = solve_apart(
+    found = solve(
         Candidate(problem, (("layer0",), ("layer1",), ("layer2",)), (Pipeline((0, 1, 2), (0, 1, 2), tuple(range(6))),)),
         Effort(60, 1e9, 2),
-        policies=frozenset({"keep"}),
+        Rules(open=True),
     )
     assert found.plan is not None
     assert any(p.forward != p.backward for p in found.plan.pipelines)

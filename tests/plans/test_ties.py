@@ -25,8 +25,8 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph, SharedParameters
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import SearchSpace, Workload
-from contraflow.planner.search.exact.apart import solve_apart
-from contraflow.planner.search.exact.orders import solve
+from contraflow.planner.search.exact.instance import Rules
+from contraflow.planner.search.exact.search import solve
 from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.simulate import simulate
 
@@ -225,7 +225,7 @@ def test_exact_searches_never_claim_more_than_is_true(seed: int) -> None:
     fitting = [p.forecast.step_s for p in known if p.forecast and max(p.forecast.peak_bytes) <= peak]
     for found in (
         solve(limited, Effort(2, 0.1, 1)),
-        solve_apart(limited, Effort(2, 0.1, 1), policies=frozenset({"keep"})),
+        solve(limited, Effort(2, 0.1, 1), Rules(open=True)),
     ):
         assert found.bound_s <= min(fitting) * (1 + 1e-9)
         assert found.plan is None or check(found.plan) == []

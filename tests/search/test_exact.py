@@ -13,7 +13,7 @@ from contraflow.planner.plan import Pipeline, Problem
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.exact.instance import common_tick
-from contraflow.planner.search.exact.orders import solve
+from contraflow.planner.search.exact.search import Known, solve
 from contraflow.planner.search.exact.solver import Effort
 
 FREE = Link()
@@ -56,7 +56,7 @@ def test_known_optima(devices: int, limit: int, two: bool, expected: int, worker
 
 def test_nothing_below_the_optimum() -> None:
     """With the optimum as incumbent the search proves that there is nothing better."""
-    found = solve(candidate(4, 8, 4, True), Effort(20, 20), incumbent_s=28.0)
+    found = solve(candidate(4, 8, 4, True), Effort(20, 20), known=Known(28.0))
     assert found.plan is None
     assert found.closed
     assert found.bound_s == pytest.approx(28)

@@ -18,8 +18,8 @@ from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.common.two_device_space import pays
 from contraflow.planner.search.driver import Result
-from contraflow.planner.search.exact.apart import solve_apart
-from contraflow.planner.search.exact.orders import Found, solve
+from contraflow.planner.search.exact.instance import Rules
+from contraflow.planner.search.exact.search import Found, Known, solve
 from contraflow.planner.search.exact.solver import Effort
 
 EFFORT = Effort(240, 1e9, 2)
@@ -32,6 +32,11 @@ def candidate(devices: int, batches: int, limit: int, link: Link = Link(1.0), **
     problem = Problem(uniform(devices, 1, 2, **rest), cluster, Workload(batches))
     route = tuple(range(devices))
     return Candidate(problem, one_layer_a_stage(problem.model), (Pipeline(route, route, tuple(range(batches))),))
+
+
+def anywhere(policies: str) -> Rules:
+    """Open devices, with these stash policies."""
+    return Rules(policies=frozenset(policies.split()), open=True)
 
 
 def proven(found: Found) -> Plan:
@@ -53,23 +58,23 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize(("limit", "together", "apart"), FIGURES)
-def test_separate_devices_pay_where_memory_is_tight(limit: int, together: float, apart: float) -> None:
+@pytest.mark.parametrize(("limit", "together", "separate"), FIGURES)
+def test_separate_devices_pay_where_memory_is_tight(limit: int, together: float, separate: float) -> None:
     """Four devices, four stages, eight micro-batches: one device a stage, and any two, both proven."""
     given = candidate(4, 8, limit)
     kept = proven(solve(given, EFFORT))
     assert kept.forecast is not None
     assert kept.forecast.step_s == pytest.approx(together)
-    found = proven(solve_apart(given, EFFORT, together, policies=frozenset({"keep"})))
+    found = proven(solve(given, EFFORT, anywhere("keep"), Known(together)))
     assert found.forecast is not None
-    assert found.forecast.step_s == pytest.approx(apart)
+    assert found.forecast.step_s == pytest.approx(separate)
     assert any(a != b for p in found.pipelines for a, b in zip(p.forward, p.backward, strict=True))
 
 
 @pytest.mark.slow
 def test_shipping_away_and_back_competes() -> None:
     """At three stashes a device (36 with separate devices) it reaches 33: the last device has room for others'."""
-    found = solve_apart(candidate(4, 8, 3), EFFORT, 34, policies=frozenset({"keep", "ship"}))
+    found = solve(candidate(4, 8, 3), EFFORT, anywhere("keep ship"), Known(34))
     assert found.plan is not None
     assert found.plan.forecast is not None
     assert check(found.plan) == []
@@ -82,7 +87,7 @@ def test_shipping_away_and_back_competes() -> None:
 def test_two_devices(limit: int, policies: str) -> None:
     """Whatever is allowed: proven, checked, and no worse than with one device a stage."""
     given = candidate(2, 4, limit, Link(4.0), output_bytes=0)
-    found = solve_apart(given, EFFORT, policies=frozenset(policies.split()))
+    found = solve(given, EFFORT, anywhere(policies))
     best = proven(found)
     assert best.forecast is not None
     kept = proven(solve(given, EFFORT))
@@ -92,7 +97,7 @@ def test_two_devices(limit: int, policies: str) -> None:
 
 def test_recompute_on_the_backward_device() -> None:
     """Where nothing else is allowed every backward has its R on its own device."""
-    found = proven(solve_apart(candidate(2, 3, 2), EFFORT, policies=frozenset({"recompute"})))
+    found = proven(solve(candidate(2, 3, 2), EFFORT, anywhere("recompute")))
     assert found.stash == (("recompute", "recompute"),)
     (route,) = found.pipelines
     for device, order in enumerate(found.orders):
@@ -101,7 +106,7 @@ def test_recompute_on_the_backward_device() -> None:
 
 def test_nothing_fits() -> None:
     """A stash of two bytes has no place on any device of one."""
-    found = solve_apart(candidate(2, 3, 1, stash_bytes=2), EFFORT, policies=frozenset({"keep", "ship"}))
+    found = solve(candidate(2, 3, 1, stash_bytes=2), EFFORT, anywhere("keep ship"))
     assert found.closed
     assert math.isinf(found.bound_s)
 

@@ -18,7 +18,8 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.common.fit import excess
-from contraflow.planner.search.exact.orders import Found, solve
+from contraflow.planner.search.exact.instance import Rules
+from contraflow.planner.search.exact.search import Found, Known, solve
 from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.search.exact.windows import improve
 
@@ -71,7 +72,7 @@ def step(found: Found) -> float:
 @pytest.mark.parametrize(("devices", "batches", "expected"), [(4, 8, 270), (8, 16, 550), (8, 32, 1030)])
 def test_split_backward_in_one_direction(devices: int, batches: int, expected: float, workers: int) -> None:
     """With 1F1B's memory ZB-H1's length is optimal: N(F + I + W) + (p - 1)F."""
-    found = solve(candidate([line(devices)], batches, devices), Effort(60, 60, workers), split=True)
+    found = solve(candidate([line(devices)], batches, devices), Effort(60, 60, workers), Rules(split=True))
     assert found.closed
     assert found.bound_s == pytest.approx(expected)
     assert step(found) == pytest.approx(expected)
@@ -80,7 +81,7 @@ def test_split_backward_in_one_direction(devices: int, batches: int, expected: f
 @pytest.mark.parametrize(("batches", "expected"), [(8, 270), (16, 510), (32, 990)])
 def test_split_backward_in_two_directions(batches: int, expected: float) -> None:
     """Eight devices, eight stashes each: proven by the load and the head."""
-    found = solve(candidate([line(8), line(8)[::-1]], batches, 8), EFFORT, split=True)
+    found = solve(candidate([line(8), line(8)[::-1]], batches, 8), EFFORT, Rules(split=True))
     assert found.closed
     assert step(found) == pytest.approx(expected)
     assert found.bound_s == pytest.approx(expected)
@@ -88,15 +89,17 @@ def test_split_backward_in_two_directions(batches: int, expected: float) -> None
 
 def test_mirrored_schedules_are_only_a_start() -> None:
     """The full model finds the same without them."""
-    found = solve(candidate([line(4), line(4)[::-1]], 4, 4), EFFORT, split=True, mirror=False)
+    found = solve(candidate([line(4), line(4)[::-1]], 4, 4), EFFORT, Rules(split=True, mirror=False))
     assert found.closed
-    assert step(found) == pytest.approx(step(solve(candidate([line(4), line(4)[::-1]], 4, 4), EFFORT, split=True)))
+    assert step(found) == pytest.approx(
+        step(solve(candidate([line(4), line(4)[::-1]], 4, 4), EFFORT, Rules(split=True)))
+    )
 
 
 @pytest.mark.parametrize("route", [(0, 1, 2, 3, 3, 2, 1, 0), (0, 1, 2, 3, 0, 1, 2, 3), (0, 1, 2, 3, 2, 3, 0, 1)])
 def test_several_stages_a_device(route: tuple[int, ...]) -> None:
     """A zigzag and two interleaved placements: never below the load of a device and its head."""
-    found = solve(candidate([route], 8, 8), EFFORT, split=True)
+    found = solve(candidate([route], 8, 8), EFFORT, Rules(split=True))
     assert found.closed
     assert step(found) == pytest.approx(found.bound_s)
     assert found.bound_s >= 2 * 8 * 30 + 30
@@ -109,7 +112,7 @@ def test_whole_backwards_where_a_stage_cannot_be_split() -> None:
     layers = [Layer(f"layer{k}", 10, 20, separable=False, stash_bytes=2, weight_stash_bytes=2) for k in range(3)]
     problem = Problem(ModelGraph.chain(layers), given.problem.cluster, given.problem.workload)
     whole = Candidate(problem, given.stages, given.pipelines)
-    assert step(solve(whole, EFFORT, split=True)) == step(solve(whole, EFFORT)) == pytest.approx(180)
+    assert step(solve(whole, EFFORT, Rules(split=True))) == step(solve(whole, EFFORT)) == pytest.approx(180)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_whole_backwards_where_a_stage_cannot_be_split() -> None:
 )
 def test_offload(limit: int, policies: set[str], expected: float) -> None:
     """Four devices, eight micro-batches, copies of 6 s each way, proven."""
-    found = solve(candidate([line(4)], 8, limit), EFFORT, split=True, policies=frozenset(policies))
+    found = solve(candidate([line(4)], 8, limit), EFFORT, Rules(split=True, policies=frozenset(policies)))
     assert found.bound_s == pytest.approx(expected)
     assert step(found) == pytest.approx(expected)
     assert any("offload" in row for row in plan_of(found).stash) == ("offload" in policies)
@@ -126,15 +129,16 @@ def test_offload(limit: int, policies: set[str], expected: float) -> None:
 
 def test_offload_to_a_shared_host_link() -> None:
     """Two devices that share one link: no shorter than with one each, and the plan runs."""
-    alone = solve(candidate([line(2)], 5, 1, copy_s=12), EFFORT, split=True, policies=frozenset({"keep", "offload"}))
+    rules = Rules(split=True, policies=frozenset({"keep", "offload"}))
+    alone = solve(candidate([line(2)], 5, 1, copy_s=12), EFFORT, rules)
     shared = candidate([line(2)], 5, 1, copy_s=12, shared_by=2)
-    found = solve(shared, EFFORT, split=True, policies=frozenset({"keep", "offload"}))
+    found = solve(shared, EFFORT, rules)
     assert step(found) >= step(alone) - 1e-9
 
 
 def test_recompute() -> None:
     """Two stashes a device, inputs of no bytes: recomputing some beats keeping all (410)."""
-    found = solve(candidate([line(4)], 8, 2), EFFORT, split=True, policies=frozenset({"keep", "recompute"}))
+    found = solve(candidate([line(4)], 8, 2), EFFORT, Rules(split=True, policies=frozenset({"keep", "recompute"})))
     assert found.closed
     assert step(found) == pytest.approx(300)
     plan = plan_of(found)
@@ -144,7 +148,7 @@ def test_recompute() -> None:
 
 def test_recompute_everywhere_where_nothing_else_is_allowed() -> None:
     """Every micro-batch has R on every stage; F = R = I = W."""
-    found = solve(candidate([line(2)], 3, 8), EFFORT, split=True, policies=frozenset({"recompute"}))
+    found = solve(candidate([line(2)], 3, 8), EFFORT, Rules(split=True, policies=frozenset({"recompute"})))
     plan = plan_of(found)
     assert plan.stash == (("recompute", "recompute"),)
     assert sum(op.kind == Kind.R for order in plan.orders for op in order) == 6
@@ -153,7 +157,7 @@ def test_recompute_everywhere_where_nothing_else_is_allowed() -> None:
 def test_a_proven_bound_of_the_caller_is_used() -> None:
     """A plan at the caller's bound is optimal; and nothing is searched below it."""
     given = candidate([line(4)], 8, 4)
-    found = solve(given, EFFORT, incumbent_s=270, split=True, lower_s=270)
+    found = solve(given, EFFORT, Rules(split=True), Known(270, 270))
     assert found.plan is None
     assert found.closed
     assert found.effort == 0

@@ -1,4 +1,4 @@
-"""One candidate in whole numbers: what the CP-SAT model reads, without any solver type.
+"""A cut with its routes, or with open devices, in whole numbers: what the CP-SAT model reads; no solver type.
 
 Durations are ticks. Where all durations share a tick it is used and the ticks are exact. Otherwise the tick is
 small against the step and every duration is rounded down: rounding the start times of a real schedule down gives
@@ -10,24 +10,15 @@ are therefore always checked again by the simulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from ...basics import PlanError
-from ...bounds import finish_seconds
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate, static_bytes
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ...plan import Kind
-from ...problem import Cluster
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-
 
 _RATIO = 64
 _MOST_TICKS = 200_000
@@ -71,39 +62,31 @@ def common_tick(durations: Iterable[float], horizon_s: float, path: int) -> Tick
     return Tick(horizon_s / (_FINE * max(1, path)), False)
 
 
-@dataclass(frozen=True)
-class Send:
-    """A message of every micro-batch: ticks on its links and of latency, and the links as resource names."""
+class Send(NamedTuple):
+    """A message or copy of every micro-batch: ticks on its links and of latency, and the links as resource names."""
 
     occupation: int
     latency: int
     links: tuple[tuple[str, int, int], ...] = ()
 
+    @property
+    def arrives(self) -> int:
+        """Ticks from its start to its arrival."""
+        return self.occupation + self.latency
+
+
+NOTHING = Send(0, 0)
+Hops = Mapping[tuple[int, int], Send]
+"""Messages by the sites that they leave and reach; those on one device take no time."""
+
 
 @dataclass(frozen=True)
-class Way:
-    """One direction: the device of every stage, and ticks of its ops, messages and tail.
+class Site:
+    """A device where a stage may run: ticks of its ops there, and its stash's way to (or from) the host."""
 
-    `forward`, `whole`, `input`, `weight`: ticks of F (and R), B, I and W per stage. `activation` and `gradient`: for
-    every edge of Instance.edges. `tail`: ticks of the reduction and optimizer step after a stage's last op. `copy`:
-    (occupation, latency) of a stage's stash on the host link of its device.
-    """
-
-    devices: tuple[int, ...]
-    forward: tuple[int, ...]
-    whole: tuple[int, ...]
-    input: tuple[int, ...]
-    weight: tuple[int, ...]
-    activation: tuple[Send, ...]
-    gradient: tuple[Send, ...]
-    tail: tuple[int, ...]
-    copy: tuple[tuple[int, int], ...]
-
-    def ticks(self, kind: Kind, stage: int) -> int:
-        """Ticks of a compute op."""
-        if kind in (Kind.F, Kind.R):
-            return self.forward[stage]
-        return {Kind.B: self.whole, Kind.I: self.input, Kind.W: self.weight}[kind][stage]
+    device: int
+    ticks: Mapping[Kind, int]
+    copy: Send
 
 
 @dataclass(frozen=True)
@@ -144,155 +127,162 @@ class Stash:
 
 
 @dataclass(frozen=True)
-class Instance:
-    """The whole numbers of a candidate.
+class Stage:
+    """What a stage asks of the sites where it may run.
 
     Attributes:
-        ways: one direction, or down and up. `edges`: (producer, consumer) stages.
-        split: per stage, whether its backward is I and W. `stash`: memory per stage. `capacity`: units per device,
-            static bytes taken off. `host`: the host link of every device; `node`: its node; `host_room`: units of
-            host memory by node, None: no limit.
-        policies: what may happen to a stash. `mirrored`: swapping the directions changes nothing.
+        sites: in a candidate of routes one a direction, where devices are open one a device.
+        finish: by the sites of forward and backward that go together, ticks from the last backward op to the end of
+            the step: sums of gradients, optimizer step, and new parameters on their way to the forward.
+        hop: the stash from site to site; `kept_hop`: what recompute keeps. Both where devices are open.
+        owned, lent: memory units of parameters and more on the device of the backward, and on one that only runs the
+            forward; 0 where the capacities are less these already.
+    """
+
+    sites: tuple[Site, ...]
+    split: bool
+    finish: Mapping[tuple[int, int], int]
+    stash: Stash
+    hop: Hops
+    kept_hop: Hops
+    owned: int = 0
+    lent: int = 0
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The compute ops of every micro-batch (R comes with recompute)."""
+        return (Kind.F, *self.backwards)
+
+    @property
+    def backwards(self) -> tuple[Kind, ...]:
+        """The ops of a backward: the first takes and sends gradients."""
+        return (Kind.I, Kind.W) if self.split else (Kind.B,)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Tensors between two stages: activations to the consumer, gradients back, by the sites of sender and receiver."""
+
+    producer: int
+    consumer: int
+    activation: Hops
+    gradient: Hops
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Parameters that these stages share: one copy a device, in units where a backward runs and where only forwards."""
+
+    stages: tuple[int, ...]
+    owned: int
+    lent: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The whole numbers of a cut.
+
+    Attributes:
+        open: every stage chooses the devices of its forward and its backward and one stash policy, for all
+            micro-batches. Otherwise every micro-batch takes one site of all stages, a direction, and has policies of
+            its own.
+        capacity: units per device, static bytes of routes taken off. `host`: the host link of every device; `node`:
+            its node; `host_room`: units of host memory by node, None: no limit.
+        policies: what may happen to a stash. `alike`: exchanging the directions, or two devices, changes nothing.
     """
 
     micro_batches: int
     tick: Tick
-    ways: tuple[Way, ...]
-    edges: tuple[tuple[int, int], ...]
-    split: tuple[bool, ...]
-    stash: tuple[Stash, ...]
+    stages: tuple[Stage, ...]
+    edges: tuple[Edge, ...]
     capacity: tuple[int, ...]
     host: tuple[int, ...]
     node: tuple[int, ...]
     host_room: tuple[int | None, ...]
     policies: frozenset[str]
-    mirrored: bool
+    open: bool
+    alike: bool
+    ties: tuple[Tied, ...] = ()
 
     @property
-    def stages(self) -> int:
-        """Number of stages."""
-        return len(self.stash)
+    def directions(self) -> int:
+        """Sites that a micro-batch chooses from: 1 where devices are open."""
+        return 1 if self.open else len(self.stages[0].sites)
 
-    def kinds(self, stage: int) -> tuple[Kind, ...]:
-        """The compute ops every micro-batch has on a stage (R comes with recompute)."""
-        return (Kind.F, Kind.I, Kind.W) if self.split[stage] else (Kind.F, Kind.B)
-
-    def backward(self, stage: int) -> Kind:
-        """The op that takes and sends gradients: B, or I."""
-        return Kind.I if self.split[stage] else Kind.B
+    def route(self, direction: int) -> tuple[int, ...]:
+        """The devices of a direction, stage by stage."""
+        return tuple(stage.sites[direction].device for stage in self.stages)
 
     @cached_property
-    def tight(self) -> frozenset[int]:
-        """Devices that cannot hold every stash of their stages at once (each micro-batch takes one way)."""
+    def limited(self) -> frozenset[int]:
+        """Devices that may not hold every stash of their stages at once (each micro-batch takes one way)."""
+        if self.open:
+            return frozenset(range(len(self.capacity)))
         found = set()
-        for device in {d for way in self.ways for d in way.devices}:
-            here = [[s for s, d in enumerate(way.devices) if d == device] for way in self.ways]
-            most = max(sum(max(self.stash[s].bytes, self.stash[s].held) for s in stages) for stages in here)
-            beside = max(self.stash[s].running(k) for stages in here for s in stages for k in self.kinds(s))
+        routes = [self.route(way) for way in range(self.directions)]
+        for device in {d for route in routes for d in route}:
+            here = [[self.stages[s] for s, d in enumerate(route) if d == device] for route in routes]
+            most = max(sum(max(x.stash.bytes, x.stash.held) for x in stages) for stages in here)
+            beside = max(x.stash.running(kind) for stages in here for x in stages for kind in x.kinds)
             if self.micro_batches * most + beside > self.capacity[device]:
                 found.add(device)
         return frozenset(found)
 
-    def choices(self, way: Way, stage: int) -> tuple[str, ...]:
+    def choices(self, stage: int, site: int) -> tuple[str, ...]:
         """Policies worth choosing from: where memory does not bind, a stash is kept if it may be."""
-        if way.devices[stage] not in self.tight and KEEP in self.policies:
+        if self.stages[stage].sites[site].device not in self.limited and KEEP in self.policies:
             return (KEEP,)
-        return tuple(policy for policy in (KEEP, RECOMPUTE, OFFLOAD) if policy in self.policies)
+        return tuple(policy for policy in (KEEP, RECOMPUTE, OFFLOAD, SHIP) if policy in self.policies)
+
+    @cached_property
+    def beside(self) -> tuple[int, ...]:
+        """Units per device that whatever runs there holds besides stashes, so that these never have them.
+
+        Only where memory is first taken by an op: a stash that comes back may take it while no op runs.
+        """
+        found: dict[int, int] = {}
+        for stage in self.stages if not self.open and OFFLOAD not in self.policies else ():
+            for site in stage.sites:
+                small = min(stage.stash.running(kind) for kind in stage.kinds)
+                found[site.device] = min(found.get(site.device, small), small)
+        return tuple(found.get(device, 0) for device in range(len(self.capacity)))
+
+    def room(self, memory: str, number: int) -> int | None:
+        """Units of a device's memory for stashes, or of a node's host memory."""
+        if memory == "device":
+            return self.capacity[number] - self.beside[number]
+        if memory == "host":
+            return self.host_room[number]
+        raise KeyError(memory)
+
+    @property
+    def possible(self) -> bool:
+        """Whether every stage can hold one stash on its sites (where devices are open, on some) while its ops run."""
+        enough = any if self.open else all
+
+        def fits(stage: Stage, beside: int) -> bool:
+            return enough(stage.stash.bytes + beside <= self.capacity[site.device] for site in stage.sites)
+
+        return all(fits(x, x.stash.forward) and fits(x, x.stash.backward) for x in self.stages)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a search may decide besides the order: split backwards, and what happens to stashes."""
+    """What a search may decide besides the order: split backwards, what happens to stashes, and the devices.
+
+    `mirror`: of two directions, mirrored schedules are searched first.
+    """
 
     split: bool = False
     policies: frozenset[str] = frozenset({KEEP})
+    open: bool = False
+    mirror: bool = True
 
     def __post_init__(self) -> None:
         for policy in self.policies - {KEEP, RECOMPUTE, OFFLOAD, SHIP}:
             raise PlanError(f"the exact search knows no stash policy {policy!r}")
-
-
-def build_instance(
-    candidate: Candidate,
-    limits: Sequence[int],
-    horizon_s: float,
-    lowered: Sequence[int] = (),
-    rules: Rules = Rules(),
-    host_lowered: Sequence[int] = (),
-) -> Instance:
-    """The instance of a candidate with one or two routes.
-
-    `lowered`, `host_lowered`: bytes taken off the limit of every device, and of every node's host memory.
-    """
-    costs, problem = candidate.costs, candidate.problem
-    routes = distinct_routes(candidate)
-    split = tuple(rules.split and whole for whole in costs.separable)
-    durations = [seconds for devices in routes for seconds in _durations(candidate, devices, split, rules)]
-    path = 4 * problem.workload.micro_batches + 6 * len(candidate.stages) + 2
-    tick = common_tick(durations, horizon_s, path)
-    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
-    free = [limit - fixed for limit, fixed in zip(limits, static, strict=True)]
-    if lowered:
-        free = [room - off for room, off in zip(free, lowered, strict=True)]
-    stash = stash_bytes(candidate, split, rules)
-    unit = memory_unit([size for one in stash for size in one.all], free)
-    less = host_lowered or [0] * len(problem.cluster.node_groups)
-    hosts = [(group.host_memory_bytes, off) for group, off in zip(problem.cluster.node_groups, less, strict=True)]
-    return Instance(
-        problem.workload.micro_batches,
-        tick,
-        tuple(_way(candidate, devices, tick) for devices in routes),
-        tuple((edge.producer, edge.consumer) for edge in costs.edges),
-        split,
-        tuple(one.in_units(unit) for one in stash),
-        tuple(room // unit for room in free),
-        host_links(problem.cluster),
-        tuple(device.node for device in problem.cluster.devices),
-        tuple(None if room is None else max(0, room - off) // unit for room, off in hosts),
-        rules.policies,
-        len(routes) == 2 and _mirrored(candidate, *routes),
-    )
-
-
-def distinct_routes(candidate: Candidate) -> list[tuple[int, ...]]:
-    """The routes of a candidate's pipelines, each once."""
-    return list(dict.fromkeys(pipeline.forward for pipeline in candidate.pipelines))
-
-
-def host_links(cluster: Cluster) -> tuple[int, ...]:
-    """Number of the host link of every device: `host_link_shared_by` consecutive devices of a node share one."""
-    found: list[int] = []
-    count, place, node = -1, 0, -1
-    for device in cluster.devices:
-        place = place + 1 if device.node == node else 0
-        node = device.node
-        if place % cluster.node_groups[node].host_link_shared_by == 0:
-            count += 1
-        found.append(count)
-    return tuple(found)
-
-
-def stash_bytes(candidate: Candidate, split: Sequence[bool], rules: Rules) -> list[Stash]:
-    """Bytes of every stage (see planner.memory)."""
-    costs = candidate.costs
-    forward, backward = costs.workspace_bytes.tolist(), costs.workspace_bytes.tolist()
-    kept = costs.incoming_bytes.tolist()
-    for producer, consumer, size in costs.edges:
-        forward[producer] += size
-        backward[producer] += size
-        backward[consumer] += size
-    whole, half = costs.stash_bytes.tolist(), costs.weight_stash_bytes.tolist()
-    return [
-        Stash(
-            whole[s],
-            half[s] if split[s] else whole[s],
-            kept[s] if RECOMPUTE in rules.policies else 0,
-            forward[s],
-            backward[s],
-            weight,
-        )
-        for s, weight in enumerate(costs.workspace_bytes.tolist())
-    ]
+        if SHIP in self.policies and not self.open:
+            raise PlanError("the exact search ships stashes only where it chooses the devices")
 
 
 def memory_unit(demands: Sequence[int], free: Sequence[int]) -> int:
@@ -301,80 +291,3 @@ def memory_unit(demands: Sequence[int], free: Sequence[int]) -> int:
     largest = max([*demands, 1])
     rooms = max([min(room, 4096 * largest) for room in free if room > 0], default=1)
     return exact if rooms // exact <= _MOST_UNITS else max(1, rooms // _MOST_UNITS)
-
-
-def message_seconds(candidate: Candidate, source: int, target: int, size: int) -> tuple[float, float]:
-    """Seconds on the link, and its latency, of a message; (0, 0) on one device."""
-    if source == target:
-        return 0.0, 0.0
-    link = candidate.problem.cluster.link(source, target)
-    return link.occupation_s(size), link.latency_s
-
-
-def _copy(candidate: Candidate, stage: int, device: int) -> tuple[float, float]:
-    """Seconds on the host link, and its latency, of a stage's stash."""
-    cluster = candidate.problem.cluster
-    link = cluster.node_groups[cluster.devices[device].node].host_link
-    return link.occupation_s(int(candidate.costs.stash_bytes[stage])), link.latency_s
-
-
-def _durations(candidate: Candidate, devices: Sequence[int], split: Sequence[bool], rules: Rules) -> list[float]:
-    """Seconds of everything that takes time in the model."""
-    found: list[float] = []
-    costs = candidate.costs
-    for stage, device in enumerate(devices):
-        speed = candidate.problem.cluster.devices[device].kind.speed
-        halves = (costs.backward_input_s, costs.backward_weight_s) if split[stage] else (costs.backward_s,)
-        found += [float(table[stage]) / speed for table in (costs.forward_s, *halves)]
-        found.append(finish_seconds(candidate, stage, device))
-        found += _copy(candidate, stage, device) if OFFLOAD in rules.policies else ()
-    for producer, consumer, size in costs.edges:
-        a, b = devices[producer], devices[consumer]
-        found += [*message_seconds(candidate, a, b, size), *message_seconds(candidate, b, a, size)]
-    return found
-
-
-def _way(candidate: Candidate, devices: tuple[int, ...], tick: Tick) -> Way:
-    costs, cluster = candidate.costs, candidate.problem.cluster
-    speed = [cluster.devices[d].kind.speed for d in devices]
-
-    def send(source: int, target: int, size: int) -> Send:
-        occupation, latency = message_seconds(candidate, source, target, size)
-        return Send(tick.down(occupation), tick.down(latency), links_of(cluster, source, target))
-
-    def ticks(seconds: Floats) -> tuple[int, ...]:
-        return tuple(tick.down(float(s) / v) for s, v in zip(seconds, speed, strict=True))
-
-    return Way(
-        devices,
-        ticks(costs.forward_s),
-        ticks(costs.backward_s),
-        ticks(costs.backward_input_s),
-        ticks(costs.backward_weight_s),
-        tuple(send(devices[e.producer], devices[e.consumer], e.bytes) for e in costs.edges),
-        tuple(send(devices[e.consumer], devices[e.producer], e.bytes) for e in costs.edges),
-        tuple(tick.down(finish_seconds(candidate, s, d)) for s, d in enumerate(devices)),
-        tuple((tick.down(a), tick.down(b)) for a, b in (_copy(candidate, s, d) for s, d in enumerate(devices))),
-    )
-
-
-def links_of(cluster: Cluster, source: int, target: int) -> tuple[tuple[str, int, int], ...]:
-    """A link of its own inside a node; between nodes the sender's and the receiver's NIC."""
-    if source == target:
-        return ()
-    if cluster.same_node(source, target):
-        return (("link", source, target),)
-    return ("out", source, -1), ("in", target, -1)
-
-
-def _mirrored(candidate: Candidate, down: tuple[int, ...], up: tuple[int, ...]) -> bool:
-    """Whether the devices look the same when each stage's two devices are swapped."""
-    cluster, twin = candidate.problem.cluster, dict(zip(down, up, strict=True))
-    if any(twin[d] != u or twin.get(u) != d for d, u in zip(down, up, strict=True)):
-        return False
-    return all(
-        cluster.devices[a].kind == cluster.devices[b].kind
-        and all(cluster.link(a, c) == cluster.link(b, d) for c, d in twin.items())
-        and all(cluster.same_node(a, c) == cluster.same_node(b, d) for c, d in twin.items())
-        for a, b in twin.items()
-    )

@@ -15,8 +15,8 @@ from ...partition import Cuts, compositions, cut
 from ...plan import Pipeline
 from ..common import MOST_CHUNKS, TWO_DEVICE_CUTS, Session, lacking, policies, routes, stash_choices
 from ..named import Order
-from .apart import solve_apart
-from .orders import Found, Report, solve
+from .instance import Rules
+from .search import Found, Known, Report, solve
 from .solver import Effort
 
 MOST_CUTS = 256
@@ -25,7 +25,7 @@ MOST_OPS = 2400
 """F and B ops up to which a CP-SAT model is built; with a choice of stash policies, a third of them."""
 _CLOSE = 1e-9
 _FIRST_SLICE = 0.5
-_FIRST_APART = 4 * _FIRST_SLICE
+_FIRST_OPEN = 4 * _FIRST_SLICE
 _WITHOUT = 4
 """How much more effort models with open devices get that leave shipping there and back out: they are far smaller."""
 _SLOWER = 4
@@ -36,13 +36,13 @@ _SLOWER = 4
 class Open:
     """A candidate not yet decided: its bound in seconds, and the deterministic time of its next solve.
 
-    fates: where its stages choose their devices, what may happen to their stashes.
+    stash_choices: where its stages choose their devices, what may happen to their stashes.
     """
 
     bound_s: float
     number: int
     candidate: Candidate = field(compare=False)
-    fates: frozenset[str] = field(compare=False, default=frozenset())
+    stash_choices: frozenset[str] = field(compare=False, default=frozenset())
     effort: float = field(compare=False, default=_FIRST_SLICE)
 
 
@@ -98,7 +98,7 @@ def _candidates_of(
     return found
 
 
-def apart_candidates(session: Session) -> list[Candidate]:
+def separate_candidates(session: Session) -> list[Candidate]:
     """The cuts into one stage a device whose stages choose their devices; none where they do not."""
     if not session.apart:
         return []
@@ -139,14 +139,14 @@ class Hunt:
         for number, candidate in enumerate(listed):
             self.heap.append(Open(self._cheap(candidate), number, candidate))
         heapq.heapify(self.heap)
-        self.fates = stash_choices(session.problem, session.space)
-        self.apart = [
-            Open(session.bound_s, number, candidate, fates, _FIRST_APART)
-            for number, candidate in enumerate(apart_candidates(session))
-            for fates in dict.fromkeys((self.fates - {SHIP}, self.fates))
+        self.stash_choices = stash_choices(session.problem, session.space)
+        self.separate = [
+            Open(session.bound_s, number, candidate, chosen, _FIRST_OPEN)
+            for number, candidate in enumerate(separate_candidates(session))
+            for chosen in dict.fromkeys((self.stash_choices - {SHIP}, self.stash_choices))
         ]
-        self.count = len(self.heap) + len(self.apart)
-        self.closed_s = self.closed_apart_s = math.inf
+        self.count = len(self.heap) + len(self.separate)
+        self.closed_s = self.closed_separate_s = math.inf
         self.effort = 0.0
         self._update()
 
@@ -163,7 +163,11 @@ class Hunt:
     def _nearest_s(self) -> float:
         """The smallest bound of all candidates."""
         return min(
-            [self._together_s, self.closed_apart_s, *(node.bound_s for node in self.apart if node.fates == self.fates)]
+            [
+                self._together_s,
+                self.closed_separate_s,
+                *(node.bound_s for node in self.separate if node.stash_choices == self.stash_choices),
+            ]
         )
 
     def _update(self) -> None:
@@ -192,7 +196,7 @@ class Hunt:
         """Says how many candidates there were and what became of them."""
         if not self.solvable:
             return
-        closed, left = self.count - len(self.heap) - len(self.apart), len(self.heap) + len(self.apart)
+        closed, left = self.count - len(self.heap) - len(self.separate), len(self.heap) + len(self.separate)
         every = "all" if self.complete else "some"
         what = f"exact search of {every} cuts and shapes: {closed} decided, {left} open"
         self.session.ledger.note(
@@ -215,15 +219,15 @@ class Hunt:
         """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""
         below = self.session.best_s * (1 - _CLOSE)
         first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
-        turns = [node for node in self.apart if node.bound_s < below]
+        turns = [node for node in self.separate if node.bound_s < below]
         if turns and (first is None or min(map(self._turn, turns)) <= first.effort):
             node = min(turns, key=lambda node: (self._turn(node), node.bound_s, node.number))
-            self.apart.remove(node)
+            self.separate.remove(node)
             return node
         return None if first is None else heapq.heappop(self.heap)
 
     def _turn(self, node: Open) -> float:
-        return node.effort if node.fates == self.fates else node.effort / _WITHOUT
+        return node.effort if node.stash_choices == self.stash_choices else node.effort / _WITHOUT
 
     def _solve(self, node: Open, deadline: float, allowed: float) -> None:
         session = self.session
@@ -236,25 +240,23 @@ class Hunt:
         def report(_: float) -> None:
             session.report("exact search")
 
-        if node.fates:
-            found = self._solve_apart(node, effort, report if node.fates == self.fates else None)
-        else:
-            found = solve(
-                node.candidate, effort, session.best_s, session.best, report,
-                split=session.space.split_backward, policies=self.policies, lower_s=node.bound_s,
-            )  # fmt: skip
+        found = self._answer(node, effort, report)
         self.effort += found.effort
         session.interrupted |= found.interrupted
         if found.plan is not None:
             session.offer(found.plan, "exact search")
         self._file(node, found, found.effort < 0.9 * slice_ and time.monotonic() - began < 0.9 * seconds)
 
-    def _solve_apart(self, node: Open, effort: Effort, report: Report | None) -> Found:
-        """As `solve`, for a candidate whose stages choose their devices."""
-        found = solve_apart(
-            node.candidate, replace(effort, deterministic=effort.deterministic / _SLOWER), self.session.best_s, report,
-            split=self.session.space.split_backward, policies=node.fates, lower_s=node.bound_s,
-        )  # fmt: skip
+    def _answer(self, node: Open, effort: Effort, report: Report) -> Found:
+        """What the exact search says of a candidate, effort by the seconds that it takes."""
+        session, split = self.session, self.session.space.split_backward
+        if not node.stash_choices:
+            known = Known(session.best_s, node.bound_s, session.best)
+            return solve(node.candidate, effort, Rules(split, self.policies), known, report)
+        rules, known = Rules(split, node.stash_choices, open=True), Known(session.best_s, node.bound_s)
+        effort = replace(effort, deterministic=effort.deterministic / _SLOWER)
+        told = report if node.stash_choices == self.stash_choices else None
+        found = solve(node.candidate, effort, rules, known, told)
         return replace(found, effort=found.effort * _SLOWER)
 
     def _file(self, node: Open, found: Found, ended: bool) -> None:
@@ -262,13 +264,13 @@ class Hunt:
         node.bound_s = max(node.bound_s, found.bound_s)
         finished = ended and not found.interrupted
         if found.closed or finished:
-            if node.fates == self.fates:
-                self.closed_apart_s = min(self.closed_apart_s, node.bound_s)
-            elif not node.fates:
+            if node.stash_choices == self.stash_choices:
+                self.closed_separate_s = min(self.closed_separate_s, node.bound_s)
+            elif not node.stash_choices:
                 self.closed_s = min(self.closed_s, node.bound_s)
             return
         node.effort *= 4
-        if node.fates:
-            self.apart.append(node)
+        if node.stash_choices:
+            self.separate.append(node)
         else:
             heapq.heappush(self.heap, node)

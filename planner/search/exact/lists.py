@@ -1,7 +1,8 @@
-"""From a solution of `apart_model` to op lists: compute ops, and where stashes leave, arrive and are waited for.
+"""From a solution to pipelines and op lists: compute ops, and where stashes leave, arrive and are waited for.
 
-What is posted stands behind the ops that have ended by then. A RECV_S stands where its message starts, or before the
-op that runs at that time; a FREE before the first op that starts when its stash has left.
+A list only says what comes before what. What is posted stands behind the ops that have ended by then. A RECV_S stands
+where its message starts, or before the op that runs at that time; a FREE before the first op that starts when its
+stash has left.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from ...graph import OFFLOAD, RECOMPUTE, ship_target, stash_hops
+from ...graph import OFFLOAD, ship_target, stash_hops
 from ...plan import Kind, Op, Pipeline
-from .apart_instance import ApartInstance
-from .apart_model import ApartSolution
+from .instance import Instance
+from .variables import Solution
 
 _MAKES = frozenset({Kind.F, Kind.R, Kind.RECV_S})
+_FREES = frozenset({Kind.B, Kind.I, Kind.W})
 
 
 class _Run(NamedTuple):
@@ -34,46 +36,66 @@ class _Posted(NamedTuple):
     op: Op
 
 
-def pipeline(instance: ApartInstance, found: ApartSolution) -> Pipeline:
-    """The one route."""
-    return Pipeline(found.forward, found.backward, tuple(range(instance.micro_batches)))
+def pipelines(instance: Instance, found: Solution) -> tuple[Pipeline, ...]:
+    """One pipeline a route, with the micro-batches that take it."""
+    taken: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+    for k in range(instance.micro_batches):
+        pairs = [_devices(instance, found, s, k) for s in range(len(instance.stages))]
+        forward, backward = zip(*pairs, strict=True)
+        taken[forward, backward].append(k)
+    return tuple(Pipeline(*route, tuple(batches)) for route, batches in taken.items())
 
 
-def op_lists(instance: ApartInstance, found: ApartSolution) -> tuple[tuple[Op, ...], ...]:
+def rows(instance: Instance, found: Solution) -> dict[int, tuple[str, ...]]:
+    """What happens to the stashes of every micro-batch, stage by stage."""
+    stages = range(len(instance.stages))
+    return {k: tuple(found.policy(s, k) for s in stages) for k in range(instance.micro_batches)}
+
+
+def op_lists(instance: Instance, found: Solution) -> tuple[tuple[Op, ...], ...]:
     """Per device the ops of a solution in order; boundary tensors, reductions and optimizer steps left out."""
     lists = [_List(line) for line in _compute(instance, found)]
-    for s, policy in enumerate(found.policies):
-        for k in range(instance.micro_batches):
-            _post(instance, found, lists, s, k, policy)
+    for route in pipelines(instance, found):
+        for s in range(len(instance.stages)):
+            for k in route.micro_batches:
+                _post(found, lists, route, s, k)
     return tuple(line.ops() for line in lists)
 
 
-def _compute(instance: ApartInstance, found: ApartSolution) -> list[list[_Run]]:
+def _devices(instance: Instance, found: Solution, s: int, k: int) -> tuple[int, int]:
+    front, rear = found.sites[s, k]
+    return instance.stages[s].sites[front].device, instance.stages[s].sites[rear].device
+
+
+def _compute(instance: Instance, found: Solution) -> list[list[_Run]]:
     """The compute ops of every device in order."""
-    depth = {Kind.F: 0, Kind.R: 1, Kind.W: 3}
-    lines: dict[int, list[tuple[tuple[int, bool, int, int, int], _Run]]] = defaultdict(list)
+    lines: dict[int, list[tuple[tuple[int, bool, int, int], _Run]]] = defaultdict(list)
     for (kind, s, k), start in found.starts.items():
-        device = (found.forward if kind == Kind.F else found.backward)[s]
-        size = instance.stages[s].ticks[Kind.F if kind == Kind.R else kind][device]
-        key = (start, size > 0, depth.get(kind, 2), s if kind == Kind.F else -s, k)
-        lines[device].append((key, _Run(start, start + size, Op(kind, s, k))))
-    return [[run for _, run in sorted(lines[d])] for d in range(instance.devices)]
+        site = instance.stages[s].sites[found.sites[s, k][kind is not Kind.F]]
+        size = site.ticks[kind]
+        key = (start, size > 0, _depth(kind, s, len(instance.stages)), k)
+        lines[site.device].append((key, _Run(start, start + size, Op(kind, s, k))))
+    return [[run for _, run in sorted(lines[d])] for d in range(len(instance.capacity))]
 
 
-def _post(instance: ApartInstance, found: ApartSolution, lists: list[_List], s: int, k: int, policy: str) -> None:
+def _depth(kind: Kind, stage: int, stages: int) -> int:
+    """Position on a micro-batch's way: breaks ties of ops that take no time."""
+    return {Kind.F: stage, Kind.R: stages, Kind.W: 3 * stages}.get(kind, 2 * stages - stage)
+
+
+def _post(found: Solution, lists: list[_List], route: Pipeline, s: int, k: int) -> None:
     """Puts the transfers of one stash on the lists of its devices."""
-    a, b = found.forward[s], found.backward[s]
+    policy, a, b = found.policy(s, k), route.forward[s], route.backward[s]
+    if policy != OFFLOAD and ship_target(policy) is None and a == b:
+        return
     out, back, gone = (found.times[name][s, k] for name in ("out", "back", "gone"))
-    route = Pipeline(found.forward, found.backward, ())
     for start, (source, target) in zip((out, back), stash_hops(route, s, policy), strict=False):
         lists[source].send(Op(Kind.SEND_S, s, k, target), start)
         lists[target].receive(Op(Kind.RECV_S, s, k, source), start)
     if policy == OFFLOAD:
         lists[a].send(Op(Kind.OFFLOAD, s, k), out)
         lists[b].fetch(Op(Kind.FETCH, s, k), back)
-    if policy == OFFLOAD or ship_target(policy) is not None or a != b:
-        lists[a].free(Op(Kind.FREE, s, k), out, gone)
-    assert policy != RECOMPUTE or (Kind.R, s, k) in found.starts
+    lists[a].free(Op(Kind.FREE, s, k), out, gone)
 
 
 class _List:
@@ -107,9 +129,12 @@ class _List:
         self.posted.append(_Posted(sum(run.start < gone for run in self.compute), gone, 0, op))
 
     def ops(self) -> tuple[Op, ...]:
-        """The list. A FETCH that starts while something leaves stands before it, so as not to wait for its end."""
+        """The list. A FETCH that starts while something leaves stands before it, so as not to wait for its end, unless
+        an op between them releases memory that it may need."""
         for time, op in sorted(self.fetches):
-            first = min([time, *(out for out, gone in self.leaving if out < time < gone)])
+            first, slot = min([time, *(out for out, gone in self.leaving if out < time < gone)]), self._ended(time)
+            if any(run.op.kind in _FREES for run in self.compute[self._ended(first) : slot]):
+                first = time
             self.posted.append(_Posted(self._ended(first), first, 1, op))
         listed: list[Op] = []
         between: dict[int, list[_Posted]] = defaultdict(list)

@@ -1,9 +1,11 @@
-"""The exact order search: the best order of ops of one candidate, by CP-SAT, with a proven bound.
+"""The exact search: the best order of ops of one candidate, by CP-SAT, with a proven bound.
 
-The candidate: one route, which may visit a device repeatedly, or two whose shares are free; backwards whole or split;
-stashes kept, recomputed or offloaded as allowed, decided for every micro-batch and stage. The solution is assembled
-and simulated; where tensors in transit, which the model leaves out, exceed a limit, the search is repeated with that
-much less memory. Two mirrored directions are first searched among mirrored schedules, for a good start.
+The candidate: one route, which may visit a device repeatedly, or two whose shares are free, stashes kept, recomputed
+or offloaded as allowed, decided for every micro-batch and stage; or, where the rules open the devices, one pipeline
+whose stages choose a forward device, a backward device and a policy each. Backwards whole or split. The solution is
+assembled and simulated; where it exceeds a limit, since the model leaves out tensors in transit, the search is
+repeated with that much less memory. Two mirrored directions are first searched among mirrored schedules, for a good
+start.
 """
 
 from __future__ import annotations
@@ -20,18 +22,36 @@ from ...lower import assemble
 from ...plan import Kind, Pipeline, Plan
 from ...simulate import simulate
 from ..common import excess, host_excess, limits
-from .instance import Instance, Rules, build_instance, distinct_routes
-from .model_floor import least_ticks
-from .model_lists import op_lists, pipelines, rows
-from .model_mirror import fold, unfold
-from .model_orders import Key, OrderModel, Solution
+from .build import build_instance
+from .durations import Durations, distinct_routes
+from .floor import least_ticks
+from .instance import Instance, Rules
+from .lists import op_lists, pipelines, rows
+from .mirror import fold, unfold
+from .model import build_model, hint, read
 from .solver import Effort, Outcome, run
+from .variables import Key, Solution, Unit, Variables
 
 Report = Callable[[float], None]
 RETRIES = 3
 MIRROR_SHARE = 0.4
 """Share of the effort that mirrored schedules get."""
 _NO_LIMIT = 1 << 50
+_CLOSE = 1e-9
+_COPIES = {Kind.OFFLOAD: "out", Kind.FETCH: "back"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a search begins with: an incumbent's seconds, a proven bound in seconds, and a plan of the same stages and
+    routes to start from."""
+
+    incumbent_s: float = math.inf
+    lower_s: float = 0.0
+    plan: Plan | None = None
+
+
+_KEPT, _NOTHING = Rules(), Known()
 
 
 @dataclass(frozen=True)
@@ -56,51 +76,34 @@ class Found:
 def solve(
     candidate: Candidate,
     effort: Effort,
-    incumbent_s: float = math.inf,
-    hint: Plan | None = None,
+    rules: Rules = _KEPT,
+    known: Known = _NOTHING,
     report: Report | None = None,
-    *,
-    split: bool = False,
-    policies: frozenset[str] = frozenset({KEEP}),
-    lower_s: float = 0.0,
-    mirror: bool = True,
 ) -> Found:
-    """Searches the best order of a candidate with one or two routes for something below `incumbent_s`.
+    """Searches the best order of a candidate, where they are open on the best devices, below the incumbent.
 
-    The pipelines' own micro-batches and stash rows do not matter, with two routes only that both have some. `hint`: a
-    plan of the same stages and routes to start from. `split`: separable stages run I and W. `policies`: what may
-    happen to a stash, a subset of "keep", "recompute" and "offload". `lower_s`: a proven bound, in seconds. `mirror`:
-    whether mirrored schedules are searched first. `report` gets the bound in seconds about twice a second. Raises
-    ValueError for more than two routes.
+    The candidate has one or two routes, whose own micro-batches and stash rows do not matter, with two routes only
+    that both have some; where devices are open the routes do not matter either, and the bound speaks for one pipeline
+    whose stages have one policy each. `report` gets the bound in seconds about twice a second. Raises ValueError for
+    more than two routes.
     """
-    if len(distinct_routes(candidate)) > 2:
+    if not rules.open and len(distinct_routes(candidate)) > 2:
         raise ValueError("the exact search takes at most two routes")
-    rules = Rules(split, policies)
-    return _Search(candidate, effort, incumbent_s, hint, report, rules, lower_s, mirror).run()
+    return _Search(candidate, effort, rules, known, report).run()
 
 
 class _Search:
     """One call of `solve`: the best plan so far, the bound, and what is left of the effort."""
 
-    def __init__(
-        self,
-        candidate: Candidate,
-        effort: Effort,
-        incumbent_s: float,
-        hint: Plan | None,
-        report: Report | None,
-        rules: Rules,
-        lower_s: float,
-        mirror: bool,
-    ) -> None:
-        self.candidate, self.effort, self.hint, self.report = candidate, effort, hint, report
-        self.rules, self.mirror = rules, mirror
+    def __init__(self, candidate: Candidate, effort: Effort, rules: Rules, known: Known, report: Report | None) -> None:
+        self.candidate, self.effort, self.rules, self.known, self.report = candidate, effort, rules, known, report
         self.deadline = time.monotonic() + effort.seconds
-        self.serial_s = _serial_seconds(candidate)
-        self.best_s = incumbent_s
+        self.seconds = Durations(candidate, rules)
+        self.serial_s = self.seconds.serial()
+        self.best_s = known.incumbent_s
         self.plan: Plan | None = None
         self.used, self.interrupted = 0.0, False
-        self.bound_s = max(lower_s, _cheap_seconds(candidate, rules))
+        self.bound_s = max(known.lower_s, _cheap_seconds(candidate, rules))
         self.lowered = [0] * len(candidate.problem.cluster)
         self.host_lowered = [0] * len(candidate.problem.cluster.node_groups)
 
@@ -114,23 +117,26 @@ class _Search:
             first = attempt == 0
             instance = self._instance()
             self.bound_s = max(self.bound_s, least_ticks(instance) * instance.tick.seconds)
-            start = _solution(self.hint, self.candidate, instance)
-            start = self._mirrored(instance) or start
-            model = self._model(instance)
-            if model is None:
+            start = self._mirrored(instance) or _solution(self.known.plan, self.candidate, instance)
+            lower, upper = self._range(instance)
+            if upper < lower:
                 return self._done(first, self.best_s if first else self.bound_s)
-            if not model.possible:
+            if not instance.possible:
                 return self._done(first, math.inf if first else self.bound_s)
+            model = build_model(instance, lower, upper)
             if start is not None:
-                model.hint(start)
+                hint(model, start)
+            beyond_s = self.best_s if self.best_s <= self.serial_s else math.inf
             solution, outcome = self._run(model, instance, 1.0)
             if first:
-                self.bound_s = max(self.bound_s, self._proved(outcome, instance))
+                proved_s = beyond_s if outcome.infeasible else outcome.bound * instance.tick.seconds
+                self.bound_s = max(self.bound_s, proved_s)
             if solution is None:
                 return self._done(first and outcome.infeasible, self.bound_s)
             over = self._offer(instance, solution)
             if over is not None and not any(over):
-                return self._done(first and outcome.optimal, self.bound_s)
+                met = self.best_s <= self.bound_s * (1 + _CLOSE)
+                return self._done(met or (first and outcome.optimal), self.bound_s)
             if over is None or self.interrupted or time.monotonic() >= self.deadline:
                 break
             devices = len(self.lowered)
@@ -147,61 +153,56 @@ class _Search:
 
     def _instance(self) -> Instance:
         allowed = limits(self.candidate.problem)
-        return build_instance(self.candidate, allowed, self.horizon_s, self.lowered, self.rules, self.host_lowered)
+        return build_instance(self.seconds, allowed, self.horizon_s, self.lowered, self.host_lowered)
 
-    def _model(self, instance: Instance) -> OrderModel | None:
-        """The model of orders below the best plan; None where the ticks leave nothing below it."""
+    def _range(self, instance: Instance) -> tuple[int, int]:
+        """The least and the most ticks of a step below the best plan."""
         lower, upper = instance.tick.down(self.bound_s), instance.tick.down(self.horizon_s)
-        if self.best_s <= self.serial_s and instance.tick.exact:
-            upper -= 1
-        return None if upper < lower else OrderModel(instance, lower, upper)
+        return lower, upper - (self.best_s <= self.serial_s and instance.tick.exact)
 
-    def _run(self, model: OrderModel, instance: Instance, share: float) -> tuple[Solution | None, Outcome]:
+    def _run(self, model: Variables, instance: Instance, share: float) -> tuple[Solution | None, Outcome]:
         seconds = share * (self.deadline - time.monotonic())
         left = share * max(0.0, self.effort.deterministic - self.used)
         report, tick_s = self.report if share == 1.0 else None, instance.tick.seconds
         scaled = None if report is None else lambda ticks: report(ticks * tick_s)
-        upward = len(self.rules.policies) == 1
+        upward = len(self.rules.policies) == 1 and not self.rules.open
         solver, outcome = run(model.model, replace(self.effort, seconds=seconds, deterministic=left), 0, scaled, upward)
         self.used += outcome.effort
         self.interrupted |= outcome.interrupted
-        return model.read(solver) if outcome.found else None, outcome
+        return read(model, solver) if outcome.found else None, outcome
 
     def _mirrored(self, instance: Instance) -> Solution | None:
         """The best mirrored schedule, offered as a plan."""
-        half = fold(instance) if self.mirror and not self.interrupted else None
-        model = None if half is None else self._model(half)
-        if half is None or model is None or not model.possible:
+        half = fold(instance) if self.rules.mirror and not self.interrupted else None
+        lower, upper = self._range(instance)
+        if half is None or upper < lower or not half.possible:
             return None
-        found, _ = self._run(model, half, MIRROR_SHARE)
+        found, _ = self._run(build_model(half, lower, upper), half, MIRROR_SHARE)
         if found is None:
             return None
         both = unfold(found, instance.micro_batches)
         self._offer(instance, both)
         return both
 
-    def _proved(self, outcome: Outcome, instance: Instance) -> float:
-        """The bound in seconds: every order at or above the best plan when nothing below it exists."""
-        return self.best_s if outcome.infeasible else outcome.bound * instance.tick.seconds
-
     def _offer(self, instance: Instance, solution: Solution) -> list[int] | None:
         """Bytes over the limit of every device and host, None where the plan cannot run; keeps it if it is best."""
         given = self.candidate
-        candidate = regroup(given.problem, given.stages, pipelines(instance, solution), rows(instance, solution))
         try:
+            candidate = regroup(given.problem, given.stages, pipelines(instance, solution), rows(instance, solution))
             plan = assemble(candidate, op_lists(instance, solution), "search")
         except (PlanError, OutOfTime):
             return None
         assert plan.forecast is not None
         over = [*excess(plan), *host_excess(plan)]
-        better = self.plan is None or self.plan.forecast is None or plan.forecast.step_s < self.plan.forecast.step_s
-        if not any(over) and better:
-            self.plan, self.best_s = plan, min(self.best_s, plan.forecast.step_s)
+        if not any(over) and plan.forecast.step_s < self.best_s:
+            self.plan, self.best_s = plan, plan.forecast.step_s
         return over
 
 
 def _cheap_seconds(candidate: Candidate, rules: Rules) -> float:
-    """The bound of the candidate's routes; of their times alone where a stash may go."""
+    """The bound of the candidate's routes; of their times alone where a stash may go; of any plan on open devices."""
+    if rules.open:
+        return bounds.any_plan(candidate.problem, rules.split)
     batches = candidate.problem.workload.micro_batches
     routes = distinct_routes(candidate)
     one = [Pipeline(r, r, tuple(range(k, batches, len(routes)))) for k, r in enumerate(routes)]
@@ -210,47 +211,32 @@ def _cheap_seconds(candidate: Candidate, rules: Rules) -> float:
     return bounds.candidate(kept, split=rules.split, limits=no_limits)
 
 
-def _serial_seconds(candidate: Candidate) -> float:
-    """A step in which one op, message or copy runs at a time: no best order is longer."""
-    one, finish = 0.0, 0.0
-    costs, nodes = candidate.costs, candidate.problem.cluster.node_groups
-    for devices in distinct_routes(candidate):
-        total = sum(
-            bounds.message_seconds(candidate, devices[a], devices[b], size)
-            + bounds.message_seconds(candidate, devices[b], devices[a], size)
-            for a, b, size in costs.edges
-        )
-        for stage, device in enumerate(devices):
-            kind = candidate.problem.cluster.devices[device]
-            link = nodes[kind.node].host_link
-            total += float(2 * costs.forward_s[stage] + costs.backward_s[stage]) / kind.kind.speed
-            total += 2 * (link.occupation_s(int(costs.stash_bytes[stage])) + link.latency_s)
-            finish += bounds.finish_seconds(candidate, stage, device)
-        one = max(one, total)
-    return (candidate.problem.workload.micro_batches * one + finish) * (1 + 1e-6)
-
-
 # ------------------------------------------------------------------ the hint
 
 
 def _solution(plan: Plan | None, candidate: Candidate, instance: Instance) -> Solution | None:
     """The start times of a plan with the same stages and routes, micro-batches renumbered in the order of first F."""
-    if plan is None or plan.stages != candidate.stages:
+    if plan is None or instance.open or plan.stages != candidate.stages:
         return None
-    routes = [way.devices for way in instance.ways]
+    routes = [instance.route(way) for way in range(instance.directions)]
     taken = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
     if taken != {(route, route) for route in routes}:
         return None
     way_of = {m: routes.index(p.forward) for p in plan.pipelines for m in p.micro_batches}
     row_of = {m: row for p, row in zip(plan.pipelines, plan.stash, strict=True) for m in p.micro_batches}
-    if instance.mirrored and 2 * sum(way_of.values()) > len(way_of):
+    if instance.alike and 2 * sum(way_of.values()) > len(way_of):
         way_of = {m: 1 - way for m, way in way_of.items()}
     timed = [found for device in simulate(plan).devices for found in device.ops if found.op.micro_batch >= 0]
     first = {found.op.micro_batch: found.start_s for found in timed if found.op[:2] == (Kind.F, 0)}
     number = {m: k for k, m in enumerate(sorted(way_of, key=lambda m: (way_of[m], first.get(m, 0.0), m)))}
     starts: dict[Key, int] = {}
+    times: dict[str, dict[Unit, int]] = {"out": {}, "back": {}}
     for op, start_s, _ in timed:
-        starts[op.kind, op.stage, number[op.micro_batch]] = instance.tick.down(start_s)
+        unit, tick = (op.stage, number[op.micro_batch]), instance.tick.down(start_s)
+        if op.kind in _COPIES:
+            times[_COPIES[op.kind]][unit] = tick
+        else:
+            starts[op.kind, *unit] = tick
     chosen = {(s, number[m]): policy for m, row in row_of.items() for s, policy in enumerate(row) if policy != KEEP}
-    ways = [way for _, way in sorted((number[m], way) for m, way in way_of.items())]
-    return Solution(starts, ways, chosen)
+    sites = {(s, number[m]): (way, way) for m, way in way_of.items() for s in range(len(routes[0]))}
+    return Solution(starts, sites, chosen, times)

@@ -1,0 +1,66 @@
+"""The CP-SAT model of one instance: its variables under all families of constraints, and what a solution says."""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from ...graph import KEEP, RECOMPUTE, SHIP
+from ...plan import Kind
+from .constraints import FAMILIES
+from .instance import Instance
+from .variables import Choice, Literal, Solution, Variables
+
+_TIMES = ("out", "back", "posted", "visited", "gone", "left")
+
+
+def build_model(instance: Instance, lower: int, upper: int) -> Variables:
+    """The model that minimises the makespan, `lower` to `upper` ticks."""
+    v = Variables(instance, lower, upper)
+    for family in FAMILIES:
+        family(v)
+    v.model.minimize(v.makespan)
+    return v
+
+
+def hint(v: Variables, known: Solution) -> None:
+    """Gives a model of directions a solution in the same numbering of micro-batches."""
+    for key, value in known.starts.items():
+        if key in v.start:
+            v.model.add_hint(v.start[key], min(value, v.upper))
+    for unit, moves in v.moves.items():
+        for name, time in zip(("out", "back"), moves.own, strict=False):
+            if unit in known.times.get(name, {}):
+                v.model.add_hint(time, min(known.times[name][unit], v.upper))
+    for k, up in enumerate(v.up):
+        v.model.add_hint(up, known.sites[0, k][0] == 1)
+    for unit, choice in v.choices.items():
+        for policy, literal in choice.policy.items():
+            if isinstance(literal, cp_model.IntVar):
+                v.model.add_hint(literal, known.policy(*unit) == policy)
+
+
+def read(v: Variables, solver: cp_model.CpSolver) -> Solution:
+    """The solver's solution."""
+
+    def chosen(literals: tuple[Literal, ...]) -> int:
+        return next((n for n, x in enumerate(literals) if _holds(solver, x)), -1)
+
+    def policy(choice: Choice) -> str:
+        name = next(name for name, x in choice.policy.items() if _holds(solver, x))
+        return f"ship>{chosen(choice.away)}" if name == SHIP else name
+
+    policies = {unit: name for unit, choice in v.choices.items() if (name := policy(choice)) != KEEP}
+    starts = {
+        key: solver.value(var)
+        for key, var in v.start.items()
+        if key[0] is not Kind.R or policies.get(key[1:]) == RECOMPUTE
+    }
+    sites = {unit: (chosen(choice.front), chosen(choice.rear)) for unit, choice in v.choices.items()}
+    times = {
+        name: {unit: int(solver.value(getattr(moves, name))) for unit, moves in v.moves.items()} for name in _TIMES
+    }
+    return Solution(starts, sites, policies, times)
+
+
+def _holds(solver: cp_model.CpSolver, literal: Literal) -> bool:
+    return literal if isinstance(literal, bool) else solver.boolean_value(literal)

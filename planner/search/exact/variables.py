@@ -1,0 +1,298 @@
+"""The variables of the model, made in one place: starts, what is chosen, and the intervals that families add.
+
+Micro-batches are alike, so the k-th F, k-th I, k-th W and k-th stash of a stage and direction may be those of the
+k-th micro-batch of that direction (sorting start times keeps every precedence and the number of live stashes); with
+two directions the micro-batches that go down come first. Where the policy of a stash is chosen per micro-batch, first
+in first out is an assumption, not a symmetry. Where there is nothing to choose a literal is True or False and no
+variable is made. No type of this module leaves the search.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ortools.sat.python import cp_model
+
+from ...basics import check_time
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
+from ...plan import Kind
+from .instance import Instance
+
+Key = tuple[Kind, int, int]
+"""Kind, stage, micro-batch."""
+Unit = tuple[int, int]
+"""Stage, micro-batch."""
+Literal = cp_model.LiteralT
+Time = cp_model.LinearExprT
+Sites = list[tuple[int, Literal]]
+"""Sites, and when each is meant."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a stage does with a micro-batch: sites, and a policy for its stash.
+
+    Attributes:
+        front, rear: by site, that its F, its backward runs there. `pair`: by both. `same`: one device for both.
+        policy: by policy. `away`: by site, that the stash is shipped there and back.
+        moved: the stash, or what recompute keeps, goes straight from device to device. `arrives`: by message: moved,
+            or shipped back. `carried`: the stash itself leaves the device of its F, to be used elsewhere or later.
+        stays: it does not, nor is it made again.
+    """
+
+    front: tuple[Literal, ...]
+    rear: tuple[Literal, ...]
+    pair: Mapping[tuple[int, int], Literal]
+    same: Literal
+    policy: Mapping[str, Literal]
+    away: tuple[Literal, ...]
+    moved: Literal
+    arrives: Literal
+    carried: Literal
+    stays: Literal
+
+
+@dataclass(frozen=True)
+class Moves:
+    """When a stash that does not stay leaves the device of its F and comes to that of its backward.
+
+    `out`: starts to leave, `gone`: has left; `back`: starts to arrive, `posted`: takes memory there; `visited`: takes
+    memory on the device it is shipped to, `left`: has left that (or the host). `own`: those that are variables.
+    """
+
+    out: Time
+    back: Time
+    posted: Time
+    visited: Time
+    gone: Time
+    left: Time
+    own: tuple[cp_model.IntVar, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Ticks of every compute op; of every stage and micro-batch the sites, and the policy where it is not "keep".
+
+    `times`: by the names in Moves and (stage, micro-batch), where they mean something.
+    """
+
+    starts: Mapping[Key, int]
+    sites: Mapping[Unit, tuple[int, int]]
+    policies: Mapping[Unit, str]
+    times: Mapping[str, Mapping[Unit, int]]
+
+    def policy(self, s: int, k: int) -> str:
+        """What happens to a stash."""
+        return self.policies.get((s, k), KEEP)
+
+
+class Variables:
+    """The variables of one instance; `lower` <= makespan <= `upper` ticks. Families of constraints add to them.
+
+    `resources`: intervals of which one runs at a time. `demands`: intervals that take units of a device's or a
+    host's memory. `runs`: intervals of compute ops by (kind, stage, micro-batch, site).
+    """
+
+    def __init__(self, instance: Instance, lower: int, upper: int) -> None:
+        self.instance, self.upper = instance, upper
+        self.model = cp_model.CpModel()
+        self.makespan = self.model.new_int_var(min(lower, upper), upper, "makespan")
+        self.resources: dict[tuple[str, int, int], list[cp_model.IntervalVar]] = defaultdict(list)
+        self.demands: dict[tuple[str, int], list[tuple[cp_model.IntervalVar, int]]] = defaultdict(list)
+        self.runs: dict[tuple[Kind, int, int, int], cp_model.IntervalVar] = {}
+        self.start: dict[Key, cp_model.IntVar] = {}
+        self.moves: dict[Unit, Moves] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Literal] = {}
+        self._ends: dict[Key, Time] = {}
+        batches = range(instance.micro_batches)
+        self.up = [self.model.new_bool_var(f"up{k}") for k in batches] if instance.directions == 2 else []
+        self.choices: dict[Unit, Choice] = {}
+        for s, stage in enumerate(instance.stages):
+            shared = self._open_choice(s) if instance.open else None
+            for k in batches:
+                check_time()
+                choice = self.choices[s, k] = shared or self._choice_of_direction(s, k)
+                remade = [Kind.R] if choice.policy[RECOMPUTE] is not False else []
+                for kind in (*stage.kinds, *remade):
+                    self.start[kind, s, k] = self.ticks()
+                if choice.carried is not False or choice.moved is not False:
+                    self.moves[s, k] = self._moves(s, choice)
+
+    # ------------------------------------------------------------ literals
+
+    def every(self, *literals: Literal) -> Literal:
+        """A literal that holds when all of these do."""
+        if any(x is False for x in literals):
+            return False
+        found = {cast(cp_model.IntVar, x).index: x for x in literals if x is not True}
+        if len(found) <= 1:
+            return next(iter(found.values()), True)
+        key = "every", tuple(sorted(found))
+        if key not in self._known:
+            both = self._known[key] = self.model.new_bool_var("")
+            self.model.add_bool_or([both, *(~x for x in found.values())])
+            for x in found.values():
+                self.model.add_implication(both, x)
+        return self._known[key]
+
+    def none(self, *literals: Literal) -> Literal:
+        """A literal that holds when none of these does, of which no two can."""
+        if any(x is True for x in literals):
+            return False
+        found = {cast(cp_model.IntVar, x).index: x for x in literals if x is not False}
+        if len(found) <= 1:
+            return next((negated(x) for x in found.values()), True)
+        key = "none", tuple(sorted(found))
+        if key not in self._known:
+            self._known[key] = self.model.new_bool_var("")
+            self.model.add_exactly_one(self._known[key], *found.values())
+        return self._known[key]
+
+    def _one_of(self, names: Iterable[str]) -> dict[str, Literal]:
+        """A literal for each of these, of which exactly one holds; False for every other policy."""
+        found: dict[str, Literal] = dict.fromkeys((KEEP, RECOMPUTE, OFFLOAD, SHIP), False)
+        first, *rest = names
+        if not rest:
+            return found | {first: True}
+        found[first] = self.model.new_bool_var(first)
+        if len(rest) == 1:
+            return found | {rest[0]: negated(found[first])}
+        found |= {name: self.model.new_bool_var(name) for name in rest}
+        self.model.add_exactly_one(found[name] for name in (first, *rest))
+        return found
+
+    # ------------------------------------------------------------ what is chosen
+
+    def direction(self, way: int, k: int) -> Literal:
+        """When micro-batch k takes a direction."""
+        if not self.up:
+            return True
+        return self.up[k] if way else ~self.up[k]
+
+    def _choice_of_direction(self, s: int, k: int) -> Choice:
+        """Forward and backward at the site of the direction; the micro-batch's own policy."""
+        here = tuple(self.direction(way, k) for way in range(self.instance.directions))
+        options = [self.instance.choices(s, way) for way in range(len(here))]
+        policy = self._one_of(dict.fromkeys(name for names in options for name in names))
+        for names, literal in zip(options, here, strict=True):
+            for name in policy:
+                if policy[name] is not False and name not in names:
+                    self.model.add_bool_or(negated(policy[name]), negated(literal))
+        never = (False,) * len(here)
+        pair = {(way, way): literal for way, literal in enumerate(here)}
+        return Choice(here, here, pair, True, policy, never, False, False, policy[OFFLOAD], policy[KEEP])
+
+    def _open_choice(self, s: int) -> Choice:
+        """Any forward and any backward site, and a policy for all micro-batches."""
+        model, stage, node = self.model, self.instance.stages[s], self.instance.node
+        sites = range(len(stage.sites))
+        pair = {ab: model.new_bool_var("") for ab in stage.finish}
+        front, rear = ([model.new_bool_var("") for _ in sites] for _ in range(2))
+        model.add_exactly_one(pair.values())
+        for d in sites:
+            model.add(sum(x for (a, _), x in pair.items() if a == d) == front[d])
+            model.add(sum(x for (_, b), x in pair.items() if b == d) == rear[d])
+        same = model.new_bool_var("")
+        model.add(sum(pair[d, d] for d in sites) == same)
+        policy = self._one_of(self.instance.choices(s, 0))
+        away: list[Literal] = [False for _ in sites]
+        if policy[SHIP] is not False:
+            away = [model.new_bool_var("") for _ in sites]
+            model.add(sum(away) == policy[SHIP])
+            for d in sites:
+                model.add_implication(away[d], ~front[d])
+            model.add_bool_or(negated(policy[SHIP]), same)
+        for (a, b), literal in pair.items():
+            if policy[OFFLOAD] is not False and node[stage.sites[a].device] != node[stage.sites[b].device]:
+                model.add_bool_or(negated(policy[OFFLOAD]), ~literal)
+        stays, again = self.every(policy[KEEP], same), self.every(policy[RECOMPUTE], same)
+        moved = self.none(stays, again, policy[OFFLOAD], policy[SHIP])
+        arrives = self.none(stays, again, policy[OFFLOAD])
+        carried = self.none(stays, policy[RECOMPUTE])
+        return Choice(tuple(front), tuple(rear), pair, same, policy, tuple(away), moved, arrives, carried, stays)
+
+    def _moves(self, s: int, choice: Choice) -> Moves:
+        """Times of a stash on its way; where it only goes to the host and back, two of them say all."""
+        copies = {site.copy.occupation for site in self.instance.stages[s].sites}
+        out, back = self.ticks(), self.ticks()
+        if choice.same is True and choice.policy[SHIP] is False and len(copies) == 1:
+            occupied = copies.pop()
+            return Moves(out, back, back, out, out + occupied, back + occupied, (out, back))
+        posted, visited, gone, left = (self.ticks() for _ in range(4))
+        return Moves(out, back, posted, visited, gone, left, (out, back, posted, visited, gone, left))
+
+    # ------------------------------------------------------------ times
+
+    def ticks(self) -> cp_model.IntVar:
+        """A new variable of time."""
+        return self.model.new_int_var(0, self.upper, "")
+
+    def places(self, kind: Kind, s: int, k: int) -> tuple[Literal, ...]:
+        """When an op of a stage runs at each site."""
+        choice = self.choices[s, k]
+        return choice.front if kind is Kind.F else choice.rear
+
+    def sizes(self, kind: Kind, s: int) -> list[int]:
+        """Ticks of an op by site."""
+        return [site.ticks[kind] for site in self.instance.stages[s].sites]
+
+    def after(self, time: Time, kind: Kind, s: int, k: int, literal: Literal = True) -> None:
+        """A time is not before the end of an op, when the literal holds."""
+        start, sizes = self.start[kind, s, k], self.sizes(kind, s)
+        self.when(literal, time >= start + min(sizes))
+        for place, size in zip(self.places(kind, s, k), sizes, strict=True):
+            if size > min(sizes):
+                self.when(self.every(place, literal), time >= start + size)
+
+    def end(self, kind: Kind, s: int, k: int) -> Time:
+        """The end of an op (or any time after it)."""
+        key, sizes = (kind, s, k), self.sizes(kind, s)
+        if len(set(sizes)) == 1:
+            return self.start[key] + sizes[0]
+        if key not in self._ends:
+            self._ends[key] = self.ticks()
+            self.after(self._ends[key], kind, s, k)
+        return self._ends[key]
+
+    # ------------------------------------------------------------ constraints and intervals
+
+    def when(self, literal: Literal, expression: Any) -> None:
+        """The constraint (a comparison of CP-SAT expressions), enforced when the literal holds."""
+        if literal is not False:
+            found = self.model.add(expression)
+            if literal is not True:
+                found.only_enforce_if(literal)
+
+    def interval(self, start: Time, size: int, literal: Literal) -> cp_model.IntervalVar:
+        """An interval of fixed size, there when the literal holds."""
+        if literal is True:
+            return self.model.new_fixed_size_interval_var(start, size, "")
+        return self.model.new_optional_fixed_size_interval_var(start, size, literal, "")
+
+    def occupy(self, resource: tuple[str, int, int], start: Time, size: int, literal: Literal) -> None:
+        """Takes a resource for so long, when the literal holds."""
+        if literal is not False:
+            self.resources[resource].append(self.interval(start, size, literal))
+
+    def hold(self, memory: tuple[str, int], start: Time, end: Time, units: int, literal: Literal) -> None:
+        """Takes units of a memory from start to end, when the literal holds."""
+        if units <= 0 or literal is False:
+            return
+        if literal is True:
+            life = self.model.new_interval_var(start, self.ticks(), end, "")
+        else:
+            life = self.model.new_optional_interval_var(start, self.ticks(), end, literal, "")
+        self.demands[memory].append((life, units))
+
+    def keep(self, memory: tuple[str, int], units: int, literal: Literal) -> None:
+        """Takes units of a memory for the whole step, when the literal holds."""
+        if units > 0 and literal is not False:
+            self.demands[memory].append((self.interval(0, self.upper + 1, literal), units))
+
+
+def negated(literal: Literal) -> Literal:
+    """The opposite."""
+    return not literal if isinstance(literal, bool) else ~literal

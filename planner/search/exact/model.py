@@ -1,14 +1,47 @@
-"""The CP-SAT model of one instance: its variables under all families of constraints, and what a solution says."""
+"""The CP-SAT model of one instance: its variables under all families of constraints, and what a solution says.
+
+`FAMILIES` is the table of contents. Each family takes the variables and adds what it demands of them; none reads
+another. Devices, directions and stash choices are literals of the variables, so that a family speaks of them once.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ortools.sat.python import cp_model
 
 from ...graph import KEEP, RECOMPUTE, SHIP
 from ...plan import Kind
-from .constraints import FAMILIES
+from .devices import ops_run_on_their_devices, step_is_no_shorter_than_any_load
 from .instance import Instance
+from .links import stashes_travel, tensors_travel
+from .memory import at_most_so_many_in_flight, host_memory, parameters_stay, stashes_are_held
+from .precedence import backward_after_forward, remake_before_backward, step_ends_after_reductions
+from .resources import memories_suffice, one_at_a_time
+from .symmetry import devices_are_numbered, directions_are_numbered, first_in_first_out
 from .variables import Choice, Literal, Solution, Variables
+
+Family = Callable[[Variables], None]
+
+FAMILIES: tuple[Family, ...] = (
+    directions_are_numbered,
+    devices_are_numbered,
+    ops_run_on_their_devices,
+    backward_after_forward,
+    remake_before_backward,
+    stashes_travel,
+    tensors_travel,
+    step_ends_after_reductions,
+    step_is_no_shorter_than_any_load,
+    first_in_first_out,
+    at_most_so_many_in_flight,
+    stashes_are_held,
+    parameters_stay,
+    host_memory,
+    one_at_a_time,
+    memories_suffice,
+)
+"""In the order in which they are put together."""
 
 _TIMES = ("out", "back", "posted", "visited", "gone", "left")
 

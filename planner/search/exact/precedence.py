@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ....graph import RECOMPUTE
-from ....plan import Kind
-from ..variables import Variables
+from ...graph import RECOMPUTE
+from ...plan import Kind
+from .variables import Variables
 
 
 def backward_after_forward(v: Variables) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from ....basics import check_time
-from ....graph import RECOMPUTE
-from ....plan import Kind
-from ..variables import Literal, Variables
+from ...basics import check_time
+from ...graph import RECOMPUTE
+from ...plan import Kind
+from .variables import Literal, Variables
 
 
 def ops_run_on_their_devices(v: Variables) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..variables import Variables
+from .variables import Variables
 
 
 def one_at_a_time(v: Variables) -> None:

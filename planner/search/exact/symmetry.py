@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ....plan import Kind
-from ..variables import Literal, Variables
+from ...plan import Kind
+from .variables import Literal, Variables
 
 
 def directions_are_numbered(v: Variables) -> None:

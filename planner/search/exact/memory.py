@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ....graph import KEEP, OFFLOAD, RECOMPUTE
-from ....plan import Kind
-from ..instance import Instance
-from ..variables import Literal, Time, Variables
+from ...graph import KEEP, OFFLOAD, RECOMPUTE
+from ...plan import Kind
+from .instance import Instance
+from .variables import Literal, Time, Variables
 
 
 def at_most_so_many_in_flight(v: Variables) -> None:

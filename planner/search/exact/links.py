@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ....basics import check_time
-from ....graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
-from ....plan import Kind
-from ..instance import Hops, Send
-from ..variables import Literal, Time, Variables
+from ...basics import check_time
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
+from ...plan import Kind
+from .instance import Hops, Send
+from .variables import Literal, Time, Variables
 
 
 def tensors_travel(v: Variables) -> None:

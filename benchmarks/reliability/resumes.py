@@ -29,7 +29,7 @@ from record import Row, arguments, finish
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
-from async_plans import Async, planned_async, separated  # noqa: E402
+from async_plans import two_devices, unflushed  # noqa: E402
 from runs import Case, planned  # noqa: E402
 
 from contraflow.executor.basics.checkpointing import Checkpointing  # noqa: E402
@@ -187,8 +187,8 @@ def pair(seed: int, row: Row) -> None:
     label: str
     if asynchronous:
         policy = rng.choice(("stash", "2bw", "vertical"))
-        first = planned_async(Async(policy, 2, 2, optimizer="momentum"))
-        second = separated(policy, 2, 2) if policy == "stash" and rng.random() < 0.5 else first
+        first = planned(unflushed(policy, 2, 2, optimizer="momentum"))
+        second = two_devices(policy, 2, 2) if policy == "stash" and rng.random() < 0.5 else first
         label, every = f"asynchronous {policy}", 3
     else:
         model, optimizer = rng.choice(MODELS), rng.choice(("sgd", "momentum", "adam"))

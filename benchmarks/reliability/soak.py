@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 from editing import mutant
 from late import LatePlace
-from random_runs import Case, draw, plan_of, shrink
+from random_runs import RandomRun, draw, plan_of, shrink
 from trained import Fault, Outcome, on_processes, on_threads, outcome
 
 from contraflow.executor.run import rank
@@ -88,7 +88,7 @@ class Soak:
             print(f"seed {seed}, {way}: {case}\n  {found.refused or found.faults or 'equal'}")
         return found.faults
 
-    def tried(self, case: Case, plan: Plan, way: str) -> Outcome:
+    def tried(self, case: RandomRun, plan: Plan, way: str) -> Outcome:
         """Runs and counts it."""
         found = attempt(case, plan, way)
         kind = "synchronous" if case.synchronous else "asynchronous"
@@ -106,7 +106,7 @@ class Soak:
         return found
 
 
-def drawn(seed: int) -> Case:
+def drawn(seed: int) -> RandomRun:
     """The case of a seed."""
     return draw(seed, 6 if seed % 7 == 0 else 4)
 
@@ -133,7 +133,7 @@ def _late(device: str, local_rank: int) -> LatePlace:
     return LatePlace()
 
 
-def attempt(case: Case, plan: Plan, way: str) -> Outcome:
+def attempt(case: RandomRun, plan: Plan, way: str) -> Outcome:
     """One run of a case's plan, whatever happens."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -150,11 +150,11 @@ def attempt(case: Case, plan: Plan, way: str) -> Outcome:
             return Outcome([Fault("traceback", traceback.format_exc())])
 
 
-def simplest(case: Case, way: str) -> Case:
+def simplest(case: RandomRun, way: str) -> RandomRun:
     """The simplest case that fails in the same column as this one."""
     columns = {fault.kind for fault in attempt(case, plan_of(case), way).faults}
 
-    def fails(other: Case) -> bool:
+    def fails(other: RandomRun) -> bool:
         try:
             return any(fault.kind in columns for fault in attempt(other, plan_of(other), way).faults)
         except (PlanError, ValueError, IndexError):

@@ -24,7 +24,7 @@ from record import ROOT, Row, arguments, finish
 sys.path.insert(0, str(ROOT / "tests" / "kit"))
 
 import plain_torch
-from async_plans import Async, planned_async
+from async_plans import unflushed
 from runs import Case, planned
 
 from contraflow.executor.basics.checkpointing import Checkpointing
@@ -57,10 +57,10 @@ def runs() -> Iterator[Run]:
     """All of them."""
     kept = Case("1f1b", "mlp-tiny", 2, 4, "momentum", "offload")
     mixed = kept._replace(precision="mixed")
-    behind = Async("2bw", 2, 2, "mlp-tiny", "momentum", "offload")
+    behind = unflushed("2bw", 2, 2, "mlp-tiny", "momentum", "offload")
     yield Run("synchronous", planned(kept), torch.float64, "processes", 50, 1e-6)
     yield Run("synchronous, mixed", planned(mixed), mixed.dtype, "processes", 50, 0.1)
-    yield Run("asynchronous", planned_async(behind), torch.float64, "processes", 10, 1e-6)
+    yield Run("asynchronous", planned(behind), torch.float64, "processes", 10, 1e-6)
     yield Run("synchronous, threads", planned(kept), torch.float64, "threads", 50, 1e-6)
 
 

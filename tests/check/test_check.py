@@ -107,7 +107,7 @@ def test_messages_of_a_pair_in_different_orders() -> None:
 
 
 def test_memory_over_the_limit_names_device_and_both_numbers() -> None:
-    plan = named("gpipe", 2, 5, memory=3)
+    plan = named("gpipe", 2, 5, cluster=Cluster.uniform(2, 3))
     found = check(plan)
     assert {v.code for v in found} == {"memory"}
     assert "5 bytes, the limit is 3" in found[0].message

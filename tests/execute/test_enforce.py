@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from async_plans import Async, planned_async
+from async_plans import unflushed
 from click.testing import CliRunner
-from own_models import chain, plan_of, profiled
+from own_models import two_stages, with_layers
 from runs import Case, planned, worst_excess
-from torch import nn
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
@@ -27,10 +24,9 @@ from contraflow.models.protocol import LayeredModel
 from contraflow.planner.forecast.op_memory import most_host_bytes
 from contraflow.planner.graph import Candidate, StageCosts, static_bytes
 from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Op, Pipeline, Plan
-from contraflow.planner.plan_file import op_from_text, save_plan
+from contraflow.planner.plan import Kind, Plan
+from contraflow.planner.plan_file import save_plan
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
-from contraflow.planner.problem.model_graph import Layer
 from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.simulate import simulate
 
@@ -70,35 +66,16 @@ def test_sound_plans_run_to_the_end(case: Case) -> None:
     assert max(worst_excess(kept).values()) <= 1
 
 
-@pytest.mark.parametrize("case", [Async("stash", 2), Async("2bw", 2, 2), Async("spectrain", 2)], ids=str)
+@pytest.mark.parametrize("case", [unflushed("stash", 2), unflushed("2bw", 2, 2), unflushed("spectrain", 2)], ids=str)
 @pytest.mark.parametrize("updates", [4, 15])
-def test_sound_plans_without_a_flush(case: Async, updates: int) -> None:
+def test_sound_plans_without_a_flush(case: Case, updates: int) -> None:
     """Runs that are shorter and longer than was planned."""
-    plan = planned_async(case)
+    plan = planned(case)
     free, kept = (
         execute(plan, updates, transport="threads", self_check=False, dtype=case.dtype, enforce=enforce)
         for enforce in (False, True)
     )
     assert kept.losses == free.losses
-
-
-def ops(text: str) -> list[Op]:
-    """A list of ops."""
-    return [op_from_text(name) for name in text.split()]
-
-
-def two_stages(width: int = 16) -> tuple[LayeredModel, Plan]:
-    """A small model on two devices."""
-    model = chain([partial(nn.Linear, width, width)] * 3, width)
-    lists = [ops("0F0 0F1 0B0 0B1"), ops("1F0 1B0 1F1 1B1")]
-    return model, plan_of(profiled(model, 4), (Pipeline((0, 1), (0, 1), (0, 1)),), lists)
-
-
-def with_layers(plan: Plan, change: Callable[[Layer], Layer]) -> Plan:
-    """The plan as it would be with other costs."""
-    graph = replace(plan.problem.model, layers=tuple(map(change, plan.problem.model.layers)))
-    changed = replace(plan, problem=replace(plan.problem, model=graph), forecast=None)
-    return changed.with_forecast(simulate(changed).forecast())
 
 
 def test_a_stash_larger_than_declared() -> None:

@@ -8,20 +8,19 @@ import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 from async_plans import (
-    POLICIES,
     SCHEDULED,
     UPDATES,
-    Async,
     Listed,
     assert_as_emulated,
     assert_exact,
     assert_same_floats,
-    planned_async,
-    replicated,
-    separated,
+    replicas,
+    two_devices,
+    unflushed,
 )
 from async_plans import run as run_threads
-from runs import SAMPLES, STEPS, run_plans_together
+from instances import POLICIES
+from runs import SAMPLES, STEPS, Case, planned, run_plans_together
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import Training
@@ -51,27 +50,27 @@ def _least(policy: str, devices: int) -> int:
 
 
 CASES = [
-    *(Async(policy, 4, _least(policy, 4)) for policy in POLICIES),
-    Async("2bw", 2, 2, "gpt-tiny"),
-    Async("spectrain", 2, 1, "resnet-tiny"),
-    Async("spectrain", 4, stash="recompute"),
-    Async("vertical", 4, stash="offload"),
-    Async("stash", 4, stash="offload+weights"),
-    Async("spectrain", 4, halves=True),
-    Async("pipeoptim", 2, 1, optimizer="adam", precision="mixed"),
+    *(unflushed(policy, 4, _least(policy, 4)) for policy in POLICIES),
+    unflushed("2bw", 2, 2, "gpt-tiny"),
+    unflushed("spectrain", 2, 1, "resnet-tiny"),
+    unflushed("spectrain", 4, stash="recompute"),
+    unflushed("vertical", 4, stash="offload"),
+    unflushed("stash", 4, stash="offload+weights"),
+    unflushed("spectrain", 4, halves=True),
+    unflushed("pipeoptim", 2, 1, optimizer="adam", precision="mixed"),
 ]
 MORE = [
-    *(Async(policy, 2, 2) for policy in POLICIES if policy != "naive"),
-    Async("pipeoptim", 4, 4),
-    Async("stash", 4, stash="recompute"),
-    Async("stash", 4, stash="odd ship"),
-    Async("vertical", 4, halves=True),
-    Async("stash", 2, 1, "gpt-tiny-tied"),
+    *(unflushed(policy, 2, 2) for policy in POLICIES if policy != "naive"),
+    unflushed("pipeoptim", 4, 4),
+    unflushed("stash", 4, stash="recompute"),
+    unflushed("stash", 4, stash="odd ship"),
+    unflushed("vertical", 4, halves=True),
+    unflushed("stash", 2, 1, "gpt-tiny-tied"),
 ]
 
 
 @pytest.mark.parametrize("case", [*CASES, *_slow(*MORE)], ids=lambda case: "-".join(map(str, case)))
-def test_threads_equal_the_emulation(case: Async) -> None:
+def test_threads_equal_the_emulation(case: Case) -> None:
     """Losses and parameters of two runs, the rate changing all the time, and memory within the plan's."""
     found = assert_as_emulated(case, TWO_RUNS)
     assert list(found.evaluations) == [TWO_RUNS[0]]
@@ -82,19 +81,19 @@ def test_threads_equal_the_emulation(case: Async) -> None:
 def test_every_optimizer_is_predicted_alike(optimizer: str) -> None:
     """With weight decay; over several updates of two micro-batches."""
     training = Training(lr=0.005, weight_decay=0.1, loss_scale=8.0)
-    assert_as_emulated(Async("pipeoptim", 4, 2, optimizer=optimizer), TWO_RUNS, training)
+    assert_as_emulated(unflushed("pipeoptim", 4, 2, optimizer=optimizer), TWO_RUNS, training)
 
 
 TOGETHER = {
-    2: [Async(policy, 2, _least(policy, 2)) for policy in POLICIES],
-    4: [Async(policy, 4, _least(policy, 4)) for policy in ("stash", "2bw", "pipeoptim")],
+    2: [unflushed(policy, 2, _least(policy, 2)) for policy in POLICIES],
+    4: [unflushed(policy, 4, _least(policy, 4)) for policy in ("stash", "2bw", "pipeoptim")],
 }
 
 
 @pytest.mark.parametrize("devices", [2, *_slow(4)])
 def test_processes_equal_the_emulation(devices: int, tmp_path: Path) -> None:
     """The same on gloo processes, one run each."""
-    plans = [planned_async(case) for case in TOGETHER[devices]]
+    plans = [planned(case) for case in TOGETHER[devices]]
     for plan, found in zip(plans, run_plans_together(plans, tmp_path, training=SCHEDULED), strict=True):
         assert_exact(found, emulate(plan, (STEPS,), training=SCHEDULED))
 
@@ -102,7 +101,7 @@ def test_processes_equal_the_emulation(devices: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["pipeoptim", *_slow("stash", "2bw")])
 def test_replicas_equal_the_emulation(policy: str) -> None:
     """To round-off: gradients of two replicas are added in another order."""
-    plan = replicated(policy, 4)
+    plan = replicas(policy, 4)
     found, wanted = run_threads(plan, (7,), SCHEDULED), emulate(plan, (7,), training=SCHEDULED)
     assert found.losses == pytest.approx(wanted.losses, abs=1e-6)
     assert found.state is not None
@@ -124,8 +123,8 @@ def test_forward_and_backward_on_two_devices(policy: str, optimizer: str) -> Non
 
     No device is above the peak that is planned for lists of these lengths.
     """
-    dtype = Async(policy, 3, optimizer=optimizer).dtype
-    plan = separated(policy, 3, 2, optimizer)
+    dtype = unflushed(policy, 3, optimizer=optimizer).dtype
+    plan = two_devices(policy, 3, 2, optimizer)
     wanted = Listed(blueprint_of(prepare(plan, sum(TWO_RUNS), dtype=dtype, training=SCHEDULED)))
     losses, planned = [], [0, 0, 0]
     for first, updates in ((0, TWO_RUNS[0]), (TWO_RUNS[0], TWO_RUNS[1])):
@@ -151,7 +150,7 @@ def test_one_device_trains_as_without_a_pipeline(policy: str) -> None:
     """But for the prediction that the released code makes on the last stage too."""
     if policy == "pipeoptim-lookahead":
         return
-    plan = planned_async(Async(policy, 1, 2, "mlp-tiny"))
+    plan = planned(unflushed(policy, 1, 2, "mlp-tiny"))
     found = run_threads(plan, TWO_RUNS, SCHEDULED)
     training = Training(**{**vars(SCHEDULED), "evaluate_every": TWO_RUNS[0]})
     wanted = train_reference(resolve("mlp-tiny"), 2, SAMPLES, "momentum", sum(TWO_RUNS), training=training)
@@ -163,14 +162,14 @@ def test_one_device_trains_as_without_a_pipeline(policy: str) -> None:
 def test_a_rate_near_zero_makes_all_methods_equal(policy: str) -> None:
     """Weights that do not move have one version."""
     training = Training(lr=1e-12)
-    plan = planned_async(Async(policy, 4, 4))
+    plan = planned(unflushed(policy, 4, 4))
     wanted = train_reference(resolve("mlp-deep"), 4, SAMPLES, "momentum", 6, training=training)
     _same_losses(run_threads(plan, (6,), training).losses, wanted.losses)
 
 
 def test_methods_differ_where_weights_move() -> None:
     """So that the comparisons above compare something."""
-    states = [emulate(planned_async(Async(policy, 4, 4)), (6,), lr=0.05).state for policy in POLICIES]
+    states = [emulate(planned(unflushed(policy, 4, 4)), (6,), lr=0.05).state for policy in POLICIES]
     found = {b"".join(tensor.numpy().tobytes() for tensor in state.values()) for state in states}
     assert len(found) == len(POLICIES)
 
@@ -178,7 +177,7 @@ def test_methods_differ_where_weights_move() -> None:
 @pytest.mark.parametrize("policy", ["spectrain", *_slow("naive", "vertical")])
 def test_the_emulation_equals_autograd(policy: str) -> None:
     """The same stages on torch's own autograd, to round-off."""
-    plan = planned_async(Async(policy, 4))
+    plan = planned(unflushed(policy, 4))
     graph, eager = (emulate(plan, (6,), training=SCHEDULED, engine=engine) for engine in ("graph", "eager"))
     _close(graph, eager)
 
@@ -194,8 +193,8 @@ def _close(a: Emulation, b: Emulation) -> None:
 
 def test_a_run_is_resumed_where_the_pipeline_was_empty(tmp_path: Path) -> None:
     """Two runs with a checkpoint between them are two runs of one training."""
-    case = Async("pipeoptim", 2, 1, optimizer="adam")
-    plan, dtype = planned_async(case), case.dtype
+    case = unflushed("pipeoptim", 2, 1, optimizer="adam")
+    plan, dtype = planned(case), case.dtype
     first = execute(plan, 5, dtype=dtype, transport="threads", self_check=False, checkpoint=tmp_path, lr=0.01)
     rest = execute(
         plan, 4, dtype=dtype, transport="threads", self_check=False, checkpoint=tmp_path, lr=0.01, resume=True,
@@ -209,7 +208,7 @@ def test_a_run_is_resumed_where_the_pipeline_was_empty(tmp_path: Path) -> None:
 
 def test_a_trace_is_of_the_plan_as_long_as_it_ran(tmp_path: Path) -> None:
     """Every op of a run longer than the plan; the comparison simulates that run."""
-    plan, seen = planned_async(Async("spectrain", 2, 2)), list[int]()
+    plan, seen = planned(unflushed("spectrain", 2, 2)), list[int]()
     result = execute(
         plan, UPDATES + 5, transport="threads", self_check=False, trace=tmp_path / "run.json",
         on_step=lambda step, loss, seconds: seen.append(step),
@@ -240,12 +239,12 @@ def test_a_failure_names_op_and_update(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Interpreter, "_backward", fail)
     wanted = r"^rank 1, stage 1, op 1B5, micro-batch 5, update 2: ValueError: out of luck$"
     with pytest.raises(ExecutionError, match=wanted):
-        execute(planned_async(Async("stash", 2, 2)), 8, transport="threads", self_check=False)
+        execute(planned(unflushed("stash", 2, 2)), 8, transport="threads", self_check=False)
 
 
 def test_who_watches_names_op_and_update() -> None:
     """The place is one of the list that runs, which is not the plan's."""
-    plan = planned_async(Async("stash", 2, 2))
+    plan = planned(unflushed("stash", 2, 2))
     longer = ((), tuple(op for order in plan.orders for op in order))
     watcher = Watcher(plan, 1.0, orders_at=lambda update: longer if update == 12 else plan.orders)
     place = next(k for k, op in enumerate(longer[1]) if op.kind is Kind.STEP)
@@ -260,4 +259,4 @@ def test_who_watches_names_op_and_update() -> None:
 def test_what_needs_all_gradients_at_once_is_refused(training: Training, what: str) -> None:
     """It would wait for the pipeline to run empty."""
     with pytest.raises(RunError, match=f"^{what} would drain the pipeline"):
-        execute(planned_async(Async("stash", 2)), 2, transport="threads", training=training)
+        execute(planned(unflushed("stash", 2)), 2, transport="threads", training=training)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from routes import BOTH_WAYS, LAST_AT_HOME, LINK, MIXED, NODES_OF_THEIR_OWN, ONE_STAGE_REPLICATED, SWAPPED, Routes, made
+from routes import BOTH_WAYS, LAST_AT_HOME, MIXED, NODES_OF_THEIR_OWN, ONE_STAGE_REPLICATED, SWAPPED, Routes, made
 from runs import (
+    LINK,
     SAMPLES,
     assert_as_planned,
     assert_same,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from async_plans import SCHEDULED, Async, assert_as_emulated, assert_exact, planned_async
+from async_plans import SCHEDULED, assert_as_emulated, assert_exact, unflushed
 from click.testing import CliRunner
 from routes import MIXED, NODES_OF_THEIR_OWN, ONE_STAGE_REPLICATED, made
 from runs import (
@@ -188,30 +188,30 @@ def test_sizes_are_those_of_the_steps_that_run() -> None:
 # ---------------------------------------------------------------- without a flush
 
 ASYNCHRONOUS = [
-    Async("spectrain", 4, 2, halves=True),
-    Async("vertical", 4, 2, stash="offload"),
-    Async("stash", 4, 2, stash="odd ship"),
-    Async("pipeoptim", 2, 4, stash="recompute"),
-    Async("2bw", 2, 2, "resnet-tiny"),
+    unflushed("spectrain", 4, 2, halves=True),
+    unflushed("vertical", 4, 2, stash="offload"),
+    unflushed("stash", 4, 2, stash="odd ship"),
+    unflushed("pipeoptim", 2, 4, stash="recompute"),
+    unflushed("2bw", 2, 2, "resnet-tiny"),
 ]
 
 
 @pytest.mark.parametrize("case", ASYNCHRONOUS, ids=lambda case: "-".join(map(str, case)))
-def test_the_last_micro_batch_of_every_update_may_be_smaller(case: Async) -> None:
+def test_the_last_micro_batch_of_every_update_may_be_smaller(case: Case) -> None:
     """Micro-batches of both sizes, of several updates, are under way at once; an evaluation between two runs."""
     assert_as_emulated(case, (6, 3), replace(SCHEDULED, mini_batch=SAMPLES * case.update - 1))
 
 
 def test_single_updates_may_have_fewer_samples() -> None:
     """An epoch ends every other update, which has one micro-batch."""
-    plan, data = planned_async(Async("pipeoptim", 4)), Ending(3)
+    plan, data = planned(unflushed("pipeoptim", 4)), Ending(3)
     found = in_threads(plan, SCHEDULED, data=data)
     assert_exact(found, emulate(plan, (STEPS,), data=data, training=SCHEDULED))
 
 
 def test_one_device_updates_as_one_process_steps() -> None:
     """So the emulation counts samples as the reference does."""
-    plan, training = planned_async(Async("stash", 1, 2, "mlp-tiny")), replace(SCHEDULED, mini_batch=3)
+    plan, training = planned(unflushed("stash", 1, 2, "mlp-tiny")), replace(SCHEDULED, mini_batch=3)
     found = in_threads(plan, training)
     wanted = train_reference(resolve("mlp-tiny"), 2, SAMPLES, "momentum", STEPS, training=training)
     assert found.losses == pytest.approx(wanted.losses, abs=1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from async_plans import Async, planned_async
+from async_plans import unflushed
 from runs import SAMPLES, STEPS, Case, assert_same, in_threads, planned, same_tensors, steps_saved
 from torch import Tensor, nn
 
@@ -59,7 +59,7 @@ def test_a_loss_that_is_nan_ends_the_run_where_it_arises(case: Case, tmp_path: P
 
 def test_so_does_an_asynchronous_one() -> None:
     """Its update is named."""
-    plan = planned_async(Async("stash", 2, 2))
+    plan = planned(unflushed("stash", 2, 2))
     with pytest.raises(ExecutionError, match=r"op 1F3, micro-batch 3, update 1: NotFinite: the loss is nan"):
         execute(plan, 4, transport="threads", self_check=False, data=Odd(nan, (1, 1)))
 
@@ -165,7 +165,7 @@ def test_a_resumed_run_counts_the_steps_left_out(tmp_path: Path) -> None:
 def test_an_asynchronous_plan_leaves_nothing_out() -> None:
     """All ranks would have to wait for one another."""
     with pytest.raises(RunError, match="leaving steps out would drain the pipeline"):
-        execute(planned_async(Async("stash", 2)), 2, transport="threads", training=Training(on_nan="skip"))
+        execute(planned(unflushed("stash", 2)), 2, transport="threads", training=Training(on_nan="skip"))
 
 
 # ---------------------------------------------------------------- data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from async_plans import SCHEDULED, separated
+from async_plans import SCHEDULED, two_devices
 from async_plans import run as run_threads
 from click.testing import CliRunner
-from own_models import assert_as_plain_torch, chain, plan_of, profiled
+from own_models import assert_as_plain_torch, chain, ops, plan_of, profiled, two_stages, with_layers
 from runs import Case, planned, worst_excess
 from torch import nn
 
@@ -37,9 +37,9 @@ from contraflow.planner.basics.errors import ModelError, PlanError
 from contraflow.planner.graph import Candidate, StageCosts, static_bytes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
-from contraflow.planner.plan_file import load_plan, op_from_text, save_plan
+from contraflow.planner.plan_file import load_plan, save_plan
 from contraflow.planner.problem.cluster import Link
-from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.schedules import build
 from contraflow.planner.simulate import simulate
 
@@ -56,7 +56,7 @@ def linked(plan: Plan, link: Link) -> Plan:
 @pytest.mark.parametrize("link", [Link(), Link(latency_s=20e-6), Link(1e9)], ids=["free", "late", "slow"])
 def test_parameters_sent_at_once_are_a_copy_all_the_same(link: Link) -> None:
     """While new parameters leave, the owner holds them twice, even if it takes no time."""
-    plan = linked(separated("naive", 2, 1), link)
+    plan = linked(two_devices("naive", 2, 1), link)
     costs = StageCosts.of(plan.problem.model, plan.stages)
     for device, memory in enumerate(simulate(plan).device_memory):
         assert dict(memory.peak_parts)["weight versions"] >= costs.parameter_bytes[1 - device]
@@ -70,11 +70,6 @@ def test_parameters_sent_at_once_are_a_copy_all_the_same(link: Link) -> None:
 def normalised(width: int) -> nn.Module:
     """Its statistics are what it is about."""
     return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())
-
-
-def ops(text: str) -> list[Op]:
-    """Compute ops of a list."""
-    return [op_from_text(name) for name in text.split()]
 
 
 @cache
@@ -196,20 +191,6 @@ def test_a_data_set_in_memory_is_not_what_the_run_holds() -> None:
 
 
 # ---------------------------------------------------------------- promises that are not kept
-
-
-def two_stages() -> tuple[LayeredModel, Plan]:
-    """A small model on two devices."""
-    model = chain([partial(nn.Linear, 16, 16)] * 3, 16)
-    lists = [ops("0F0 0F1 0B0 0B1"), ops("1F0 1B0 1F1 1B1")]
-    return model, plan_of(profiled(model, 4), (Pipeline((0, 1), (0, 1), (0, 1)),), lists)
-
-
-def with_layers(plan: Plan, change: Callable[[Layer], Layer]) -> Plan:
-    """The plan as it would be with other costs."""
-    graph = replace(plan.problem.model, layers=tuple(map(change, plan.problem.model.layers)))
-    changed = replace(plan, problem=replace(plan.problem, model=graph), forecast=None)
-    return changed.with_forecast(simulate(changed).forecast())
 
 
 def test_another_micro_batch_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import trained
 from editing import forecast_anew, mutant
 from late import LatePlace
-from random_runs import Case, draw, plan_of, profiled, shrink, simpler
+from random_runs import RandomRun, draw, plan_of, profiled, shrink, simpler
 from tiny_models import GPT
 from torch import nn
 from trained import on_threads, outcome
@@ -56,7 +56,7 @@ def test_random_plans_train_as_plain_torch(first: int) -> None:
     assert run >= 4
 
 
-TWO_OWNERS = Case(
+TWO_OWNERS = RandomRun(
     3, "norm", 2, 1, "quick", 1, (), ((0,), (0,)), ((0,), (1,)), (1, 0, 0, 1, 0), (("keep",), ("keep",)), engine="graph"
 )
 
@@ -76,7 +76,7 @@ def test_statistics_out_of_order_with_several_owners() -> None:
 def test_cases_become_simpler_while_they_fail() -> None:
     """What is left has what the failure needs, and little else."""
 
-    def fails(case: Case) -> bool:
+    def fails(case: RandomRun) -> bool:
         return "offload" in case.stash[0] and len(case.owner) > 2
 
     case = next(c for c in map(draw, range(500)) if c.synchronous and fails(c) and len(c.forward) > 1)
@@ -102,24 +102,24 @@ def test_a_case_is_what_its_seed_says() -> None:
 # ------------------------------------------------------------------ what was found once
 
 
-PREDICTED = Case(
+PREDICTED = RandomRun(
     183, "mlp", 1, 1, "quick", 1, (), ((0,),), ((0,),), (0, 0), (("keep",),), weights="pipeoptim-lookahead", update=1,
     runs=1, engine="eager",
 )  # fmt: skip
-LONG_TARGETS = Case(
+LONG_TARGETS = RandomRun(
     236, "lstm", 2, 1, "slow", 1, (2,), ((0, 1),), ((0, 0),), (0, 0, 0), (("keep", "recompute"),), runs=2
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [PREDICTED, LONG_TARGETS], ids=["predicted weights, eager", "targets in F"])
-def test_peaks_that_were_not_kept(case: Case) -> None:
+def test_peaks_that_were_not_kept(case: RandomRun) -> None:
     """Predicted weights outlived their forward; targets were not counted while the layers before the last run."""
     assert outcome(case, plan_of(case)).faults == []
 
 
 def test_free_behind_its_backward() -> None:
     """A FREE that the checker accepts after the backward of its stash has nothing left to wait for."""
-    case = Case(5, "drop", 1, 1, "quick", 1, (), ((0,),), ((0,),), (0, 0, 0), (("offload",),))
+    case = RandomRun(5, "drop", 1, 1, "quick", 1, (), ((0,),), ((0,),), (0, 0, 0), (("offload",),))
     plan = plan_of(case)
     last = max(k for k, op in enumerate(plan.orders[0]) if op.kind is Kind.B)
     free = Op(Kind.FREE, 0, plan.orders[0][last].micro_batch)
@@ -144,7 +144,7 @@ def test_edited_lists_that_are_accepted_run_as_well() -> None:
     assert run >= 5
 
 
-TIED = Case(
+TIED = RandomRun(
     2, "gpt", 3, 1, "quick", 1, (2, 4), ((0, 1, 2),), ((1, 1, 1),), (0, 0, 0), (("keep", "keep", "keep"),), "momentum"
 )
 
@@ -163,7 +163,7 @@ def test_tied_parameters_are_sent_when_they_have_been_stepped() -> None:
     ]
 
 
-WAITING = Case(
+WAITING = RandomRun(
     236, "lstm", 4, 1, "slow", 2, (1, 2), ((2, 1, 2), (2, 2, 3), (1, 1, 1)), ((2, 1, 2), (0, 2, 1), (1, 1, 1)),
     (1, 2, 1, 0),
     (("offload", "keep", "recompute"), ("offload", "offload", "recompute"), ("offload", "offload", "keep")), runs=1,
@@ -191,7 +191,7 @@ def test_what_ranks_tell_each_other_counts_as_nobodys_memory(tmp_path: Path) -> 
 
 def test_micro_batches_of_one_number_arrive_in_list_order() -> None:
     """Beyond 4,096 micro-batches numbers repeat; messages of one number are matched as they were posted."""
-    case = Case(11, "drop", 2, 1, "quick", 1, (2,), ((0, 1),), ((0, 1),), (0,) * 7, (("offload", "ship>0"),))
+    case = RandomRun(11, "drop", 2, 1, "quick", 1, (2,), ((0, 1),), ((0, 1),), (0,) * 7, (("offload", "ship>0"),))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(addresses, "_MOST", 2)
         assert outcome(case, plan_of(case)).faults == []
@@ -199,7 +199,7 @@ def test_micro_batches_of_one_number_arrive_in_list_order() -> None:
         assert outcome(apart, plan_of(apart)).faults == []
 
 
-NO_KEY_BIAS = Case(
+NO_KEY_BIAS = RandomRun(
     57000759, "gpt", 3, 1, "slow", 1, (1, 4), ((0, 1, 2),), ((0, 1, 2),), (0,) * 10, (("keep", "keep", "recompute"),),
     "rmsprop", "pipeoptim", 2, late=True, engine="eager", options=(("lr", 0.05), ("evaluate_every", 5)),
 )  # fmt: skip
@@ -245,7 +245,7 @@ def test_the_key_bias_has_no_gradient(causal: bool) -> None:
     assert key < 1e-12 * min(query, value)
 
 
-REMADE = Case(
+REMADE = RandomRun(
     150, "mlp", 3, 1, "slow", 1, (1, 3), ((0, 1, 2),), ((0, 1, 2),), (0, 0, 0, 0), (("keep", "keep", "recompute"),),
     "momentum", "spectrain", 2, runs=1, options=(("lr", 0.05),),
 )  # fmt: skip
@@ -256,7 +256,7 @@ def test_a_stash_is_made_again_from_weights_that_are_not_predicted() -> None:
     assert outcome(REMADE, plan_of(REMADE)).faults == []
 
 
-CARRIED = Case(
+CARRIED = RandomRun(
     181, "mlp", 2, 1, "quick", 1, (), ((0,), (1,)), ((0,), (1,)), (0, 1) * 3, (("offload+weights",), ("recompute",)),
     weights="2bw", update=2, runs=1,
 )  # fmt: skip
@@ -268,7 +268,7 @@ def test_weights_that_went_to_the_host_do_not_come_back_as_the_newest(monkeypatc
     assert outcome(CARRIED, plan_of(CARRIED), again=False).faults == []
 
 
-NO_WEIGHTS = Case(
+NO_WEIGHTS = RandomRun(
     186, "mlp", 3, 1, "quick", 1, (2, 3), ((0, 1, 2),), ((0, 1, 2),), (0,) * 12,
     (("keep", "offload+weights", "keep"),), weights="2bw", update=3, runs=1,
 )  # fmt: skip
@@ -284,7 +284,7 @@ def test_a_stage_without_weights_has_none_that_go_to_the_host() -> None:
 def test_adaptive_optimizers_under_batch_normalisation(optimizer: str) -> None:
     """Equal in float64; in float32 they take large steps along gradients that are nothing but rounding."""
     routes = ((0, 1), (1, 0))
-    case = Case(9, "norm", 2, 1, "quick", 1, (3,), routes, routes, (0, 1, 0, 1), (("keep",) * 2,) * 2, optimizer)
+    case = RandomRun(9, "norm", 2, 1, "quick", 1, (3,), routes, routes, (0, 1, 0, 1), (("keep",) * 2,) * 2, optimizer)
     assert outcome(case, plan_of(case), again=False).faults == []
 
 

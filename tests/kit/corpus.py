@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from instances import named, uniform
+from instances import named, steady, uniform
 from pictures import two_device_plan
 from random_plans import plans_of, random_candidate, tied
-from steady_plans import planned
 from traces import simulated_run
 
 from contraflow.planner.check import check
@@ -79,7 +78,7 @@ def plans() -> tuple[Plan, ...]:
                 found.setdefault(key, plan)
     for name in ("pipedream", "pipedream-2bw", "spectrain", "pipefb"):
         found[name,] = (
-            planned(name, 2, 4, 2 if name == "pipedream-2bw" else None) if name != "pipefb" else named(name, 2, 4)
+            steady(name, 2, 4, 2 if name == "pipedream-2bw" else None) if name != "pipefb" else named(name, 2, 4)
         )
     return tuple(found.values())
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from runs import assert_same, at_given_times, worst_excess
+from instances import by_orders
+from runs import assert_as_planned, at_given_times
 from torch import Tensor, nn
 
 from contraflow.executor.basics.options import Engine
@@ -17,12 +18,11 @@ from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
 from contraflow.models.loss import cross_entropy
 from contraflow.models.protocol import LayeredModel, LayerSpec, derive_seed
-from contraflow.planner.graph import Candidate
-from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Op, Pipeline, Plan, Problem
-from contraflow.planner.problem.cluster import Cluster
-from contraflow.planner.problem.model_graph import ModelGraph
+from contraflow.planner.plan import Op, Pipeline, Plan
+from contraflow.planner.plan_file import op_from_text
+from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import Workload
+from contraflow.planner.simulate import simulate
 
 CLASSES = 4
 
@@ -60,19 +60,33 @@ def profiled(
 
 def plan_of(
     graph: ModelGraph,
-    pipelines: tuple[Pipeline, ...],
+    pipelines: Sequence[Pipeline],
     orders: Sequence[Sequence[Op]],
     optimizer: str = "momentum",
     stash: tuple[tuple[str, ...], ...] = (),
 ) -> Plan:
     """Layers dealt out evenly to the stages of the pipelines, compute in these orders, on links that cost nothing."""
-    names = [layer.name for layer in graph.layers]
-    stages = len(pipelines[0].forward)
-    cuts = [round(s * len(names) / stages) for s in range(stages + 1)]
-    split = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    count = sum(len(p.micro_batches) for p in pipelines)
-    problem = Problem(graph, Cluster.uniform(len(orders)), Workload(count, optimizer))
-    return assemble(Candidate(problem, split, pipelines, stash), orders)
+    workload = Workload(sum(len(p.micro_batches) for p in pipelines), optimizer)
+    return by_orders(graph, pipelines, orders, workload, stash=stash)
+
+
+def ops(text: str) -> list[Op]:
+    """A list of ops."""
+    return [op_from_text(name) for name in text.split()]
+
+
+def two_stages(width: int = 16) -> tuple[LayeredModel, Plan]:
+    """A small model on two devices."""
+    model = chain([partial(nn.Linear, width, width)] * 3, width)
+    lists = [ops("0F0 0F1 0B0 0B1"), ops("1F0 1B0 1F1 1B1")]
+    return model, plan_of(profiled(model, 4), (Pipeline((0, 1), (0, 1), (0, 1)),), lists)
+
+
+def with_layers(plan: Plan, change: Callable[[Layer], Layer]) -> Plan:
+    """The plan as it would be with other costs."""
+    graph = replace(plan.problem.model, layers=tuple(map(change, plan.problem.model.layers)))
+    changed = replace(plan, problem=replace(plan.problem, model=graph), forecast=None)
+    return changed.with_forecast(simulate(changed).forecast())
 
 
 def assert_as_plain_torch(
@@ -84,10 +98,5 @@ def assert_as_plain_torch(
         plan, steps, model, transport="threads", engine=engine, self_check=False, return_state=True, dtype=dtype
     )
     wanted = train_reference(model, workload.micro_batches, size, workload.optimizer, steps, dtype=dtype)
-    for mine, reference in zip(found.losses, wanted.losses, strict=True):
-        assert abs(mine - reference) <= 1e-5
-    assert found.state is not None
-    for name, tensor in wanted.state.items():
-        assert_same(name, found.state[name], tensor)
-    assert max(worst_excess(found).values()) <= 1, worst_excess(found)
+    assert_as_planned(found, wanted)
     return found

@@ -143,7 +143,7 @@ def pictured() -> dict[str, Plan]:
 def chimera() -> Plan:
     """Two directions with messages that take time, parameters to reduce, and a limit."""
     model = uniform(4, 1.0, 2.0, stash_bytes=40, parameter_bytes=30, output_bytes=10, workspace_bytes=5)
-    return named("chimera", 4, 8, model=model, link=Link(100.0, 0.02), memory=400)
+    return named("chimera", 4, 8, model=model, cluster=Cluster.uniform(4, 400, Link(100.0, 0.02)))
 
 
 NASTY = '</script><script>alert("&")</script><!--\u2028\u2029\ud800'

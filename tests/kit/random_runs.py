@@ -1,6 +1,6 @@
 """Random runs of every kind: models, placements, policies, orders, optimizers and options, drawn from a seed.
 
-A `Case` is what was drawn, as plain values: its plan follows from it, and it can be made simpler piece by piece.
+A `RandomRun` is what was drawn, as plain values: its plan follows from it, and it can be made simpler piece by piece.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Route = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Case:
+class RandomRun:
     """One run.
 
     Attributes:
@@ -129,13 +129,13 @@ def _timed(layer: Layer, rng: random.Random) -> Layer:
 # ------------------------------------------------------------------ drawing
 
 
-def draw(seed: int, most_devices: int = 4) -> Case:
+def draw(seed: int, most_devices: int = 4) -> RandomRun:
     """A random case; some have no plan, see `plan_of`."""
     rng = random.Random(seed)
     return _asynchronous(rng, seed, most_devices) if rng.random() < 0.35 else _synchronous(rng, seed, most_devices)
 
 
-def _synchronous(rng: random.Random, seed: int, most: int) -> Case:
+def _synchronous(rng: random.Random, seed: int, most: int) -> RandomRun:
     model = rng.choice(list(MODELS))
     layers = len(MODELS[model]().layers)
     devices = min(rng.choice([1, 2, 2, 3, 3, 4, 4, 5, 6]), most)
@@ -146,7 +146,7 @@ def _synchronous(rng: random.Random, seed: int, most: int) -> Case:
     apart = engine != "eager" and rng.random() < 0.4
     back = [backwards(rng, route, devices) if apart else route for route in routes]
     precision = rng.choice(["fp64"] * 6 + ["fp32", "mixed"])
-    case = Case(
+    case = RandomRun(
         seed, model, devices, 2 if devices % 2 == 0 and rng.random() < 0.3 else 1, rng.choice(list(LINKS)),
         rng.choice([1, 2]) if devices % 2 == 0 else 1, _cuts(rng, layers, len(routes[0])), tuple(routes), tuple(back),
         tuple(owner), (), rng.choice(OPTIMIZERS), split=rng.random() < 0.5, runs=rng.choice([2, 2, 3]),
@@ -155,13 +155,13 @@ def _synchronous(rng: random.Random, seed: int, most: int) -> Case:
     return _unamplified(replace(case, stash=_rows(rng, case)))
 
 
-def _unamplified(case: Case) -> Case:
+def _unamplified(case: RandomRun) -> RandomRun:
     """Adaptive optimizers in float64 alone: in less they take large steps along mere rounding."""
     adaptive = case.precision != "fp64" and case.optimizer not in OPTIMIZERS[:3]
     return replace(case, optimizer="momentum") if adaptive else case
 
 
-def _asynchronous(rng: random.Random, seed: int, most: int) -> Case:
+def _asynchronous(rng: random.Random, seed: int, most: int) -> RandomRun:
     model = rng.choice(list(MODELS))
     layers = len(MODELS[model]().layers)
     devices = min(rng.choice([1, 2, 2, 3, 3, 4]), most)
@@ -180,7 +180,7 @@ def _asynchronous(rng: random.Random, seed: int, most: int) -> Case:
     engine = "eager" if rng.random() < 0.15 else "graph"
     apart = engine != "eager" and replicas == 1 and rng.random() < 0.35
     back = [backwards(rng, route, devices) if apart else route for route in routes]
-    case = Case(
+    case = RandomRun(
         seed, model, devices, 1, rng.choice(list(LINKS)), rng.choice([1, 2]) if devices % 2 == 0 else 1,
         _cuts(rng, layers, len(routes[0])), tuple(routes), tuple(back), tuple(m % replicas for m in range(count)), (),
         rng.choice(OPTIMIZERS), weights, update, rng.random() < 0.4, rng.random() < 0.4, rng.choice([1, 1, 2]),
@@ -204,7 +204,7 @@ def _cuts(rng: random.Random, layers: int, stages: int) -> tuple[int, ...]:
     return tuple(sorted(rng.sample(range(1, layers), stages - 1)))
 
 
-def _rows(rng: random.Random, case: Case) -> tuple[Row, ...]:
+def _rows(rng: random.Random, case: RandomRun) -> tuple[Row, ...]:
     """Stash policies: of few kinds in most cases, of all in some."""
     kinds = ["recompute", "offload", "ship"]
     other = rng.choice([["keep"], *([kind] for kind in kinds), kinds[:2], kinds])
@@ -241,7 +241,7 @@ def _options(rng: random.Random, micro_batches: int, synchronous: bool) -> tuple
 # ------------------------------------------------------------------ plans
 
 
-def cluster_of(case: Case) -> Cluster:
+def cluster_of(case: RandomRun) -> Cluster:
     """Equal devices in one node or two."""
     link, kind = LINKS[case.link], DeviceType("custom", 1 << 30)
     group = NodeGroup(case.nodes, case.devices // case.nodes, kind, link, host_link=link)
@@ -250,7 +250,7 @@ def cluster_of(case: Case) -> Cluster:
     return Cluster((group,), link)
 
 
-def candidate_of(case: Case) -> Candidate:
+def candidate_of(case: RandomRun) -> Candidate:
     """Everything but the order."""
     graph = profiled(case.model, case.precision, case.engine)
     names = [layer.name for layer in graph.layers]
@@ -262,7 +262,7 @@ def candidate_of(case: Case) -> Candidate:
     return Candidate(Problem(graph, cluster_of(case), workload), stages, pipelines, case.stash, case.weights)
 
 
-def plan_of(case: Case) -> Plan:
+def plan_of(case: RandomRun) -> Plan:
     """Its plan, in a random order. Raises PlanError where the order has none.
 
     Nor has it one if a forward comes too late for the version that its weight policy gives it, or if tied parameters
@@ -314,7 +314,7 @@ def _holds_up(op: Op, step: Op) -> bool:
 # ------------------------------------------------------------------ simpler cases
 
 
-def simpler(case: Case) -> Iterator[Case]:
+def simpler(case: RandomRun) -> Iterator[RandomRun]:
     """Cases with less in them, the greatest steps first."""
     size = case.update or 1
     for count in (len(case.owner) // 2 // size * size, len(case.owner) - size):
@@ -342,12 +342,12 @@ def simpler(case: Case) -> Iterator[Case]:
     yield from _fewer_stages(case)
 
 
-def _without_runs_of(case: Case, owner: tuple[int, ...]) -> Case:
+def _without_runs_of(case: RandomRun, owner: tuple[int, ...]) -> RandomRun:
     options = {key: value for key, value in case.options if key not in ("mini_batch", "evaluate_every")}
     return replace(case, owner=owner, options=tuple(options.items()), runs=1)
 
 
-def _without_pipeline(case: Case, gone: int) -> Case:
+def _without_pipeline(case: RandomRun, gone: int) -> RandomRun:
     owner = tuple(k - (k > gone) for k in case.owner if k != gone)
     owner = owner[: len(owner) // (case.update or 1) * (case.update or 1)]
 
@@ -358,7 +358,7 @@ def _without_pipeline(case: Case, gone: int) -> Case:
     return _without_runs_of(less, owner)
 
 
-def _fewer_stages(case: Case) -> Iterator[Case]:
+def _fewer_stages(case: RandomRun) -> Iterator[RandomRun]:
     """A stage joined with the one before it."""
     for s in range(len(case.cuts)):
 
@@ -370,7 +370,7 @@ def _fewer_stages(case: Case) -> Iterator[Case]:
         yield replace(case, cuts=cuts, forward=routes[0], backward=routes[1], stash=left(case.stash))
 
 
-def shrink(case: Case, fails: Callable[[Case], bool], most: int = 200) -> Case:
+def shrink(case: RandomRun, fails: Callable[[RandomRun], bool], most: int = 200) -> RandomRun:
     """The simplest case found that still fails, after trying at most so many."""
     tried = 0
     while True:

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from runs import profiled
+from instances import by_orders
+from runs import linked, profiled
 
 from contraflow.planner.check import check
-from contraflow.planner.graph import RECOMPUTE, Candidate
-from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
-from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
-from contraflow.planner.problem.presets import PRESETS
+from contraflow.planner.graph import RECOMPUTE
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.problem.workload import Workload
-
-LINK = Link(1e9, 20e-6)
 
 
 class Routes(NamedTuple):
@@ -50,19 +46,11 @@ def made(
     `policies`: by stage.
     """
     graph = profiled(model, torch.float32)
-    count = len(routes.forward[0])
-    names = [layer.name for layer in graph.layers]
-    cuts = [round(s * len(names) / count) for s in range(count + 1)]
-    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
     devices = 1 + max(d for routes_of in routes for route in routes_of for d in route)
-    kind = DeviceType("custom", PRESETS["cpu"].memory_bytes)
-    cluster = Cluster((NodeGroup(1, devices, kind, LINK, host_link=LINK),))
     ways = len(routes.forward)
     pipelines = tuple(
         Pipeline(routes.forward[k], routes.backward[k], tuple(range(k, micro_batches, ways))) for k in range(ways)
     )
-    problem = Problem(graph, cluster, Workload(micro_batches, optimizer))
-    candidate = Candidate(problem, stages, pipelines, (tuple(policies),) * ways)
     orders: list[list[Op]] = [[] for _ in range(devices)]
 
     def forward(m: int) -> None:
@@ -80,6 +68,7 @@ def made(
             forward(m)
         if m >= lead:
             backward(m - lead)
-    plan = assemble(candidate, orders)
+    stash = (tuple(policies),) * ways
+    plan = by_orders(graph, pipelines, orders, Workload(micro_batches, optimizer), linked(devices), stash)
     assert check(plan) == []
     return plan

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from instances import cut_evenly
 from kept_ranks import kept
 from torch import Tensor
 
@@ -37,10 +38,12 @@ from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.problem.presets import PRESETS
+from contraflow.planner.problem.weight_policy import FLUSH
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build
 
 STEPS = 5
+LINK = Link(1e9, 20e-6)
 SAMPLES = 2
 """Samples a micro-batch."""
 HALF_S = 4e-4
@@ -51,7 +54,8 @@ class Case(NamedTuple):
     """A schedule for a model on devices.
 
     `stash` is the policy of every stage ("ship": to the next device), or "odd POLICY": of odd micro-batches alone.
-    With `halves`, every backward is I, and W follows after the next I of the device.
+    With `halves`, every backward is I, and W follows after the next I of the device; without a flush, at once.
+    `weights`, `update`: the weight policy, and micro-batches an update.
     """
 
     schedule: str
@@ -62,6 +66,8 @@ class Case(NamedTuple):
     stash: str = "keep"
     halves: bool = False
     precision: str = "fp32"
+    weights: str = FLUSH
+    update: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,20 +126,22 @@ def dealt_out(case: Case) -> Candidate:
     """The case's plan without its orders: layers dealt out evenly."""
     graph = profiled(case.model, case.dtype)
     layout = build(case.schedule, case.devices, case.micro_batches)
-    names = [layer.name for layer in graph.layers]
-    cuts = [round(s * len(names) / layout.stages) for s in range(layout.stages + 1)]
-    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    problem = Problem(graph, _cluster(case), Workload(case.micro_batches, case.optimizer, case.precision))
-    return stashed(Candidate(problem, stages, layout.pipelines), case.stash)
+    workload = Workload(case.micro_batches, case.optimizer, case.precision, update_every=case.update)
+    stages = cut_evenly(graph, layout.stages)
+    whole = Candidate(Problem(graph, _cluster(case), workload), stages, layout.pipelines, (), case.weights)
+    return stashed(whole, case.stash)
 
 
 def _cluster(case: Case) -> Cluster:
     """Links that cost nothing; where stashes move, links on which they take about as long as an op."""
-    if case.stash.removeprefix("odd ") in ("keep", "recompute"):
-        return Cluster.uniform(case.devices)
-    link = Link(1e9, 20e-6)
+    kept = case.stash.removeprefix("odd ") in ("keep", "recompute")
+    return Cluster.uniform(case.devices) if kept else linked(case.devices)
+
+
+def linked(devices: int) -> Cluster:
+    """Processors of one node, on links among them and to their host that take time."""
     kind = DeviceType("custom", PRESETS["cpu"].memory_bytes)
-    return Cluster((NodeGroup(1, case.devices, kind, link, host_link=link),))
+    return Cluster((NodeGroup(1, devices, kind, LINK, host_link=LINK),))
 
 
 def stashed(candidate: Candidate, stash: str) -> Candidate:
@@ -145,7 +153,7 @@ def stashed(candidate: Candidate, stash: str) -> Candidate:
         for m in pipeline.micro_batches:
             mine = "keep" if odd and m % 2 == 0 else policy
             rows[m] = tuple(f"ship>{(d + 1) % devices}" if mine == "ship" else mine for d in pipeline.forward)
-    return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows)
+    return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows, candidate.weights)
 
 
 def rewritten(order: Sequence[Op], candidate: Candidate, halves: bool) -> list[Op]:
@@ -162,7 +170,7 @@ def rewritten(order: Sequence[Op], candidate: Candidate, halves: bool) -> list[O
             continue
         result.append(op._replace(kind=Kind.I))
         waiting.append(op._replace(kind=Kind.W))
-        if len(waiting) > 1:
+        if len(waiting) > (candidate.weights == FLUSH):
             result.append(waiting.pop(0))
     return [*result, *waiting]
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import plain_torch
 import torch
-from random_runs import Case
+from random_runs import RandomRun
 from runs import run_jobs_together
 from torch import Tensor
 
@@ -78,7 +78,7 @@ def on_processes(job: Job) -> RunResult:
         return run_jobs_together([job], Path(folder), timeout_s=TIMEOUT_S)[0]
 
 
-def job_of(case: Case, plan: Plan, by_name: bool = False) -> Job:
+def job_of(case: RandomRun, plan: Plan, by_name: bool = False) -> Job:
     """The run of a case under a plan; `by_name`: other processes resolve the model."""
     model = f"tiny_models:{case.model}" if by_name else case.layered
     return prepare(
@@ -88,7 +88,7 @@ def job_of(case: Case, plan: Plan, by_name: bool = False) -> Job:
 
 
 def outcome(
-    case: Case, plan: Plan, execute: Execute = on_threads, by_name: bool = False, again: bool = True
+    case: RandomRun, plan: Plan, execute: Execute = on_threads, by_name: bool = False, again: bool = True
 ) -> Outcome:
     """Runs a plan of the case and looks at everything; `again`: a second time, which must give the same bits."""
     found = Outcome()
@@ -143,7 +143,7 @@ def same_floats(one: RunResult, other: RunResult) -> bool:
     return alike and one.losses == other.losses and one.evaluations == other.evaluations
 
 
-def _compare(case: Case, plan: Plan, result: RunResult, found: Outcome) -> None:
+def _compare(case: RandomRun, plan: Plan, result: RunResult, found: Outcome) -> None:
     wanted = plain_torch.train(plan, case.layered, case.data, case.steps, case.dtype, case.training)
     allowed = TOLERANCES[case.precision]
     pairs = {

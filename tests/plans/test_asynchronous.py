@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import named, one_layer_a_stage, uniform
+from instances import NAMES, POLICIES, machine, named, one_layer_a_stage, passes, steady, uniform
 from naive import assert_forecast
-from steady_plans import NAMES, POLICIES, machine, passes, planned
 
 from contraflow.planner.basics.errors import InputError, PlanError
 from contraflow.planner.check import check
@@ -39,18 +38,18 @@ def settled(plan: Plan, stage: int) -> range:
 
 def test_pipedreams_first_stage() -> None:
     """Four forwards, then a backward and a forward in turn, an update after every backward (PipeDream, figure 4)."""
-    assert passes(planned("pipedream", 4, 6), 0) == (
+    assert passes(steady("pipedream", 4, 6), 0) == (
         "F0 F1 F2 F3 B0 STEP0 F4 B1 STEP1 F5 B2 STEP2 B3 STEP3 B4 STEP4 B5 STEP5"
     )
 
 
 def test_predictions_look_as_far_ahead_as_the_list_says() -> None:
     """The second of three stages lies one update behind: two forwards are begun before its first backward."""
-    assert passes(planned("pipeoptim", 3, 4), 1) == (
+    assert passes(steady("pipeoptim", 3, 4), 1) == (
         "F0 PREDICT1+1 F1 B0 STEP0 PREDICT2+1 F2 B1 STEP1 PREDICT3+1 F3 B2 STEP2 B3 STEP3"
     )
-    assert "PREDICT" not in passes(planned("pipeoptim", 3, 4), 2)
-    lookahead = passes(planned("pipeoptim-lookahead", 3, 4), 2)
+    assert "PREDICT" not in passes(steady("pipeoptim", 3, 4), 2)
+    lookahead = passes(steady("pipeoptim-lookahead", 3, 4), 2)
     assert lookahead.startswith("PREDICT0+1 F0 B0 STEP0 PREDICT1+1 F1")
 
 
@@ -58,7 +57,7 @@ def test_predictions_look_as_far_ahead_as_the_list_says() -> None:
 def test_versions_that_each_stage_holds(devices: int) -> None:
     """PipeDream D - k at stage k, with vertical sync D everywhere, 2BW two, without stashing one."""
     batches = 5 * devices
-    held = {name: [1 + n for n in most_copies(planned(name, devices, batches))] for name in NAMES}
+    held = {name: [1 + n for n in most_copies(steady(name, devices, batches))] for name in NAMES}
     assert held["pipedream"] == [devices - k for k in range(devices)]
     assert held["pipedream-vertical"] == [devices] * devices
     assert held["pipedream-2bw"] == [min(2, devices)] * devices
@@ -71,7 +70,7 @@ def test_staleness_in_the_middle_of_a_run(devices: int) -> None:
     each = [devices - 1 - k for k in range(devices)]
     expected = {"pipedream-vertical": [devices - 1] * devices, "pipedream-2bw": [min(1, devices - 1)] * devices}
     for name in NAMES:
-        plan = planned(name, devices, 5 * devices)
+        plan = steady(name, devices, 5 * devices)
         versions = Versions.of(plan)
         for k, wanted in enumerate(expected.get(name, each)):
             assert {versions.staleness(k, m) for m in settled(plan, k)} == {wanted}, name
@@ -80,7 +79,7 @@ def test_staleness_in_the_middle_of_a_run(devices: int) -> None:
 
 def test_spectrain_predicts_for_the_time_of_the_last_stage() -> None:
     """Both passes look stage // 2 updates further ahead (SpecTrain, section 4.2)."""
-    plan = planned("spectrain", 4, 20)
+    plan = steady("spectrain", 4, 20)
     versions = Versions.of(plan)
     for k, (forward, back) in enumerate([(3, 0), (2, 0), (2, 1), (1, 1)]):
         assert {versions.forward_ahead[k, m] for m in settled(plan, k)} == {forward}
@@ -90,9 +89,9 @@ def test_spectrain_predicts_for_the_time_of_the_last_stage() -> None:
 def test_an_update_of_several_micro_batches_is_less_stale() -> None:
     """With updates of D micro-batches a forward is at most one update behind, whatever the policy."""
     for name in NAMES:
-        versions = Versions.of(planned(name, 4, 16, 4))
+        versions = Versions.of(steady(name, 4, 16, 4))
         assert max(versions.most_stale.values()) <= 1
-    assert passes(planned("pipedream", 2, 4, 2), 1) == "F0 B0 F1 B1 STEP1 F2 B2 F3 B3 STEP3"
+    assert passes(steady("pipedream", 2, 4, 2), 1) == "F0 B0 F1 B1 STEP1 F2 B2 F3 B3 STEP3"
 
 
 # ------------------------------------------------------------------ period
@@ -102,7 +101,7 @@ def test_an_update_of_several_micro_batches_is_less_stale() -> None:
 def test_the_period_is_the_heaviest_device(name: str) -> None:
     """Messages are free: a micro-batch takes what the busiest device does for it, its share of a STEP included."""
     for devices, update in ((1, 1), (3, 3), (4, 4)):
-        assert planned(name, devices, 4 * devices, update).forecast.period_s == pytest.approx(3.0, rel=1e-12)
+        assert steady(name, devices, 4 * devices, update).forecast.period_s == pytest.approx(3.0, rel=1e-12)
     layers = [Layer(f"l{k}", 1.0 + (k == 1), 2.0, parameter_bytes=30) for k in range(3)]
     problem = Problem(ModelGraph.chain(layers), machine(3, 100.0), Workload(18, "momentum", update_every=3))
     layout = build(name, 3, 18)
@@ -121,7 +120,7 @@ def test_the_period_is_the_heaviest_device(name: str) -> None:
 
 def test_a_plan_without_a_body_is_run_again_from_the_start() -> None:
     """As few micro-batches as stages never fill the pipeline: the run's time counts."""
-    plan = planned("pipedream", 4, 4)
+    plan = steady("pipedream", 4, 4)
     with pytest.raises(PlanError, match="no part that repeats"):
         repeat(plan, 8)
     assert plan.forecast.period_s == plan.forecast.step_s / 4
@@ -137,9 +136,9 @@ def test_a_synchronous_plan_has_no_period() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_longer_and_shorter_runs_are_the_plan_of_their_length(name: str) -> None:
     """Every length, by whole updates, is the plan that the schedule itself gives for it."""
-    plan = planned(name, 3, 12, 3)
+    plan = steady(name, 3, 12, 3)
     for batches in (3, 6, 9, 12, 15, 27, 36):
-        found, wanted = repeat(plan, batches), planned(name, 3, batches, 3)
+        found, wanted = repeat(plan, batches), steady(name, 3, batches, 3)
         assert [passes(found, d) for d in range(3)] == [passes(wanted, d) for d in range(3)]
         assert check(found.with_forecast(evaluate(found))) == []
         assert evaluate(found).period_s == pytest.approx(3.0) or batches < 9
@@ -148,7 +147,7 @@ def test_longer_and_shorter_runs_are_the_plan_of_their_length(name: str) -> None
 
 
 def test_a_run_is_whole_updates() -> None:
-    plan = planned("pipedream-2bw", 3, 12)
+    plan = steady("pipedream-2bw", 3, 12)
     for batches in (0, 4, 13):
         with pytest.raises(PlanError, match=f"cannot run {batches} micro-batches: an update takes 3"):
             repeat(plan, batches)
@@ -159,11 +158,11 @@ def test_a_run_is_whole_updates() -> None:
 
 def test_stashed_versions_lie_beside_the_newest() -> None:
     """A stage's peak is the synchronous one and its older versions: bytes of parameters each."""
-    plain, stashing = planned("1f1b", 4, 16, stash_bytes=5), planned("pipedream", 4, 16, stash_bytes=5)
+    plain, stashing = steady("1f1b", 4, 16, stash_bytes=5), steady("pipedream", 4, 16, stash_bytes=5)
     for k, (sync, found) in enumerate(zip(plain.forecast.devices, stashing.forecast.devices, strict=True)):
         assert dict(found.peak_parts).get("weight versions", 0) == 3 * (3 - k)
         assert found.peak_bytes == sync.peak_bytes + 3 * (3 - k)
-    assert planned("naive-async", 4, 16).forecast.peak_bytes == planned("1f1b", 4, 16).forecast.peak_bytes
+    assert steady("naive-async", 4, 16).forecast.peak_bytes == steady("1f1b", 4, 16).forecast.peak_bytes
 
 
 def test_predicted_weights_and_last_gradients_take_room() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from instances import one_layer_a_stage, uniform
-from steady_plans import POLICIES, machine, passes
+from instances import POLICIES, machine, one_layer_a_stage, passes, replicated, separated, uniform
 
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
@@ -26,23 +25,17 @@ from contraflow.planner.simulate import evaluate, simulate
 # ------------------------------------------------------------------ replicas and ties
 
 
-def replicated(weights: str, update: int, batches: int, optimizer: str = "sgd") -> Plan:
-    """Two pipelines of two stages on four devices, taking micro-batches in turn; sums take a second."""
+def replicas(weights: str, update: int, batches: int, optimizer: str = "sgd") -> Plan:
+    """Sums take a second."""
     model = uniform(2, 1.0, 2.0, parameter_bytes=8, output_bytes=1)
-    pipelines = tuple(Pipeline((2 * r, 2 * r + 1), (2 * r, 2 * r + 1), tuple(range(r, batches, 2))) for r in range(2))
-    orders = [
-        [op._replace(micro_batch=2 * op.micro_batch + r) for op in order]
-        for r in range(2)
-        for order in build("1f1b", 2, batches // 2).orders
-    ]
-    problem = Problem(model, machine(4, 64.0, Link(8.0, 0.1)), Workload(batches, optimizer, update_every=update))
-    return assemble(Candidate(problem, one_layer_a_stage(model), pipelines, (), weights), orders)
+    workload = Workload(batches, optimizer, update_every=update)
+    return replicated(model, workload, weights, machine(4, 64.0, Link(8.0, 0.1)))
 
 
 def test_replicas_need_work_in_every_run() -> None:
-    plan = replicated("stash", 2, 8)
+    plan = replicas("stash", 2, 8)
     with pytest.raises(PlanError, match="would leave a replica without any"):
-        repeat(replicated("stash", 1, 8), 1)
+        repeat(replicas("stash", 1, 8), 1)
     assert check(repeat(plan, 2).with_forecast(evaluate(repeat(plan, 2)))) == []
 
 
@@ -52,7 +45,7 @@ def test_replicas_sum_their_gradients_in_every_update(weights: str, update: int)
     """One REDUCE and one STEP an update on every device; the sum runs beside the next forward."""
     if update < WEIGHT_POLICIES[weights].least_update(2):
         return
-    plan = replicated(weights, update, 16, "adam")
+    plan = replicas(weights, update, 16, "adam")
     assert check(plan) == []
     assert check(repeat(plan, 32).with_forecast(evaluate(repeat(plan, 32)))) == []
     ends = list(range(update - 1, 16, update))
@@ -102,31 +95,19 @@ def _folded_inside(m: int) -> list[Op]:
 # ------------------------------------------------------------------ forward and backward on two devices
 
 
-def separated(weights: str, devices: int, update: int, updates: int = 8, optimizer: str = "momentum") -> Plan:
-    """Stage s runs forward on device s, backward on device D-1-s (PipeFB); D + 1 forwards before the first backward."""
-    batches, first = update * updates, devices + 1
+def two_devices(weights: str, devices: int, update: int, updates: int = 8) -> Plan:
     model = uniform(devices, 1.0, 2.0, parameter_bytes=6, output_bytes=1, stash_bytes=4)
-    cluster = machine(devices, 60.0, Link(10.0, 0.05))
-    problem = Problem(model, cluster, Workload(batches, optimizer, update_every=update))
-    orders = []
-    for d in range(devices):
-        line = [Op(Kind.F, d, m) for m in range(min(first, batches))]
-        for m in range(batches):
-            line.append(Op(Kind.B, devices - 1 - d, m))
-            line += [Op(Kind.F, d, first + m)] if first + m < batches else []
-        orders.append(line)
-    route = tuple(range(devices))
-    pipelines = (Pipeline(route, route[::-1], tuple(range(batches))),)
-    return assemble(Candidate(problem, one_layer_a_stage(model), pipelines, (), weights), orders)
+    workload = Workload(update * updates, "momentum", update_every=update)
+    return separated(model, workload, weights, machine(devices, 60.0, Link(10.0, 0.05)))
 
 
 @pytest.mark.parametrize("weights", POLICIES)
 def test_new_parameters_go_to_the_forward_device_after_every_update(weights: str) -> None:
-    plan = separated(weights, 3, 3)
+    plan = two_devices(weights, 3, 3)
     assert check(plan) == []
     longer = repeat(plan, 36)
     assert check(longer.with_forecast(evaluate(longer))) == []
-    assert [passes(longer, d) for d in range(3)] == [passes(separated(weights, 3, 3, 12), d) for d in range(3)]
+    assert [passes(longer, d) for d in range(3)] == [passes(two_devices(weights, 3, 3, 12), d) for d in range(3)]
     ends = list(range(2, 24, 3))
     sent = [op.micro_batch for op in plan.orders[2] if op.kind is Kind.SEND_P]
     received = [op.micro_batch for op in plan.orders[0] if op.kind is Kind.RECV_P]
@@ -135,7 +116,7 @@ def test_new_parameters_go_to_the_forward_device_after_every_update(weights: str
 
 
 def test_a_forward_waits_for_the_version_that_its_list_names() -> None:
-    plan = separated("stash", 3, 1)
+    plan = two_devices("stash", 3, 1)
     timeline, versions = simulate(plan), Versions.of(plan)
     arrival = {(m.op.stage, m.op.micro_batch): m.arrival_s for m in timeline.messages if m.op.kind is Kind.SEND_P}
     for timed in timeline.devices[0].ops:
@@ -147,7 +128,7 @@ def test_a_forward_waits_for_the_version_that_its_list_names() -> None:
 
 def test_what_is_sent_is_predicted_for_its_first_forward() -> None:
     """The owner predicts right before it sends; the forward device predicts nothing."""
-    plan = separated("pipeoptim", 3, 1)
+    plan = two_devices("pipeoptim", 3, 1)
     versions = Versions.of(plan)
     assert versions.sent_ahead
     for (stage, device, update), ahead in versions.sent_ahead.items():
@@ -203,7 +184,7 @@ def test_only_a_stashed_version_goes_to_the_host() -> None:
     assert [str(v) for v in check(plan)] == [
         "stash: pipeline 0: stage 0: offloads a version that no backward uses with weight policy 'naive'"
     ]
-    apart = separated("stash", 3, 1)
+    apart = two_devices("stash", 3, 1)
     found = check(replace(apart, stash=(("offload+weights", "keep", "keep"),)))
     assert [str(v) for v in found] == [
         "stash: pipeline 0: stage 0: offloads a version with forward and backward on devices 0 and 2"

@@ -7,8 +7,7 @@ from math import ceil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import named, uniform
-from steady_plans import passes, planned
+from instances import named, passes, steady, uniform
 
 from contraflow.planner import check
 from contraflow.planner.basics.errors import InputError
@@ -28,7 +27,7 @@ from contraflow.planner.simulate import evaluate, simulate
 
 def test_half_of_the_devices_run_forwards() -> None:
     """Stage s forward on device s, backward on device D - 1 - s, and its new parameters back for F(D - 2s)."""
-    plan = planned("pipefb", 4, 6)
+    plan = steady("pipefb", 4, 6)
     assert (plan.pipelines[0].forward, plan.pipelines[0].backward) == ((0, 1), (3, 2))
     assert passes(plan, 0) == "F0 F1 F2 F3 F4 F5"
     assert passes(plan, 2) == "B0 STEP0 B1 STEP1 B2 STEP2 B3 STEP3 B4 STEP4 B5 STEP5"
@@ -50,7 +49,8 @@ def test_every_size_is_executable_and_as_stale_as_its_forwards_are_ahead(
     """D - 2s micro-batches ahead at stage s: ceil((D - 2s - 1) / m) updates, once so many have been made."""
     model = uniform(stages, 1.0, 2.0, parameter_bytes=3, output_bytes=1, stash_bytes=2)
     workload = Workload(update * updates, update_every=update)
-    plan = named("pipefb", 2 * stages, update * updates, link=link, model=model, workload=workload)
+    cluster = Cluster.uniform(2 * stages, link=link)
+    plan = named("pipefb", 2 * stages, update * updates, model=model, workload=workload, cluster=cluster)
     assert check(plan) == []
     most = Versions.of(plan).most_stale
     for stage in range(stages):
@@ -64,7 +64,7 @@ def test_every_size_is_executable_and_as_stale_as_its_forwards_are_ahead(
 @pytest.mark.parametrize("devices", [2, 4, 6])
 def test_no_forward_runs_away(devices: int) -> None:
     """It starts once the STEP that it waits for has ended; the period is the backward's, twice as long."""
-    plan = planned("pipefb", devices, 4 * devices)
+    plan = steady("pipefb", devices, 4 * devices)
     assert plan.forecast.period_s == pytest.approx(2.0, rel=1e-12)
     start = {t.op[:3]: t.start_s for d in simulate(plan).devices for t in d.ops}
     end = {t.op[:3]: t.end_s for d in simulate(plan).devices for t in d.ops}

@@ -151,7 +151,9 @@ def test_of_two_that_exchange_at_one_time_one_holds_both() -> None:
 
 def test_latency_delays_but_does_not_occupy() -> None:
     """Two stages, link 1 byte/s, 4-byte activations, latency 10: the second message starts when the first left."""
-    plan = named("gpipe", 2, 2, 1, 1, model=uniform(2, 1, 1, output_bytes=4), link=Link(1.0, 10.0))
+    plan = named(
+        "gpipe", 2, 2, 1, 1, model=uniform(2, 1, 1, output_bytes=4), cluster=Cluster.uniform(2, link=Link(1.0, 10.0))
+    )
     forward = [m for m in simulate(plan).messages if m.op.kind == Kind.SEND_F]
     assert [(m.start_s, m.end_s, m.arrival_s) for m in forward] == [(1, 5, 15), (5, 9, 19)]
 

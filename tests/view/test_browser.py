@@ -19,7 +19,7 @@ from instances import named
 from pictures import NASTY, chimera, nasty_plan
 from traces import simulated_run
 
-from contraflow.planner.problem.cluster import Link
+from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.simulate import simulate
 from contraflow.planner.view import html
@@ -275,7 +275,7 @@ def test_tens_of_thousands_of_operations(browser: Browser, tmp_path: Path) -> No
     Frames are measured from one animation frame to the next, with software rendering; the limit is lenient.
     """
     layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=9, weight_stash_bytes=5, output_bytes=1) for k in range(32)]
-    plan = named("zb-h1", 32, 512, model=ModelGraph.chain(layers), link=Link(100.0, 0.02))
+    plan = named("zb-h1", 32, 512, model=ModelGraph.chain(layers), cluster=Cluster.uniform(32, link=Link(100.0, 0.02)))
     (tmp_path / "plan.html").write_text(html(plan))
     loads = []
     for _ in range(2):  # the better of two: other processes' work is not the page's

@@ -21,7 +21,7 @@ from traces import simulated_run, with_ops
 from contraflow.planner import InputError
 from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.plan import IN_LINE, RECEIVES, Kind, Op, Plan
-from contraflow.planner.problem.cluster import Link
+from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.runs.trace_file import save_trace
 from contraflow.planner.simulate import simulate
@@ -161,7 +161,7 @@ def test_a_device_that_never_rests_binds_by_its_load() -> None:
 def test_a_slow_link_binds() -> None:
     """Ten seconds for each of four activations of 10 bytes, and as many back, against three of work a micro-batch."""
     model = ModelGraph.chain([Layer("a", 1, 2, separable=False, output_bytes=10), Layer("b", 1, 2, separable=False)])
-    found = binding(named("gpipe", 2, 4, model=model, link=Link(1.0)))
+    found = binding(named("gpipe", 2, 4, model=model, cluster=Cluster.uniform(2, link=Link(1.0))))
     assert found.path_s[0] == (("link", (0, 1)), 40.0)
     assert found.sentence == "links between devices, 93.0 % of the critical path"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from packaged import installed
 
 from contraflow.models import (
     LayeredModel,
@@ -18,6 +20,7 @@ from contraflow.models import (
     derive_seed,
     load,
     names,
+    registry,
     resolve,
 )
 from contraflow.models.data import UnknownData
@@ -34,19 +37,27 @@ def test_gpt2_has_the_published_number_of_parameters(name: str, count: float) ->
     assert parameter_count(resolve(name)) == pytest.approx(count, rel=0.5e-2)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt-tiny", "gpt-tiny-dropout", "mlp-tiny", "mlp", "resnet-tiny", "bert-tiny", "llama-tiny", "lstm-tiny"]
-)
-def test_every_model_computes_a_finite_loss_on_its_own_data(name: str) -> None:
-    """A registry model is a chain Tensor -> Tensor whose loss is a scalar mean."""
+@pytest.mark.parametrize("name", [name for name in names() if "tiny" in name])
+def test_every_family_computes_a_finite_loss_on_its_own_data(name: str) -> None:
+    """A registry model is a chain Tensor -> Tensor whose loss is a scalar mean; every family has a tiny one."""
     model = resolve(name)
     assert isinstance(model.data, str)
-    x, target = load(model.data).batch(seed=0, step=0, micro_batch=0, size=4)
+    x, target = installed(model.data).batch(seed=0, step=0, micro_batch=0, size=4)
     for index, layer in enumerate(model.layers):
         x = build_layer(layer, seed=0, index=index)(x)
     loss = model.loss(x, target)
     assert loss.shape == ()
     assert torch.isfinite(loss)
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    """Which the tests above and below train."""
+    sources = (path for path in Path(registry.__file__).parent.glob("*.py") if path.stem != "registry")
+    families = [path.stem for path in sources if "PRESETS: " in path.read_text()]
+    assert len(families) >= 9
+    for family in families:
+        module = importlib.import_module(f"contraflow.models.{family}")
+        assert any("tiny" in name for name in module.PRESETS), family
 
 
 def test_gpt2_initialisation_scales_residual_projections_down() -> None:

@@ -55,6 +55,8 @@ class LayerSpec:
     """One layer, Tensor -> Tensor: the smallest piece the planner may cut between.
 
     `build` returns a fresh module; whatever it draws comes from the default generators of torch, numpy and Python.
+    It travels to other processes, and everything in the module is made when it is called: a module's function or a
+    `partial` of one or of a class, of numbers and strings; no lambda, no module made before.
     """
 
     name: str

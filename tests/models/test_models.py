@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_gpt2_has_the_published_number_of_parameters(name: str, count: float) ->
 @pytest.mark.parametrize("name", [name for name in names() if "tiny" in name])
 def test_every_family_computes_a_finite_loss_on_its_own_data(name: str) -> None:
     """A registry model is a chain Tensor -> Tensor whose loss is a scalar mean; every family has a tiny one."""
-    model = resolve(name)
+    model = pickle.loads(pickle.dumps(resolve(name)))  # as it travels to other processes
     assert isinstance(model.data, str)
     x, target = installed(model.data).batch(seed=0, step=0, micro_batch=0, size=4)
     for index, layer in enumerate(model.layers):
@@ -48,6 +49,16 @@ def test_every_family_computes_a_finite_loss_on_its_own_data(name: str) -> None:
     loss = model.loss(x, target)
     assert loss.shape == ()
     assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if "tiny" in name])
+def test_every_family_builds_its_layers_afresh(name: str) -> None:
+    """The same seed gives the same values, in tensors of their own."""
+    for index, layer in enumerate(resolve(name).layers):
+        built = [dict(build_layer(layer, seed=0, index=index).named_parameters()) for _ in range(2)]
+        for key, parameter in built[0].items():
+            assert torch.equal(parameter, built[1][key]), key
+            assert parameter.data_ptr() != built[1][key].data_ptr(), key
 
 
 def test_every_family_has_a_tiny_model() -> None:

@@ -140,16 +140,17 @@ class LayerRun:
         """Transient bytes: of F beyond output and stash, if it leaves one; of R beyond the stash; of B, I and W
         beyond what they consume or leave.
 
-        Inside a stage nobody else counts the tensors between layers: an unsaved input counts in F and R, any
-        input, and the target, in an F that saves nothing, the gradients on both sides of the layer in B and I.
+        Inside a stage nobody else counts the tensors between layers: an unsaved input, and the target beside it,
+        count in F and R, any input, and the target, in an F that saves nothing, the gradients on both sides of the
+        layer in B and I.
         """
         own_stash = sizes.stash - sizes.borrowed
-        unsaved_input = 0 if self.program.saves_input else self.x.nbytes
-        forward = sizes.forward_peak - own_stash - sizes.output + unsaved_input
-        self.dropped_workspace = forward + sizes.output
         given = self.x.nbytes + self.awaiting
+        unsaved = 0 if self.program.saves_input else given
+        forward = sizes.forward_peak - own_stash - sizes.output + unsaved
+        self.dropped_workspace = forward + sizes.output
         forward_only = sizes.forward_only_peak - sizes.output + given
-        remake = sizes.remake_peak - own_stash + unsaved_input
+        remake = sizes.remake_peak - own_stash + unsaved
         gradients = self.grad_output.nbytes
         backward = sizes.backward_peak - own_stash + gradients
         own_held = sizes.weight_stash - sizes.borrowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -24,6 +25,7 @@ from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
+from contraflow.executor.measure.layer_run import LayerRun, trace_layer
 from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.eager import EagerProgram
@@ -32,6 +34,7 @@ from contraflow.executor.stage.tracing import StageLayers
 from contraflow.executor.state.weights import StageWeights
 from contraflow.executor.step.finite import Guard
 from contraflow.executor.step.update import Update
+from contraflow.models.attention import Attention
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.basics.errors import ModelError, PlanError
 from contraflow.planner.graph import Candidate, StageCosts, static_bytes
@@ -295,6 +298,32 @@ def _remade(order: Sequence[Op], again: bool) -> list[Op]:
 
 def _device(op: Op, pipeline: Pipeline) -> int:
     return (pipeline.forward if op.kind is Kind.F else pipeline.backward)[op.stage]
+
+
+class Attending(nn.Module):
+    """Attention with its residual, frozen."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), Attention(width, 1, causal=False)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) -> the same."""
+        mixed: torch.Tensor = x + self.attention(self.norm(x))
+        return mixed
+
+
+@pytest.mark.parametrize("engine", ["graph", "eager"])
+def test_the_target_counts_while_a_layer_runs_that_keeps_nothing(engine: Engine) -> None:
+    """Its stage has it by then, and no stash yet of which it is a part."""
+    model, layer, x = chain([partial(Attending, 8)] * 2, 8), Attending(8), torch.randn(2, 5, 8)
+    program = trace_layer(model, layer, 1, x, None, torch.float32, engine, check=False, needs_input_grad=False)
+    none, small, large = (
+        LayerRun(program, layer, 1, x, None, awaiting).costs(time.perf_counter, 1, 0)["workspace_bytes"]
+        for awaiting in (0, 16, 4096)
+    )
+    assert (small - none, large - none) == (16, 4096)
 
 
 def test_frozen_layers_have_no_weight_half() -> None:

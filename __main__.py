@@ -130,10 +130,10 @@ def _fail(message: str, code: int) -> None:
 
 def profile_by_name(name: str) -> ModelGraph:
     """Measures a registry model or "package.module:function" here, as `contraflow profile` does by default."""
-    from .executor.cli import measure
+    from .executor.cli import Asked, measure
     from .planner.problem import ModelGraph
 
-    return ModelGraph.from_dict(measure(name, micro_batch_size=1))
+    return ModelGraph.from_dict(measure(name, Asked()))
 
 
 @click.group(cls=CommandLine, epilog=_EPILOG)

@@ -112,7 +112,7 @@ def train(run: Run) -> Outcome:
         losses, state = reference.losses, reference.state
     else:
         made = _plan(run.task, run.optimizer, method.policy, size, each)
-        emulated = emulate(made, _epochs(updates, task.epochs), model, data, run.seed, training=training)
+        emulated = emulate(made, _epochs(updates, task.epochs), model, data, seed=run.seed, training=training)
         losses, state = emulated.losses, emulated.state
     layers = nn.Sequential(*_layers(model, run.seed, state))
     return Outcome(losses, *_held_out(layers, model, task.data))

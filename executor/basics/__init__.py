@@ -6,7 +6,7 @@ Imports nothing of the executor, so that a command can refuse its options before
 
 from .checkpointing import Checkpointing
 from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, foreign, one_line, ours
-from .option import About, Form, SameIn, about, keywords_of, option, same_in, words
+from .option_fields import About, Form, SameIn, about, keywords_of, option, same_in, words
 from .options import DEVICES, DTYPES, ENGINES, TIMEOUT_S, TRANSPORTS, Engine, OnStep, RunOptions
 from .shared_file import SharedFile
 from .training import DEFAULT_RATES, DYNAMIC, INITIAL_SCALE, SCHEDULES, SKIP, STOP, LossScaler, Training

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import RunError
-from .option import Form, option
+from .option_fields import Form, option
 
 
 @dataclass(frozen=True)

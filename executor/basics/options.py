@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .checkpointing import Checkpointing
-from .option import Form, SameIn, option
+from .option_fields import Form, SameIn, option
 from .training import Training
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from .errors import RunError
-from .option import Form, option
+from .option_fields import Form, option
 
 DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3}
 SCHEDULES = ("constant", "linear", "cosine")

@@ -4,8 +4,9 @@ Torch is imported when a command runs. Imports every room of the executor by its
 commands share. Begin with `execute.py`.
 """
 
-from .profile import measure
+from .profile import Asked, measure
 
 __all__ = [
+    "Asked",
     "measure",
 ]

@@ -42,6 +42,7 @@ _SHARE = click.FloatRange(0, 1, max_open=True)
 _FORMS: Mapping[Form, Callable[[About], Any]] = {
     Form.TEXT: lambda said: click.STRING,
     Form.TEXTS: lambda said: click.STRING,
+    Form.NUMBER: lambda said: click.FLOAT,
     Form.POSITIVE: lambda said: Number(word=said.word),
     Form.AT_LEAST_0: lambda said: Number(zero=True, word=said.word),
     Form.SHARE: lambda said: _SHARE,

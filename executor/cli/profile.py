@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,59 @@ import click
 
 from ...planner.basics import InputError, printable, write_text
 from ...planner.cli import OutputFile, print_json, say
+from ..basics import Form, option
 from .lines import fail, notices_as_lines
+from .options import gathered, options_of
 
 if TYPE_CHECKING:
     from ...models import Dataset, LayeredModel
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `contraflow profile` is asked; None of `load`: `default_load`."""
+
+    micro_batch_size: int = field(default=1, metadata=option("Samples.", least=1, metavar="N"))
+    device: str = field(
+        default="cpu",
+        metadata=option(
+            "cpu or cuda: measure here. A preset, as A100-80GB: costs from FLOPs and bytes, nothing is run.",
+            metavar="DEVICE",
+        ),
+    )
+    precision: str = field(
+        default="fp32",
+        metadata=option(
+            "16 bit: as a mixed plan runs, under autocast. tf32, on presets only: fp32 with rounded matrix products.",
+            choices=PRECISIONS,
+        ),
+    )
+    efficiency: float | None = field(
+        default=None,
+        metadata=option(
+            "Of a preset's peak FLOP/s and bandwidth that is reached. [default: 0.5]", form=Form.NUMBER, metavar="SHARE"
+        ),
+    )
+    data: str | None = field(
+        default=None, metadata=option("What to feed it. [default: the model's own]", metavar="NAME")
+    )
+    threads: int = field(default=1, metadata=option("As a process of execute has.", least=1))
+    load: int | None = field(
+        default=None,
+        metadata=option(
+            "Processes that will train at a time: as many measure side by side. [default: cpu: what the cores hold, at "
+            "most 8; cuda: 1]",
+            least=1,
+            metavar="N",
+        ),
+    )
+
+    @property
+    def local(self) -> bool:
+        """Whether the device is one of this machine, by its name in torch."""
+        return self.device == "cpu" or self.device.split(":")[0] == "cuda"
 
 
 @click.command(
@@ -28,45 +76,7 @@ Examples:
 """
 )
 @click.argument("model", metavar="MODEL")
-@click.option(
-    "--micro-batch-size",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Samples.",
-)
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    metavar="DEVICE",
-    help="cpu or cuda: measure here. A preset, as A100-80GB: costs from FLOPs and bytes, nothing is run.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="fp32",
-    show_default=True,
-    help="16 bit: as a mixed plan runs, under autocast. tf32, on presets only: fp32 with rounded matrix products.",
-)
-@click.option(
-    "--efficiency",
-    type=float,
-    metavar="SHARE",
-    help="Of a preset's peak FLOP/s and bandwidth that is reached. [default: 0.5]",
-)
-@click.option("--data", metavar="NAME", help="What to feed it. [default: the model's own]")
-@click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="As a process of execute has."
-)
-@click.option(
-    "--load",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes that will train at a time: as many measure side by side. [default: cpu: what the cores hold, at "
-    "most 8; cuda: 1]",
-)
+@options_of(Asked)
 @click.option(
     "--cluster",
     type=OutputFile(),
@@ -75,40 +85,23 @@ Examples:
 )
 @click.option("-o", "--output", type=OutputFile(), help="Write model.json there. [default: to stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the model as one JSON object.")
-def profile(
-    model: str,
-    micro_batch_size: int,
-    device: str,
-    precision: str,
-    efficiency: float | None,
-    data: str | None,
-    threads: int,
-    load: int | None,
-    cluster: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
+def profile(model: str, cluster: Path | None, output: Path | None, as_json: bool, **values: Any) -> None:
     """Measure every layer of MODEL on this machine: times, parameters, stashes, outputs, workspace.
 
     MODEL is a registry name, such as gpt-small, or package.module:function returning layers. With a device preset
     nothing is run and nothing allocated: times are estimates from the preset's peaks, bytes are exact. A plan of a
     model in 16 bit wants --precision mixed.
     """
-    if cluster is not None and not (device == "cpu" and load != 1):
-        raise InputError(f"--cluster measures at least 2 processes on the cpu, not --load {load} on {device}")
-    if _is_local(device):
-        if efficiency is not None:
-            raise InputError(f"--efficiency is for device presets, not for measuring on {device}")
-        content = measure(model, micro_batch_size, device, threads, data, precision, load)
-    elif load is not None:
-        raise InputError(f"--load is for measuring here, not for the preset {device}")
-    else:
-        content = estimate(model, micro_batch_size, device, data, precision, efficiency)
+    asked = gathered(Asked, values)
+    if cluster is not None and not (asked.device == "cpu" and asked.load != 1):
+        given = f"--load {asked.load} on {asked.device}"
+        raise InputError(f"--cluster measures at least 2 processes on the cpu, not {given}")
+    content = measure(model, asked) if asked.local else estimate(model, asked)
     if output is not None:
         write_text(output, json.dumps(content, indent=1) + "\n")
         say(f"wrote {output}", err=True)
     if cluster is not None:
-        _measure_cluster(threads, load, cluster)
+        _measure_cluster(asked.threads, asked.load, cluster)
     if as_json:
         print_json(content)
     elif output is None:
@@ -124,62 +117,58 @@ def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
     say(f"wrote {target}", err=True)
 
 
-def measure(
-    model: str,
-    micro_batch_size: int,
-    device: str = "cpu",
-    threads: int = 1,
-    data: str | None = None,
-    precision: str = "fp32",
-    load: int | None = None,
-) -> dict[str, Any]:
+def measure(model: str, asked: Asked) -> dict[str, Any]:
     """The content of model.json for a model's name, measured here with progress on stderr.
 
-    `load`: as `profile_model` takes it (default: `default_load`). Raises InputError: unknown model or data, no such
-    device here, or a model that cannot be measured.
+    Raises InputError: unknown model or data, no such device here, or a model that cannot be measured.
     """
     import torch
 
     from ..measure import PRECISIONS, default_load, profile_model
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {device}: torch sees no CUDA device here")
-    if precision == "tf32":
-        raise InputError(f"--precision tf32 is for device presets, not for measuring on {device}")
-    dtype = PRECISIONS[precision]
-    copies = load or default_load(device, threads)
+    if asked.efficiency is not None:
+        raise InputError(f"--efficiency is for device presets, not for measuring on {asked.device}")
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {asked.device}: torch sees no CUDA device here")
+    if asked.precision == "tf32":
+        raise InputError(f"--precision tf32 is for device presets, not for measuring on {asked.device}")
 
     def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
-        return profile_model(found, micro_batch_size, device, threads, tell, data=source, dtype=dtype, load=copies)
+        return profile_model(
+            found,
+            asked.micro_batch_size,
+            asked.device,
+            asked.threads,
+            tell,
+            data=source,
+            dtype=PRECISIONS[asked.precision],
+            load=asked.load or default_load(asked.device, asked.threads),
+        )
 
-    return _profiled(model, data, work)
+    return _profiled(model, asked.data, work)
 
 
-def estimate(
-    model: str,
-    micro_batch_size: int,
-    device: str,
-    data: str | None = None,
-    precision: str = "fp32",
-    efficiency: float | None = None,
-) -> dict[str, Any]:
+def estimate(model: str, asked: Asked) -> dict[str, Any]:
     """The content of model.json for a model's name on a device preset, with progress on stderr.
 
     Raises InputError: unknown model, data or preset, a precision that the preset lacks, an efficiency that is no share.
     """
     from ...planner.problem import PRESETS
 
-    if device not in PRESETS:
+    if asked.load is not None:
+        raise InputError(f"--load is for measuring here, not for the preset {asked.device}")
+    if asked.device not in PRESETS:
         known = ", ".join(sorted(PRESETS.keys() - {"cpu"}))
-        raise InputError(f"--device {device}: unknown; measure on cpu or cuda, or take a preset: {known}")
+        raise InputError(f"--device {asked.device}: unknown; measure on cpu or cuda, or take a preset: {known}")
     from ..measure import EFFICIENCY, analytic_profile
 
-    share = EFFICIENCY if efficiency is None else efficiency
+    share = EFFICIENCY if asked.efficiency is None else asked.efficiency
 
     def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
-        return analytic_profile(found, micro_batch_size, PRESETS[device], precision, share, tell, source)
+        preset = PRESETS[asked.device]
+        return analytic_profile(found, asked.micro_batch_size, preset, asked.precision, share, tell, source)
 
-    return _profiled(model, data, work)
+    return _profiled(model, asked.data, work)
 
 
 def _profiled(
@@ -212,8 +201,3 @@ def _status(model: str, text: str = "") -> str:
     from rich.markup import escape
 
     return escape(printable(f"profiling {model}{': ' * bool(text)}{text}"))
-
-
-def _is_local(device: str) -> bool:
-    """Whether the device is one of this machine, by its name in torch."""
-    return device == "cpu" or device.split(":")[0] == "cuda"

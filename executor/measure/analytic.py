@@ -14,7 +14,7 @@ from ...planner.basics import InputError
 from ...planner.problem import DeviceType
 from ..basics import Engine
 from ..stage import lower
-from .layer_run import LayerRun, trace_layer
+from .layer_run import Example, LayerRun, trace_layer
 from .lstm_reserve import LSTMReserve
 from .profile import example_batch, model_document, profiled_layers
 from .roofline import Roofline
@@ -63,14 +63,12 @@ def analytic_profile(
     x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, micro_batch_size, data, dtype))
     awaiting = target.nbytes
 
-    def traced(
-        engine: Engine, index: int, x: Tensor, target: Tensor | None, differentiated: bool
-    ) -> tuple[dict[str, Any], LayerRun]:
-        module = _imagined(model.layers[index], dtype, fake)
-        program = trace_layer(model, module, index, x, target, dtype, engine, False, differentiated)
+    def traced(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
+        module = _imagined(model.layers[on.index], dtype, fake)
+        program = trace_layer(model, module, on, dtype, engine, check=False)
         roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
         with fake, LSTMReserve(), roofline:
-            run = LayerRun(program, module, index, x, target, awaiting)
+            run = LayerRun(program, module, on, awaiting)
             costs = run.costs(lambda: roofline.seconds, rounds=1, warmups=0)
         return costs, run
 

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from ...models.protocol import LayeredModel
 from ..basics import Engine
 from ..place import StorageTracker, unique_bytes
-from ..stage import AnyProgram, StageLayers, build_program, half_of, named_buffers, named_parameters, warn, wide
+from ..stage import (
+    AnyProgram,
+    Building,
+    StageLayers,
+    build_program,
+    half_of,
+    named_buffers,
+    named_parameters,
+    warn,
+    wide,
+)
 from .companions import Pace, alone
 
 Clock = Callable[[], float]
@@ -55,26 +65,29 @@ class _Bytes:
     weight_peak: int
 
 
-def trace_layer(
-    model: LayeredModel,
-    module: nn.Module,
-    index: int,
-    x: Tensor,
-    target: Tensor | None,
-    dtype: torch.dtype,
-    engine: Engine = "auto",
-    check: bool = True,
-    needs_input_grad: bool = True,
-) -> AnyProgram:
-    """The program of layer `index` in this dtype, with the model's loss if there is a target, on a stage's engine.
+@dataclass(frozen=True)
+class Example:
+    """A layer's position, its input, the target where it is the last one, and whether a layer before it is trained."""
 
-    `needs_input_grad`: whether a layer before it is trained. `check` compares it with plain torch, on real tensors.
-    Raises TraceError or ProgramMismatch; an EngineNotice is a warning.
+    index: int
+    x: Tensor
+    target: Tensor | None
+    differentiated: bool
+
+
+def trace_layer(
+    model: LayeredModel, module: nn.Module, on: Example, dtype: torch.dtype, engine: Engine = "auto", check: bool = True
+) -> AnyProgram:
+    """The program of a layer in this dtype, with the model's loss if there is a target, on a stage's engine.
+
+    `check` compares it with plain torch, on real tensors. Raises TraceError or ProgramMismatch; an EngineNotice is a
+    warning.
     """
-    loss = None if target is None else model.loss
-    wanted, label = x.is_floating_point() and index != 0 and needs_input_grad, f"layer {model.layers[index].name}"
-    layers = StageLayers((module,), (index,), loss, wanted, label, half_of(dtype))
-    program, notice = build_program(layers, x, target, engine, 0 if check else None)
+    loss = None if on.target is None else model.loss
+    wanted = on.x.is_floating_point() and on.index != 0 and on.differentiated
+    label = f"layer {model.layers[on.index].name}"
+    layers = StageLayers((module,), (on.index,), loss, wanted, label, half_of(dtype))
+    program, notice = build_program(layers, on.x, on.target, Building(engine, 0 if check else None))
     if notice is not None:
         warn(notice)
     return program
@@ -89,17 +102,16 @@ class LayerRun:
         dropped_workspace: what F and R take if the layer that gets the output does not save it; once bytes are known.
     """
 
-    def __init__(
-        self, program: AnyProgram, module: nn.Module, index: int, x: Tensor, target: Tensor | None, awaiting: int = 0
-    ) -> None:
+    def __init__(self, program: AnyProgram, module: nn.Module, on: Example, awaiting: int = 0) -> None:
         self.program = program
-        own = named_parameters([module], [index])
+        own = named_parameters([module], [on.index])
         self.parameters = {name: tensor.detach() for name, tensor in own.items()}
         self.trained = [tensor.detach() for tensor in own.values() if tensor.requires_grad]
-        self.buffers = named_buffers([module], [index])
+        self.buffers = named_buffers([module], [on.index])
         summed = {name: self.parameters[name] for name in program.accumulator_names}
         self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
-        self.x, self.target, self.awaiting = x, target, awaiting if target is None else target.nbytes
+        self.x, self.target = on.x, on.target
+        self.awaiting = awaiting if on.target is None else on.target.nbytes
         self.output = self._forward()[0]
         self.dropped_workspace = 0
         self.grad_output = torch.ones_like(self.output)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from ...models.data import load
 from ...models.protocol import Dataset, LayeredModel
 from ...models.sampling import batch_of
-from ..basics import Engine
+from ..basics import Engine, keywords_of
 from ..stage import EagerProgram, build_lowered, wide
 from ..state import as_dtype, tied_bytes
 from .companions import Pace, alone, companions
-from .layer_run import LayerRun, cold, trace_layer
+from .layer_run import Example, LayerRun, cold, trace_layer
 
 FORMAT = "contraflow/model"
 VERSION = 1
@@ -29,18 +30,34 @@ MOST_LOAD = 8
 """Copies that are started unasked: each holds a layer and a Python of its own."""
 
 
-def profile_model(
-    model: LayeredModel,
-    micro_batch_size: int,
-    device: str = "cpu",
-    threads: int = 1,
-    on_progress: Callable[[str], None] | None = None,
-    rounds: int = 5,
-    data: Dataset | None = None,
-    dtype: torch.dtype = torch.float32,
-    load: int = 1,
-    engine: Engine = "auto",
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Profiling:
+    """How a model is measured.
+
+    Attributes:
+        micro_batch_size: samples.
+        device: "cpu", or one of torch's. threads: of torch in every process.
+        on_progress: told about every layer in a line of text.
+        rounds: repetitions whose median counts.
+        data: what to feed it; default: the model's own.
+        dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
+        load: so many processes, this one included, run the same layer at the same time, as they will when they
+            train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
+        engine: what runs the layers, as for `execute`.
+    """
+
+    micro_batch_size: int
+    device: str = "cpu"
+    threads: int = 1
+    on_progress: Callable[[str], None] | None = None
+    rounds: int = 5
+    data: Dataset | None = None
+    dtype: torch.dtype = torch.float32
+    load: int = 1
+    engine: Engine = "auto"
+
+
+def measure_layers(model: LayeredModel, how: Profiling) -> dict[str, Any]:
     """Time every layer's forward and backward halves and count its bytes: a "contraflow/model" document.
 
     Each layer is traced and run alone, on the real output of the layer before it; layers alike (same
@@ -52,52 +69,33 @@ def profile_model(
     output, the largest workspace; in B, the sum of `stash_bytes`, both boundary gradients, the largest
     workspace, where a layer's own two boundary gradients count as its workspace.
 
-    Args:
-        data: what to feed it; default: the model's own.
-        on_progress: told about every layer in a line of text.
-        dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
-        load: so many processes, this one included, run the same layer at the same time, as they will when they
-            train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
-        engine: what runs the layers, as for `execute`.
-
     Raises:
         ValueError: no data, or a micro-batch size below 1.
         TraceError, ProgramMismatch: no engine, or not the one asked for, can run a layer.
         RunError: a load above 1, and the model or its data cannot be sent to other processes.
     """
-    arguments = (model, micro_batch_size, device, threads, rounds, data, dtype, engine)
-    with companions(load - 1, partial(_profile, *arguments)) as pace:
-        return _profile(*arguments, pace, on_progress)
+    with companions(how.load - 1, partial(_measured, model, replace(how, on_progress=None))) as pace:
+        return _measured(model, how, pace)
 
 
-def _profile(
-    model: LayeredModel,
-    micro_batch_size: int,
-    device: str,
-    threads: int,
-    rounds: int,
-    data: Dataset | None,
-    dtype: torch.dtype,
-    engine: Engine,
-    pace: Pace = alone,
-    on_progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """`profile_model` of one process; `pace` is called before every repetition."""
-    x, target = example_batch(model, micro_batch_size, data, dtype)
-    x, target = x.to(device), target.to(device)
+profile_model = keywords_of(Profiling)(measure_layers)
+"""`measure_layers` as other programs call it: profile_model(model, micro_batch_size, ...)."""
+
+
+def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone) -> dict[str, Any]:
+    """`measure_layers` of one process; `pace` is called before every repetition."""
+    x, target = example_batch(model, how.micro_batch_size, how.data, how.dtype)
+    x, target = x.to(how.device), target.to(how.device)
     recall, awaiting = cold(x.device), target.nbytes
 
-    def measured(
-        engine: Engine, index: int, x: Tensor, target: Tensor | None, differentiated: bool
-    ) -> tuple[dict[str, Any], LayerRun]:
-        module = build_lowered(model.layers[index], 0, index, dtype)[0].to(device)
-        program = trace_layer(model, module, index, x, target, dtype, engine, needs_input_grad=differentiated)
-        run = LayerRun(program, module, index, x, target, awaiting)
-        return run.costs(partial(_now, x.device), rounds, WARMUPS, pace, recall), run
+    def measured(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
+        module = build_lowered(model.layers[on.index], 0, on.index, how.dtype)[0].to(how.device)
+        run = LayerRun(trace_layer(model, module, on, how.dtype, engine), module, on, awaiting)
+        return run.costs(partial(_now, on.x.device), how.rounds, WARMUPS, pace, recall), run
 
-    with _threads(threads):
-        layers = profiled_layers(model, x, target, measured, "measured", on_progress, engine)
-    return model_document(model, micro_batch_size, torch.device(device).type, layers, dtype)
+    with _threads(how.threads):
+        layers = profiled_layers(model, x, target, measured, "measured", how.on_progress, how.engine)
+    return model_document(model, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype)
 
 
 def example_batch(
@@ -117,9 +115,8 @@ def example_batch(
     return as_dtype(x, dtype), as_dtype(target, wide(dtype))
 
 
-EngineCosts = Callable[[Engine, int, Tensor, Tensor | None, bool], tuple[dict[str, Any], LayerRun]]
-"""(engine, position, input, target of the last layer, is a layer before it trained) -> (entry in model.json, what was
-run)."""
+EngineCosts = Callable[[Engine, Example], tuple[dict[str, Any], LayerRun]]
+"""(engine, a layer) -> (entry in model.json, what was run)."""
 
 
 def profiled_layers(
@@ -139,8 +136,8 @@ def profiled_layers(
     eager: set[bool] = set()
 
     def on(engine: Engine) -> LayerCosts:
-        def costs(index: int, x: Tensor, target: Tensor | None, differentiated: bool) -> tuple[dict[str, Any], Handed]:
-            found, run = costs_of(engine, index, x, target, differentiated)
+        def costs(layer: Example) -> tuple[dict[str, Any], Handed]:
+            found, run = costs_of(engine, layer)
             eager.add(isinstance(run.program, EagerProgram))
             return found, Handed(run.output, run.program.saves_input, run.dropped_workspace)
 
@@ -165,8 +162,8 @@ class Handed(NamedTuple):
     dropped_workspace: int
 
 
-LayerCosts = Callable[[int, Tensor, Tensor | None, bool], tuple[dict[str, Any], Handed]]
-"""(position, input, target of the last layer, is a layer before it trained) -> (entry in model.json, the rest)."""
+LayerCosts = Callable[[Example], tuple[dict[str, Any], Handed]]
+"""A layer -> (entry in model.json, the rest)."""
 
 
 def distinct_layers(
@@ -190,7 +187,7 @@ def distinct_layers(
         likeness, trained = _likeness(spec.build)
         key = (likeness, x.shape, x.dtype, index == 0, last, differentiated)
         if fresh := key not in known:
-            known[key] = costs_of(index, x, target if last else None, differentiated)
+            known[key] = costs_of(Example(index, x, target if last else None, differentiated))
         differentiated = differentiated or trained
         costs, handed = known[key]
         if layers and not handed.saves_input:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ...models import Dataset, LayeredModel, derive_seed
 from ...planner.graph import route, stash_policy, update_size
 from ...planner.plan import Plan
 from ...planner.problem import WEIGHT_POLICIES
-from ..basics import Engine, RunError, Training
+from ..basics import RunError
 from ..run import blueprint_of, prepare
 from ..state import Blueprint, MiniBatch, Predictor, StageReplica, in_place_of
 
@@ -77,20 +78,15 @@ def emulate(
     runs: Sequence[int],
     model: LayeredModel | str | None = None,
     data: Dataset | str | None = None,
-    seed: int = 0,
-    lr: float | None = None,
-    dtype: torch.dtype | None = None,
-    training: Training | None = None,
-    engine: Engine = "auto",
+    **options: Any,
 ) -> Emulation:
     """Trains as `execute` does under the plan's weight policy and stages, whose op lists are not read.
 
     Args:
         runs: updates between an empty pipeline and an empty pipeline, one number a run.
-        model, data, seed, lr, dtype, training, engine: as of `execute`.
+        model, data, options: as of `execute`.
     """
-    job = prepare(plan, sum(runs), model, data, seed, lr, dtype, training=training, engine=engine)
-    return Emulator(blueprint_of(job)).train(runs)
+    return Emulator(blueprint_of(prepare(plan, sum(runs), model, data, **options))).train(runs)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from ...models import Dataset, LayeredModel, derive_seed, held_out
 from ...models.sampling import batch_of
-from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training
+from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training, keywords_of
 from ..stage import autocasting, build_lowered, half_of, layer_seed, run_dtype, wide
 from ..state import MiniBatch, MiniBatches, as_dtype, find_data, make_optimizer, set_rate, tie_modules
 from ..step import evaluation_seed
@@ -36,55 +36,56 @@ class ReferenceRun:
     evaluations: dict[int, float] = field(default_factory=dict)
 
 
-def train_reference(
-    model: LayeredModel,
-    micro_batches: int,
-    micro_batch_size: int,
-    optimizer: str = "sgd",
-    steps: int = 5,
-    seed: int = 0,
-    lr: float | None = None,
-    dtype: torch.dtype | None = None,
-    data: Dataset | str | None = None,
-    precision: str = "fp32",
-    training: Training | None = None,
-    device: str = "cpu",
-) -> ReferenceRun:
-    """Trains on the micro-batches of every step in order, gradients averaged over samples; then one optimizer step.
+@dataclass(frozen=True)
+class Reference:
+    """What is trained in one process; parameters, data and random state are those of `execute` for the same seed.
 
-    Parameters, data and random state are those that `execute` uses for the same seed. With `precision` "mixed" the
-    layers hold 16-bit copies and run under autocast, gradients are summed in float32 and step float32 masters.
+    Attributes:
+        micro_batches: of a step, in order; micro_batch_size: samples.
+        precision: "mixed": layers hold 16-bit copies and run under autocast, gradients are summed in float32 and step
+            float32 masters.
     """
-    chosen = training or Training()
-    chosen = (chosen if lr is None else replace(chosen, lr=lr)).of_run(optimizer, steps)
-    kind, place = run_dtype(precision, dtype), torch.device(device)
-    source = find_data(model, data)
-    trainer = _Trainer(model, source, seed, kind, place, optimizer, chosen)
-    mini_batches = MiniBatches(micro_batches, micro_batch_size, chosen.mini_batch, source)
+
+    micro_batches: int
+    micro_batch_size: int
+    optimizer: str = "sgd"
+    steps: int = 5
+    seed: int = 0
+    lr: float | None = None
+    dtype: torch.dtype | None = None
+    data: Dataset | str | None = None
+    precision: str = "fp32"
+    training: Training | None = None
+    device: str = "cpu"
+
+
+def train_alone(model: LayeredModel, of: Reference) -> ReferenceRun:
+    """Trains on the micro-batches of every step in order, gradients averaged over samples; then one optimizer step."""
+    chosen = of.training or Training()
+    chosen = (chosen if of.lr is None else replace(chosen, lr=of.lr)).of_run(of.optimizer, of.steps)
+    source = find_data(model, of.data)
+    trainer = _Trainer(model, source, of, chosen)
+    mini_batches = MiniBatches(of.micro_batches, of.micro_batch_size, chosen.mini_batch, source)
     losses, norms, scales, evaluations = [], [], [], {}
-    for step in range(steps):
+    for step in range(of.steps):
         scales.append(trainer.scale)
         losses.append(trainer.accumulate(step, mini_batches.of(step)))
         norm = trainer.update(step)
         norms += [] if norm is None else [norm]
         if chosen.evaluate_every and (step + 1) % chosen.evaluate_every == 0:
-            evaluations[step + 1] = trainer.evaluate(micro_batches, micro_batch_size)
+            evaluations[step + 1] = trainer.evaluate(of.micro_batches, of.micro_batch_size)
     return ReferenceRun(tuple(losses), trainer.state(), tuple(norms), tuple(scales), evaluations)
+
+
+train_reference = keywords_of(Reference)(train_alone)
+"""`train_alone` as other programs call it: train_reference(model, micro_batches, micro_batch_size, ...)."""
 
 
 class _Trainer:
     """The model, its masters and its optimizer; loss scaling is torch's own."""
 
-    def __init__(
-        self,
-        model: LayeredModel,
-        data: Dataset,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: str,
-        training: Training,
-    ) -> None:
+    def __init__(self, model: LayeredModel, data: Dataset, of: Reference, training: Training) -> None:
+        seed, dtype, device = of.seed, run_dtype(of.precision, of.dtype), torch.device(of.device)
         self.model, self.data, self.seed, self.dtype, self.training = model, data, seed, dtype, training
         self.device = device
         built = [build_lowered(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
@@ -99,7 +100,7 @@ class _Trainer:
             if p.requires_grad
         )
         self.stepped = list(dict.fromkeys(parameters))
-        self.stepper = make_optimizer(optimizer, self.stepped, training, fused=False)
+        self.stepper = make_optimizer(of.optimizer, self.stepped, training, fused=False)
         dynamic = training.loss_scale == DYNAMIC
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=INITIAL_SCALE, growth_interval=training.scale_interval, enabled=dynamic

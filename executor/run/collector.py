@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from ...planner.graph import asynchronous, update_size
 from ...planner.plan import Forecast, Plan
+from ..basics import OnStep
 from ..stage import warn
 from .excess import excesses
 from .job import TRACKED_STEPS, filling_updates, tracked_steps
@@ -28,10 +29,6 @@ def _steady(places: Sequence[int], margin: int) -> list[int]:
 def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
     """Seconds a step; of an asynchronous plan, seconds an update once the pipeline is full."""
     return forecast.step_s if forecast.period_s is None else forecast.period_s * update_size(plan)
-
-
-OnStep = Callable[[int, float, float], None]
-"""Called with (step, loss, seconds) as steps complete."""
 
 
 class Collector:

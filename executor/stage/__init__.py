@@ -7,7 +7,7 @@ and places; knows neither ranks nor plans. Begin with `program.py`, the interfac
 from .compiled import require_compiler
 from .eager import EagerProgram
 from .eager_probe import isolated
-from .engines import EngineNotice, build_program, warn
+from .engines import Building, EngineNotice, build_program, warn
 from .packing import PackedStash, Stash, StashLayout, View
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like, run_dtype, wide
 from .protocol import AnyProgram, WeightStash
@@ -19,6 +19,7 @@ from .tracing import StageLayers, TraceError, named_buffers, named_parameters
 
 __all__ = [
     "AnyProgram",
+    "Building",
     "EagerProgram",
     "EngineNotice",
     "HALVES",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..basics import Engine
+from .compiled import compile_program
 from .eager import EagerProgram
 from .eager_probe import isolated
 from .program import StageProgram
@@ -21,24 +23,30 @@ class EngineNotice(UserWarning):
     """A stage or layer runs on the eager engine although nobody asked for it; the message says why."""
 
 
-def build_program(
-    layers: StageLayers,
-    x: Tensor,
-    target: Tensor | None,
-    engine: Engine = "auto",
-    check_seed: int | None = None,
-    stash_limit: int = 0,
-    compiled: bool = False,
-    sharing: Sharing = traced_anew,
-) -> tuple[AnyProgram, str | None]:
-    """(the stage's program, a notice if "auto" came to the eager engine).
+@dataclass(frozen=True)
+class Building:
+    """How programs are built.
 
-    Args:
-        x, target: an example of the micro-batch's shapes, to build and check with.
+    Attributes:
         check_seed: of the random layers in the self-check; None: no check.
         stash_limit: as of an `EagerProgram`.
         compiled: whether graphs go through torch's compiler.
         sharing: where a graph may have been traced before.
+    """
+
+    engine: Engine = "auto"
+    check_seed: int | None = None
+    stash_limit: int = 0
+    compiled: bool = False
+    sharing: Sharing = traced_anew
+
+
+def build_program(
+    layers: StageLayers, x: Tensor, target: Tensor | None, how: Building
+) -> tuple[AnyProgram, str | None]:
+    """(the stage's program, a notice if "auto" came to the eager engine).
+
+    `x`, `target`: an example of the micro-batch's shapes, to build and check with.
 
     Raises:
         TraceError, ProgramMismatch: the engine asked for, or both, cannot run the stage; the reasons.
@@ -46,26 +54,24 @@ def build_program(
 
     def checked(build: Callable[[], AnyProgram]) -> AnyProgram:
         program = build()
-        if check_seed is not None:
-            program.self_check(isolated(layers).modules, x, target, check_seed)
+        if how.check_seed is not None:
+            program.self_check(isolated(layers).modules, x, target, how.check_seed)
         return program
 
     def traced() -> StageProgram:
         program = StageProgram.of(isolated(layers), x, target)
-        if compiled:
-            from .compiled import compile_program
-
+        if how.compiled:
             compile_program(program)
         return program
 
     def graph() -> AnyProgram:
-        return sharing(layers, x, target, traced)
+        return how.sharing(layers, x, target, traced)
 
     def eager() -> AnyProgram:
-        return EagerProgram(layers, x, target, stash_limit)
+        return EagerProgram(layers, x, target, how.stash_limit)
 
-    if engine != "auto":
-        return checked(graph if engine == "graph" else eager), None
+    if how.engine != "auto":
+        return checked({"graph": graph, "eager": eager}[how.engine]), None
     try:
         return checked(graph), None
     except (TraceError, ProgramMismatch) as error:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 
-from ...models.protocol import Loss
 from .packing import Stash, StashLayout, TensorSpec, pieces, spec
 from .protocol import WeightStash
 from .random_state import layer_seed, own_random_state, reseed
@@ -85,40 +84,12 @@ class StageProgram:
         self._read(joint, parts)
 
     @staticmethod
-    def trace(
-        modules: Sequence[nn.Module],
-        layer_ids: Sequence[int],
-        example_input: Tensor,
-        loss: Loss | None = None,
-        example_target: Tensor | None = None,
-        needs_input_grad: bool | None = None,
-        label: str | None = None,
-        half: torch.dtype | None = None,
-    ) -> StageProgram:
-        """Trace a chain of layers, on fake tensors: nothing is computed, unless a layer is a fused recurrent one.
-
-        Args:
-            modules: the layers, on the device they shall run on, in training or evaluation mode.
-            layer_ids: their positions in the model.
-            example_input, example_target: tensors of the micro-batch's shapes; the target if `loss` is given.
-            needs_input_grad: default: the input is floating point and this is not the model's first layer.
-            half: run under autocast to this 16-bit type (see `precision`).
-
-        Raises:
-            ValueError: no layers, or not one id per layer.
-            TraceError: the stage cannot be traced.
-        """
-        if not modules or len(modules) != len(layer_ids):
-            raise ValueError(f"{len(modules)} modules and {len(layer_ids)} layer ids make no stage")
-        if needs_input_grad is None:
-            needs_input_grad = example_input.is_floating_point() and layer_ids[0] != 0
-        label = label or f"stage of layers {', '.join(map(str, layer_ids))}"
-        layers = StageLayers(tuple(modules), tuple(layer_ids), loss, needs_input_grad, label, half)
-        return StageProgram.of(layers, example_input, example_target)
-
-    @staticmethod
     def of(layers: StageLayers, example_input: Tensor, example_target: Tensor | None) -> StageProgram:
-        """As `trace`, of layers that are described already."""
+        """Trace layers on fake tensors: nothing is computed, unless a layer is a fused recurrent one.
+
+        `example_input`, `example_target`: tensors of the micro-batch's shapes; the target where the stage has the loss.
+        Raises TraceError: the stage cannot be traced.
+        """
         program = StageProgram(layers, trace_joint(layers, example_input, example_target))
         if program._needs_grad_mode and detect_fake_mode([example_input]) is None:
             program._measure(layers, example_input, example_target)

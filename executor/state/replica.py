@@ -18,6 +18,7 @@ from ..basics import Engine, RunError, Training
 from ..place import CPU
 from ..stage import (
     AnyProgram,
+    Building,
     PackedStash,
     Sharing,
     StageLayers,
@@ -237,8 +238,10 @@ class Blueprint:
         """The program for micro-batches of so many samples, and a notice as of `build_program`."""
         if samples != self.full:
             layers = replace(layers, label=f"{layers.label}, micro-batches of {samples}")
-        limit = self._stash_bytes(layers.layer_ids)
-        return build_program(layers, x, target, self.engine, check_seed, limit, self.compiled, self._sharing)
+        how = Building(
+            self.engine, check_seed, self._stash_bytes(layers.layer_ids), compiled=self.compiled, sharing=self._sharing
+        )
+        return build_program(layers, x, target, how)
 
     def _alone_in_order(self, rank: int, stage: int) -> bool:
         """Whether this rank runs all forwards of the stage, in the order of the micro-batches, and their backwards."""
@@ -279,7 +282,7 @@ class Blueprint:
         modules = tuple(module.eval().requires_grad_(False) for module in copies.modules)
         held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
         with _SETUP_LOCK, _disable_current_modes():
-            return build_program(held_out, example, target, self.engine, check_seed, sharing=self._sharing)[0]
+            return build_program(held_out, example, target, Building(self.engine, check_seed, sharing=self._sharing))[0]
 
     def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
         """Raises RunError where the plan asks for what the stage cannot do."""

@@ -7,11 +7,11 @@ import shutil
 import pytest
 import torch
 from runs import STEPS, Case, assert_equals_reference, planned
+from traced_stages import traced
 
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.compiled import CompiledPart
-from contraflow.executor.stage.program import StageProgram
 from contraflow.models import build_layer, resolve
 from contraflow.models.data import load
 
@@ -56,9 +56,9 @@ def test_random_layers_run_uncompiled_and_say_so() -> None:
     model = resolve("gpt-tiny-dropout")
     assert isinstance(model.data, str)
     x, _ = load(model.data).batch(0, 0, 0, 2)
-    program = StageProgram.trace([build_layer(model.layers[0], 0, 0)], [0], x, label="stage 0")
+    program = traced([build_layer(model.layers[0], 0, 0)], [0], x)
     assert program.has_random
-    with pytest.warns(UserWarning, match="stage 0 draws random numbers: it runs uncompiled"):
+    with pytest.warns(UserWarning, match="stage of layers 0 draws random numbers: it runs uncompiled"):
         assert not compile_program(program)
 
 

@@ -21,7 +21,7 @@ from contraflow.executor.place.memory import StorageTracker, unique_bytes
 from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.eager import EagerProgram
-from contraflow.executor.stage.engines import EngineNotice, build_program
+from contraflow.executor.stage.engines import Building, EngineNotice, build_program
 from contraflow.executor.stage.program import StageProgram, named_buffers, named_parameters
 from contraflow.executor.stage.tracing import StageLayers, TraceError
 from contraflow.executor.state.replica import Blueprint, StageReplica
@@ -348,7 +348,7 @@ def test_a_stage_that_neither_engine_runs_gives_both_reasons() -> None:
     module = build_layer(resolve("untraceable:nonsense").layers[2], 0, 2)
     layers = StageLayers((module,), (2,), None, True, "stage 1")
     with pytest.raises(TraceError, match=r"^stage 1: neither engine can run it\. graph: .+; eager: .*in place"):
-        build_program(layers, torch.randn(3, 16), None)
+        build_program(layers, torch.randn(3, 16), None, Building())
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -19,13 +19,13 @@ from runs import (
     truth,
 )
 from torch import Tensor, nn
+from traced_stages import traced
 
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.precision import build_lowered
-from contraflow.executor.stage.program import StageProgram
 from contraflow.models import resolve
 from contraflow.models.protocol import LayerSpec
 from contraflow.planner.graph import static_bytes
@@ -134,7 +134,7 @@ def test_a_layer_norm_of_float32_has_float32_parameters() -> None:
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert {m.dtype for m in masters.values()} == {module.table.dtype} == {torch.float32}
     x = torch.randn(3, 8, dtype=torch.bfloat16)
-    program = StageProgram.trace([module], [1], x, half=torch.bfloat16)
+    program = traced([module], [1], x, half=torch.bfloat16)
     program.self_check([module], x)
     assert program.output_spec.dtype == torch.bfloat16
 

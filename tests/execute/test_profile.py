@@ -10,10 +10,11 @@ import pytest
 import torch
 from runs import measured
 from torch import nn
+from traced_stages import traced
 
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.place.memory import StorageTracker
-from contraflow.executor.stage.program import StageProgram, named_buffers, named_parameters
+from contraflow.executor.stage.program import named_buffers, named_parameters
 from contraflow.models import build_layer, cross_entropy, load, resolve
 from contraflow.models.protocol import LayeredModel, LayerSpec
 from contraflow.planner.problem.model_graph import ModelGraph
@@ -30,7 +31,7 @@ def measured_peaks(name: str, first: int, last: int, size: int) -> tuple[int, in
             x = module(x)
     modules, ids = built[first:last], range(first, last)
     ends = last == len(built)
-    program = StageProgram.trace(modules, ids, x, model.loss if ends else None, target if ends else None)
+    program = traced(modules, ids, x, model.loss if ends else None, target if ends else None)
     parameters = {key: tensor.detach() for key, tensor in named_parameters(modules, ids).items()}
     buffers = named_buffers(modules, ids)
     sums = {key: torch.zeros_like(tensor) for key, tensor in parameters.items()}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from packaged import installed
 from torch import Tensor, nn
+from traced_stages import traced
 
 from contraflow.executor.place.memory import StorageTracker, unique_bytes
 from contraflow.executor.stage.program import (
@@ -54,7 +55,7 @@ class Case:
         wanted = target if ends else None
         key = (name, first, last, dtype)
         if key not in _TRACED:
-            _TRACED[key] = StageProgram.trace(modules, ids, x, model.loss if ends else None, wanted)
+            _TRACED[key] = traced(modules, ids, x, model.loss if ends else None, wanted)
         return Case(model, modules, ids, x, wanted, _TRACED[key])
 
     def parameters(self) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ class Counting(nn.Module):
 
 def test_a_forward_that_reads_what_it_changes_cannot_be_recomputed() -> None:
     """It says so, and runs otherwise."""
-    program = StageProgram.trace([Counting()], [0], torch.randn(2, 4))
+    program = traced([Counting()], [0], torch.randn(2, 4))
     assert not program.can_remake
     parameters = {name: tensor.detach() for name, tensor in named_parameters([Counting()], [0]).items()}
     with pytest.raises(ValueError, match="cannot be recomputed"):
@@ -289,7 +290,7 @@ class Scaled(nn.Module):
 def test_the_self_check_finds_a_changed_scale_and_names_the_stage() -> None:
     """What tracing baked in wrongly is an error before training, with both numbers."""
     layer, x = Scaled(), torch.randn(2, 4)
-    program = StageProgram.trace([layer], [3], x)
+    program = traced([layer], [3], x)
     program.self_check([layer], x)
     layer.scale = 1.001
     with pytest.raises(ProgramMismatch, match=r"stage of layers 3: output\[0\] is .*, eager torch has"):
@@ -329,7 +330,7 @@ class Odd(nn.Module):
 def test_frozen_unused_and_tied_parameters_are_treated_as_autograd_does() -> None:
     """Only what autograd gives a gradient gets an accumulator."""
     layer, x = Odd(), torch.randn(3, 4)
-    program = StageProgram.trace([layer], [1], x)
+    program = traced([layer], [1], x)
     assert set(program.accumulator_names) == {"1.used.weight", "1.used.bias", "1.tied.bias"}
     program.self_check([layer], x)
 
@@ -346,9 +347,9 @@ def test_a_stage_that_cannot_be_traced_is_an_error_that_names_it() -> None:
             return x, x
 
     with pytest.raises(TraceError, match="stage of layers 0 cannot be traced"):
-        StageProgram.trace([Branching()], [0], torch.randn(2))
+        traced([Branching()], [0], torch.randn(2))
     with pytest.raises(TraceError, match="layer 0 returns a tuple"):
-        StageProgram.trace([Pair()], [0], torch.randn(2))
+        traced([Pair()], [0], torch.randn(2))
 
 
 def test_a_wrong_input_is_an_error_that_names_the_stage() -> None:
@@ -359,4 +360,4 @@ def test_a_wrong_input_is_an_error_that_names_the_stage() -> None:
     with pytest.raises(ValueError, match="needs a target"):
         case.program.forward(case.parameters(), {}, case.x)
     with pytest.raises(TraceError, match="needs a target"):
-        StageProgram.trace(case.modules, case.ids, case.x, cross_entropy)
+        traced(case.modules, case.ids, case.x, cross_entropy)

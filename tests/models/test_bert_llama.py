@@ -6,9 +6,10 @@ import pytest
 import torch
 from runs import STEPS, Case, assert_equals_reference, planned
 from torch import nn
+from traced_stages import traced
 
 from contraflow.executor.run.launch import execute
-from contraflow.executor.stage.program import StageProgram, named_buffers, named_parameters
+from contraflow.executor.stage.program import named_buffers, named_parameters
 from contraflow.models import LayeredModel, build_layer, load, resolve
 from contraflow.models.bert import BERTConfig, Head, bert, pretraining_loss
 from contraflow.models.data import FIRST, MASK, NOT_MASKED, SEPARATOR, UnknownData, first_segment
@@ -116,7 +117,7 @@ def test_rmsnorm_and_its_gradients_are_torchs(dtype: torch.dtype) -> None:
 def test_rmsnorm_keeps_its_input_and_one_number_a_token() -> None:
     """In bfloat16 too: no float32 copy is stashed, nor held between the halves of the backward."""
     x = torch.randn(2, 8, 64, dtype=torch.bfloat16)
-    program = StageProgram.trace([RMSNorm(64).to(torch.bfloat16)], [1], x)
+    program = traced([RMSNorm(64).to(torch.bfloat16)], [1], x)
     assert program.stash_bytes == x.nbytes + 2 * 8 * 4
     assert program.weight_stash_bytes == 2 * x.nbytes + 2 * 8 * 4
 
@@ -194,7 +195,7 @@ def test_a_stage_of_several_layers_is_split_as_eager_torch_computes_it(name: str
         for module in built[:-2]:
             x = module(x)
     ids = range(len(built) - 2, len(built))
-    program = StageProgram.trace(built[-2:], ids, x, model.loss, target)
+    program = traced(built[-2:], ids, x, model.loss, target)
     program.self_check(built[-2:], x, target)
     assert named_parameters(built[-2:], ids)
     assert all("cos" in key or "sin" in key for key in named_buffers(built[-2:], ids))

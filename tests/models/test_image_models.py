@@ -7,10 +7,10 @@ from itertools import accumulate
 import pytest
 import torch
 from torch import Tensor, nn
+from traced_stages import traced
 
 from contraflow.executor.measure.analytic import analytic_profile
 from contraflow.executor.measure.profile import profile_model
-from contraflow.executor.stage.program import StageProgram
 from contraflow.models import LayeredModel, build_layer, load, resolve
 from contraflow.models.inception import Conv, Fork, build, outputs_of
 from contraflow.planner.problem.presets import PRESETS
@@ -90,7 +90,7 @@ def test_a_small_network_of_modules_is_split_as_eager_torch_computes_it() -> Non
     assert model.loss(nn.Sequential(*built)(x), target).shape == ()
     with torch.no_grad():
         entering = nn.Sequential(*built[:3])(x)
-    program = StageProgram.trace(built[3:], [3, 4], entering, model.loss, target)
+    program = traced(built[3:], [3, 4], entering, model.loss, target)
     program.self_check(built[3:], entering, target)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from contraflow.executor.measure.analytic import analytic_profile
 from contraflow.executor.measure.profile import profile_model
-from contraflow.executor.stage.engines import build_program
+from contraflow.executor.stage.engines import Building, build_program
 from contraflow.executor.stage.tracing import StageLayers
 from contraflow.models import build_layer, load, resolve
 from contraflow.models.gnmt import Attention, GNMTConfig, gnmt, translation_loss
@@ -124,7 +124,7 @@ def test_a_stage_of_gnmt_is_a_graph_that_equals_eager_torch() -> None:
     with torch.no_grad():
         entering = modules[0](x)
     stage = StageLayers(tuple(modules[1:]), tuple(range(1, len(modules))), model.loss, True, "stage", None)
-    build_program(stage, entering, target, "graph", check_seed=0)
+    build_program(stage, entering, target, Building("graph", check_seed=0))
 
 
 def test_a_fused_lstm_keeps_its_gates_and_cells() -> None:

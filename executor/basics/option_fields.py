@@ -35,6 +35,7 @@ class Form(Enum):
 
     TEXT = "text"
     TEXTS = "texts"
+    NUMBER = "number"
     POSITIVE = "positive"
     AT_LEAST_0 = "at least 0"
     SHARE = "share"

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..graph import Candidate
 from ..partition import Floats
-from .items import AWAY, KEEP, RECOMPUTE, Asked, Item
+from .items import Asked, Item
 from .knapsack import most_work, ramp
 
 
@@ -74,7 +74,7 @@ def _device(asked: Asked, device: int, items: list[Item], table: Floats) -> Floa
     if not asked.apart[device]:
         area = counts @ np.array([item.area for item in items])
         found = np.maximum(found, _filled(asked, device, items, waits.head_s, area))
-        if len(items) == 1 and items[0].policy == KEEP:
+        if len(items) == 1 and not items[0].policy.ops:
             found = np.maximum(found, [_slots(asked, device, items[0], int(n)) for n in counts[:, 0]])
     return np.asarray(found, dtype=float)
 
@@ -85,8 +85,7 @@ def device_fits(asked: Asked, device: int, items: list[Item]) -> bool:
     if asked.apart[device]:
         return room >= 0
     for item in items:
-        held = item.waiting if item.policy == RECOMPUTE else item.stash
-        if held + item.running[0] > room or item.stash + item.running[1] > room:
+        if item.left + item.running[0] > room or item.stash + item.running[1] > room:
             return False
     together: dict[int, int] = {}
     for item in items:
@@ -108,7 +107,7 @@ class Waits:
     def __init__(self, asked: Asked, device: int, items: list[Item], counts: list[int]) -> None:
         room, pairs = asked.room[device], list(zip(counts, items, strict=True))
         self.head_s = min(item.first_f for item in items)
-        self.tail_s = max(asked.steps[device], min(item.closing for item in items))
+        self.tail_s = max(asked.steps[device], min(item.finish for item in items))
         self.first_s, self.last_s = self.head_s, -inf
         self.ahead_bytes = room - min(item.running[0] for item in items)
         if asked.apart[device]:
@@ -127,12 +126,11 @@ class Waits:
         return wait - most_work(states, max(0, left))
 
     def _after_last_forward(self, last: Item, pairs: list[tuple[int, Item]], room: int) -> float:
-        held = last.waiting if last.policy == RECOMPUTE else last.stash
         own = last.remake + last.inputs + last.weights
         wait = last.trip + last.inputs + last.rest - own
         if wait <= 0:
             return wait
-        left = room - held - last.running[0]
+        left = room - last.left - last.running[0]
         return wait - most_work(((n, item.behind) for n, item in pairs), max(0, left))
 
 
@@ -141,14 +139,14 @@ def _filled(asked: Asked, device: int, items: list[Item], head_s: float, area: F
 
     It cannot be full at once: it grows only by F and R, and shrinks only by I and W, which run one at a time.
     """
-    room, closing = asked.room[device], min(item.closing for item in items)
+    room, finish = asked.room[device], min(item.finish for item in items)
     sizes = [size for item in items for size in (item.stash, item.after, item.waiting)]
     unit = gcd(*sizes)
     room = room // unit * unit if unit else room
     if room <= 0:
         return np.zeros(len(area))
     lost, ramps = 0.0, 0.0
-    if all(item.policy != AWAY for item in items):
+    if not any(item.policy.leaves for item in items):
         steps = [(item.waiting, item.forward) for item in items]
         steps += [(item.stash - item.waiting, item.remake) for item in items]
         up, rising = ramp(steps, room)
@@ -156,7 +154,7 @@ def _filled(asked: Asked, device: int, items: list[Item], head_s: float, area: F
         down, falling = ramp([*steps, *((item.after, item.weights) for item in items)], room)
         lost, ramps = up + down, rising + falling
     full = (area + lost) / room
-    return np.asarray(head_s + closing + np.where(full >= ramps, full, area / room))
+    return np.asarray(head_s + finish + np.where(full >= ramps, full, area / room))
 
 
 def _slots(asked: Asked, device: int, item: Item, count: int) -> float:

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from ..basics import check_time
-from ..graph import KEEP as KEPT
-from ..graph import RECOMPUTE as RECOMPUTED
-from ..graph import Candidate, holders, ship_target, stash_policy, static_bytes, step_seconds
-from ..plan import Pipeline
-from ..problem import Link
+from ..graph import Candidate, StashPolicy, holders, ship_target, stash_policy, static_bytes, step_seconds
+from ..plan import Kind, Pipeline
 from .knapsack import Option
 from .times import Lag, Times, finishes, lags, message_cache
-
-KEEP, RECOMPUTE, AWAY = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Item:
     """F, R, I and W of one micro-batch of one pipeline and stage on the device that runs them.
 
-    forward, remake, inputs, weights: seconds. stash, after: bytes from F (or R) to the end of I, and to the end
-    of W. waiting: bytes certainly held from the start of F to the end of I. area: byte-seconds at least in all.
-    running: bytes besides the stash while F, and while I, runs. closing: seconds after its W at the least.
-    first_f, first_i, trip, rest: as in Times.
+    policy: the row of its stash's. forward, remake, inputs, weights: seconds. stash, after: bytes from F (or R) to the
+    end of I, and to the end of W. left: bytes that F leaves. waiting: bytes certainly held from the start of F to the
+    end of I. area: byte-seconds at least in all. running: bytes besides the stash while F, and while I, runs. finish:
+    seconds after its W at the least. first_f, first_i, trip, rest: as in Times.
     """
 
     pipeline: int
     stage: int
-    policy: int
+    policy: StashPolicy
     forward: float
     remake: float
     inputs: float
     weights: float
     stash: int
     after: int
+    left: int
     waiting: int
     area: float
     running: tuple[int, int]
-    closing: float
+    finish: float
     first_f: float
     first_i: float
     trip: float
@@ -54,7 +52,7 @@ class Item:
     @cached_property
     def ahead(self) -> tuple[Option, ...]:
         """States before the first I of a device: work done, and the bytes it holds."""
-        if self.policy == RECOMPUTE:
+        if self.policy.remade:
             return (self.waiting, self.forward), (self.stash, self.forward + self.remake)
         return ((self.waiting, self.forward),)
 
@@ -62,9 +60,12 @@ class Item:
     def behind(self) -> tuple[Option, ...]:
         """States after the last F of a device: bytes held, and the work left."""
         left = self.inputs + self.weights
-        if self.policy == RECOMPUTE:
+        if self.policy.remade:
             return (self.waiting, self.remake + left), (self.stash, left), (self.after, self.weights)
         return (self.waiting, left), (self.after, self.weights)
+
+
+_Sizes = tuple[list[tuple[Kind, Kind, list[int]]], list[int], list[int]]
 
 
 class Asked:
@@ -88,6 +89,7 @@ class Asked:
         self.apart = [False] * len(self.room)
         self.chain = all((s, s + 1) in self._edges for s in range(len(candidate.stages) - 1))
         self.round_s: list[float] = []
+        self._known: dict[StashPolicy, _Sizes] = {}
         self._fill(candidate)
 
     @cached_property
@@ -105,14 +107,6 @@ class Asked:
             second[consumer] += size
         return list(zip(first, second, strict=True))
 
-    @cached_property
-    def _incoming(self) -> list[int]:
-        """Bytes of the tensors that a stage takes, which recompute keeps."""
-        total: list[int] = self.candidate.costs.input_bytes.tolist()
-        for _, consumer, size in self.candidate.costs.edges:
-            total[consumer] += size
-        return total
-
     def _fill(self, candidate: Candidate) -> None:
         seconds, finish = message_cache(candidate), finishes(candidate)
         found: dict[tuple[tuple[int, ...], tuple[int, ...]], Times] = {}
@@ -127,74 +121,70 @@ class Asked:
             ends = zip(times.first_i, times.inputs, times.rest, strict=True)
             self.round_s.append(max(first + own + rest for first, own, rest in ends))
             for stage, policy in enumerate(candidate.stash[number]):
-                self._add(number, pipeline, stage, policy, times, finish)
+                self._add(number, pipeline, stage, policy, finish)
 
     def lag(self, pipeline: int, device: int) -> Lag:
         """Delays between the stages of one pipeline on one device."""
         return lags(self.candidate, self.candidate.pipelines[pipeline], self.times[pipeline], device)
 
-    def _add(
-        self,
-        number: int,
-        pipeline: Pipeline,
-        s: int,
-        policy: str,
-        times: Times,
-        finish: Callable[[int, int], float],
-    ) -> None:
+    def _add(self, number: int, pipeline: Pipeline, s: int, policy: str, finish: Callable[[int, int], float]) -> None:
+        times, costs, row = self.times[number], self.candidate.costs, stash_policy(policy)
         a, b = pipeline.forward[s], pipeline.backward[s]
-        f, i, w, costs = times.forward[s], times.inputs[s], times.weights[s], self.candidate.costs
-        stash = int(costs.stash_bytes[s])
+        f, i, w, stash = times.forward[s], times.inputs[s], times.weights[s], int(costs.stash_bytes[s])
+        remake = float(costs.forward_s[s]) / self.candidate.problem.cluster.devices[b].kind.speed if row.remade else 0.0
+        out, away, back = self._moving_seconds(policy, s, b)
+        trip = max(times.trip[s], out + away + back + remake)
         after = min(stash, int(costs.weight_stash_bytes[s])) if w > 0 else 0
-        kind, remake, waiting, trip = KEEP, 0.0, stash, times.trip[s]
-        area = stash * (f + trip + i)
-        fate = stash_policy(policy).name
-        if fate == RECOMPUTED:
-            speed = self.candidate.problem.cluster.devices[b].kind.speed
-            remake = float(costs.forward_s[s]) / speed
-            kind, waiting, trip = RECOMPUTE, min(stash, self._incoming[s]), max(trip, remake)
-            area = waiting * (f + trip + i) + (stash - waiting) * (remake + i)
-        elif fate != KEPT:  # to the host, or to another device
-            out, back = self._copy_links(policy, b)
-            kind, waiting = AWAY, 0
-            copied = out.occupation_s(stash) + back.occupation_s(stash) + back.latency_s
-            trip = max(trip, copied + out.latency_s)
-            area = stash * (f + i + copied)
-        area += after * w
-        first_f, first_i = times.first_f[s], max(times.first_i[s], times.first_f[s] + f + trip)
-        closing, running, rest = finish(s, b), self._running[s], times.rest[s]
+        held, all_along, _ = self._sizes(row)
+        waiting = all_along[s]
+        more = 0.0
+        if row.ops:
+            least = {Kind.F: f + out, Kind.OFFLOAD: away, Kind.SEND_S: away, Kind.FETCH: back, Kind.RECV_S: back}
+            least[Kind.R] = remake
+            more = sum((size[s] - waiting) * (least[begin] + i * (end is Kind.B)) for begin, end, size in held)
+        item = Item(
+            pipeline=number,
+            stage=s,
+            policy=row,
+            forward=f,
+            remake=remake,
+            inputs=i,
+            weights=w,
+            stash=stash,
+            after=after,
+            left=held[0][2][s],
+            waiting=waiting,
+            area=waiting * (f + trip + i) + more + after * w,
+            running=self._running[s],
+            finish=finish(s, b),
+            first_f=times.first_f[s],
+            first_i=max(times.first_i[s], times.first_f[s] + f + trip),
+            trip=trip,
+            rest=times.rest[s],
+        )
         if a != b:
             self.apart[a] = self.apart[b] = True
-            after_f = trip + i + rest
-            lone = Item(number, s, kind, f, 0.0, 0.0, 0.0, 0, 0, 0, 0.0, running, after_f, first_f, first_i, trip, rest)
-            self.items[a].append(lone)
-            f, first_f, waiting = 0.0, first_f + f, 0
-        item = Item(
-            number,
-            s,
-            kind,
-            f,
-            remake,
-            i,
-            w,
-            stash,
-            after,
-            waiting,
-            area,
-            running,
-            closing,
-            first_f,
-            first_i,
-            trip,
-            rest,
-        )
+            lone = replace(item, remake=0.0, inputs=0.0, weights=0.0, stash=0, after=0, left=0, waiting=0, area=0.0)
+            self.items[a].append(replace(lone, finish=trip + i + item.rest))
+            item = replace(item, forward=0.0, first_f=item.first_f + f, waiting=0)
         self.items[b].append(item)
 
-    def _copy_links(self, policy: str, device: int) -> tuple[Link, Link]:
-        """The links on which a stash leaves the device and comes back."""
-        cluster = self.candidate.problem.cluster
-        peer = ship_target(policy)
-        if peer is not None:
-            return cluster.link(device, peer), cluster.link(peer, device)
-        link = cluster.node_groups[cluster.devices[device].node].host_link
-        return link, link
+    def _sizes(self, row: StashPolicy) -> _Sizes:
+        """What the device holds from op to op, at most a stash, the least of it, and what leaves it, by stage."""
+        if row not in self._known:
+            costs = self.candidate.costs
+            held = [(x, y, np.minimum(size, costs.stash_bytes)) for x, y, size in row.held_bytes(costs)]
+            least = np.min([size for _, _, size in held], axis=0)
+            moved = row.moved_bytes(costs).tolist()
+            self._known[row] = [(x, y, size.tolist()) for x, y, size in held], least.tolist(), moved
+        return self._known[row]
+
+    def _moving_seconds(self, policy: str, s: int, device: int) -> tuple[float, float, float]:
+        """Seconds at the least that a stash is on its way out, gone, and on its way back; 0 where it never leaves."""
+        row, cluster = stash_policy(policy), self.candidate.problem.cluster
+        if not row.leaves:
+            return 0.0, 0.0, 0.0
+        peer, size = ship_target(policy), self._sizes(row)[2][s]
+        host = cluster.node_groups[cluster.devices[device].node].host_link
+        out, back = (host, host) if peer is None else (cluster.link(device, peer), cluster.link(peer, device))
+        return out.occupation_s(size), out.latency_s, back.occupation_s(size) + back.latency_s

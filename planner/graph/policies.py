@@ -112,27 +112,27 @@ class StashPolicy:
 
     # ------------------------------------------------------------ what the ops say
 
-    @property
+    @cached_property
     def remade(self) -> bool:
         """Whether the forward leaves only what an R makes the stash from again."""
         return Kind.R in self.ops
 
-    @property
+    @cached_property
     def hosted(self) -> bool:
         """Whether something goes to the host and back."""
         return Kind.OFFLOAD in self.ops
 
-    @property
+    @cached_property
     def shipped(self) -> bool:
         """Whether something goes to the device that the policy names, and back."""
         return self.names_device
 
-    @property
+    @cached_property
     def leaves(self) -> bool:
         """Whether something leaves its device though the backward runs there: a FREE may wait for it."""
         return self.hosted or self.shipped
 
-    @property
+    @cached_property
     def crosses(self) -> bool:
         """Whether what a forward leaves goes to a backward on another device by message."""
         return not self.leaves
@@ -152,12 +152,12 @@ class StashPolicy:
         away = (hold for hold in self.holds if hold.where is not Where.HOME)
         return tuple(hold.content for hold in away if hold.content is not VERSION)
 
-    @property
+    @cached_property
     def versioned(self) -> bool:
         """Whether a version of the weights goes along."""
         return any(hold.content is VERSION and hold.where is not Where.HOME for hold in self.holds)
 
-    @property
+    @cached_property
     def two_devices(self) -> bool:
         """Whether the backward may run on another device than the forward: all that a forward leaves goes there."""
         return not self.shipped and set(self.moved) == set(self.left)

@@ -5,14 +5,13 @@ graph but neither simulator nor solver. Begin with `sets.py`; `sound.py` is the 
 first.
 """
 
-from .columns import Homes, Listed, Violation
+from .columns import Listed, Violation
 from .order import Order, deadlock, local_order, message_order
 from .sets import listed_ops, structure
 from .sound import sound_columns
 from .updates import update_rules
 
 __all__ = [
-    "Homes",
     "Listed",
     "Order",
     "Violation",

@@ -1,28 +1,17 @@
-"""What the checker's rules share: violations, and a plan's op lists and routes as columns of numbers."""
+"""What the checker's rules share: violations, and a plan's op lists as columns of numbers."""
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..graph import Flags, Homes, Ints
 from ..plan import IN_LINE, Kind, Op, Plan
-from ..problem import BATCH, FLUSH, WEIGHT_POLICIES
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-KEEP, RECOMPUTE, OFFLOAD, SHIP = range(4)
-_POLICIES = {"keep": KEEP, "recompute": RECOMPUTE, "offload": OFFLOAD, "offload+weights": OFFLOAD}
-_SHIP = re.compile(r"ship>(0|[1-9][0-9]{0,8})")
 _IN_LINE = np.array([kind in IN_LINE for kind in Kind])
-_BACK = frozenset({Kind.B, Kind.I, Kind.W, Kind.R, Kind.FETCH})
 
 
 @dataclass(frozen=True)
@@ -35,107 +24,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.code}: {self.where}: {self.message}"
-
-
-class Policy(NamedTuple):
-    """What becomes of a stash: KEEP, RECOMPUTE, OFFLOAD or SHIP, and the device it is shipped to (-1: none)."""
-
-    choice: int
-    device: int = -1
-
-
-@functools.lru_cache(maxsize=4096)
-def parse_policy(text: str) -> Policy | None:
-    """The policy that a plan's text names; None where it names none."""
-    shipped = _SHIP.fullmatch(text)
-    if shipped:
-        return Policy(SHIP, int(shipped[1]))
-    return Policy(_POLICIES[text]) if text in _POLICIES else None
-
-
-def update_micro_batches(plan: Plan) -> int:
-    """Micro-batches an update of an asynchronous plan; 0 for a synchronous one, which updates once at its end."""
-    policy = WEIGHT_POLICIES.get(plan.weights)
-    if policy is None or plan.weights == FLUSH:
-        return 0
-    return plan.problem.workload.update_every or (len(plan.stages) if policy.takes == BATCH else 1)
-
-
-@dataclass(frozen=True)
-class Homes:
-    """Where every stage of every micro-batch runs and what becomes of its stash: tables [stage, micro-batch]."""
-
-    device: Ints  # of F
-    back: Ints  # of B, I, W and R
-    policy: Ints
-    away: Ints  # device that a shipped stash goes to; -1: none
-    devices: int
-    node: Ints  # of every device
-    groups: int  # of tied parameters in the model
-    update: int  # micro-batches an update; 0: one update, at the end
-
-    @classmethod
-    def of(cls, plan: Plan) -> Homes:
-        """The tables of a plan whose structure is sound."""
-        stages = len(plan.stages)
-        path = np.zeros(plan.problem.workload.micro_batches, dtype=np.int64)
-        for number, pipeline in enumerate(plan.pipelines):
-            path[list(pipeline.micro_batches)] = number
-        routes = np.array([(p.forward, p.backward) for p in plan.pipelines], dtype=np.int64).reshape(-1, 2, stages)
-        rows = [[parse_policy(text) or Policy(KEEP) for text in row] for row in plan.stash]
-        policies = np.array(rows, dtype=np.int64).reshape(-1, stages, 2)[path]
-        node = np.array([device.node for device in plan.problem.cluster.devices], dtype=np.int64)
-        forward, back, groups = routes[path, 0].T, routes[path, 1].T, len(plan.problem.model.shared)
-        devices, update = len(plan.problem.cluster), update_micro_batches(plan)
-        return cls(forward, back, policies[:, :, 0].T, policies[:, :, 1].T, devices, node, groups, update)
-
-    @property
-    def closings(self) -> Ints:
-        """The micro-batch in the STEP of every update: its last one, or -1 where one update ends the step."""
-        if not self.update:
-            return np.array([-1])
-        return np.arange(self.update, self.device.shape[1] + 1, self.update) - 1
-
-    def update_of(self, micro_batch: Ints) -> Ints:
-        """The update that each of these micro-batches is part of."""
-        return micro_batch // self.update if self.update else np.zeros_like(micro_batch)
-
-    @property
-    def held(self) -> Flags:
-        """[device, stage]: whether the device holds a trained replica of the stage (it runs the backward)."""
-        return self.runs(self.back)
-
-    @property
-    def owners(self) -> dict[int, list[int]]:
-        """The devices that hold a trained replica of each stage."""
-        return {stage: np.flatnonzero(column).tolist() for stage, column in enumerate(self.held.T)}
-
-    def runs(self, table: Ints) -> Flags:
-        """[device, stage]: whether the device runs the stage for some micro-batch; `table`: `device` or `back`."""
-        runs = np.zeros((self.devices, len(table)), dtype=np.bool_)
-        runs[table, np.arange(len(table))[:, None]] = True
-        return runs
-
-    @property
-    def returned(self) -> tuple[Ints, Ints, Ints]:
-        """Stage, source and target of the parameters that go to devices that only run a stage's forward.
-
-        The source holds a trained replica: in the target's node where there is one, of these the lowest device.
-        """
-        held = self.held
-        target, stage = np.nonzero(self.runs(self.device) & ~held)
-        far = self.node[:, None] != self.node[target][None, :]
-        cost = np.where(held[:, stage], far * self.devices + np.arange(self.devices)[:, None], 2 * self.devices)
-        return stage, cost.argmin(axis=0), target
-
-    @property
-    def moved(self) -> Flags:
-        """Which stashes (or what they are made from again) are sent from the forward to the backward device."""
-        return np.asarray((self.device != self.back) & ((self.policy == KEEP) | (self.policy == RECOMPUTE)))
-
-    def of_kind(self, kind: int) -> Ints:
-        """Where the ops of this kind run."""
-        return self.back if kind in _BACK else self.device
 
 
 @dataclass(frozen=True)

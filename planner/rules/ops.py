@@ -1,4 +1,8 @@
-"""Which ops must every device have? The ops that a plan's routes and stash policies ask for, and every difference."""
+"""Which ops must every device have? The ops that a plan's routes and stash policies ask for, and every difference.
+
+The columns are the graph's; the rules, `messages` among them, are the checker's own, so that what lowering forgets or
+adds is found here.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..graph import StageCosts
+from ..graph import Flags, Homes, Ints, StageCosts
 from ..plan import Kind, Op
-from .columns import OFFLOAD, RECOMPUTE, SHIP, Columns, Flags, Homes, Ints, Listed, Violation
+from .columns import Columns, Listed, Violation
 
 
 def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
@@ -35,7 +39,7 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
         down = Columns.of(0, consumer, m, home[consumer, m], producer)
         add(kinds, *((up, down) if forward else (down, up)))
     stash = (Kind.SEND_S, Kind.RECV_S)
-    for where, goal in ((homes.policy == SHIP, homes.away), (homes.moved, homes.back)):
+    for where, goal in ((homes.shipped, homes.away), (homes.moved, homes.back)):
         stage, m = np.nonzero(where)
         if not len(stage):
             continue
@@ -58,10 +62,10 @@ def required_ops(costs: StageCosts, homes: Homes) -> Columns:
     """Every op that must be there exactly once, backwards apart (those may be B, or I and W)."""
     parts = [*messages(costs, homes)]
     chosen = {
-        Kind.F: homes.policy >= 0,
-        Kind.R: homes.policy == RECOMPUTE,
-        Kind.OFFLOAD: homes.policy == OFFLOAD,
-        Kind.FETCH: homes.policy == OFFLOAD,
+        Kind.F: homes.device >= 0,
+        Kind.R: homes.remade,
+        Kind.OFFLOAD: homes.hosted,
+        Kind.FETCH: homes.hosted,
     }
     for kind, where in chosen.items():
         stage, m = np.nonzero(where)
@@ -87,7 +91,7 @@ def tie_ops(costs: StageCosts, homes: Homes) -> Columns:
 def allowed_ops(homes: Homes) -> Columns:
     """Ops that may be there: backwards, whole or in halves, and one FREE for every stash that leaves its device."""
     parts = [Columns.of_tables(kind, homes.back) for kind in (Kind.B, Kind.I, Kind.W)]
-    stage, m = np.nonzero((homes.policy == OFFLOAD) | (homes.policy == SHIP) | homes.moved)
+    stage, m = np.nonzero(homes.hosted | homes.shipped | homes.moved)
     return Columns.join([*parts, Columns.of(Kind.FREE, stage, m, homes.device[stage, m])])
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph import StageCosts, run_jobs
+from ..graph import Ints, StageCosts, run_jobs
 from ..plan import SENDS, Kind, Op
 from ..problem import steps_sent
-from .columns import RECOMPUTE, SHIP, Columns, Ints, Listed, Violation
+from .columns import Columns, Listed, Violation
 from .ops import messages
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Order:
         remade = listed.table(Kind.R)
         self._need(remade, forward)
         self._need(listed.table(Kind.W), listed.table(Kind.I))
-        self._need(self.backward, np.where(self.homes.policy == RECOMPUTE, remade, forward))
+        self._need(self.backward, np.where(self.homes.remade, remade, forward))
 
     def _edge_needs(self, costs: StageCosts) -> None:
         """Activations and gradients, handed on inside a device or as messages."""
@@ -75,7 +75,7 @@ class Order:
         listed, homes = self.listed, self.homes
         forward, free = listed.table(Kind.F), listed.table(Kind.FREE)
         leaves, returns = listed.table(Kind.OFFLOAD), listed.table(Kind.FETCH)
-        stage, m = np.nonzero(homes.policy == SHIP)
+        stage, m = np.nonzero(homes.shipped)
         home, away = homes.device[stage, m], homes.away[stage, m]
         leaves[stage, m] = listed.find(Columns.of(Kind.SEND_S, stage, m, home, away))
         returns[stage, m] = listed.find(Columns.of(Kind.RECV_S, stage, m, home, away))
@@ -84,7 +84,7 @@ class Order:
         source, target = homes.device[moved, m_moved], homes.back[moved, m_moved]
         leaves[moved, m_moved] = listed.find(Columns.of(Kind.SEND_S, moved, m_moved, source, target))
         returns[moved, m_moved] = listed.find(Columns.of(Kind.RECV_S, moved, m_moved, target, source))
-        user = np.where(homes.policy == RECOMPUTE, listed.table(Kind.R), self.backward)
+        user = np.where(homes.where(lambda row: row.taken_back is Kind.R), listed.table(Kind.R), self.backward)
         for op, earlier in ((leaves, forward), (user, returns), (free, leaves)):
             self._need(op, earlier)
         guest = [listed.find(Columns.of(kind, stage, m, away, home)) for kind in (Kind.SEND_S, Kind.RECV_S)]

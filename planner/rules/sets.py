@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..basics import InputError, PlanError, one_line, shown
-from ..graph import StageCosts
+from ..graph import Homes, StageCosts, ship_target, stash_policy
 from ..plan import Kind, Plan
 from ..problem import Cluster
-from .columns import OFFLOAD, SHIP, Homes, Listed, Violation, parse_policy
+from .columns import Listed, Violation
 from .ops import op_sets
 from .updates import tied_apart, update_structure
 
@@ -85,19 +85,23 @@ def structure(plan: Plan) -> Iterator[Violation]:
 
 
 def _policy_fault(text: str, home: int, back: int, cluster: Cluster) -> str | None:
-    policy, devices = parse_policy(text), len(cluster)
-    if policy is None:
+    devices = len(cluster)
+    try:
+        row, target = stash_policy(text), ship_target(text)
+    except PlanError:
         return f"unknown stash policy {shown(text)}"
     known = 0 <= home < devices and 0 <= back < devices
-    if policy.choice == OFFLOAD and known and not cluster.same_node(home, back):
+    if row.hosted and known and not cluster.same_node(home, back):
         return f"offloads its stash on device {home}, but device {back}, which needs it, is in another node"
-    if policy.choice != SHIP:
+    if target is None:
+        if known and home != back and not row.two_devices:
+            return f"keeps a part of its stash on device {home}, but its backward runs on device {back}"
         return None
-    if policy.device >= devices:
-        return f"ships its stash to device {policy.device}, the cluster has {devices}"
+    if target >= devices:
+        return f"ships its stash to device {target}, the cluster has {devices}"
     if home != back:
-        return f"ships its stash to device {policy.device} and back, but its backward runs on device {back}, not {home}"
-    return f"ships its stash from device {home} to device {home}" if policy.device == home else None
+        return f"ships its stash to device {target} and back, but its backward runs on device {back}, not {home}"
+    return f"ships its stash from device {home} to device {home}" if target == home else None
 
 
 def _micro_batches(plan: Plan) -> Iterator[Violation]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..basics import PlanError
-from ..graph import Ops, StageCosts
+from ..graph import Flags, Homes, Ints, Ops, StageCosts
 from ..plan import Kind, Plan
-from .columns import Columns, Flags, Homes, Ints
+from .columns import Columns
 from .ops import allowed_ops, required_ops
 from .sets import require_ops, structure
 from .updates import tied_apart

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import StageCosts
+from ..graph import POLICIES, Homes, Ints, StageCosts, update_size
 from ..plan import Kind, Op, Plan
 from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
-from .columns import Homes, Ints, Listed, Violation, update_micro_batches
+from .columns import Listed, Violation
 
 
 def update_structure(plan: Plan) -> Iterator[Violation]:
@@ -24,9 +24,9 @@ def update_structure(plan: Plan) -> Iterator[Violation]:
         yield Violation("weights", "plan", f"unknown weight policy {plan.weights!r}; known: {known}")
         return
     yield from _weights_offloaded(plan, policy)
-    size = update_micro_batches(plan)
-    if not size:
+    if plan.weights == FLUSH:
         return
+    size = update_size(plan)
     if count % size:
         yield Violation("update", "plan", f"updates of {size} micro-batches do not divide {count} micro-batches")
     if policy.takes == BATCH and size < stages:
@@ -39,10 +39,12 @@ def _weights_offloaded(plan: Plan, policy: WeightPolicy) -> Iterator[Violation]:
     for number, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=False)):
         for stage, text in enumerate(row):
             homes = {*pipeline.forward[stage : stage + 1], *pipeline.backward[stage : stage + 1]}
-            if text == "offload+weights" and not policy.stashed:
+            known = POLICIES.get(text)
+            versioned = known is not None and known.versioned
+            if versioned and not policy.stashed:
                 message = f"stage {stage}: offloads a version that no backward uses with weight policy {plan.weights!r}"
                 yield Violation("stash", f"pipeline {number}", message)
-            elif text == "offload+weights" and len(homes) > 1:
+            elif versioned and len(homes) > 1:
                 where = " and ".join(map(str, sorted(homes)))
                 message = f"stage {stage}: offloads a version with forward and backward on devices {where}"
                 yield Violation("stash", f"pipeline {number}", message)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..basics import InputError, format_seconds
-from ..graph import StageCosts
+from ..graph import Homes, StageCosts
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Plan
-from ..rules import Homes, Listed, Order
+from ..rules import Listed, Order
 from .graphs import EDGE, HUES, op_fill, title_of
 from .svg import direction
 

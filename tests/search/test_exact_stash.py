@@ -19,6 +19,8 @@ from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.exact.instance import Rules
+from contraflow.planner.search.exact.lists import _List as List
+from contraflow.planner.search.exact.lists import _Run as Run
 from contraflow.planner.search.exact.search import Found, Known, solve
 from contraflow.planner.search.exact.solver import Effort
 from contraflow.planner.search.exact.windows import improve
@@ -220,3 +222,18 @@ def test_windows_leave_stashes_that_travel_alone() -> None:
     assert improve(away, slow(given), 0, 100, EFFORT)[0] is None
     with pytest.raises(PlanError):
         improve(given, [order[::-1] for order in slow(given)], 0, 100, EFFORT)
+
+
+@pytest.mark.parametrize(("leaves", "comes"), [(Kind.SEND_S, Kind.RECV_S), (Kind.OFFLOAD, Kind.FETCH)])
+@pytest.mark.parametrize("at", [1, 2])
+def test_what_leaves_and_comes_home_at_once_leaves_first(leaves: Kind, comes: Kind, at: int) -> None:
+    """On links that take no time both are at one instant, where others' arrivals stand before what leaves."""
+    listed = List([Run(0, 1, Op(Kind.F, 0, 0)), Run(1, 2, Op(Kind.F, 0, 1))])
+    listed.send(Op(leaves, 0, 0), at)
+    if comes is Kind.FETCH:
+        listed.fetch(Op(comes, 0, 0), at)
+    else:
+        listed.receive(Op(comes, 0, 0), at)
+    listed.receive(Op(Kind.RECV_S, 1, 0), at)
+    posted = [op for op in listed.ops() if op.kind is not Kind.F]
+    assert posted == [Op(Kind.RECV_S, 1, 0), Op(leaves, 0, 0), Op(comes, 0, 0)]

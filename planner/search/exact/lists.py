@@ -17,6 +17,8 @@ from .variables import Solution
 
 _MAKES = frozenset({Kind.F, Kind.R, Kind.RECV_S})
 _FREES = frozenset({Kind.B, Kind.I, Kind.W})
+_GONE, _IN, _OUT, _HOME = range(4)
+"""Turns of what is posted at one time: what has left, what arrives, what leaves, and what comes home at once."""
 
 
 class _Run(NamedTuple):
@@ -112,12 +114,18 @@ class _List:
 
     def send(self, op: Op, time: int) -> None:
         """What leaves at a time."""
-        self.posted.append(_Posted(self._ended(time), time, 2, op))
+        self.posted.append(_Posted(self._ended(time), time, _OUT, op))
 
     def receive(self, op: Op, time: int) -> None:
         """What starts to arrive at a time: its memory is taken when no op runs."""
         posted = min([time, *(run.start for run in self.compute if run.start < time < run.end)])
-        self.posted.append(_Posted(self._ended(posted), posted, 1, op))
+        self._arrive(op, posted, Kind.SEND_S)
+
+    def _arrive(self, op: Op, time: int, sent: Kind) -> None:
+        """What arrives at a time: before what leaves then, but behind its own way out, which may take no time."""
+        own = [(x.slot, x.time, _HOME) for x in self.posted if x.op.kind is sent and x.op[1:3] == op[1:3]]
+        slot, time, turn = max([(self._ended(time), time, _IN), *own])
+        self.posted.append(_Posted(slot, time, turn, op))
 
     def fetch(self, op: Op, time: int) -> None:
         """What comes from the host at a time."""
@@ -126,7 +134,7 @@ class _List:
     def free(self, op: Op, out: int, gone: int) -> None:
         """What has left at a time: ops that start later may use its memory."""
         self.leaving.append((out, gone))
-        self.posted.append(_Posted(sum(run.start < gone for run in self.compute), gone, 0, op))
+        self.posted.append(_Posted(sum(run.start < gone for run in self.compute), gone, _GONE, op))
 
     def ops(self) -> tuple[Op, ...]:
         """The list. A FETCH that starts while something leaves stands before it, so as not to wait for its end, unless
@@ -135,7 +143,7 @@ class _List:
             first, slot = min([time, *(out for out, gone in self.leaving if out < time < gone)]), self._ended(time)
             if any(run.op.kind in _FREES for run in self.compute[self._ended(first) : slot]):
                 first = time
-            self.posted.append(_Posted(self._ended(first), first, 1, op))
+            self._arrive(op, first, Kind.OFFLOAD)
         listed: list[Op] = []
         between: dict[int, list[_Posted]] = defaultdict(list)
         for item in sorted(self.posted, key=lambda item: (item.slot, item.time, item.turn, item.op.micro_batch)):

@@ -5,13 +5,14 @@ Imports every room but measure, oracle and cli. Begin with `launch.py` (which of
 """
 
 from .allocator import keep_freed_memory
-from .launch import execute, prepare, run_plan
-from .rank import blueprint_of
+from .launch import RUNNERS, execute, prepare, run_plan
+from .rank import blueprint_of, run_rank
 from .result import RunResult
 from .stopping import Interrupted, Terminated
 
 __all__ = [
     "Interrupted",
+    "RUNNERS",
     "RunResult",
     "Terminated",
     "blueprint_of",
@@ -19,4 +20,5 @@ __all__ = [
     "keep_freed_memory",
     "prepare",
     "run_plan",
+    "run_rank",
 ]

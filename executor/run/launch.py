@@ -12,7 +12,7 @@ from ...models import LayeredModel
 from ...planner.graph import asynchronous
 from ...planner.plan import Plan
 from ...planner.runs import save_trace
-from ..basics import ENGINES, TRANSPORTS, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
+from ..basics import ENGINES, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
 from ..place import require_device
 from ..stage import require_compiler, run_dtype
 from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, require_executable
@@ -132,13 +132,20 @@ Ready = Callable[[Callable[[], Job]], AbstractContextManager[Job]]
 
 
 def _runner(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
-    """(what makes the job and holds what all of the run needs, what runs it)."""
-    if options.transport not in TRANSPORTS:
-        raise RunError(f"unknown transport {options.transport!r}; known: {', '.join(TRANSPORTS)}")
-    if options.transport == "threads":
-        from .threaded import run_threads
+    """(what makes the job and holds what all of the run needs, what runs it). Raises RunError."""
+    if options.transport not in RUNNERS:
+        raise RunError(f"unknown transport {options.transport!r}; known: {', '.join(RUNNERS)}")
+    return RUNNERS[options.transport](plan, options)
 
-        return _alone, run_threads
+
+def _threads(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
+    from .threaded import run_threads
+
+    return _alone, run_threads
+
+
+def _processes(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
+    """Joined where somebody else has started them."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from .joined import Joined
 
@@ -147,6 +154,10 @@ def _runner(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
     from .processes import run_processes
 
     return _alone, run_processes
+
+
+RUNNERS: dict[str, Callable[[Plan, RunOptions], tuple[Ready, Runner]]] = {"processes": _processes, "threads": _threads}
+"""By what `--transport` says; the names are those of `TRANSPORTS`, which the command knows without torch."""
 
 
 @contextmanager

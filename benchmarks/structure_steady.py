@@ -18,6 +18,7 @@ from contraflow.planner import Cluster, Plan, SearchSpace
 from contraflow.planner.graph.reductions import reduce_seconds
 from contraflow.planner.plan import Problem
 from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.steady.search import Steady
 
 METHODS = {"pipedream": "stash", "pipedream-2bw": "2bw"}
@@ -62,7 +63,7 @@ class _Width:
     def simulated(self, effort: Effort) -> tuple[float, Plan, int] | None:
         """Seconds a mini-batch of the best plan, the plan, and the groups."""
         self.search.explore()
-        plan = self.search.answer(effort.seed).plan
+        plan = self.search.answer().plan
         if plan is None or plan.forecast is None:
             return None
         return plan.forecast.objective_s * self.share, plan, self.groups
@@ -82,7 +83,7 @@ def _width(case: Case, scheme: str, devices: int, effort: Effort) -> _Width | No
     problem = Problem(case.model, _two_groups(case, devices), workload)
     space = SearchSpace(asynchronous=(method,), offload=False, recompute=False)
     began = time.monotonic()
-    search = Steady(problem, space, began + effort.seconds, None, began)
+    search = Steady(Session(problem, space, Clock(began + effort.seconds, None, began), effort.seed))
     search.every = [a for a in search.every if a.width == 2 and len(a.order) == devices]
     for a in search.every:
         a.solve(math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -126,6 +127,13 @@ class DeviceForecast:
     peak_bytes: int
     peak_at_s: float = 0.0
     peak_parts: tuple[tuple[str, int], ...] = ()
+
+
+def gap_of(seconds: float, bound_s: float) -> float:
+    """How far seconds are above a bound, as a share of it."""
+    if bound_s > 0:
+        return seconds / bound_s - 1
+    return 0.0 if seconds == 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Imports every room below view and cli. Begin with `driver.py`, which is `plan()`
 stand on one another: `common`, `orders`, `named`, `exact`, then `techniques`, `scale` and `steady`.
 """
 
-from .common import Proven, gap_of
+from ..plan import gap_of
+from .common import Proven
 from .driver import Progress, Result, Shortage, plan
 from .memory_frontier import FrontierPoint, frontier
 from .steady import why_not

@@ -7,41 +7,31 @@ import math
 import time
 from dataclasses import replace
 
-from ... import __version__
 from .. import bounds
-from ..basics import (
-    MOST_COUNTED_BYTES,
-    MOST_SEARCHED_LAYERS,
-    MOST_SEARCHED_PASSES,
-    InputError,
-    ModelError,
-    OutOfTime,
-    WorkloadError,
-    collecting_seldom,
-    end_asked,
-    heeding_ctrl_c,
-    until,
-)
+from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, until
 from ..graph import Candidate
 from ..lower import Assembled, assembled
 from ..partition import lightest
-from ..plan import Pipeline, Plan, Problem, Provenance
-from ..problem import PRESETS, Cluster, ModelGraph, SearchSpace, Workload
-from ..schedules import ASYNCHRONOUS, SCHEDULES, WEIGHTS, capped, known, spelled_out
+from ..plan import Pipeline, Plan
+from ..problem import Cluster, ModelGraph, SearchSpace, Workload
+from ..schedules import ASYNCHRONOUS, capped
 from .common import (
     SECONDS,
     SHARE,
     SIZE,
-    Claim,
+    Clock,
     Considered,
+    Incumbent,
     OnProgress,
     Progress,
     Result,
     Session,
     Shortage,
     Stale,
+    answered,
     lacking,
     shortages,
+    unanswered,
 )
 from .named import (
     Order,
@@ -50,18 +40,19 @@ from .named import (
     overfull_here,
     place,
     run_capped,
-    run_glance,
+    run_first_plan,
     run_hint,
+    run_least_memory,
     run_lightest,
     run_mixed,
     run_named,
     run_remade,
-    run_sparing,
     search_widths,
     splits,
 )
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
-from .scale import limit_uses, smaller, take_over
+from .request import asked_for, check_effort
+from .scale import limit_uses, scaled_down, take_over
 from .techniques import by_turns
 
 
@@ -90,12 +81,10 @@ def plan(
     Raises InputError (a ValueError) for bad input; infeasible is an answer.
     """
     started = time.monotonic()
-    space = _spelled_out(space)
-    _validate(model, cluster, workload, space)
-    _validate_effort(time_limit, seed, workers, deterministic_limit, hint)
-    problem = Problem(model, cluster, workload)
-    _validate_replicas(problem, space)
-    session = Session(problem, space, started + time_limit, seed, workers, deterministic_limit, on_progress, started)
+    check_effort(time_limit, seed, workers, deterministic_limit, hint)
+    problem, space = asked_for(model, cluster, workload, space)
+    clock = Clock(started + time_limit, deterministic_limit, started)
+    session = Session(problem, space, clock, seed, workers, Incumbent(on_progress))
     orders = device_orders(problem, session.stages)
     if space.schedule in ASYNCHRONOUS:
         from .steady import plan_named
@@ -104,94 +93,96 @@ def plan(
     if space.asynchronous:
         from .steady import search_steady
 
-        return search_steady(problem, space, started + time_limit, seed, hint, on_progress, started)
+        return search_steady(session, hint)
     try:
-        with contextlib.suppress(OutOfTime), until(session.deadline + SECONDS.grace):
+        with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
             _search(session, orders, hint)
-        session.interrupted |= end_asked()
+        clock.interrupt(end_asked())
         return _answer(session, orders)
     except KeyboardInterrupt:
-        session.interrupted = True
+        clock.interrupt()
         return _answer(session, orders)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
-    session.asked_s = asked(session.problem, session.space).bound_s
-    if hint is not None and session.space.schedule == "search":
+    problem, space, proof = session.problem, session.space, session.proof
+    proof.of_asked(asked(problem, space).bound_s)
+    if hint is not None and space.schedule == "search":
         run_hint(session, hint)
     _first(session, orders)
-    same = searched(session.problem, session.space, session.apart) == unrestricted(session.problem, session.space)
-    named = session.space.schedule != "search"
-    session.bound_s = session.asked_s if same or named else max(session.asked_s, _space_bound(session))
-    if math.isinf(session.bound_s) or (session.space.schedule == "search" and overfull_here(session)):
+    same = searched(problem, space, session.two_devices) == unrestricted(problem, space)
+    proof.of_searched(proof.asked_s)
+    if not (same or space.schedule != "search"):
+        proof.of_searched(_space_bound(session))
+    if math.isinf(proof.bound_s) or (space.schedule == "search" and overfull_here(session)):
         return
     by_turns(session, _space_bound, lambda part: _search_space(part, orders))
 
 
 def _first(session: Session, orders: list[Order]) -> None:
     """A plan of a large problem before anything else is tried, or proven: the time may suffice for one only."""
-    large = 2 * session.problem.workload.micro_batches * session.stages > SIZE.one_cut
-    if large and session.space.schedule == "search" and session.best is None and math.isfinite(session.asked_s):
+    alone = session.space.schedule == "search" and session.best is None
+    if session.ops > SIZE.one_cut and alone and math.isfinite(session.proof.asked_s):
         run_capped(session, orders[0])
 
 
 def _search_space(session: Session, orders: list[Order]) -> None:
     ways = list(splits(session.problem, session.space))
     if ways:
-        search_widths(session, orders, ways, Phases(_space_bound, _glance, _quick, _long))
+        search_widths(session, orders, ways, Phases(_space_bound, _first_plan, _quick, _long))
     else:
-        _glance(session, orders)
+        _first_plan(session, orders)
         _quick(session, orders)
         _long(session, orders)
 
 
-def _glance(session: Session, orders: list[Order]) -> None:
+def _first_plan(session: Session, orders: list[Order]) -> None:
     """One plan at once where memory is tight."""
-    for order in orders if session.space.schedule == "search" and not session.resumed else ():
-        run_glance(session, order)
+    for order in orders if session.space.schedule == "search" and not session.rounds.resumed else ():
+        run_first_plan(session, order)
 
 
 def _space_bound(session: Session) -> float:
     if session.space.schedule != "search":
         return asked(session.problem, session.space).bound_s
-    return bounds.space(session.problem, searched(session.problem, session.space, session.apart))
+    return bounds.space(session.problem, searched(session.problem, session.space, session.two_devices))
 
 
 def _quick(session: Session, orders: list[Order]) -> None:
     """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer."""
     searching = session.space.schedule == "search"
-    if session.resumed:
+    if session.rounds.resumed:
         for order in orders:
             run_mixed(session, order, copies=True)
         return
-    session.few = smaller(session, _space_bound)
-    if session.few is not None:
+    small = session.scale_down(scaled_down(session, _space_bound))
+    if small is not None:
         for order in orders:
             run_capped(session, order)
-        if not (session.over or session.proven):
-            _quick(session.few, orders)
-            take_over(session, session.few, orders)
+        if not session.done:
+            _quick(small, orders)
+            take_over(session, small, orders)
     else:
-        steps = (run_lightest, run_sparing, run_glance, run_mixed, run_named, run_capped, run_remade)
+        steps = (run_lightest, run_least_memory, run_first_plan, run_mixed, run_named, run_capped, run_remade)
         for step in steps if searching else (run_named,):
             for order in orders:
                 step(session, order)
     for order in orders if searching else ():
-        run_sparing(session, order)
+        run_least_memory(session, order)
 
 
 def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
-    if session.space.schedule != "search" or session.over or session.proven:
+    if session.space.schedule != "search" or session.done:
         return
     from .improve import improve  # solver and compiler: loaded when they are needed
 
-    if session.few is not None:
-        limit_uses(session, session.few)
-        with session.part(session.few, SHARE.scaled_down):
-            _long(session.few, orders)
-        take_over(session, session.few, orders)
-    if not (session.over or session.proven):
+    if session.smaller is not None:
+        limit_uses(session, session.smaller)
+        with session.part(session.smaller, SHARE.scaled_down):
+            _long(session.smaller, orders)
+        take_over(session, session.smaller, orders)
+    if not session.done:
         improve(session, orders)
 
 
@@ -199,21 +190,12 @@ def _long(session: Session, orders: list[Order]) -> None:
 
 
 def _answer(session: Session, orders: list[Order]) -> Result:
-    if session.best is None:
+    best = session.best
+    if best is None:
         return _no_plan(session, orders)
-    best, forecast = session.best, session.best.forecast
-    assert forecast is not None
-    whole = told_of(session.problem, session.space, session.asked_s, best)
-    claim = Claim.of(forecast.step_s, whole, parts_of(session, orders, best))
-    made = Provenance(
-        version=__version__,
-        seed=session.seed,
-        source=best.provenance.source,
-        solver="CP-SAT" if session.space.schedule == "search" else "",
-        seconds=time.monotonic() - session.started,
-    )
-    answer = joined(claim.on(best, forecast, made))
-    return Result(claim.status, answer, claim.bound_s, claim.gap, (), _considered(session), claim.among)
+    whole = told_of(session.problem, session.space, session.proof.asked_s, best)
+    solver = "CP-SAT" if session.space.schedule == "search" else ""
+    return answered(session, joined(best), whole, parts_of(session, orders, best), _considered(session), solver)
 
 
 def _considered(session: Session) -> tuple[Considered, ...]:
@@ -225,7 +207,8 @@ def _considered(session: Session) -> tuple[Considered, ...]:
         min((found.forecast.step_s for found in fit), default=None),
         "simulated",
     )
-    few = () if session.few is None else session.few.ledger.settled(session.few.best_s)
+    less = session.smaller
+    few = () if less is None else less.ledger.settled(less.best_s)
     parts = [replace(part, what=f"few micro-batches: {part.what}") for part in few]
     return (named, *parts, *session.ledger.settled(session.best_s))
 
@@ -246,15 +229,15 @@ def _no_plan(session: Session, orders: list[Order]) -> Result:
     least = _least_bad(session, orders)
     short = shortages(least) if least is not None else ()
     least_s = bounds.any_plan(session.problem)
-    bound_s = max(session.asked_s, least_s) if math.isfinite(session.asked_s) else least_s
-    proven = bool(short) and nothing_fits(session)
-    return Result("infeasible" if proven else "unknown", None, bound_s, None, short, _considered(session))
+    asked_s = session.proof.asked_s
+    bound_s = max(asked_s, least_s) if math.isfinite(asked_s) else least_s
+    return unanswered(bound_s, short, bool(short) and nothing_fits(session), _considered(session))
 
 
 def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
     """The plan that exceeds its limits least: of those simulated, or one micro-batch at a time on the lightest cut."""
     tried = list(session.seen)
-    large = 2 * session.problem.workload.micro_batches * session.stages > SIZE.one_cut
+    large = session.ops > SIZE.one_cut
     if (session.space.schedule == "search" or not tried) and not (large and session.over):
         for order in orders:
             found = lightest(session.chain, order, [1] * len(order))
@@ -269,102 +252,6 @@ def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Assembled:
     placed = place(layout, order, len(session.problem.cluster))
     candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
     return assembled(candidate, placed.orders, placed.name)
-
-
-# ------------------------------------------------------------------ validation
-
-
-def _validate(model: object, cluster: object, workload: object, space: object) -> None:
-    for value, kind in ((model, ModelGraph), (cluster, Cluster), (workload, Workload), (space, SearchSpace)):
-        if not isinstance(value, kind):
-            raise InputError(f"expected a {kind.__name__}, got {type(value).__name__}")
-    assert isinstance(model, ModelGraph)
-    assert isinstance(cluster, Cluster)
-    assert isinstance(space, SearchSpace)
-    _validate_sizes(model, workload)
-    _validate_counts(model, cluster, workload)
-    if space.schedule != "search" and not known(space.schedule):
-        names = ", ".join(["search", *SCHEDULES, *ASYNCHRONOUS])
-        raise WorkloadError(f"unknown schedule {space.schedule!r}; known: {names}")
-    if space.asynchronous and space.schedule not in ("search", *ASYNCHRONOUS):
-        raise WorkloadError(f"schedule {space.schedule!r} has a flush; without one: {', '.join(ASYNCHRONOUS)}")
-    weights = WEIGHTS.get(space.schedule)
-    if space.asynchronous and weights is not None and weights not in space.asynchronous:
-        asked = ", ".join(space.asynchronous)
-        raise WorkloadError(f"schedule {space.schedule!r} updates weights with {weights!r}, which is not {asked!r}")
-    for device in cluster.devices:
-        name = device.kind.name
-        if model.device in PRESETS and PRESETS.get(name) == device.kind and name != model.device:
-            raise ModelError(
-                f"the model was measured on {model.device!r}, device {device.index} is {name!r}: no conversion exists"
-            )
-
-
-def _spelled_out(space: object) -> SearchSpace:
-    """The space with the replicas that its schedule's name says."""
-    if not isinstance(space, SearchSpace):
-        raise InputError(f"expected a SearchSpace, got {type(space).__name__}")
-    name, replicas = spelled_out(space.schedule)
-    return space if replicas is None else replace(space, schedule=name, replicas=replicas)
-
-
-def _validate_replicas(problem: Problem, space: SearchSpace) -> None:
-    if (space.replicas or 1) == 1:
-        return
-    if space.asynchronous or space.schedule in ASYNCHRONOUS:
-        raise WorkloadError("the search without a flush chooses replicas itself")
-    if not any(splits(problem, space)):
-        raise WorkloadError(f"{len(problem.cluster)} devices do not form {space.replicas} equal groups")
-
-
-def _validate_sizes(model: ModelGraph, workload: object) -> None:
-    """Bytes are added up in 64-bit integers: parameters with all their state, and all stashes and messages."""
-    assert isinstance(workload, Workload)
-    total = sum(
-        x.parameter_bytes * 16
-        + workload.micro_batches
-        * (x.stash_bytes + x.weight_stash_bytes + 4 * x.output_bytes + (x.input_bytes or 0) + 2 * x.buffer_bytes)
-        + x.workspace_bytes
-        for x in model.layers
-    )
-    if total >= MOST_COUNTED_BYTES:
-        raise ModelError(
-            f"model {model.name!r}: a step moves {total:.3g} bytes in all; at most {MOST_COUNTED_BYTES:.3g} are counted"
-        )
-
-
-def _validate_counts(model: ModelGraph, cluster: Cluster, workload: object) -> None:
-    """Refuses what would fill memory before a first plan is made."""
-    assert isinstance(workload, Workload)
-    layers, stages = len(model.layers), min(len(model.layers), len(cluster))
-    if layers > MOST_SEARCHED_LAYERS:
-        raise ModelError(
-            f"model {model.name!r} has {layers} layers; at most {MOST_SEARCHED_LAYERS} are cut into stages"
-        )
-    passes = stages * workload.micro_batches
-    if passes > MOST_SEARCHED_PASSES:
-        raise WorkloadError(
-            f"{workload.micro_batches} micro-batches through {stages} stages are {passes} forward passes; "
-            f"at most {MOST_SEARCHED_PASSES} are planned"
-        )
-
-
-def _validate_effort(
-    time_limit: object, seed: object, workers: object, deterministic_limit: object, hint: object
-) -> None:
-    _number("time limit", time_limit)
-    if deterministic_limit is not None:
-        _number("deterministic limit", deterministic_limit)
-    for name, value, least in (("seed", seed, 0), ("workers", workers, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            raise WorkloadError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if hint is not None and not isinstance(hint, Plan):
-        raise InputError(f"hint must be a Plan, got {type(hint).__name__}")
-
-
-def _number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise WorkloadError(f"{name} must be a finite number of seconds, at least 0, got {value!r}")
 
 
 __all__ = ["Progress", "Result", "Shortage", "Stale", "plan"]

@@ -15,19 +15,11 @@ from ..basics import OutOfTime, PlanError, until
 from ..graph import KEEP, RECOMPUTE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
-from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Session
+from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Budget, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, own_orders
 from .orders import Arm, search_orders
-
-
-@dataclass
-class Budget:
-    """Time (time.monotonic()) and deterministic effort of one phase."""
-
-    deadline: float
-    effort: float
 
 
 def improve(session: Session, orders: list[Order]) -> None:
@@ -41,43 +33,36 @@ def improve(session: Session, orders: list[Order]) -> None:
 
 
 def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
-    small = hunt.ops <= SIZE.exact_first and (hunt.complete or session.apart)
+    small = hunt.ops <= SIZE.exact_first and (hunt.complete or session.two_devices)
     share = (SHARE.small if small else SHARE.medium) if hunt.solvable else SHARE.large
     exact, annealing, windows = share.exact, share.annealing, share.windows
-    fixed = session.deterministic_limit is not None
+    fixed = session.clock.fixed
     if hunt.solvable:
-        _hunt(hunt, _budget(session, exact))
-    if session.only_apart and not _done(session):  # races and windows know one device a stage
-        _hunt(hunt, _budget(session, 1 - exact if fixed else 1.0))
+        _hunt(hunt, session.clock.budget(exact))
+    if session.only_two_devices and not _done(session):  # races and windows know one device a stage
+        _hunt(hunt, session.clock.budget(1 - exact if fixed else 1.0))
         return
     if not _done(session):
-        budget = _budget(session, annealing if fixed else annealing / (1 - exact))
+        budget = session.clock.budget(annealing if fixed else annealing / (1 - exact))
         seconds = budget.deadline - time.monotonic()
-        arms = search_orders(session, orders, seconds, budget.effort, COUNT.seeds_a_round * session.rounds)
+        arms = search_orders(session, orders, seconds, budget.effort, COUNT.seeds_a_round * session.rounds.count)
         rest = windows if fixed else windows / (1 - exact - annealing)
-        _polish(session, _entries(session, arms), _budget(session, rest))
+        _polish(session, _entries(session, arms), session.clock.budget(rest))
     if hunt.solvable and not _done(session):
-        _hunt(hunt, _budget(session, 1 - exact - annealing - windows if fixed else 1.0))
+        _hunt(hunt, session.clock.budget(1 - exact - annealing - windows if fixed else 1.0))
     number = 0
     while not fixed and not _done(session):
         before, number = session.remaining_s, number + 1
         arms = search_orders(
-            session, orders, SHARE.again * before, math.inf, COUNT.seeds_a_round * session.rounds + number
+            session, orders, SHARE.again * before, math.inf, COUNT.seeds_a_round * session.rounds.count + number
         )
-        _polish(session, _entries(session, arms), _budget(session, 1.0))
+        _polish(session, _entries(session, arms), session.clock.budget(1.0))
         if session.remaining_s > before - SECONDS.no_progress:
             return
 
 
-def _budget(session: Session, share: float) -> Budget:
-    """A share of the deterministic limit; without one, a share of the time that is left."""
-    if session.deterministic_limit is not None:
-        return Budget(session.deadline, share * session.deterministic_limit)
-    return Budget(time.monotonic() + share * max(0.0, session.remaining_s), math.inf)
-
-
 def _done(session: Session) -> bool:
-    return session.over or session.proven or session.hopeless
+    return session.done or session.proof.hopeless
 
 
 def _hunt(hunt: Hunt, budget: Budget) -> None:
@@ -129,7 +114,7 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
             entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - TOLERANCE.same)]
             if not entries:
                 return
-            fixed = session.deterministic_limit is not None
+            fixed = session.clock.fixed
             seconds = min(
                 math.inf if fixed else SECONDS.window, budget.deadline - time.monotonic(), session.remaining_s
             )
@@ -142,7 +127,7 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
                 results = list(pool.map(partial(_window, seconds, allowed, stop), chosen, slices))
             except KeyboardInterrupt:
                 stop.set()
-                session.interrupted = True
+                session.clock.interrupt()
                 return
             for entry, (better, spent) in zip(chosen, results, strict=True):
                 used += spent

@@ -13,7 +13,7 @@ from ..basics import WorkloadError, heeding_ctrl_c
 from ..plan import Forecast, Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..simulate import simulate
-from .common import COUNT, Claim, OnProgress, Proven, Shortage, fits
+from .common import COUNT, OnProgress, Proven, Shortage, fits, told
 from .driver import plan as search
 from .proofs import told_of
 
@@ -62,6 +62,8 @@ def frontier(
 
     Ctrl-C returns what is known by then. Raises InputError for bad input.
     """
+    if space.asynchronous:
+        raise WorkloadError("a frontier is of steps: without a flush there is none")
     if isinstance(count, bool) or not isinstance(count, int) or count < COUNT.frontier_limits:
         raise WorkloadError(f"a frontier has at least {COUNT.frontier_limits} limits, got {count!r}")
 
@@ -147,9 +149,8 @@ def _answer(point: FrontierPoint, plan: Plan, space: SearchSpace, proven_s: floa
 
     What its search proved of a part of the space counts where it is the plan of that search.
     """
-    assert plan.forecast is not None
     mine = point.plan is not None and plan.stages == point.plan.stages and plan.orders == point.plan.orders
     made = point.plan.provenance if mine and point.plan is not None else plan.provenance
     among = [Proven(made.among, made.among_bound_s)] if mine and made.among_bound_s is not None else []
-    claim = Claim.of(plan.forecast.step_s, told_of(plan.problem, space, proven_s, plan), among)
-    return FrontierPoint(point.limit_bytes, claim.status, claim.bound_s, claim.on(plan, plan.forecast, made))
+    found = told(plan, told_of(plan.problem, space, proven_s, plan), among, made)
+    return FrontierPoint(point.limit_bytes, found.status, found.bound_s, found.plan)

@@ -15,6 +15,7 @@ from ..plan import Kind, Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import build
 from .common import SIZE, Proven, Session, binding, in_words, including, policies, routes
+from .common import told_of as told_of_space
 from .named import Order, device_orders, overfull, parts, splits
 
 TOGETHER = "plans with forward and backward of a stage on one device"
@@ -75,17 +76,14 @@ def searched(problem: Problem, space: SearchSpace, apart: bool) -> SearchSpace:
 
 
 def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan) -> Proven:
-    """The bound that may be told of a plan: that of the space asked for, or of the least one that has the plan too."""
-    wider = including(space, plan)
-    if wider == space or space.schedule != "search":
-        return Proven(in_words(space), max(asked_s, bounds.any_plan(problem)))
-    found = asked(problem, wider)
-    return Proven(f"{found.space}; this is more than was asked for, as the plan to start from is", found.bound_s)
+    """What may be told of a plan, where so much is proven of the space asked for."""
+    known = Proven(in_words(space), max(asked_s, bounds.any_plan(problem)))
+    return told_of_space(space, plan, known, lambda wider: asked(problem, wider).bound_s)
 
 
 def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Proven]:
     """What is proven of parts of the space asked for that have this plan, the wider ones first."""
-    problem, space = session.problem, session.space
+    problem, space, proof = session.problem, session.space, session.proof
     used = {policy for row in plan.stash for policy in row}
     known = {KEEP, *policies(problem, space)}
     if space.schedule != "search" or including(space, plan) != space:
@@ -94,18 +92,18 @@ def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Prov
     together_s = 0.0
     if used <= known and all(p.forward == p.backward for p in plan.pipelines):
         together_s = session.bound_s
-        if session.apart:
+        if session.two_devices:
             together_s = bounds.space(problem, searched(problem, space, False))
         yield Proven(f"{TOGETHER}, {stashes}", together_s)
     grouped = _in_groups(session, plan, orders)
-    shapes_s = min(session.together_s if session.apart else session.shapes_s, session.widths_s)
+    shapes_s = min(proof.together_s if session.two_devices else proof.shapes_s, proof.widths_s)
     if grouped and together_s and math.isfinite(shapes_s):
         yield Proven(f"{TOGETHER}, {SHAPES}, {stashes}", max(together_s, shapes_s))
-    if not session.apart:
+    if not session.two_devices:
         return
     if all(policy in known or policy.startswith("ship>") for policy in used):
         yield Proven(f"{APART}, {stashes} or shipped", session.bound_s)
-    shapes_s = min(session.shapes_s, session.widths_s)
+    shapes_s = min(proof.shapes_s, proof.widths_s)
     if (grouped or _goes_anywhere(session, plan)) and math.isfinite(shapes_s):
         text = f"{TOGETHER}, {SHAPES}, {stashes}, and of {ANYWHERE}"
         yield Proven(text, max(session.bound_s, shapes_s))
@@ -117,7 +115,7 @@ _WORDS = {KEEP: "kept", RECOMPUTE: "recomputed", OFFLOAD: "copied to the host"}
 def _goes_anywhere(session: Session, plan: Plan) -> bool:
     """Whether a plan is one of those whose stages choose their devices, where these are searched."""
     taken = {(p.forward, p.backward) for p in plan.pipelines}
-    return session.apart and len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
+    return session.two_devices and len(taken) == len(set(plan.stash)) == 1 and len(plan.stages) == session.stages
 
 
 def _in_groups(session: Session, plan: Plan, orders: list[Order]) -> bool:
@@ -155,11 +153,11 @@ def nothing_fits(session: Session) -> bool:
     Searched: layers that fit no placement. Named: its orders are fixed, so all cuts were simulated.
     """
     problem, space = session.problem, session.space
-    if math.isinf(session.asked_s):
+    if math.isinf(session.proof.asked_s):
         return True
     if space.schedule == "search":
         return overfull(problem, space, kept=binding(problem) and not (space.recompute or space.offload))
-    if session.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):
+    if session.clock.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):
         return False
     stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
     return all(compositions(len(session.chain), count, SIZE.listed_cuts) is not None for count in stages)

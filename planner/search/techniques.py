@@ -18,37 +18,27 @@ def by_turns(session: Session, bound: Callable[[Session], float], search: Callab
     plain = _plain(session, bound)
     if plain is not None:
         _search_plain(session, plain, search, SHARE.without_copies)
-        session.seen += plain.seen
-        # groups without a plan so far may have one with copies, so they begin again
-        session.begun = {groups: begun for groups, begun in plain.begun.items() if math.isfinite(begun.laid_s)}
-        session.rounds, session.resumed = plain.rounds + 1, plain.best is not None
-        if not _done(session):
-            with session.hurried(SHARE.with_copies):
+        session.rounds.take_up(plain.rounds, plain.best is not None)
+        if not session.done:
+            with session.clock.hurried(SHARE.with_copies):
                 search(session)
-        if not _done(session) and session.best is not None and session.best is session.plain:
-            plain.best, plain.resumed, plain.rounds = session.plain, True, plain.rounds + 1
+        if not session.done and session.best is not None and session.best is session.incumbent.plain:
+            plain.incumbent.start_from(session.best)
+            plain.rounds.go_on()
             _search_plain(session, plain, search, 1.0)
-        session.rounds += 1
-    if not _done(session):
+        session.rounds.again()
+    if not session.done:
         search(session)
-
-
-def _done(session: Session) -> bool:
-    return session.over or session.proven
 
 
 def _plain(session: Session, bound: Callable[[Session], float]) -> Session | None:
     """The search without copies, where there are others and it is worth a search of its own."""
     problem = session.problem
-    ops = 2 * problem.workload.micro_batches * session.stages  # above, named schedules take most of the time: once
-    if (
-        not SIZE.exact_first < ops <= SIZE.one_cut
-        or session.space.schedule != "search"
-        or OFFLOAD not in policies(problem, session.space)
-    ):
+    medium = SIZE.exact_first < session.ops <= SIZE.one_cut  # named schedules, which take long above, are tried once
+    if not medium or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
         return None
     plain = session.without_copies()
-    plain.bound_s = max(session.bound_s, bound(plain))
+    plain.proof.of_searched(bound(plain))
     return None if math.isinf(plain.bound_s) else plain
 
 

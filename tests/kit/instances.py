@@ -16,7 +16,7 @@ from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import ASYNCHRONOUS, build
-from contraflow.planner.search.common.result import Result
+from contraflow.planner.search.common import Result
 
 
 def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: int) -> ModelGraph:

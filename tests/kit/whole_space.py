@@ -16,8 +16,7 @@ from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
-from contraflow.planner.search.common.answer import including
-from contraflow.planner.search.common.fit import fits
+from contraflow.planner.search.common import fits, including
 
 SPACES = (
     SearchSpace(),

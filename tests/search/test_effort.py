@@ -17,7 +17,7 @@ ELSEWHERE = {
     "orders/greedy.py": {"PARAMETERS": KERNELS},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "named/stash_choices.py": {"TURNS": "an order, no size"},
-    "steady/named_apart.py": {"TRANSIT": "a count of the memory model"},
+    "steady/two_devices.py": {"TRANSIT": "a count of the memory model"},
     "steady/tables.py": {"_MANY": "a unit"},
 }
 """Numbers of modules that bound no effort, with the reason why they stand where they do."""

@@ -15,8 +15,7 @@ import pytest
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner import plan as search
 from contraflow.planner.basics import AGAIN_S, end_asked, heeding_ctrl_c
-from contraflow.planner.search.common.result import Result
-from contraflow.planner.search.common.session import Progress
+from contraflow.planner.search.common import Progress, Result
 
 LONG_S = 600.0
 SOON_S = 2.0

@@ -17,8 +17,8 @@ from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.schedules import build
+from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.balance import balanced
-from contraflow.planner.search.common.session import Session
 from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
 from contraflow.planner.search.orders.race import Race
@@ -37,7 +37,7 @@ def uneven(count: int, seed: int, devices: int, batches: int = 8, memory: int = 
 
 
 def session(problem: Problem, space: SearchSpace = SearchSpace()) -> Session:  # noqa: B008 - immutable
-    return Session(problem, space, time.monotonic() + 60, 0, 1, None, None)
+    return Session(problem, space, Clock(time.monotonic() + 60))
 
 
 def done_s(problem: Problem, route: tuple[int, ...], twin: tuple[int, ...], cuts: tuple[int, ...]) -> float:
@@ -136,11 +136,11 @@ def test_what_is_left_goes_to_the_space_that_holds_the_best_plan(copies_help: bo
     away = assemble(Candidate(problem, plain.stages, plain.pipelines, (("keep",) * 3 + ("offload",),)), plain_orders())
 
     def search(part: Session) -> None:
-        turns.append((part.space.offload, part.resumed))
+        turns.append((part.space.offload, part.rounds.resumed))
         found = away if part.space.offload and copies_help else plain
-        part.best = found
+        part.incumbent.start_from(found)
         if not part.space.offload:
-            part.plain = found
+            part.incumbent.plain = found
 
     by_turns(whole, lambda _: 1.0, search)
     assert turns[:2] == [(False, False), (True, True)]

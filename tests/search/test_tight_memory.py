@@ -17,11 +17,11 @@ from contraflow.planner.partition.chain import Chain
 from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.schedules import build, capped, variants
+from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.effort import SHARE
 from contraflow.planner.search.common.fit import lacking
-from contraflow.planner.search.common.session import Session
 from contraflow.planner.search.common.shapes import balanced
-from contraflow.planner.search.named.fitted import run_glance, run_mixed
+from contraflow.planner.search.named.fitted import run_first_plan, run_mixed
 from contraflow.planner.search.named.fullest import fullest, in_flight, of_layout
 from contraflow.planner.search.named.portfolio import device_orders, holds, not_split, whole_backwards
 from contraflow.planner.search.named.widths import Phases, search_widths, splits
@@ -48,7 +48,7 @@ def tight(layers: int, devices: int, batches: int, stashes: float, host: float =
 
 def session(problem: Problem, space: SearchSpace) -> Session:
     """A search without a limit that matters."""
-    return Session(problem, space, time.monotonic() + 1e6, 0, 1, None, None)
+    return Session(problem, space, Clock(time.monotonic() + 1e6))
 
 
 ONE_WAY = SearchSpace(pipelines=1)
@@ -144,7 +144,7 @@ def test_where_only_recomputing_everything_fits_there_is_a_plan_at_once() -> Non
     """Room for one stage's stash: the first plan, which takes no search, is within 1.5 of the bound of all plans."""
     problem = tight(16, 8, 64, 2.1)
     searching = session(problem, ONE_WAY)
-    run_glance(searching, device_orders(problem, 8)[0])
+    run_first_plan(searching, device_orders(problem, 8)[0])
     assert searching.best is not None
     assert check(searching.best) == []
     assert {policy for row in searching.best.stash for policy in row[:-1]} == {RECOMPUTE}
@@ -156,7 +156,7 @@ def test_with_more_memory_less_is_recomputed_and_the_first_plan_is_faster() -> N
     for stashes in (2.1, 6.1, 10.1, 17.0):
         problem = tight(16, 8, 32, stashes)
         searching = session(problem, ONE_WAY)
-        run_glance(searching, device_orders(problem, 8)[0])
+        run_first_plan(searching, device_orders(problem, 8)[0])
         assert searching.best is not None
         assert max(evaluate(searching.best).peak_bytes) <= (problem.workload.memory_limit_bytes or 0)
         steps.append(searching.best_s)
@@ -171,7 +171,7 @@ def test_where_recomputing_is_not_allowed_stashes_go_to_the_host() -> None:
     """Copies as fast as a stage's own work need no more than a few stashes a device."""
     problem = tight(16, 8, 32, 8.5, host=STASH / 1.0)
     searching = session(problem, replace(ONE_WAY, recompute=False))
-    run_glance(searching, device_orders(problem, 8)[0])
+    run_first_plan(searching, device_orders(problem, 8)[0])
     assert searching.best is not None
     assert check(searching.best) == []
     assert any(OFFLOAD in row for row in searching.best.stash)
@@ -181,7 +181,7 @@ def test_named_schedules_with_several_stages_a_device_are_tried_too() -> None:
     """More stages a device: shorter waits, and no more than one of them is recomputed at a time."""
     problem = tight(16, 4, 16, 3.1)
     searching = session(problem, ONE_WAY)
-    run_glance(searching, device_orders(problem, 4)[0])
+    run_first_plan(searching, device_orders(problem, 4)[0])
     first_s = searching.best_s
     run_mixed(searching, device_orders(problem, 4)[0])
     assert searching.best is not None
@@ -198,15 +198,15 @@ def test_the_width_with_the_best_first_plan_gets_its_quick_plans_first() -> None
     problem = tight(8, 8, 8, 6)
     searching, seen = session(problem, SearchSpace()), list[int]()
 
-    def glance(inner: Session, orders: list[tuple[int, ...]]) -> None:
-        run_glance(inner, orders[0])
+    def first(inner: Session, orders: list[tuple[int, ...]]) -> None:
+        run_first_plan(inner, orders[0])
 
-    def first(inner: Session, _: list[tuple[int, ...]]) -> None:
+    def quick(inner: Session, _: list[tuple[int, ...]]) -> None:
         seen.append(len(inner.problem.cluster))
 
     ways = list(splits(problem, SearchSpace()))
     orders = device_orders(problem, 8)
-    search_widths(searching, orders, ways, Phases(lambda _: 0.0, glance, first, lambda *_: None))
+    search_widths(searching, orders, ways, Phases(lambda _: 0.0, first, quick, lambda *_: None))
     assert searching.best is not None
     winner = len(searching.best.problem.cluster) // len({frozenset(p.forward) for p in searching.best.pipelines})
     assert seen[0] == winner

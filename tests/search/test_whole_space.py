@@ -16,7 +16,7 @@ from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import build
-from contraflow.planner.search.common.result import Result
+from contraflow.planner.search.common import Result
 from contraflow.planner.search.proofs import TOGETHER, asked
 
 CLOSE = 1e-9

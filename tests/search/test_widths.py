@@ -13,13 +13,13 @@ from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.considered import describe
-from contraflow.planner.search.common.session import Session
 from contraflow.planner.search.named.portfolio import device_orders, run_named
 from contraflow.planner.search.named.widths import laid, parts, splits
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
-from contraflow.planner.search.scale.scaled_down import smaller, take_over
+from contraflow.planner.search.scale.scaled_down import scaled_down, take_over
 
 GIB = 1 << 30
 KIND = DeviceType("test", 64 * GIB, 1.0, 1e12)
@@ -133,8 +133,8 @@ def test_a_named_schedule_takes_groups_only_where_that_many_pipelines_are_allowe
 def test_plans_with_few_micro_batches_are_repeated() -> None:
     """The repeated order takes its steady period for every further micro-batch, and fits as before."""
     problem = Problem(blocks(4, 0), Cluster.uniform(4, 4 * GIB + (1 << 24), Link()), Workload(2000))
-    session = Session(problem, SearchSpace(pipelines=1), time.monotonic() + 60, 0, 1, None, None)
-    small = smaller(session, lambda inner: 0.0)
+    session = Session(problem, SearchSpace(pipelines=1), Clock(time.monotonic() + 60))
+    small = scaled_down(session, lambda inner: 0.0)
     assert small is not None
     assert small.problem.workload.micro_batches < 100
     orders = device_orders(problem, 4)

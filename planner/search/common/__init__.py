@@ -5,13 +5,16 @@ Imports the rooms below the search, and none of the search. Begin with `session.
 measurement).
 """
 
-from .answer import Claim, Proven, gap_of, in_words, including
+from .answer import Proven, Result, answered, in_words, including, told, told_of, unanswered
 from .balance import Order, balanced
+from .clock import Budget, Clock
 from .considered import Considered, Ledger, describe
 from .effort import ANNEALING, COUNT, HOPE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
-from .result import Result
-from .session import Begun, OnProgress, Progress, Session
+from .incumbent import Incumbent, OnProgress, Progress
+from .proof import Proof
+from .rounds import Earlier, Groups, Rounds
+from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, with_policy
 from .two_device_space import stash_choices
 
@@ -28,25 +31,30 @@ __all__ = [
     "SHARE",
     "SIZE",
     "TOLERANCE",
-    "Begun",
-    "Claim",
+    "Budget",
+    "Clock",
     "Considered",
+    "Earlier",
+    "Groups",
+    "Incumbent",
     "Lack",
     "Ledger",
     "OnProgress",
     "Order",
     "Progress",
+    "Proof",
     "Proven",
     "Result",
+    "Rounds",
     "Session",
     "Shortage",
     "Stale",
+    "answered",
     "balanced",
     "binding",
     "describe",
     "excess",
     "fits",
-    "gap_of",
     "host_excess",
     "in_words",
     "including",
@@ -60,5 +68,8 @@ __all__ = [
     "shortages",
     "stash_choices",
     "structures",
+    "told",
+    "told_of",
+    "unanswered",
     "with_policy",
 ]

@@ -1,4 +1,4 @@
-"""What a search may say of its plan: bound, gap and status for the space asked for, and what is proven of a part of it.
+"""What a search answers: bound, gap, status, space and provenance are made here, for all searches.
 
 The bound of an answer holds for every plan that the caller's SearchSpace allows, whether the search can find it or not.
 More may be proven of the part of the space that is searched: that is said beside it, in words, and never in its place.
@@ -6,14 +6,17 @@ More may be proven of the part of the space that is searched: that is said besid
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from .... import __version__
 from ...graph import ship_target, stash_policy
-from ...plan import Forecast, Kind, Plan, Provenance
+from ...plan import Kind, Plan, Provenance, gap_of
 from ...problem import FLUSH, SearchSpace
+from .considered import Considered
 from .effort import TOLERANCE
+from .fit import Lack
+from .session import Session
 
 
 @dataclass(frozen=True)
@@ -56,24 +59,89 @@ class Claim:
         among = None if best is None else replace(best, bound_s=min(best.bound_s, seconds))
         return cls("optimal" if proven else "feasible", bound_s, gap, whole.space, among)
 
-    def on(self, plan: Plan, forecast: Forecast, made: Provenance) -> Plan:
+    def on(self, plan: Plan, made: Provenance) -> Plan:
         """The plan with this claim in its forecast and its provenance."""
+        assert plan.forecast is not None
         among, least_s = (self.among.space, self.among.bound_s) if self.among else ("", None)
         return replace(
             plan,
-            forecast=replace(forecast, bound_s=self.bound_s, gap=self.gap, status=self.status),
+            forecast=replace(plan.forecast, bound_s=self.bound_s, gap=self.gap, status=self.status),
             provenance=replace(made, space=self.whole, among=among, among_bound_s=least_s),
         )
 
 
-def gap_of(seconds: float, bound_s: float) -> float:
-    """How far seconds are above a bound, as a share of it."""
-    if bound_s > 0:
-        return seconds / bound_s - 1
-    return 0.0 if seconds == 0 else math.inf
+@dataclass(frozen=True)
+class Result:
+    """The answer of plan().
+
+    Attributes:
+        status: "optimal", "feasible", "infeasible" or "unknown" (no plan in time, none ruled out); of the space asked
+            for, not of what was searched.
+        plan: the best plan that fits; None without one.
+        bound_s: no plan of provenance.space takes less (seconds); never above the plan's step, or its period where
+            weights are updated without a flush.
+        gap: step or period over bound_s, less 1; None without a plan.
+        violations: without a plan, what the least bad one lacks on every device, or which staleness it has.
+        among: the part of that space of which more is proven, and what; None where there is no more to say.
+        considered: what was looked at, left out, and why.
+    """
+
+    status: str
+    plan: Plan | None = None
+    bound_s: float = 0.0
+    gap: float | None = None
+    violations: tuple[Lack, ...] = ()
+    considered: tuple[Considered, ...] = ()
+    among: Proven | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """What the search made as small as it could: the step, or the period without a flush; None without a plan."""
+        return None if self.plan is None or self.plan.forecast is None else self.plan.forecast.objective_s
+
+
+def answered(
+    session: Session,
+    plan: Plan,
+    whole: Proven,
+    parts: Iterable[Proven],
+    considered: tuple[Considered, ...],
+    solver: str = "",
+) -> Result:
+    """The answer of a search with this plan; `parts`: what is proven of parts of the space that it belongs to."""
+    made = Provenance(
+        version=__version__,
+        seed=session.seed,
+        source=plan.provenance.source,
+        solver=solver,
+        seconds=session.clock.elapsed_s,
+    )
+    return told(plan, whole, parts, made, considered)
+
+
+def told(
+    plan: Plan, whole: Proven, parts: Iterable[Proven], made: Provenance, considered: tuple[Considered, ...] = ()
+) -> Result:
+    """The answer with a plan, which carries what is told of it."""
+    assert plan.forecast is not None
+    claim = Claim.of(plan.forecast.objective_s, whole, parts)
+    return Result(claim.status, claim.on(plan, made), claim.bound_s, claim.gap, (), considered, claim.among)
+
+
+def unanswered(bound_s: float, lacks: tuple[Lack, ...], impossible: bool, considered: tuple[Considered, ...]) -> Result:
+    """The answer without a plan: infeasible where it is proven that there is none, and what lacks is known."""
+    return Result("infeasible" if impossible and lacks else "unknown", None, bound_s, None, lacks, considered)
 
 
 # ------------------------------------------------------------------ spaces
+
+
+def told_of(space: SearchSpace, plan: Plan, asked: Proven, bound: Callable[[SearchSpace], float]) -> Proven:
+    """What may be told of a plan: what is proven of the space asked for, or of the least one that has the plan too."""
+    wider = including(space, plan)
+    if wider == space or space.schedule != "search":
+        return asked
+    return Proven(f"{in_words(wider)}; this is more than was asked for, as the plan to start from is", bound(wider))
 
 
 def including(space: SearchSpace, plan: Plan) -> SearchSpace:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Phases:
+class PhaseShares:
     """Shares of the effort of exact search, annealing, and windows; the exact search gets what is left."""
 
     exact: float
@@ -32,11 +32,11 @@ class Shares:
     """For the space without copies to the host, where there are others."""
     with_copies: float = 0.4
     """Then for everything, before the rest goes to the one that found the best plan."""
-    small: Phases = Phases(0.2, 0.4, 0.2)
+    small: PhaseShares = PhaseShares(0.2, 0.4, 0.2)
     """Where exact search lists all cuts of a small problem."""
-    medium: Phases = Phases(0.05, 0.6, 0.33)
+    medium: PhaseShares = PhaseShares(0.05, 0.6, 0.33)
     """Where exact models can be built."""
-    large: Phases = Phases(0.0, 0.6, 0.4)
+    large: PhaseShares = PhaseShares(0.0, 0.6, 0.4)
     """Where no exact model is built."""
     again: float = 0.6
     """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""

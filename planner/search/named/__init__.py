@@ -4,8 +4,8 @@ The first plans of every search, which no answer may be worse than. Imports sche
 with `portfolio.py`, then `fitted.py` for tight memory.
 """
 
-from .fitted import run_glance, run_mixed, try_mixed
-from .least_memory import overfull, overfull_here, run_sparing
+from .fitted import run_first_plan, run_mixed, try_mixed
+from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
     Order,
     cuts_for,
@@ -33,13 +33,13 @@ __all__ = [
     "parts",
     "place",
     "run_capped",
-    "run_glance",
+    "run_first_plan",
     "run_hint",
     "run_lightest",
     "run_mixed",
     "run_named",
     "run_remade",
-    "run_sparing",
+    "run_least_memory",
     "search_widths",
     "splits",
     "try_layout",

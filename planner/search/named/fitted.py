@@ -13,10 +13,10 @@ from ...schedules import Layout, capped
 from ..common import COUNT, Session, balanced, missing, policies
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
-from .stash_choices import lightened, with_fates, with_recomputation
+from .stash_choices import lightened, with_choices, with_recomputation
 
 
-def run_glance(session: Session, order: Order) -> None:
+def run_first_plan(session: Session, order: Order) -> None:
     """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host."""
     layout = capped(len(order), session.problem.workload.micro_batches, len(order))
     placed = place(layout, order, len(session.problem.cluster))
@@ -34,7 +34,7 @@ def run_mixed(session: Session, order: Order, copies: bool = False) -> None:
     every, batches = _techniques(session), session.problem.workload.micro_batches
     techniques = every[-1:] if copies and any(OFFLOAD in some for some in every) else every[: 0 if copies else 1]
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
-        if session.over or session.proven:
+        if session.done:
             return
         if layout.stages <= len(session.chain):
             placed = place(layout, order, len(session.problem.cluster))
@@ -48,13 +48,13 @@ def _techniques(session: Session) -> list[tuple[str, ...]]:
 
 
 def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase: str, only_short: bool = False) -> None:
-    """Simulates a placed layout with the fates that fit, less memory each time it does not; offers what fits.
+    """Simulates a placed layout with the stash choices that fit, less memory each time it does not; offers what fits.
 
     `only_short`: not where all stashes can be kept as they are.
     """
     less = [0] * len(session.problem.cluster)
     for _ in range(COUNT.fitted):
-        if session.over or session.proven:
+        if session.done:
             return
         found = _mixed(session, layout, allowed, less, only_short)
         if found is None:
@@ -71,7 +71,7 @@ def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase:
 def _mixed(
     session: Session, layout: Layout, allowed: Collection[str], less: Sequence[int], only_short: bool
 ) -> Assembled | None:
-    """The layout on its best cut with the cheapest fates; None where none fits, or none can be of use."""
+    """The layout on its best cut with the cheapest stash choices; None where none fits, or none can be of use."""
     route = layout.pipelines[0].forward
     if len(set(route)) == len(route):
         cuts = cut_mixed(session.chain, route, in_flight(layout), allowed, less)
@@ -80,13 +80,13 @@ def _mixed(
     if cuts is None:
         return None
     plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
-    if busiest_s(plain) >= session.worth_s:
+    if busiest_s(plain) >= session.incumbent.worth_s:
         return None
     for orders in _halved(layout, not_split(session.space, plain)):
-        chosen = lightened(plain, orders, allowed, less, session.worth_s)
+        chosen = lightened(plain, orders, allowed, less, session.incumbent.worth_s)
         if chosen is not None:
-            useful = chosen[1] < session.worth_s and (any(chosen[0].values()) or not only_short)
-            return _assembled(session, with_fates(plain, chosen[0]), orders, layout.name, less) if useful else None
+            useful = chosen[1] < session.incumbent.worth_s and (any(chosen[0].values()) or not only_short)
+            return _assembled(session, with_choices(plain, chosen[0]), orders, layout.name, less) if useful else None
     return None
 
 

@@ -18,7 +18,7 @@ from ...problem import SearchSpace
 from ..common import SIZE, Order, Session, balanced, fits, policies, resized, routes
 
 
-def run_sparing(session: Session, order: Order) -> None:
+def run_least_memory(session: Session, order: Order) -> None:
     """Where there is no plan yet, offers the first one that fits: routes with few stages and kept stashes first.
 
     Each is tried with two micro-batches, which need as much memory as any number, before all are placed.
@@ -26,8 +26,8 @@ def run_sparing(session: Session, order: Order) -> None:
     for candidate in _candidates(session, order):
         if session.over or session.best is not None:
             return
-        few = _plan(session, resized(candidate, min(2, session.problem.workload.micro_batches)))
-        if few is None or not fits(few):
+        two = _plan(session, resized(candidate, min(2, session.problem.workload.micro_batches)))
+        if two is None or not fits(two):
             continue
         found = _plan(session, candidate)
         if found is not None:
@@ -92,7 +92,7 @@ def overfull(problem: Problem, space: SearchSpace, kept: bool) -> bool:
 
 def overfull_here(session: Session) -> bool:
     """The same for what a session searches."""
-    problem, space = session.problem, replace(session.space, separate_backward=session.apart)
+    problem, space = session.problem, replace(session.space, separate_backward=session.two_devices)
     return overfull(problem, space, not policies(problem, session.space))
 
 

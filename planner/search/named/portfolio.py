@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -51,20 +50,20 @@ def place(layout: Layout, order: Order, devices: int) -> Layout:
 # ------------------------------------------------------------------ cuts for a layout
 
 
-def cuts_for(session: Session, layout: Layout, few: int = SIZE.listed_cuts) -> Iterator[Cuts]:
+def cuts_for(session: Session, layout: Layout, most: int = SIZE.listed_cuts) -> Iterator[Cuts]:
     """Cuts worth simulating for a placed layout, the most promising first; all of them where they are few."""
     seen: set[Cuts] = set()
-    for c in _cuts(session, layout, few):
+    for c in _cuts(session, layout, most):
         if c is not None and c not in seen:
             seen.add(c)
             yield c
 
 
-def _cuts(session: Session, layout: Layout, few: int) -> Iterator[Cuts | None]:
+def _cuts(session: Session, layout: Layout, most: int) -> Iterator[Cuts | None]:
     chain, alive, devices = session.chain, residents(layout), layout.pipelines[0].forward
     share = 1 / max(1, max(map(len, alive)))
     flights = in_flight(layout)
-    every = compositions(len(chain), layout.stages, few)
+    every = compositions(len(chain), layout.stages, most)
     for b in (2, 0):
         yield cut(chain, devices, flights, buffers=b, share=share, replicated=share < 1)
     for b in (2, 0) if every is None and _folds(layout) else ():
@@ -123,23 +122,22 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
     rows = tuple((policy,) * layout.stages for _ in layout.pipelines)
     shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
     for c in cuts:
-        if session.over or session.proven:
+        if session.done:
             return
         check_time()
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
         least_s = bounds.candidate(candidate, shares, session.space.split_backward)
-        if least_s >= session.best_s or busiest_s(candidate) >= session.worth_s:
+        if least_s >= session.best_s or busiest_s(candidate) >= session.incumbent.worth_s:
             continue
         if session.seen and session.space.schedule == "search" and not holds(candidate, layout, policy):
             continue
-        began = time.monotonic()
         try:
-            whole = not_split(session.space, candidate)
-            orders = [whole_backwards(order, whole) for order in layout.orders]
-            found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
+            with session.clock.simulating():
+                whole = not_split(session.space, candidate)
+                orders = [whole_backwards(order, whole) for order in layout.orders]
+                found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
         except PlanError:
             continue
-        session.longest_s = max(session.longest_s, time.monotonic() - began)
         session.remember(found)
         if found.forecast.step_s < session.best_s and not lacking(found):
             session.offer(found.plan, phase)
@@ -201,7 +199,7 @@ def run_remade(session: Session, order: Order) -> None:
     simulated = 0
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
         count = 2 * batches * layout.stages
-        if session.over or session.proven or simulated + count > SIZE.remade_ops:
+        if session.done or simulated + count > SIZE.remade_ops:
             return
         simulated += count
         placed = place(layout, order, len(session.problem.cluster))
@@ -214,7 +212,7 @@ def run_named(session: Session, order: Order) -> None:
     count, batches = len(order), session.problem.workload.micro_batches
     more: list[tuple[Layout, Iterator[Cuts]]] = []
     for layout in named_layouts(session.space, count, batches, len(session.chain)):
-        if session.over or session.proven:
+        if session.done:
             return
         if layout.stages > len(session.chain):
             continue
@@ -247,7 +245,7 @@ def run_capped(session: Session, order: Order) -> None:
     count, batches = len(order), session.problem.workload.micro_batches
     large = 2 * batches * count > SIZE.one_cut
     for most in [*([count] if large else []), *caps(count, large)]:
-        if session.over or session.proven or (large and session.best is not None):
+        if session.done or (large and session.best is not None):
             return
         layout = capped(count, batches, most)
         placed = place(layout, order, len(session.problem.cluster))

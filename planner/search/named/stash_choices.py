@@ -1,6 +1,6 @@
-"""What happens to stashes under a given order: on every device the cheapest fates that fit its memory.
+"""What happens to stashes under a given order: on every device the cheapest choices that fit its memory.
 
-Fates are those of partition.mixed. Memory is what stages hold at the fullest instants of the order; tensors in transit
+They are those of partition.mixed. Memory is what stages hold at the fullest instants of the order; tensors in transit
 enter as two at each boundary, and the simulation has the last word.
 """
 
@@ -31,7 +31,7 @@ def lightened(
     less: Sequence[int],
     most_s: float = math.inf,
 ) -> tuple[dict[Unit, int], float] | None:
-    """The fate of every unit of a candidate under these compute orders, and the seconds of its busiest device.
+    """The choice for every unit of a candidate under these compute orders, and the seconds of its busiest device.
 
     None where some device does not hold what the order needs in less than most_s. `less`: bytes taken off every
     device's limit.
@@ -53,7 +53,7 @@ def lightened(
     return found, worst
 
 
-def with_fates(candidate: Candidate, chosen: Mapping[Unit, int]) -> Candidate:
+def with_choices(candidate: Candidate, chosen: Mapping[Unit, int]) -> Candidate:
     """The candidate with a row of stash policies for every micro-batch."""
     rows: dict[int, tuple[str, ...]] = {}
     stages = range(len(candidate.stages))
@@ -123,7 +123,7 @@ class _Device:
         )  # fmt: skip
 
     @cached_property
-    def _few(self) -> int:
+    def _most_alive(self) -> int:
         """Up to so many micro-batches of a unit are alive."""
         return int(self.full.live.max(initial=0)) + 1
 
@@ -134,19 +134,19 @@ class _Device:
 
     @cached_property
     def _held(self) -> list[list[Ints]]:
-        """Bytes of every unit under every fate at every instant."""
+        """Bytes of every unit under every choice at every instant."""
         found = []
         for k in range(len(self.full.units)):
             live, fates = self.full.live[:, k], []
             for fate in range(AWAY + 1):
-                whole = np.array([kept(n, fate) for n in range(self._few)])[live]
+                whole = np.array([kept(n, fate) for n in range(self._most_alive)])[live]
                 again = self.entering[k] if 0 < fate <= QUARTERS else 0
                 fates.append(whole * self.stash[k] + (live - whole) * again)
             found.append(fates)
         return found
 
     def bytes(self, chosen: Sequence[int]) -> int:
-        """The most that is alive under these fates."""
+        """The most that is alive under these choices."""
         total, again = self._pending.copy(), 0
         for k, fate in enumerate(chosen):
             total += self._held[k][fate]
@@ -162,7 +162,7 @@ class _Device:
         return float(max(self.counts @ (self.work_s + remade), copies))
 
     def choose(self, options: Sequence[int], most_s: float) -> list[int] | None:
-        """Fates under which the device holds its order: by turns what costs least time a byte; None without any.
+        """Choices under which the device holds its order: by turns what costs least time a byte; None without any.
 
         Nor where they take most_s seconds.
         """
@@ -188,7 +188,7 @@ class _Device:
         return [(k, fate) for k, old in enumerate(chosen) for fate in options if fate > old]
 
     def _eased(self, chosen: list[int]) -> list[int]:
-        """The fates with as little recomputation and as few copies as still fit, unit by unit."""
+        """The choices with as little recomputation and as few copies as still fit, unit by unit."""
         for k, old in enumerate(chosen):
             for fate in range(old):
                 other = [*chosen[:k], fate, *chosen[k + 1 :]]

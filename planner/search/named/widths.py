@@ -16,12 +16,9 @@ from ...graph import Candidate, reduce_seconds, ship_target
 from ...lower import assemble
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Begun, Progress, Session
+from ..common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Earlier, Groups, Progress, Rounds, Session
 from .least_memory import overfull_here
 from .portfolio import Order, device_orders, own_orders
-
-Groups = tuple[tuple[int, ...], ...]
-"""Devices of every group, in the order of the one group that is searched."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,9 @@ class Phases:
     """What a search of one problem consists of: its bound in seconds, a first plan, quick plans, long work on them."""
 
     bound: Callable[[Session], float]
-    glance: Callable[[Session, list[Order]], None]
     first: Callable[[Session, list[Order]], None]
-    further: Callable[[Session, list[Order]], None]
+    quick: Callable[[Session, list[Order]], None]
+    long: Callable[[Session, list[Order]], None]
 
 
 def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
@@ -89,10 +86,10 @@ class Width:
     laid_s: float = math.inf
     ended: bool = False
 
-    def begun(self) -> Begun:
+    def earlier(self) -> Earlier:
         """What to go on from in a later search."""
         inner = self.session
-        return Begun(inner.best, self.laid_s, inner.seen, inner.rounds + self.ended)
+        return Earlier(inner.best, self.laid_s, inner.seen, inner.rounds.count + self.ended)
 
     @property
     def guess_s(self) -> float:
@@ -105,12 +102,13 @@ class Width:
 def search_widths(session: Session, orders: list[Order], ways: list[Groups], phases: Phases) -> None:
     """Quick plans for every width, then long work on the most promising ones; offers what they find.
 
-    Sets session.widths_s: no plan of equal groups takes less whose groups lie in the shapes searched exactly.
+    Proves of widths: no plan of equal groups takes less whose groups lie in the shapes searched exactly.
     """
     problem = session.problem
     one = (tuple(range(len(problem.cluster))),)
-    whole = Width(session, one, orders, laid_s=session.begun[one].laid_s if one in session.begun else math.inf)
-    session.resumed &= one in session.begun
+    before = session.rounds.widths
+    whole = Width(session, one, orders, laid_s=before[one].laid_s if one in before else math.inf)
+    session.rounds.resume(one in before)
     ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
     idle = _alone_s(problem, one) > HOPE.idle * _expected_s(problem, ways[0])
@@ -118,16 +116,16 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     if session.space.replicas is None:
         every.insert(len(every) if idle else 0, whole)
     _bound_widths(session, whole, every)
-    _each(session, every, phases.glance)
+    _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
-    _each(session, every, phases.first, every[0] if math.isfinite(every[0].laid_s) else whole)
+    _each(session, every, phases.quick, every[0] if math.isfinite(every[0].laid_s) else whole)
     _bound_widths(session, whole, every)
     if 2 * problem.workload.micro_batches * session.stages <= SIZE.width_bounds:
         for width in every:
             if width is not whole and not session.over and _open(session, width):
-                width.session.bound_s = max(width.session.bound_s, phases.bound(width.session))
+                width.session.proof.of_searched(phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for _ in range(COUNT.probed_widths if session.space.schedule == "search" and not session.begun else 0):
+    for _ in range(COUNT.probed_widths if session.space.schedule == "search" and not before else 0):
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
         if session.over or not hopeful or len(still) < 2:
@@ -135,14 +133,17 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         _further(session, min(hopeful, key=lambda width: width.guess_s), phases, SHARE.probe)
         _bound_widths(session, whole, every)
     while not session.over and (hopeful := [width for width in every if _open(session, width)]):
-        before = session.remaining_s
-        fixed = session.deterministic_limit is not None
+        left_s = session.remaining_s
         _further(session, min(hopeful, key=lambda width: (width.laid_s, width.guess_s)), phases, 1.0)
         _bound_widths(session, whole, every)
-        if fixed or session.space.schedule != "search" or session.remaining_s > before - SECONDS.no_progress:
+        if (
+            session.clock.fixed
+            or session.space.schedule != "search"
+            or session.remaining_s > left_s - SECONDS.no_progress
+        ):
             break
     for width in every:
-        session.begun[width.groups] = width.begun()
+        session.rounds.widths[width.groups] = width.earlier()
         if width is not whole:
             _note(session, width)
 
@@ -161,7 +162,7 @@ def _note(session: Session, width: Width) -> None:
     inner = width.session
     what = f"{len(width.groups)} groups of {len(width.groups[0])}"
     what += "" if width.groups[0][-1] - width.groups[0][0] < len(width.groups[0]) else ", replicas side by side"
-    bound_s, step_s = max(inner.bound_s, inner.shapes_s), None if inner.best is None else inner.best_s
+    bound_s, step_s = inner.proof.least_s, None if inner.best is None else inner.best_s
     tried = "searched" if width.ended else f"named schedules only ({len(inner.seen)} simulated)"
     left_out = not width.ended and not _open(session, width)
     session.ledger.note(what, bound_s, step_s, "" if left_out or not inner.seen else tried)
@@ -172,21 +173,20 @@ def _further(session: Session, width: Width, phases: Phases, share: float) -> No
     """Long work on a width; from the second time on with other random numbers."""
     inner = width.session
     if inner is not session:
-        inner.bound_s = max(inner.bound_s, phases.bound(inner))
-    inner.rounds += width.ended
+        inner.proof.of_searched(phases.bound(inner))
+    if width.ended:
+        inner.rounds.again()
     width.ended = True
-    _run(session, width, phases.further, share, share)
+    _run(session, width, phases.long, share, share)
 
 
 def _bound_widths(session: Session, whole: Width, every: list[Width]) -> None:
-    session.widths_s = min(
-        (max(w.session.bound_s, w.session.shapes_s) for w in every if w is not whole), default=math.inf
-    )
+    session.proof.of_widths(min((w.session.proof.least_s for w in every if w is not whole), default=math.inf))
 
 
 def _open(session: Session, width: Width) -> bool:
     """Whether plans of this width may still be the best."""
-    return max(width.session.bound_s, width.session.shapes_s) < session.best_s * (1 - TOLERANCE.same)
+    return width.session.proof.least_s < session.best_s * (1 - TOLERANCE.same)
 
 
 def _width(session: Session, groups: Groups) -> Width:
@@ -200,15 +200,12 @@ def _width(session: Session, groups: Groups) -> Width:
     def heard(event: Progress) -> None:
         session.report(f"{event.phase}, {len(groups)} replicas")
 
-    inner = Session(
-        small, space, session.deadline, session.seed, session.workers, session.deterministic_limit, heard,
-        session.started, call_until=session.call_until,
-    )  # fmt: skip
-    known = session.begun.get(groups)
+    known = session.rounds.widths.get(groups)
+    inner = session.inner(small, space, heard, Rounds.after(known))
     if known is not None:
-        inner.best, inner.resumed, inner.rounds, inner.seen = known.best, True, known.rounds, list(known.seen)
+        inner.incumbent.start_from(known.best)
     fits = possible(small, space) and not overfull_here(inner)
-    inner.bound_s = any_plan(small, space.split_backward) if fits else math.inf
+    inner.proof.of_searched(any_plan(small, space.split_backward) if fits else math.inf)
     laid_s = math.inf if known is None else known.laid_s
     return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
 
@@ -219,7 +216,7 @@ def _run(
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner, before_s = width.session, session.best_s
     if inner is not session:
-        inner.most_s = before_s
+        inner.incumbent.limit(before_s)
     with session.part(inner, share, effort):
         try:
             phase(inner, width.orders)
@@ -229,7 +226,7 @@ def _run(
     if inner is session:
         width.laid_s = session.best_s if session.best_s < before_s else width.laid_s
         return
-    session.longest_s = max(session.longest_s, inner.longest_s)
+    session.clock.heed(inner.clock)
     width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
     if inner.best is None or inner.best_s >= session.best_s:
         return

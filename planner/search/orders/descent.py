@@ -21,9 +21,8 @@ def keep_what_fits(session: Session) -> None:
     """Improves the best plans that recompute every stash by keeping what memory holds."""
     split = session.space.split_backward
     for plan in _recomputing(session):
-        if session.resumed or any(plan is done for done in session.descended):
+        if not session.rounds.descends(plan):
             continue
-        session.descended.append(plan)
         arm = Arm(_grouped(session, plan), split, False, session.seed)
         if arm.ops > SIZE.descended_ops:
             continue

@@ -44,7 +44,7 @@ class Race:
 
         An arm that has reached its own bound leaves the race; the best of those come last.
         """
-        self.deadline = min(self.session.deadline, math.inf if deadline is None else deadline)
+        self.deadline = min(self.session.clock.deadline, math.inf if deadline is None else deadline)
         self._calibrate()
         restarts = self._thin_out()
         self._all(self._begin, RACE.first * self.effort)
@@ -78,7 +78,7 @@ class Race:
 
     def _calibrate(self) -> None:
         """Without a deterministic limit, the effort that the time left allows, measured on one order."""
-        if self.session.deterministic_limit is not None or not math.isfinite(self.deadline):
+        if self.session.clock.fixed or not math.isfinite(self.deadline):
             return
         for arm in self.arms:
             trial = arm.again(1)
@@ -147,7 +147,7 @@ class Race:
         self._round([partial(one, arm) for arm in self.arms])
         self.spent += max(effort, SECONDS.tick)
         self._offer()
-        if self.session.deterministic_limit is None and math.isfinite(self.deadline) and self.stop[0] == 0:
+        if not self.session.clock.fixed and math.isfinite(self.deadline) and self.stop[0] == 0:
             taken, left = time.monotonic() - began, self.deadline - time.monotonic()
             if taken > SECONDS.timed:
                 self.effort = self.spent + max(0.0, left) * effort / taken
@@ -177,7 +177,7 @@ class Race:
                         self.stop[0] = 1
             except KeyboardInterrupt:
                 self.stop[0] = 1
-                self.session.interrupted = True
+                self.session.clock.interrupt()
                 wait(futures)
             for future in futures:
                 future.result()

@@ -34,7 +34,7 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
     first.
     """
-    if min(limit, seconds) < RACE.least or not ready(seconds, session.call_until - time.monotonic()):
+    if min(limit, seconds) < RACE.least or not ready(seconds, session.clock.call_remaining_s):
         return []
     if RECOMPUTE in policies(session.problem, session.space):
         keep_what_fits(session)
@@ -49,7 +49,7 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
         for n, candidate in enumerate(candidates)
         for arm in arms_of(candidate, session.space.split_backward, 31 * n + session.seed + 7919 * number, copies)
     ]
-    small = _few(session, arms)
+    small = _fewer(session, arms)
     if small:
         race = Race(
             session, list(small.values()), SHARE.fewer_first * effort, "order search, few micro-batches", offers=False
@@ -85,7 +85,7 @@ def _ops(candidate: Candidate) -> int:
     return 3 * len(candidate.stages) * candidate.problem.workload.micro_batches
 
 
-def _few(session: Session, arms: list[Arm]) -> dict[int, Arm]:
+def _fewer(session: Session, arms: list[Arm]) -> dict[int, Arm]:
     """By number, the arms with fewer micro-batches; empty where that would save little.
 
     The number left out has many divisors, so that windows of several micro-batches can be repeated.

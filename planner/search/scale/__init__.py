@@ -3,10 +3,10 @@
 Imports the named schedules, the order search and lowering's repetition. Begin with `scaled_down.py`.
 """
 
-from .scaled_down import limit_uses, smaller, take_over
+from .scaled_down import limit_uses, scaled_down, take_over
 
 __all__ = [
     "limit_uses",
-    "smaller",
+    "scaled_down",
     "take_over",
 ]

@@ -32,26 +32,27 @@ def left_out(session: Session) -> int:
     return next((count for count in counts if count >= least), 0)
 
 
-def smaller(session: Session, bound: Callable[[Session], float]) -> Session | None:
+def scaled_down(session: Session, bound: Callable[[Session], float]) -> Session | None:
     """The search with few micro-batches; None where the problem is small as it is."""
     less = left_out(session)
     if not less:
         return None
     problem = session.problem
     workload = replace(problem.workload, micro_batches=problem.workload.micro_batches - less)
-    small = Session(
-        Problem(problem.model, problem.cluster, workload), session.space, session.deadline, session.seed,
-        session.workers, session.deterministic_limit, lambda event: session.report(f"{event.phase}, few micro-batches"),
-        session.started, call_until=session.call_until,
-    )  # fmt: skip
-    small.bound_s = bound(small)
+    small = session.inner(
+        Problem(problem.model, problem.cluster, workload),
+        session.space,
+        lambda event: session.report(f"{event.phase}, few micro-batches"),
+    )
+    small.proof.of_searched(bound(small))
     limit_uses(session, small)
     return small
 
 
 def limit_uses(session: Session, small: Session) -> None:
     """Tells the search with few micro-batches what is of no use with all of them."""
-    small.most_s = session.best_s * small.problem.workload.micro_batches / session.problem.workload.micro_batches
+    fewer, batches = small.problem.workload.micro_batches, session.problem.workload.micro_batches
+    small.incumbent.limit(session.best_s * fewer / batches)
 
 
 def take_over(session: Session, small: Session, orders: list[Order]) -> None:
@@ -65,7 +66,7 @@ def take_over(session: Session, small: Session, orders: list[Order]) -> None:
         plans.append(found.candidate)
         lists.append(found.ops.lists())
     for candidate, listed in zip(plans, lists, strict=True):
-        if session.over or session.proven:
+        if session.done:
             return
         _repeat(session, candidate, listed)
 
@@ -74,7 +75,7 @@ def _named(session: Session, found: Assembled, orders: list[Order]) -> None:
     """The named schedule of a plan with few micro-batches, with all of them."""
     used = {policy for row in found.candidate.stash for policy in row}
     for order in orders:
-        if session.over or session.proven:
+        if session.done:
             return
         try:
             layout = build(found.source, len(order), session.problem.workload.micro_batches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,19 +10,18 @@ from functools import cached_property
 
 import numpy as np
 
-from .... import __version__
 from ...basics import OutOfTime, check_time, until
 from ...bounds import load
 from ...forecast import most_copies
 from ...graph import Candidate, on_lists, update_size, with_updates
 from ...partition import Cuts, Floats, bottleneck, link_seconds, trace
-from ...plan import Kind, Plan, Provenance
+from ...plan import Kind, Plan
 from ...problem import WEIGHT_POLICIES, Workload
 from ...schedules import Layout, build
-from ..common import COUNT, SECONDS, Claim, Considered, Proven, Result, Session, in_words, shortages
+from ..common import COUNT, SECONDS, Considered, Proven, Result, Session, answered, in_words, shortages, unanswered
 from ..named import Order, place
-from .named_apart import Apart
 from .trials import Trial, Tried, every_cut
+from .two_devices import TwoDevices
 
 
 @dataclass(frozen=True)
@@ -147,22 +145,23 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     batches = session.problem.workload.micro_batches
     bound_s, tried = load(session.problem) / batches, Tried(complete=False)
     try:
-        with until(session.deadline + SECONDS.grace):
+        with until(session.clock.deadline + SECONDS.grace):
             placed = _places(session, orders)
             bound_s = max(bound_s, min(one.bound_s for one in placed))
             tried.complete = all(one.complete for one in placed)
             for one in placed:
                 tried.run(session, one.trials())
     except KeyboardInterrupt:
-        session.interrupted, tried.complete = True, False
+        session.clock.interrupt()
+        tried.complete = False
     except OutOfTime:
         tried.complete = False
     return _answer(session, tried, Proven(in_words(session.space), bound_s))
 
 
-def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | Apart]:
+def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | TwoDevices]:
     if build(session.space.schedule, 2, session.problem.workload.micro_batches).ahead:
-        return [Apart.of(session, order) for order in Apart.orders(session)]
+        return [TwoDevices.of(session, order) for order in TwoDevices.orders(session)]
     return [_Placed.of(session, order) for order in orders]
 
 
@@ -172,9 +171,5 @@ def _answer(session: Session, tried: Tried, whole: Proven) -> Result:
     considered = (Considered(what, whole.bound_s, fit_s, "simulated"),)
     if best is None:
         short = shortages(tried.least_bad.plan) if tried.least_bad is not None else ()
-        status = "infeasible" if tried.complete and short else "unknown"
-        return Result(status, None, whole.bound_s, None, short, considered)
-    claim = Claim.of(best.forecast.objective_s, whole)
-    made = Provenance(__version__, session.seed, best.source, seconds=time.monotonic() - session.started)
-    plan = claim.on(best.plan, best.forecast, made)
-    return Result(claim.status, plan, claim.bound_s, claim.gap, (), considered)
+        return unanswered(whole.bound_s, short, tried.complete, considered)
+    return answered(session, best.plan, whole, (), considered)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...graph import stash_policy
-from ...plan import Plan, Problem
+from ...plan import Plan
 from .alternatives import Alternative
 from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
 from .programme import Stage
@@ -43,10 +43,9 @@ class Tried:
 
 
 class Pool:
-    """Everything simulated of one problem."""
+    """Everything simulated of one problem's alternatives."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self) -> None:
         self.known: dict[tuple[int, Stages], Tried | None] = {}
 
     def __len__(self) -> int:
@@ -64,9 +63,7 @@ class Pool:
         return self.known[key]
 
     def _built(self, alternative: Alternative, stages: Stages, source: str, leaving: int | None) -> Tried | None:
-        split = alternative.split
-        args = (self.problem, split.chain, split.groups, alternative.order, stages, alternative.method, source, leaving)
-        plan = built(*args)
+        plan = built(alternative, stages, source, leaving)
         if plan is None:
             return None
         excess = excess_for_long(plan)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from dataclasses import replace
 
-from .... import __version__
 from ... import bounds
-from ...basics import InputError, OutOfTime, PlanError, end_asked, until
+from ...basics import InputError, OutOfTime, PlanError, until
 from ...bounds import possible
 from ...graph import KEEP, Candidate, Versions, ship_target
 from ...lower import assemble
 from ...partition import cut, lightest
-from ...plan import Plan, Problem, Provenance
+from ...plan import Plan
 from ...problem import SearchSpace
 from ...schedules import ALTERNATING
 from ..common import (
@@ -23,19 +21,18 @@ from ..common import (
     SECONDS,
     SIZE,
     TOLERANCE,
-    Claim,
+    Clock,
     Considered,
     Lack,
-    Ledger,
-    OnProgress,
-    Progress,
     Proven,
     Result,
     Session,
     Stale,
+    answered,
     in_words,
-    including,
     shortages,
+    told_of,
+    unanswered,
 )
 from ..named import device_orders, overfull, own_orders
 from .alternatives import Alternative, alternatives
@@ -52,25 +49,19 @@ ALTERNATING_PLANS = (
 
 
 class Steady:
-    """One search: its clock, the best plan so far, and what is known of the alternatives."""
+    """A session's search without a flush, and what is known of the alternatives."""
 
-    def __init__(
-        self, problem: Problem, space: SearchSpace, deadline: float, on_progress: OnProgress | None, started: float
-    ) -> None:
-        self.problem, self.space, self.deadline = problem, space, deadline
-        self.on_progress, self.started = on_progress, started
-        self.best: Plan | None = None
-        self.longest_s = 0.0
-        self.interrupted = False
-        self.ledger = Ledger()
-        self.pool = Pool(problem)
-        self.every = [replace(a, deadline=deadline) for a in alternatives(problem, space)]
-        self.asked = Proven(in_words(space), bounds.period(problem, space))
+    def __init__(self, session: Session) -> None:
+        self.session, self.problem, self.space = session, session.problem, session.space
+        self.clock, self.incumbent = session.clock, session.incumbent
+        self.pool = Pool()
+        self.every = [replace(a, deadline=self.clock.deadline) for a in alternatives(self.problem, self.space)]
+        session.proof.of_asked(bounds.period(self.problem, self.space))
 
     @property
     def best_s(self) -> float:
         """Period of the best plan; infinite before there is one."""
-        return math.inf if self.best is None or self.best.forecast is None else self.best.forecast.objective_s
+        return self.session.best_s
 
     @property
     def bound_s(self) -> float:
@@ -80,8 +71,7 @@ class Steady:
     @property
     def over(self) -> bool:
         """Whether time is up, or there is a plan and no time to simulate another like the longest so far."""
-        spare = 0.0 if self.best is None else self.longest_s
-        return self.interrupted or end_asked() or time.monotonic() + spare >= self.deadline
+        return self.session.over
 
     @property
     def proven(self) -> bool:
@@ -95,34 +85,23 @@ class Steady:
 
     def _take(self, plan: Plan, phase: str) -> None:
         """Takes a plan that fits into account, unless it is too stale."""
-        if (
-            plan.forecast is not None
-            and plan.forecast.objective_s < self.best_s * (1 - TOLERANCE.period)
-            and not self._stale(plan)
-        ):
-            self.best = plan
-            self.report(phase)
+        margin = TOLERANCE.period
+        if self.incumbent.beaten_by(plan, margin) and not self._stale(plan) and self.incumbent.take(plan, margin):
+            self.session.report(phase)
 
     def _stale(self, plan: Plan) -> bool:
         limit = self.problem.workload.staleness_limit
         return limit is not None and max(Versions.of(plan).most_stale.values()) > limit
 
-    def report(self, phase: str) -> None:
-        """Tells the caller where the search stands."""
-        if self.on_progress is not None:
-            best_s = None if self.best is None else self.best_s
-            seconds = time.monotonic() - self.started
-            self.on_progress(Progress(seconds, best_s, min(self.asked.bound_s, self.best_s), phase))
-
     # ---------------------------------------------------------------- the search
 
-    def run(self, hint: Plan | None, seed: int) -> None:
+    def run(self, hint: Plan | None) -> None:
         """The hint, all alternatives, and where these leave a gap, named schedules and what is next to the best."""
         if hint is not None and hint.weights in self.space.asynchronous:
             self.offer_hint(hint)
         self.explore()
         if not self.proven:
-            self.named(seed)
+            self.named()
             self.polish()
 
     def explore(self) -> None:
@@ -167,12 +146,12 @@ class Steady:
             stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
             self._try(a, tuple(stages))
 
-    def named(self, seed: int) -> None:
+    def named(self) -> None:
         """The named schedules of these methods on their best cuts."""
         for name, method in ALTERNATING.items():
             if method in self.space.asynchronous and not self.over and not self.proven:
-                space = SearchSpace(name)
-                session = Session(self.problem, space, self.deadline, seed, 1, None, None, self.started)
+                clock = Clock(self.clock.deadline, None, self.clock.started)
+                session = Session(self.problem, SearchSpace(name), clock, self.session.seed)
                 try:
                     found = plan_named(session, device_orders(self.problem, session.stages))
                 except InputError:
@@ -210,9 +189,8 @@ class Steady:
 
     def _try(self, alternative: Alternative, stages: tuple[Stage, ...], source: str = "search") -> Tried | None:
         """Simulates these stages and offers their plan where it fits."""
-        began = time.monotonic()
-        tried = self.pool.tried(alternative, stages, source)
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        with self.clock.simulating():
+            tried = self.pool.tried(alternative, stages, source)
         if tried is not None and not tried.excess.total:
             self._take(tried.plan, alternative.name)
         return tried
@@ -238,22 +216,15 @@ class Steady:
 
     # ---------------------------------------------------------------- the answer
 
-    def answer(self, seed: int) -> Result:
+    def answer(self) -> Result:
         """The result, whatever has been reached."""
-        notes = self._considered()
-        best, asked = self.best, self.asked
-        if best is None or best.forecast is None:
+        notes, best = self._considered(), self.session.best
+        asked = Proven(in_words(self.space), self.session.proof.asked_s)
+        if best is None:
             lacks = self._lacks()
-            status = "infeasible" if lacks and self._nothing_fits() else "unknown"
-            return Result(status, None, asked.bound_s, None, lacks, notes)
-        space = including(self.space, best)
-        if space != self.space:
-            asked = Proven(in_words(space), bounds.period(self.problem, space))
-        claim = Claim.of(self.best_s, asked, self._parts(best))
-        seconds = time.monotonic() - self.started
-        made = Provenance(__version__, seed, best.provenance.source, "dynamic programme", seconds)
-        plan = claim.on(best, best.forecast, made)
-        return Result(claim.status, plan, claim.bound_s, claim.gap, (), notes, claim.among)
+            return unanswered(asked.bound_s, lacks, bool(lacks) and self._nothing_fits(), notes)
+        whole = told_of(self.space, best, asked, lambda wider: bounds.period(self.problem, wider))
+        return answered(self.session, best, whole, self._parts(best), notes, "dynamic programme")
 
     def _parts(self, plan: Plan) -> list[Proven]:
         """What is proven of the plans that this search finds, where the plan may be one of them."""
@@ -264,12 +235,12 @@ class Steady:
         return not possible(self.problem, self.space) or overfull(self.problem, self.space, kept=False)
 
     def _considered(self) -> tuple[Considered, ...]:
-        best = None if self.best is None else self.best_s
-        self.ledger.note(f"plans simulated: {len(self.pool)}", self.bound_s, best, "simulated")
+        best_s, ledger = None if self.session.best is None else self.best_s, self.session.ledger
+        ledger.note(f"plans simulated: {len(self.pool)}", self.bound_s, best_s, "simulated")
         for a in self.every:
             found = None if a.least is None else a.least.period_s
-            self.ledger.note(a.name, a.below_s, found, "built" if a.closed else "")
-        return self.ledger.settled(self.best_s)
+            ledger.note(a.name, a.below_s, found, "built" if a.closed else "")
+        return ledger.settled(self.best_s)
 
     def _lacks(self) -> tuple[Lack, ...]:
         """What the least bad plan lacks: memory with one micro-batch at a time, or freshness."""
@@ -304,24 +275,16 @@ def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:
     return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - TOLERANCE.period))
 
 
-def search_steady(
-    problem: Problem,
-    space: SearchSpace,
-    deadline: float,
-    seed: int,
-    hint: Plan | None,
-    on_progress: OnProgress | None,
-    started: float,
-) -> Result:
-    """plan() for weight policies without a flush: the least period found by `deadline`, and a bound on it.
+def search_steady(session: Session, hint: Plan | None) -> Result:
+    """plan() for weight policies without a flush: the least period found in time, and a bound on it.
 
     Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
     """
-    search = Steady(problem, space, deadline, on_progress, started)
+    search = Steady(session)
     try:
-        with contextlib.suppress(OutOfTime), until(deadline + SECONDS.grace):
-            search.run(hint, seed)
-        return search.answer(seed)
+        with contextlib.suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
+            search.run(hint)
+        return search.answer()
     except KeyboardInterrupt:
-        search.interrupted = True
-        return search.answer(seed)
+        session.clock.interrupt()
+        return search.answer()

@@ -24,21 +24,21 @@ class Trial:
     Attributes:
         ways: make its orders; the next is tried where a plan does not fit.
         least_s: its period is no shorter (seconds).
-        begun: micro-batches between the first pass and the last of a stage, where a longer run must fit too.
+        ahead: micro-batches between the first pass and the last of a stage, where a longer run must fit too.
     """
 
     candidate: Candidate
     ways: Sequence[Callable[[], Orders]]
     source: str
     least_s: float
-    begun: int = 0
+    ahead: int = 0
 
     def plans(self) -> Iterator[Assembled]:
         """One a way, with its period where it fits."""
         for way in self.ways:
             try:
                 found = assembled(self.candidate, way(), self.source, period=False)
-                fits = not lacking(found) and not (self.begun and excess_for_long(found.plan, self.begun).total)
+                fits = not lacking(found) and not (self.ahead and excess_for_long(found.plan, self.ahead).total)
                 period_s = period_seconds(found.plan) if fits else None
             except PlanError:
                 continue

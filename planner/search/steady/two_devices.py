@@ -43,7 +43,7 @@ TRANSIT = 2
 
 
 @dataclass(frozen=True)
-class Apart:
+class TwoDevices:
     """A schedule on devices, two for every stage.
 
     update: micro-batches an update.
@@ -54,7 +54,7 @@ class Apart:
     update: int
 
     @classmethod
-    def of(cls, session: Session, order: Order) -> Apart:
+    def of(cls, session: Session, order: Order) -> TwoDevices:
         """The session's schedule on devices in this order. Raises PlanError where its updates do not come out."""
         problem = session.problem
         layout = build(session.space.schedule, len(order), problem.workload.micro_batches)
@@ -197,7 +197,7 @@ class Apart:
                 for waits in ((False, True) if OFFLOAD in row else (False,))
                 for leaving in (NEVER, LATE, SOON)
             ]
-            yield Trial(candidate, ways, layout.name, least_s, begun=max(ahead) + self.update)
+            yield Trial(candidate, ways, layout.name, least_s, ahead=max(ahead) + self.update)
 
     def _candidate(self, row: Row, cuts: Cuts) -> Candidate:
         stages, layout = self.session.chain.stages(cuts), self.layout

@@ -52,7 +52,7 @@ from .named import (
 )
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
 from .request import asked_for, check_effort
-from .scale import limit_uses, scaled_down, take_over
+from .scale import fewer_batches, limit_uses, take_over
 from .techniques import by_turns
 
 
@@ -155,7 +155,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
         for order in orders:
             run_mixed(session, order, copies=True)
         return
-    small = session.scale_down(scaled_down(session, _space_bound))
+    small = session.scale_down(fewer_batches(session, _space_bound))
     if small is not None:
         for order in orders:
             run_capped(session, order)

@@ -77,7 +77,7 @@ def records() -> list[object]:
 def test_every_number_is_explained_and_read() -> None:
     """A sentence follows every number of effort.py, and some module reads it under its record's name."""
     tree = ast.parse(Path(effort.__file__).read_text())
-    for record in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Phases"):
+    for record in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "PhaseShares"):
         body = record.body[1:]
         for field, text in zip(body[::2], body[1::2], strict=True):
             assert isinstance(field, ast.AnnAssign)
@@ -91,4 +91,4 @@ def test_every_number_is_explained_and_read() -> None:
     named = {name: value for name, value in vars(effort).items() if name.isupper()}
     unread = {(n, f.name) for n, value in named.items() for f in fields(value) if (n, f.name) not in read}
     assert not unread
-    assert len(named) == len([value for value in records() if not isinstance(value, effort.Phases)])
+    assert len(named) == len([value for value in records() if not isinstance(value, effort.PhaseShares)])

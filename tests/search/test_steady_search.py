@@ -260,7 +260,7 @@ def every_plan(problem: Problem, space: SearchSpace, most: int) -> Iterator[Plan
             for flying in itertools.combinations_with_replacement(range(most, 0, -1), count):
                 for row in itertools.product(a.stashes, repeat=count):
                     stages = [Stage(ends[k], ends[k + 1], row[k], flying[k]) for k in range(count)]
-                    made = built(a, stages, "all")
+                    made = built(a.split, a.order, stages, a.method, "all")
                     if made is not None:
                         yield made
 

@@ -19,7 +19,7 @@ from contraflow.planner.search.named.portfolio import device_orders, run_named
 from contraflow.planner.search.named.widths import laid, parts, splits
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
-from contraflow.planner.search.scale.scaled_down import scaled_down, take_over
+from contraflow.planner.search.scale.scaled_down import fewer_batches, take_over
 
 GIB = 1 << 30
 KIND = DeviceType("test", 64 * GIB, 1.0, 1e12)
@@ -134,7 +134,7 @@ def test_plans_with_few_micro_batches_are_repeated() -> None:
     """The repeated order takes its steady period for every further micro-batch, and fits as before."""
     problem = Problem(blocks(4, 0), Cluster.uniform(4, 4 * GIB + (1 << 24), Link()), Workload(2000))
     session = Session(problem, SearchSpace(pipelines=1), Clock(time.monotonic() + 60))
-    small = scaled_down(session, lambda inner: 0.0)
+    small = fewer_batches(session, lambda inner: 0.0)
     assert small is not None
     assert small.problem.workload.micro_batches < 100
     orders = device_orders(problem, 4)

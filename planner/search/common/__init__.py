@@ -8,11 +8,10 @@ measurement).
 from .answer import Proven, Result, answered, in_words, including, told, told_of, unanswered
 from .balance import Order, balanced
 from .clock import Budget, Clock
-from .considered import Considered, Ledger, describe
+from .considered import Considered, describe
 from .effort import ANNEALING, COUNT, HOPE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress
-from .proof import Proof
 from .rounds import Earlier, Groups, Rounds
 from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, with_policy
@@ -38,11 +37,9 @@ __all__ = [
     "Groups",
     "Incumbent",
     "Lack",
-    "Ledger",
     "OnProgress",
     "Order",
     "Progress",
-    "Proof",
     "Proven",
     "Result",
     "Rounds",

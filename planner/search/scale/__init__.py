@@ -3,10 +3,10 @@
 Imports the named schedules, the order search and lowering's repetition. Begin with `scaled_down.py`.
 """
 
-from .scaled_down import limit_uses, scaled_down, take_over
+from .scaled_down import fewer_batches, limit_uses, take_over
 
 __all__ = [
     "limit_uses",
-    "scaled_down",
+    "fewer_batches",
     "take_over",
 ]

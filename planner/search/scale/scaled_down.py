@@ -32,7 +32,7 @@ def left_out(session: Session) -> int:
     return next((count for count in counts if count >= least), 0)
 
 
-def scaled_down(session: Session, bound: Callable[[Session], float]) -> Session | None:
+def fewer_batches(session: Session, bound: Callable[[Session], float]) -> Session | None:
     """The search with few micro-batches; None where the problem is small as it is."""
     less = left_out(session)
     if not less:

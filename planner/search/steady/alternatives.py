@@ -13,7 +13,6 @@ import numpy as np
 from ...basics import WorkloadError
 from ...bounds import load
 from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
-from ...partition import Chain
 from ...plan import Problem
 from ...problem import WEIGHT_POLICIES, SearchSpace
 from ..common import SIZE, priced
@@ -21,32 +20,7 @@ from ..named import Order, device_orders, splits
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules
-from .tables import Groups, Intervals, Place, places
-
-
-@dataclass(frozen=True)
-class Split:
-    """Equal groups of devices, and the layers as the stages of one of them."""
-
-    whole: Problem
-    groups: Groups
-
-    @cached_property
-    def small(self) -> Problem:
-        """The problem on the first group; it keeps the number of micro-batches, of which a group runs its part."""
-        if len(self.groups) == 1:
-            return self.whole
-        return replace(self.whole, cluster=self.whole.cluster.part(self.groups[0]))
-
-    @cached_property
-    def chain(self) -> Chain:
-        """The layers of the small problem."""
-        return Chain.of(self.small)
-
-    @cached_property
-    def intervals(self) -> Intervals:
-        """What its intervals of layers cost."""
-        return Intervals.of(self.chain, len(self.groups) > 1)
+from .tables import Place, Split, places
 
 
 @dataclass

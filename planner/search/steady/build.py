@@ -11,34 +11,33 @@ from ...graph import Candidate, StageCosts, stash_policy, update_size
 from ...lower import assembled, period_seconds, repeat
 from ...plan import Kind, Op, Pipeline, Plan
 from ..common import excess, host_excess
-from .alternatives import Alternative
 from .programme import Stage
+from .tables import Split
 
 NEVER, LATE, SOON = None, 1, 0
 """How many stashes that leave for the host may still be there when the next forward begins."""
 
 
-def built(alternative: Alternative, stages: Sequence[Stage], source: str, leaving: int | None = NEVER) -> Plan | None:
+def built(
+    split: Split, order: Sequence[int], stages: Sequence[Stage], weights: str, source: str, leaving: int | None = NEVER
+) -> Plan | None:
     """The plan of these stages with its forecast, but for the period; None where its lists cannot run.
 
-    Micro-batches are dealt out to the groups of devices in turn.
+    order: devices of a group, by stage, as positions in the group. Micro-batches are dealt out to the groups in turn.
     """
-    split = alternative.split
     problem, groups, chain = split.whole, split.groups, split.chain
     width, batches = len(groups), problem.workload.micro_batches
     names = tuple(chain.names[stage.first : stage.end] for stage in stages)
     pipelines, orders = [], [list[Op]() for _ in problem.cluster.devices]
     for g, devices in enumerate(groups):
-        route = tuple(devices[position] for position in alternative.order[: len(stages)])
+        route = tuple(devices[position] for position in order[: len(stages)])
         mine = tuple(range(g, batches, width))
         pipelines.append(Pipeline(route, route, mine))
         for s, (device, stage) in enumerate(zip(route, _sloping(stages), strict=True)):
             orders[device] = list(_listed(s, stage, mine, leaving))
     rows = tuple(tuple(stage.stash for stage in stages) for _ in pipelines)
     try:
-        return assembled(
-            Candidate(problem, names, tuple(pipelines), rows, alternative.method), orders, source, period=False
-        ).plan
+        return assembled(Candidate(problem, names, tuple(pipelines), rows, weights), orders, source, period=False).plan
     except PlanError:
         return None
 

@@ -63,7 +63,7 @@ class Pool:
         return self.known[key]
 
     def _built(self, alternative: Alternative, stages: Stages, source: str, leaving: int | None) -> Tried | None:
-        plan = built(alternative, stages, source, leaving)
+        plan = built(alternative.split, alternative.order, stages, alternative.method, source, leaving)
         if plan is None:
             return None
         excess = excess_for_long(plan)

@@ -7,7 +7,8 @@ what follows from them is a bound. The simulator has the last word on what is bu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,3 +239,28 @@ def _links(intervals: Intervals, order: Sequence[int], k: int, on_network: Float
 def _on_network(whole: Problem, members: tuple[int, ...]) -> bool:
     """Whether a ring over these devices goes over the NIC of each."""
     return len({whole.cluster.devices[d].node for d in members}) == len(members) > 1
+
+
+@dataclass(frozen=True)
+class Split:
+    """Equal groups of devices, and the layers as the stages of one of them."""
+
+    whole: Problem
+    groups: Groups
+
+    @cached_property
+    def small(self) -> Problem:
+        """The problem on the first group; it keeps the number of micro-batches, of which a group runs its part."""
+        if len(self.groups) == 1:
+            return self.whole
+        return replace(self.whole, cluster=self.whole.cluster.part(self.groups[0]))
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The layers of the small problem."""
+        return Chain.of(self.small)
+
+    @cached_property
+    def intervals(self) -> Intervals:
+        """What its intervals of layers cost."""
+        return Intervals.of(self.chain, len(self.groups) > 1)

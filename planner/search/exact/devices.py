@@ -7,7 +7,8 @@ from ortools.sat.python import cp_model
 from ...basics import check_time
 from ...graph import RECOMPUTE
 from ...plan import Kind
-from .variables import Literal, Variables
+from .timetable import Literal
+from .variables import Variables
 
 
 def ops_run_on_their_devices(v: Variables) -> None:

@@ -247,14 +247,6 @@ class Instance:
                 found[site.device] = min(found.get(site.device, small), small)
         return tuple(found.get(device, 0) for device in range(len(self.capacity)))
 
-    def room(self, memory: str, number: int) -> int | None:
-        """Units of a device's memory for stashes, or of a node's host memory."""
-        if memory == "device":
-            return self.capacity[number] - self.beside[number]
-        if memory == "host":
-            return self.host_room[number]
-        raise KeyError(memory)
-
     @property
     def possible(self) -> bool:
         """Whether every stage can hold one stash on its sites (where devices are open, on some) while its ops run."""

@@ -6,7 +6,8 @@ from ...basics import check_time
 from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ...plan import Kind
 from .instance import Hops, Send
-from .variables import Literal, Time, Variables
+from .timetable import Literal, Time
+from .variables import Variables
 
 
 def tensors_travel(v: Variables) -> None:

@@ -11,7 +11,8 @@ from functools import partial
 from ...graph import KEEP, OFFLOAD, RECOMPUTE
 from ...plan import Kind
 from .instance import Instance
-from .variables import Literal, Time, Variables
+from .timetable import Literal, Time
+from .variables import Variables
 
 
 def at_most_so_many_in_flight(v: Variables) -> None:

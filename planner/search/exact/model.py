@@ -19,7 +19,8 @@ from .memory import at_most_so_many_in_flight, host_memory, parameters_stay, sta
 from .precedence import backward_after_forward, remake_before_backward, step_ends_after_reductions
 from .resources import memories_suffice, one_at_a_time
 from .symmetry import devices_are_numbered, directions_are_numbered, first_in_first_out
-from .variables import Choice, Literal, Solution, Variables
+from .timetable import Literal
+from .variables import Choice, Solution, Variables
 
 Family = Callable[[Variables], None]
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from .variables import Variables
+from .timetable import Timetable
 
 
-def one_at_a_time(v: Variables) -> None:
+def one_at_a_time(t: Timetable) -> None:
     """One op on a device, one message on a link, one copy in each direction of a host link."""
-    for intervals in v.resources.values():
-        v.model.add_no_overlap(intervals)
+    for intervals in t.resources.values():
+        t.model.add_no_overlap(intervals)
 
 
-def memories_suffice(v: Variables) -> None:
-    """Units held at any time stay within the capacity of a device, or of a node's host memory."""
-    for (kind, number), held in v.demands.items():
+def memories_suffice(t: Timetable) -> None:
+    """Units held at any time stay within the room of a device, or of a node's host memory."""
+    for memory, held in t.demands.items():
         if held:
-            room = v.instance.room(kind, number)
-            assert room is not None
             intervals, units = zip(*held, strict=True)
-            v.model.add_cumulative(intervals, units, room)
+            t.model.add_cumulative(intervals, units, t.rooms[memory])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...plan import Kind
-from .variables import Literal, Variables
+from .timetable import Literal
+from .variables import Variables
 
 
 def directions_are_numbered(v: Variables) -> None:

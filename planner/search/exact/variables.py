@@ -3,16 +3,13 @@
 Micro-batches are alike, so the k-th F, k-th I, k-th W and k-th stash of a stage and direction may be those of the
 k-th micro-batch of that direction (sorting start times keeps every precedence and the number of live stashes); with
 two directions the micro-batches that go down come first. Where the policy of a stash is chosen per micro-batch, first
-in first out is an assumption, not a symmetry. Where there is nothing to choose a literal is True or False and no
-variable is made. No type of this module leaves the search.
+in first out is an assumption, not a symmetry.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from ortools.sat.python import cp_model
 
@@ -20,13 +17,12 @@ from ...basics import check_time
 from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ...plan import Kind
 from .instance import Instance
+from .timetable import Literal, Time, Timetable, negated
 
 Key = tuple[Kind, int, int]
 """Kind, stage, micro-batch."""
 Unit = tuple[int, int]
 """Stage, micro-batch."""
-Literal = cp_model.LiteralT
-Time = cp_model.LinearExprT
 Sites = list[tuple[int, Literal]]
 """Sites, and when each is meant."""
 
@@ -89,23 +85,21 @@ class Solution:
         return self.policies.get((s, k), KEEP)
 
 
-class Variables:
+class Variables(Timetable):
     """The variables of one instance; `lower` <= makespan <= `upper` ticks. Families of constraints add to them.
 
-    `resources`: intervals of which one runs at a time. `demands`: intervals that take units of a device's or a
-    host's memory. `runs`: intervals of compute ops by (kind, stage, micro-batch, site).
+    `runs`: intervals of compute ops by (kind, stage, micro-batch, site).
     """
 
     def __init__(self, instance: Instance, lower: int, upper: int) -> None:
-        self.instance, self.upper = instance, upper
-        self.model = cp_model.CpModel()
-        self.makespan = self.model.new_int_var(min(lower, upper), upper, "makespan")
-        self.resources: dict[tuple[str, int, int], list[cp_model.IntervalVar]] = defaultdict(list)
-        self.demands: dict[tuple[str, int], list[tuple[cp_model.IntervalVar, int]]] = defaultdict(list)
+        super().__init__(lower, upper)
+        self.instance = instance
+        self.rooms = {("host", node): room for node, room in enumerate(instance.host_room) if room is not None}
+        for device, (capacity, beside) in enumerate(zip(instance.capacity, instance.beside, strict=True)):
+            self.rooms["device", device] = capacity - beside
         self.runs: dict[tuple[Kind, int, int, int], cp_model.IntervalVar] = {}
         self.start: dict[Key, cp_model.IntVar] = {}
         self.moves: dict[Unit, Moves] = {}
-        self._known: dict[tuple[str, tuple[int, ...]], Literal] = {}
         self._ends: dict[Key, Time] = {}
         batches = range(instance.micro_batches)
         self.up = [self.model.new_bool_var(f"up{k}") for k in batches] if instance.directions == 2 else []
@@ -120,36 +114,6 @@ class Variables:
                     self.start[kind, s, k] = self.ticks()
                 if choice.carried is not False or choice.moved is not False:
                     self.moves[s, k] = self._moves(s, choice)
-
-    # ------------------------------------------------------------ literals
-
-    def every(self, *literals: Literal) -> Literal:
-        """A literal that holds when all of these do."""
-        if any(x is False for x in literals):
-            return False
-        found = {cast(cp_model.IntVar, x).index: x for x in literals if x is not True}
-        if len(found) <= 1:
-            return next(iter(found.values()), True)
-        key = "every", tuple(sorted(found))
-        if key not in self._known:
-            both = self._known[key] = self.model.new_bool_var("")
-            self.model.add_bool_or([both, *(~x for x in found.values())])
-            for x in found.values():
-                self.model.add_implication(both, x)
-        return self._known[key]
-
-    def none(self, *literals: Literal) -> Literal:
-        """A literal that holds when none of these does, of which no two can."""
-        if any(x is True for x in literals):
-            return False
-        found = {cast(cp_model.IntVar, x).index: x for x in literals if x is not False}
-        if len(found) <= 1:
-            return next((negated(x) for x in found.values()), True)
-        key = "none", tuple(sorted(found))
-        if key not in self._known:
-            self._known[key] = self.model.new_bool_var("")
-            self.model.add_exactly_one(self._known[key], *found.values())
-        return self._known[key]
 
     def _one_of(self, names: Iterable[str]) -> dict[str, Literal]:
         """A literal for each of these, of which exactly one holds; False for every other policy."""
@@ -226,10 +190,6 @@ class Variables:
 
     # ------------------------------------------------------------ times
 
-    def ticks(self) -> cp_model.IntVar:
-        """A new variable of time."""
-        return self.model.new_int_var(0, self.upper, "")
-
     def places(self, kind: Kind, s: int, k: int) -> tuple[Literal, ...]:
         """When an op of a stage runs at each site."""
         choice = self.choices[s, k]
@@ -256,43 +216,3 @@ class Variables:
             self._ends[key] = self.ticks()
             self.after(self._ends[key], kind, s, k)
         return self._ends[key]
-
-    # ------------------------------------------------------------ constraints and intervals
-
-    def when(self, literal: Literal, expression: Any) -> None:
-        """The constraint (a comparison of CP-SAT expressions), enforced when the literal holds."""
-        if literal is not False:
-            found = self.model.add(expression)
-            if literal is not True:
-                found.only_enforce_if(literal)
-
-    def interval(self, start: Time, size: int, literal: Literal) -> cp_model.IntervalVar:
-        """An interval of fixed size, there when the literal holds."""
-        if literal is True:
-            return self.model.new_fixed_size_interval_var(start, size, "")
-        return self.model.new_optional_fixed_size_interval_var(start, size, literal, "")
-
-    def occupy(self, resource: tuple[str, int, int], start: Time, size: int, literal: Literal) -> None:
-        """Takes a resource for so long, when the literal holds."""
-        if literal is not False:
-            self.resources[resource].append(self.interval(start, size, literal))
-
-    def hold(self, memory: tuple[str, int], start: Time, end: Time, units: int, literal: Literal) -> None:
-        """Takes units of a memory from start to end, when the literal holds."""
-        if units <= 0 or literal is False:
-            return
-        if literal is True:
-            life = self.model.new_interval_var(start, self.ticks(), end, "")
-        else:
-            life = self.model.new_optional_interval_var(start, self.ticks(), end, literal, "")
-        self.demands[memory].append((life, units))
-
-    def keep(self, memory: tuple[str, int], units: int, literal: Literal) -> None:
-        """Takes units of a memory for the whole step, when the literal holds."""
-        if units > 0 and literal is not False:
-            self.demands[memory].append((self.interval(0, self.upper + 1, literal), units))
-
-
-def negated(literal: Literal) -> Literal:
-    """The opposite."""
-    return not literal if isinstance(literal, bool) else ~literal

@@ -10,18 +10,22 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from graphlib import TopologicalSorter
+from itertools import accumulate
+from typing import NamedTuple
 
 from ortools.sat.python import cp_model
 
 from ...basics import PlanError
 from ...bounds import finish_seconds, message_seconds
-from ...graph import KEEP, RECOMPUTE, Candidate, route
+from ...graph import Candidate, route, stash_policy
 from ...lower import assemble
 from ...plan import Kind, Op, Plan
 from ...simulate import simulate
 from ..common import excess, limits
 from .instance import common_tick
+from .resources import memories_suffice, one_at_a_time
 from .solver import Effort, Outcome, run
+from .timetable import Time, Timetable
 
 Orders = Sequence[Sequence[Op]]
 _WORK = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
@@ -35,13 +39,13 @@ def improve(
     """Better compute orders (F, B, I, W, R per device) that differ only between lo_s and hi_s, or None.
 
     Ops whose start lies in [lo_s, hi_s) are free, those of one stage, kind and pipeline first in, first out.
-    `sideways`: equally good orders are answers too. None also where stashes leave the device or a stage has two (only
-    "keep" and "recompute" are understood). The outcome is infeasible where the window has nothing better; a proof
-    only as far as what a device holds besides stashes stays as in the incumbent. Messages are delays here, without
-    contention for links: the answer is simulated, and must be shorter and exceed no limit more than the incumbent.
+    `sideways`: equally good orders are answers too. None also where stashes leave the device or a stage has two. The
+    outcome is infeasible where the window has nothing better; a proof only as far as what a device holds besides
+    stashes stays as in the incumbent. Messages are delays here, without contention for links: the answer is simulated,
+    and must be shorter and exceed no limit more than the incumbent.
     Raises Deadlock or PlanError for orders that cannot run.
     """
-    if any(policy not in (KEEP, RECOMPUTE) for row in candidate.stash for policy in row):
+    if any(stash_policy(name).leaves for row in candidate.stash for name in row):
         return None, _NOTHING
     if any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines):
         return None, _NOTHING
@@ -49,7 +53,7 @@ def improve(
     window = _Window(candidate, plan, lo_s, hi_s, sideways)
     if not window.free or window.upper < window.lower:
         return None, Outcome(False, True, False, window.lower, 0.0)
-    solver, outcome = run(window.build(), effort, window.lower)
+    solver, outcome = run(window.build().model, effort, window.lower)
     if not outcome.found:
         return None, outcome
     found = window.read(solver)
@@ -64,6 +68,14 @@ def improve(
     return (None if over or better.forecast.step_s > allowed else found), outcome
 
 
+class _Piece(NamedTuple):
+    """What an op allocates at its start and another releases at its end, an R at its start."""
+
+    made: Op
+    freed: Op
+    bytes: int
+
+
 class _Window:
     """The ops of a slice with their earliest starts and the paths behind them, in ticks."""
 
@@ -71,6 +83,8 @@ class _Window:
         assert plan.forecast is not None
         self.candidate, self.plan = candidate, plan
         self.path = route(candidate)
+        self.policies = [[stash_policy(name) for name in row] for row in candidate.stash]
+        self.start: dict[Op, cp_model.IntVar] = {}
         timed = [[t for t in d.ops if t.op.kind in _WORK] for d in simulate(plan).devices]
         self.order = [[t.op for t in device] for device in timed]
         self.home = {op: d for d, listed in enumerate(self.order) for op in listed}
@@ -134,24 +148,34 @@ class _Window:
 
     # ------------------------------------------------------------ the model
 
-    def build(self) -> cp_model.CpModel:
-        """The CP-SAT model: minimises the step."""
-        self.model = cp_model.CpModel()
-        step = self.model.new_int_var(self.lower, self.upper, "step")
-        self.start: dict[Op, cp_model.IntVar] = {}
-        earliest = self._earliest()
+    def build(self) -> Timetable:
+        """The model of the free ops: minimises the step."""
+        table, earliest = Timetable(self.lower, self.upper), self._earliest()
         for op in self.free:
-            self.start[op] = self.model.new_int_var(min(earliest[op], self.upper), self.upper, "")
-            self.model.add_hint(self.start[op], self.begin[op])
-            self.model.add(step >= self.start[op] + self.size[op] + self.rest[op])
-        for op, var in self.start.items():
-            for after, delay in self._followers(op):
-                if after in self.start:
-                    self.model.add(self.start[after] >= var + self.size[op] + delay)
-        for device, (listed, (i, j)) in enumerate(zip(self.order, self.cut, strict=True)):
-            self._add_device(device, listed[i:j])
-        self.model.minimize(step)
-        return self.model
+            start = self.start[op] = table.model.new_int_var(min(earliest[op], self.upper), self.upper, "")
+            table.model.add_hint(start, self.begin[op])
+            table.model.add(table.makespan >= start + self.size[op] + self.rest[op])
+            table.occupy(("device", self.home[op], -1), start, self.size[op], True)
+        for earlier, later, delay in self._arcs():
+            table.model.add(self.start[later] >= self.start[earlier] + self.size[earlier] + delay)
+        for device in range(len(self.order)):
+            self._hold(table, device)
+        one_at_a_time(table)
+        memories_suffice(table)
+        table.model.minimize(table.makespan)
+        return table
+
+    def _arcs(self) -> Iterator[tuple[Op, Op, int]]:
+        """Free ops one of which waits for the other, with ticks between them: tensors, and first in, first out."""
+        for op in self.free:
+            yield from ((op, after, delay) for after, delay in self._followers(op) if after in self.free)
+        for listed, (i, j) in zip(self.order, self.cut, strict=True):
+            last: dict[tuple[Kind, int, int], Op] = {}
+            for op in listed[i:j]:
+                key = (op.kind, op.stage, self.path[op.micro_batch])
+                if key in last:
+                    yield last[key], op, 0
+                last[key] = op
 
     def _earliest(self) -> dict[Op, int]:
         found: dict[Op, int] = defaultdict(int)
@@ -163,54 +187,42 @@ class _Window:
                 found[op] = max(found[op], self.begin[listed[i - 1]] + self.size[listed[i - 1]] if i else 0)
         return found
 
-    def _add_device(self, device: int, inside: Sequence[Op]) -> None:
-        intervals = [self.model.new_fixed_size_interval_var(self.start[op], self.size[op], "") for op in inside]
-        self.model.add_no_overlap(intervals)
-        last: dict[tuple[Kind, int, int], Op] = {}
-        for op in inside:
-            key = (op.kind, op.stage, self.path[op.micro_batch])
-            if key in last:
-                self.model.add(self.start[op] >= self.start[last[key]] + self.size[op])
-            last[key] = op
-        held, constant, capacity = self._memory(device)
-        room = capacity - constant
-        if sum(units for *_, units in held) > room:
-            unit = math.gcd(*(units for *_, units in held)) or 1
-            lives = [self._life(made, freed) for made, freed, _ in held]
-            self.model.add_cumulative(lives, [units // unit for *_, units in held], max(0, room // unit))
-
-    def _life(self, made: Op, freed: Op) -> cp_model.IntervalVar:
-        start = self.start.get(made, 0)
-        end = self.start[freed] + self.size[freed] if freed in self.start else self.upper + 1
-        return self.model.new_interval_var(start, self.model.new_int_var(0, self.upper + 1, ""), end, "")
-
     # ------------------------------------------------------------ memory
 
-    def _pieces(self, device: int) -> Iterator[tuple[Op, Op, int]]:
-        """What an op allocates at its start and another op releases at its end: (op, op, bytes)."""
+    def _hold(self, table: Timetable, device: int) -> None:
+        """The stashes that change inside the window, where the device may not hold them all."""
+        held, room = self._changing(device)
+        if sum(piece.bytes for piece in held) <= room:
+            return
+        unit = math.gcd(*(piece.bytes for piece in held)) or 1
+        table.rooms["device", device] = max(0, room // unit)
+        for piece in held:
+            end: Time = self.upper
+            if piece.freed in self.start:
+                end = self.start[piece.freed] + (0 if piece.freed.kind is Kind.R else self.size[piece.freed])
+            table.hold(("device", device), self.start.get(piece.made, 0), end, piece.bytes // unit, True)
+
+    def _pieces(self, device: int) -> Iterator[_Piece]:
+        """What the ops of a device allocate, as the table of stash policies has it; the half that W needs apart."""
         costs = self.candidate.costs
         for op in self.order[device]:
             if op.kind not in (Kind.B, Kind.I):
                 continue
-            s, m = op.stage, op.micro_batch
-            whole, both = int(costs.stash_bytes[s]), int(costs.stash_bytes[s])
-            last = op
-            if op.kind == Kind.I:
-                last, held = Op(Kind.W, s, m), int(costs.weight_stash_bytes[s])
-                both = min(whole, held)
-                yield op, last, held - both
-            made = Op(Kind.F, s, m)
-            if Op(Kind.R, s, m) in self.home:
-                made = Op(Kind.R, s, m)
-                kept = int(costs.input_bytes[s] + costs.kept_input_bytes[s]) + sum(
-                    size for _, b, size in costs.edges if b == s
-                )
-                yield Op(Kind.F, s, m), made, kept
-            yield made, op, whole - both
-            yield made, last, both
+            _, s, m, _ = op
+            *before, (kind, _, stash) = self.policies[self.path[m]][s].held_bytes(costs)
+            for begin, end, size in before:
+                yield _Piece(Op(begin, s, m), Op(end, s, m), int(size[s]))
+            made, last, whole = Op(kind, s, m), op, int(stash[s])
+            both = whole
+            if op.kind is Kind.I:
+                last, half = Op(Kind.W, s, m), int(costs.weight_stash_bytes[s])
+                both = min(whole, half)
+                yield _Piece(op, last, half - both)
+            yield _Piece(made, op, whole - both)
+            yield _Piece(made, last, both)
 
-    def _memory(self, device: int) -> tuple[list[tuple[Op, Op, int]], int, int]:
-        """Stashes that change inside the window, bytes of those that live all through, and bytes for both.
+    def _changing(self, device: int) -> tuple[list[_Piece], int]:
+        """Stashes that change inside the window, and bytes for them beside those that live all through.
 
         What a device holds besides stashes (parameters, messages, workspace) is taken from the incumbent's peak.
         """
@@ -218,22 +230,19 @@ class _Window:
         i, j = self.cut[device]
         change = [0] * (len(place) + 1)
         held, constant = [], 0
-        for made, freed, size in self._pieces(device):
-            a, b = place[made], place[freed]
-            change[a] += size
-            change[b + 1] -= size
-            if size and b >= i and a < j:
+        for piece in self._pieces(device):
+            a, b = place[piece.made], place[piece.freed]
+            change[a] += piece.bytes
+            change[b + (piece.freed.kind is not Kind.R)] -= piece.bytes
+            if piece.bytes and b >= i and a < j:
                 if a < i and b >= j:
-                    constant += size
+                    constant += piece.bytes
                 else:
-                    held.append((made, freed, size))
-        level = peak = 0
-        for delta in change:
-            level += delta
-            peak = max(peak, level)
+                    held.append(piece)
+        peak = max(accumulate(change))
         assert self.plan.forecast is not None
         beside = self.plan.forecast.peak_bytes[device] - peak
-        return held, constant, limits(self.plan.problem)[device] - beside
+        return held, limits(self.plan.problem)[device] - beside - constant
 
     def read(self, solver: cp_model.CpSolver) -> tuple[tuple[Op, ...], ...]:
         """The orders of the solver's solution."""

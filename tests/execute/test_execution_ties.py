@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from instances import named
 from runs import (
     SAMPLES,
     STEPS,
     Case,
+    assert_as_planned,
     assert_equals_reference,
     assert_same,
     measured,
     planned,
     run_together,
+    sized,
     truth,
     worst_excess,
 )
@@ -33,13 +36,10 @@ from contraflow.executor.wires.groups import reduce_groups
 from contraflow.executor.wires.threads import ThreadTransport
 from contraflow.models import LayeredModel, LayerSpec, Tie, resolve
 from contraflow.models.loss import cross_entropy
-from contraflow.planner.graph import Candidate
-from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Plan, Problem
-from contraflow.planner.problem.cluster import Cluster
+from contraflow.planner.plan import Kind
 from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.schedules import SCHEDULES, build
+from contraflow.planner.schedules import SCHEDULES
 
 MODEL = "gpt-tiny-tied"
 KEY = "parameters/embedding/token.weight"
@@ -220,7 +220,7 @@ def squares(members: tuple[int, ...], scales: tuple[int, ...] = ()) -> LayeredMo
 
 @cache
 def squares_graph(members: tuple[int, ...], scales: tuple[int, ...]) -> ModelGraph:
-    return ModelGraph.from_dict(profile_model(squares(members, scales), SAMPLES, rounds=1))
+    return sized(squares(members, scales))
 
 
 @pytest.mark.parametrize(
@@ -236,25 +236,9 @@ def squares_graph(members: tuple[int, ...], scales: tuple[int, ...]) -> ModelGra
 def test_any_members(schedule: str, members: tuple[int, ...], scales: tuple[int, ...]) -> None:
     """Inside a stage, across stages, three and six members, the first member not the first layer, two groups."""
     model, graph = squares(members, scales), squares_graph(members, scales)
-    found = dealt(schedule, graph)
+    found = named(schedule, 2, 4, model=graph, workload=Workload(4, "momentum"))
     result = execute(found, 3, model=model, transport="threads", self_check=False, return_state=True)
-    expected = train_reference(model, 4, SAMPLES, "momentum", 3)
-    assert result.losses == pytest.approx(expected.losses, abs=1e-5)
-    assert result.state is not None
-    assert result.state.keys() >= expected.state.keys()
-    for name, reference in expected.state.items():
-        assert_same(name, result.state[name], reference)
-    assert all(share <= 1 for share in worst_excess(result).values())
-
-
-def dealt(schedule: str, graph: ModelGraph) -> Plan:
-    """Two devices, four micro-batches, layers dealt out evenly."""
-    layout = build(schedule, 2, 4)
-    names = [layer.name for layer in graph.layers]
-    cuts = [round(s * len(names) / layout.stages) for s in range(layout.stages + 1)]
-    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    problem = Problem(graph, Cluster.uniform(2), Workload(4, "momentum"))
-    return assemble(Candidate(problem, stages, layout.pipelines), layout.orders, schedule)
+    assert_as_planned(result, train_reference(model, 4, SAMPLES, "momentum", 3))
 
 
 # ---------------------------------------------------------------- models, profiles, errors

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from async_plans import unflushed
-from runs import SAMPLES, STEPS, Case, assert_same, in_threads, planned, same_tensors, steps_saved
+from instances import named
+from runs import SAMPLES, STEPS, Case, assert_same, in_threads, planned, same_tensors, sized, steps_saved
 from torch import Tensor, nn
 
 from contraflow.executor.basics.checkpointing import Checkpointing
@@ -99,24 +100,13 @@ def loud(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("bursting", "where"), [(0, "stage 0, op 0B2"), (1, "stage 1, op 1B2")])
 def test_a_gradient_that_is_infinite_is_named_too(bursting: int, where: str) -> None:
     """With the stage and the micro-batch whose backward made it, of the first stage as well."""
-    from contraflow.executor.measure.profile import profile_model
-    from contraflow.planner.graph import Candidate
-    from contraflow.planner.lower.plans import assemble
-    from contraflow.planner.plan import Problem
-    from contraflow.planner.problem.cluster import Cluster
-    from contraflow.planner.problem.model_graph import ModelGraph
-    from contraflow.planner.problem.workload import Workload
-    from contraflow.planner.schedules import build
 
     layers = (
         LayerSpec("first", lambda: Bursting(64, 8, True) if bursting == 0 else nn.Linear(64, 8)),
         LayerSpec("second", lambda: Bursting(8, 10, False) if bursting == 1 else nn.Linear(8, 10)),
     )
     model = LayeredModel("bursting", layers, heavy, "digits")
-    graph = ModelGraph.from_dict(profile_model(model, SAMPLES, rounds=1))
-    layout = build("1f1b", 2, 4)
-    candidate = Candidate(Problem(graph, Cluster.uniform(2), Workload(4)), (("first",), ("second",)), layout.pipelines)
-    plan = assemble(candidate, layout.orders, "1f1b")
+    plan = named("1f1b", 2, 4, model=sized(model))
     with pytest.raises(ExecutionError, match=rf"{where}, micro-batch 2, step 1: NotFinite: its gradient is not finite"):
         execute(plan, 3, model, transport="threads", self_check=False, data=Odd(loud))
 

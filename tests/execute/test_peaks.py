@@ -17,8 +17,8 @@ import torch
 from async_plans import SCHEDULED, two_devices
 from async_plans import run as run_threads
 from click.testing import CliRunner
-from own_models import assert_as_plain_torch, chain, ops, plan_of, profiled, two_stages, with_layers
-from runs import Case, planned, worst_excess
+from own_models import assert_as_plain_torch, chain, ops, plan_of, two_stages, with_layers
+from runs import Case, planned, sized, worst_excess
 from torch import nn
 
 from contraflow.__main__ import cli
@@ -79,7 +79,7 @@ def normalised(width: int) -> nn.Module:
 def statistics_heavy() -> tuple[LayeredModel, ModelGraph]:
     """Where a row of statistics is no smaller than a micro-batch's stash."""
     model = chain([partial(normalised, 32)] * 3, 32)
-    return model, profiled(model, 2, dtype=torch.float64)
+    return model, sized(model, 2, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_data_set_in_memory_is_not_what_the_run_holds() -> None:
     """Whatever the data set gives, and whatever it needs to make it, the run holds its own batches at the most."""
     model = chain([partial(nn.Linear, 64, 64)] * 3, 64)
     plan = plan_of(
-        profiled(model, 16), (Pipeline((0, 1), (0, 1), (0, 1)),), [ops("0F0 0F1 0B0 0B1"), ops("1F0 1F1 1B0 1B1")]
+        sized(model, 16), (Pipeline((0, 1), (0, 1), (0, 1)),), [ops("0F0 0F1 0B0 0B1"), ops("1F0 1F1 1B0 1B1")]
     )
     inputs, targets = torch.randn(3200, 64), torch.randint(0, 4, (3200,))
     peaks = {}
@@ -249,7 +249,7 @@ def adapted(engine: Engine) -> tuple[LayeredModel, ModelGraph]:
     """Frozen layers at the beginning and in between, adapters on the others; weights are most of the memory."""
     kinds = (frozen, frozen, Adapted, frozen, Adapted, Adapted, Adapted)
     model = chain([partial(kind, 64) for kind in kinds], 64)
-    return model, profiled(model, 4, engine)
+    return model, sized(model, 4, engine=engine)
 
 
 class Lora(NamedTuple):

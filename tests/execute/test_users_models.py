@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import users_models
+from instances import by_orders, named
+from runs import sized
 from users_models import ByTheClock, Drawn, Ever, Normal, OwnTargets, Turning, Two, Unregistered, chain, tied
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
-from contraflow.executor.measure import layer_run
-from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
@@ -25,39 +25,22 @@ from contraflow.executor.step.step_state import StepRecord
 from contraflow.models import LayeredModel, resolve
 from contraflow.models.protocol import build_layer
 from contraflow.planner.check import check
-from contraflow.planner.graph import Candidate
-from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
-from contraflow.planner.problem.cluster import Cluster
-from contraflow.planner.problem.model_graph import ModelGraph
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.schedules import build
 
 MICRO_BATCHES = 4
 
 
 def plan_of(model: LayeredModel, schedule: str, devices: int = 2, optimizer: str = "momentum") -> Plan:
     """Layers dealt out evenly."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_run, "CACHE_BYTES", 1)
-        graph = ModelGraph.from_dict(profile_model(model, 2, rounds=1))
-    layout = build(schedule, devices, MICRO_BATCHES)
-    names, count = [layer.name for layer in graph.layers], layout.stages
-    cuts = [round(s * len(names) / count) for s in range(count + 1)]
-    stages = tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
-    problem = Problem(graph, Cluster.uniform(devices), Workload(MICRO_BATCHES, optimizer))
-    return assemble(Candidate(problem, stages, layout.pipelines), layout.orders, schedule)
+    return named(schedule, devices, MICRO_BATCHES, model=sized(model), workload=Workload(MICRO_BATCHES, optimizer))
 
 
 def apart(model: LayeredModel, optimizer: str = "sgd") -> Plan:
     """Device 0 trains both layers; device 1 runs the second one's forwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_run, "CACHE_BYTES", 1)
-        graph = ModelGraph.from_dict(profile_model(model, 2, rounds=1))
-    problem = Problem(graph, Cluster.uniform(2), Workload(2, optimizer))
-    candidate = Candidate(problem, (("a",), ("b",)), (Pipeline((0, 1), (0, 0), (0, 1)),))
     first = [Op(Kind.F, 0, 0), Op(Kind.F, 0, 1), *(Op(Kind.B, s, m) for m in (0, 1) for s in (1, 0))]
-    return assemble(candidate, [first, [Op(Kind.F, 1, 0), Op(Kind.F, 1, 1)]])
+    lists = [first, [Op(Kind.F, 1, 0), Op(Kind.F, 1, 1)]]
+    return by_orders(sized(model), [Pipeline((0, 1), (0, 0), (0, 1))], lists, Workload(2, optimizer))
 
 
 def assert_trains(

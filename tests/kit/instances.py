@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from contraflow.planner.graph import Candidate
 from contraflow.planner.graph.updates import with_returns
@@ -23,6 +24,14 @@ def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: in
     """A chain of equal layers: times in seconds, a stash of one byte unless told otherwise."""
     costs = {"stash_bytes": 1, "weight_stash_bytes": rest.get("stash_bytes", 1)} | rest
     return ModelGraph.chain([Layer(f"layer{k}", forward, backward, separable=False, **costs) for k in range(layers)])
+
+
+def step_of(found: Any) -> float:
+    """Seconds of a plan, or of the plan that was found."""
+    plan = found if isinstance(found, Plan) else found.plan
+    assert plan is not None
+    assert plan.forecast is not None
+    return plan.forecast.step_s
 
 
 def nothing_better(result: Result) -> bool:

@@ -8,11 +8,10 @@ from functools import partial
 
 import torch
 from instances import by_orders
-from runs import assert_as_planned, at_given_times
+from runs import assert_as_planned, sized
 from torch import Tensor, nn
 
 from contraflow.executor.basics.options import Engine
-from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
@@ -51,13 +50,6 @@ def chain(layers: Sequence[partial[nn.Module]], width: int) -> LayeredModel:
     return LayeredModel("own", specs, cross_entropy, Noise(width))
 
 
-def profiled(
-    model: LayeredModel, samples: int, engine: Engine = "auto", dtype: torch.dtype = torch.float32
-) -> ModelGraph:
-    """Its real sizes, at given times."""
-    return at_given_times(ModelGraph.from_dict(profile_model(model, samples, rounds=1, engine=engine, dtype=dtype)))
-
-
 def plan_of(
     graph: ModelGraph,
     pipelines: Sequence[Pipeline],
@@ -79,7 +71,7 @@ def two_stages(width: int = 16) -> tuple[LayeredModel, Plan]:
     """A small model on two devices."""
     model = chain([partial(nn.Linear, width, width)] * 3, width)
     lists = [ops("0F0 0F1 0B0 0B1"), ops("1F0 1B0 1F1 1B1")]
-    return model, plan_of(profiled(model, 4), (Pipeline((0, 1), (0, 1), (0, 1)),), lists)
+    return model, plan_of(sized(model, 4), (Pipeline((0, 1), (0, 1), (0, 1)),), lists)
 
 
 def with_layers(plan: Plan, change: Callable[[Layer], Layer]) -> Plan:

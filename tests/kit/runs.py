@@ -31,7 +31,7 @@ from contraflow.executor.run.rank import run_rank
 from contraflow.executor.run.reports import RankReport, StepReport
 from contraflow.executor.run.result import RunResult
 from contraflow.executor.wires.transport import GlooTransport
-from contraflow.models import resolve
+from contraflow.models import LayeredModel, resolve
 from contraflow.planner.graph import Candidate, regroup, route
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Plan, Problem
@@ -77,20 +77,30 @@ class Case(NamedTuple):
         return torch.float64 if self.optimizer.startswith("adam") else torch.float32
 
 
+def profile(model: LayeredModel, samples: int = SAMPLES, **options: Any) -> dict[str, Any]:
+    """A real, short profile; its seconds are those of warm caches. `options` are those of `profile_model`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_run, "CACHE_BYTES", 1)
+        return profile_model(model, samples, **{"rounds": 1, **options})
+
+
 @cache
 def measured(
     model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES, engine: Engine = "auto"
 ) -> dict[str, Any]:
-    """A real, short profile; its seconds are those of warm caches. Not to be changed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_run, "CACHE_BYTES", 1)
-        return profile_model(resolve(model), samples, rounds=1, dtype=dtype, engine=engine)
+    """That of a registry model. Not to be changed."""
+    return profile(resolve(model), samples, dtype=dtype, engine=engine)
 
 
 @cache
 def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
     """The same for the planner, at given times: what a plan looks like must not depend on the machine."""
     return at_given_times(ModelGraph.from_dict(measured(model, dtype)))
+
+
+def sized(model: LayeredModel, samples: int = SAMPLES, **options: Any) -> ModelGraph:
+    """Any model for the planner, its sizes measured, its times given."""
+    return at_given_times(ModelGraph.from_dict(profile(model, samples, **options)))
 
 
 def at_given_times(graph: ModelGraph) -> ModelGraph:

@@ -9,20 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import STEPS, Case, planned
+from runs import STEPS, Case, planned, sized
 from torch import Tensor
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.training import Training
-from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
 from contraflow.models import Dataset, data_verses, held_out, load, resolve
 from contraflow.models.data import MissingData, UnknownData
 from contraflow.models.finite import FiniteData, Samples, split
 from contraflow.models.words import END, PADDING, UNKNOWN, Vocabulary, padded, words
-from contraflow.planner import Cluster, ModelGraph, SearchSpace, Workload, plan
+from contraflow.planner import Cluster, SearchSpace, Workload, plan
 
 
 def numbered(count: int, kept: bool) -> Samples:
@@ -72,8 +71,9 @@ def wide(count: int, kept: bool) -> Samples:
 def test_the_last_device_does_not_hold_the_inputs() -> None:
     """They are as large as many stashes here; every measured peak is within the plan's."""
     data = FiniteData("wide", partial(wide, 64))
-    profile = profile_model(resolve("mlp-fashion"), 2, rounds=1, data=data)
-    made = plan(ModelGraph.from_dict(profile), Cluster.uniform(2), Workload(4), SearchSpace(schedule="1f1b")).plan
+    made = plan(
+        sized(resolve("mlp-fashion"), data=data), Cluster.uniform(2), Workload(4), SearchSpace(schedule="1f1b")
+    ).plan
     assert made is not None
     result = execute(made, 2, data=data, transport="threads")
     for peak, planned_peak in zip(result.peak_bytes, result.forecast_peak_bytes, strict=True):

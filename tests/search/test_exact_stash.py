@@ -6,7 +6,7 @@ Peers' convention: F = I = W = 10, a stash of 2 bytes, 1 of them held for the we
 from __future__ import annotations
 
 import pytest
-from instances import one_layer_a_stage
+from instances import one_layer_a_stage, step_of
 
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
@@ -65,9 +65,7 @@ def plan_of(found: Found) -> Plan:
 
 def step(found: Found) -> float:
     """Seconds of the plan found."""
-    forecast = plan_of(found).forecast
-    assert forecast is not None
-    return forecast.step_s
+    return step_of(plan_of(found))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from instances import one_layer_a_stage
+from instances import one_layer_a_stage, step_of
 from random_plans import random_candidate, random_model
 
 from contraflow.planner.check import check
@@ -106,18 +106,12 @@ def arms_for(seed: int, policy: str, silent: bool, folded: bool = False) -> list
     return [arm] if moved.order is arm.order else [arm, moved]
 
 
-def step(plan: Plan) -> float:
-    """Seconds of a plan."""
-    assert plan.forecast is not None
-    return plan.forecast.step_s
-
-
 def agree(arm: Arm, silent: bool) -> Plan:
     """Asserts what the arrays say of an arm's order against the simulated complete plan."""
     assert arm.order is not None
     plan = assemble(arm.candidate, arm.ops_by_device())
     assert plan.forecast is not None
-    assert step(plan) == pytest.approx(arm.seconds, rel=1e-9)
+    assert step_of(plan) == pytest.approx(arm.seconds, rel=1e-9)
     mine = prefix_peaks(arm.arrays, arm.order)
     if arm.folded:
         twin = mirror(arm.candidate)
@@ -205,7 +199,7 @@ def test_never_longer_than_the_simulator_says() -> None:
             continue
         plan = assemble(given, arm.ops_by_device())
         compared += 1
-        assert arm.seconds <= step(plan) * (1 + 1e-9), seed
+        assert arm.seconds <= step_of(plan) * (1 + 1e-9), seed
         assert plan.forecast is not None
         static = [sum(parts.values()) for parts in static_bytes(given, given.costs)]
         for held, fixed, device in zip(prefix_peaks(arm.arrays, arm.order), static, plan.forecast.devices, strict=True):
@@ -353,8 +347,8 @@ def test_a_repeated_window_is_the_named_schedule_of_more_micro_batches(
     assert tried
     window, longer = tried[0]
     assert window.length_s == pytest.approx(30 * window.batches)
-    assert longer.seconds == pytest.approx(step(plan) + 30 * more)
-    assert longer.seconds == pytest.approx(step(named_order(name, devices, batches + more)[2]))
+    assert longer.seconds == pytest.approx(step_of(plan) + 30 * more)
+    assert longer.seconds == pytest.approx(step_of(named_order(name, devices, batches + more)[2]))
     agree(longer, silent=True)
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from instances import uniform
+from instances import step_of, uniform
 
 from contraflow.planner.basics.deadline import OutOfTime, check_time, until
 from contraflow.planner.basics.errors import InputError
@@ -15,20 +15,13 @@ from contraflow.planner.check import check
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import SearchSpace, Workload
-from contraflow.planner.search.driver import Progress, Result, plan
+from contraflow.planner.search.driver import Progress, plan
 
 TWO = SearchSpace(pipelines=2)
 ONE = SearchSpace(pipelines=1)
 PATIENCE_S = 20
 """What a call may take beyond its limit where other tests have most of the machine."""
 KEEP_ALL = SearchSpace(offload=False, recompute=False)
-
-
-def step(result: Result) -> float:
-    """The step of a result that has a plan."""
-    assert result.plan is not None
-    assert result.plan.forecast is not None
-    return result.plan.forecast.step_s
 
 
 def share_problem(
@@ -90,7 +83,7 @@ def test_results_can_be_pickled_and_progress_is_reported() -> None:
     result = plan(*share_problem(4, 8, 2, UNEVEN), KEEP_ALL, 4, on_progress=rows.append)
     steps = [p.best_step_s for p in rows if p.best_step_s is not None]
     assert steps == sorted(steps, reverse=True)
-    assert steps[-1] == step(result)
+    assert steps[-1] == step_of(result)
     assert [p.bound_s for p in rows] == sorted(p.bound_s for p in rows)
     assert rows[-1].bound_s <= result.bound_s
     assert [p.seconds for p in rows] == sorted(p.seconds for p in rows)
@@ -114,7 +107,7 @@ def test_a_hint_is_never_lost() -> None:
     problem = (uniform(4, 1, 2), Cluster.uniform(4, 4), Workload(8))
     best = plan(*problem, TWO, 10)
     again = plan(*problem, TWO, 10, hint=best.plan, deterministic_limit=0)
-    assert step(again) <= step(best)
+    assert step_of(again) <= step_of(best)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +121,7 @@ def test_time_limits_are_kept(devices: int, batches: int, seconds: float) -> Non
     assert time.monotonic() - started <= seconds + PATIENCE_S
     assert result.plan is not None
     assert check(result.plan) == []
-    assert result.bound_s <= step(result)
+    assert result.bound_s <= step_of(result)
 
 
 @pytest.mark.parametrize("name", ["v-min", "zb-h1"])
@@ -136,7 +129,7 @@ def test_never_worse_than_a_named_schedule_that_fits(name: str) -> None:
     """At half of 1F1B's memory, where few of them do."""
     problem = share_problem(8, 32, 4 if name == "v-min" else 8, UNEVEN)
     named = plan(*problem, replace(KEEP_ALL, schedule=name), 30)
-    assert step(plan(*problem, KEEP_ALL, 8)) <= step(named) * (1 + 1e-9)
+    assert step_of(plan(*problem, KEEP_ALL, 8)) <= step_of(named) * (1 + 1e-9)
 
 
 def test_large_problems_get_a_named_plan_without_a_solver() -> None:
@@ -146,7 +139,7 @@ def test_large_problems_get_a_named_plan_without_a_solver() -> None:
     result = plan(model, Cluster.uniform(64, 64 * 20), Workload(512), ONE, 7)
     assert time.monotonic() - started < 7 + PATIENCE_S
     assert result.plan is not None
-    assert step(result) >= result.bound_s > 0
+    assert step_of(result) >= result.bound_s > 0
 
 
 @pytest.mark.parametrize(("devices", "batches"), [(4, 8), (8, 16), (8, 32)])
@@ -155,7 +148,7 @@ def test_one_stage_a_device_at_1f1b_memory_is_proven(devices: int, batches: int)
     problem = share_problem(devices, batches, devices, (100, 100, 100, 0), 1)
     result = plan(*problem, replace(KEEP_ALL, pipelines=1), 30)
     assert result.status == "optimal"
-    assert step(result) == pytest.approx(300 * batches + 100 * (devices - 1))
+    assert step_of(result) == pytest.approx(300 * batches + 100 * (devices - 1))
 
 
 @pytest.mark.slow
@@ -163,7 +156,7 @@ def test_half_of_1f1b_memory_to_the_optimum() -> None:
     """Four devices, eight micro-batches, two shares: 2775, where peers take 2950, is the bound of all placements."""
     result = plan(*share_problem(4, 8, 2, (100, 100, 100, 0), 4), replace(KEEP_ALL, pipelines=1), 180)
     assert result.status == "optimal"
-    assert step(result) == pytest.approx(2775)
+    assert step_of(result) == pytest.approx(2775)
 
 
 @pytest.mark.parametrize("space", [SearchSpace(), SearchSpace("chimera"), SearchSpace(asynchronous=("stash",))])

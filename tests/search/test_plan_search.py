@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from instances import nothing_better, uniform
+from instances import nothing_better, step_of, uniform
 from random_plans import plans_of, random_candidate, random_problem
 
 from contraflow.planner.basics.errors import InputError
@@ -24,19 +24,12 @@ from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import SCHEDULES, variants
 from contraflow.planner.search.common.fit import excess
-from contraflow.planner.search.driver import Result, plan
+from contraflow.planner.search.driver import plan
 from contraflow.planner.search.named.portfolio import device_orders, place
 
 TWO = SearchSpace(pipelines=2)
 ONE = SearchSpace(pipelines=1)
 KEEP_ALL = SearchSpace(offload=False, recompute=False)
-
-
-def step(result: Result) -> float:
-    """The step of a result that has a plan."""
-    assert result.plan is not None
-    assert result.plan.forecast is not None
-    return result.plan.forecast.step_s
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,7 @@ def test_known_optima_are_found_and_proven(devices: int, limit: int, space: Sear
     """
     result = plan(uniform(devices, 1, 2), Cluster.uniform(devices, limit), Workload(8), space, 60)
     assert nothing_better(result)
-    assert step(result) == pytest.approx(expected)
+    assert step_of(result) == pytest.approx(expected)
     assert result.plan is not None
     assert check(result.plan) == []
 
@@ -84,11 +77,11 @@ def test_never_worse_than_a_named_schedule_that_fits(block: int) -> None:
         if result.plan is not None:
             assert check(result.plan) == [], seed
             assert not any(excess(result.plan)), seed
-            assert result.bound_s <= step(result), seed
+            assert result.bound_s <= step_of(result), seed
         for rival in rivals(Problem(*problem), seed, 40):
             assert rival.forecast is not None
             assert result.plan is not None, (seed, rival.provenance.source)
-            assert step(result) <= rival.forecast.step_s * (1 + 1e-9), (seed, rival.provenance.source)
+            assert step_of(result) <= rival.forecast.step_s * (1 + 1e-9), (seed, rival.provenance.source)
             assert result.bound_s <= rival.forecast.step_s * (1 + 1e-9), (seed, rival.provenance.source)
 
 
@@ -103,8 +96,8 @@ def test_never_worse_than_any_named_schedule_planned_alone(seed: int) -> None:
         except InputError:
             continue
         if rival.plan is not None:
-            assert step(result) <= step(rival) * (1 + 1e-9), name
-            assert result.bound_s <= step(rival) * (1 + 1e-9), name
+            assert step_of(result) <= step_of(rival) * (1 + 1e-9), name
+            assert result.bound_s <= step_of(rival) * (1 + 1e-9), name
 
 
 @pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -127,7 +120,7 @@ def test_the_search_bound_holds_for_plans_found_with_more_time() -> None:
         problem = random_problem(seed)
         quick, slow = plan(*problem, time_limit=0.3), plan(*problem, time_limit=3)
         if slow.plan is not None:
-            assert quick.bound_s <= step(slow) * (1 + 1e-9)
+            assert quick.bound_s <= step_of(slow) * (1 + 1e-9)
 
 
 def test_nothing_is_called_infeasible_that_is_not() -> None:
@@ -165,7 +158,7 @@ def test_one_micro_batch_in_flight_is_enough_for_a_plan() -> None:
     """A limit of one stash a device is feasible: one micro-batch at a time, N (F + B) D."""
     result = plan(uniform(3, 1, 2), Cluster.uniform(3, 1), Workload(4), ONE, 5)
     assert nothing_better(result)
-    assert step(result) == pytest.approx(36)
+    assert step_of(result) == pytest.approx(36)
 
 
 def test_no_time_gives_unknown() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from instances import nothing_better
+from instances import nothing_better, step_of
 
 from contraflow.planner.check import check
 from contraflow.planner.plan import Plan, Problem
@@ -47,15 +47,8 @@ def solve(asked: Problem, space: SearchSpace, seconds: float = 30, effort: float
     if found.plan is not None:
         assert check(found.plan) == []
         assert not any(excess(found.plan))
-        assert found.bound_s <= step(found) * (1 + 1e-9)
+        assert found.bound_s <= step_of(found) * (1 + 1e-9)
     return found
-
-
-def step(found: Result) -> float:
-    """Seconds of the plan found."""
-    assert found.plan is not None
-    assert found.plan.forecast is not None
-    return found.plan.forecast.step_s
 
 
 def used(found: Plan | None) -> set[str]:
@@ -122,7 +115,7 @@ def test_known_answers(limit: int, host: Link, inputs: int | None, expected: flo
     """
     found = solve(problem(4, 8, limit, host, inputs), SearchSpace(pipelines=1), 60)
     assert nothing_better(found)
-    assert step(found) == pytest.approx(expected)
+    assert step_of(found) == pytest.approx(expected)
     assert used(found.plan) == {"keep", policy}
 
 
@@ -130,7 +123,7 @@ def test_known_answers(limit: int, host: Link, inputs: int | None, expected: flo
 def test_flags_switch_policies_off(space: SearchSpace) -> None:
     """With everything priced, only what is allowed is used: 410 and 310 as if there were no host links."""
     found = solve(problem(4, 8, 2, SIX, STASH // 8), space, 60)
-    assert step(found) == pytest.approx(310 if space.recompute else 410)
+    assert step_of(found) == pytest.approx(310 if space.recompute else 410)
     assert used(found.plan) <= {"keep", "recompute"} if space.recompute else {"keep"}
 
 
@@ -161,6 +154,6 @@ def test_a_policy_more_is_never_worse(host: Link, inputs: int | None) -> None:
     given = problem(6, 12, 2, host, inputs)
     kept = solve(given, KEEP_ALL, 60, 0.2)
     free = solve(given, SearchSpace(pipelines=1), 60, 1)
-    assert step(free) < step(kept) * 0.95
+    assert step_of(free) < step_of(kept) * 0.95
     assert free.bound_s <= kept.bound_s * (1 + 1e-9)
     assert used(free.plan) - {"keep"} <= {"recompute", "offload"}

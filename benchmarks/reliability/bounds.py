@@ -2,11 +2,13 @@
 
 python benchmarks/reliability/bounds.py --cases 200 --seed 1 --json benchmarks/results/reliability/bounds.json
 
-A case is a random problem with plans from all over its space (`whole_space.py`, `random_plans.py` in tests/kit): any
-stages, devices, pipelines, policies, shipping included, random orders. Every plan is held against the bound of every
-space that has it, under no limit and under limits that it just keeps; every fourth problem is searched as well, with
-hints and without. Half of the cases are larger: up to 4 devices and 9 micro-batches. A case that has taken its
-processor time is left at the next comparison, and counted; Ctrl-C or SIGTERM ends the run with what was counted so far.
+A case is a random problem with plans from all over its space (`whole_space.py`, `random_plans.py`, `varied.py` in
+tests/kit), by turns: any stages, devices, pipelines, policies and orders, shipping included; the same of up to 4
+devices and 9 micro-batches; named schedules on any cut with any policies, or shipping as BPipe does; and plans without
+a flush, whose periods count. Problems have ties, layers and links that cost nothing, several nodes, and updates that
+take time. Every plan is held against the bound of every space that has it, under no limit and under limits that it
+just keeps; a fourth of the problems are searched as well, with hints and without. A case that has taken its processor
+time is left at the next comparison, and counted; Ctrl-C or SIGTERM ends the run with what was counted so far.
 """
 
 from __future__ import annotations
@@ -16,38 +18,70 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kit"))
 
 from random_plans import plans_of, random_candidate
 from record import Row, arguments, finish
+from varied import ALIKE, POLICIES, endless, named_steady, shaped, steady, varied
 from whole_space import SPACES, allowed, limited, plans, seconds, small_problem
 
-from contraflow.planner import Plan, SearchSpace, check, plan
+from contraflow.planner import Plan, Result, SearchSpace, bounds, check, plan
+from contraflow.planner.basics.errors import InputError
 from contraflow.planner.plan import Problem
+from contraflow.planner.problem.weight_policy import FLUSH
 from contraflow.planner.search.proofs import asked
+from contraflow.planner.search.steady.build import excess_for_long
 
 CLOSE = 1e-9
 SEARCHED = 4
 """One in so many problems is searched."""
+STEADY_SPACES = tuple(
+    replace(space, asynchronous=methods)
+    for methods in (POLICIES, ("stash",), ("stash", "2bw"))
+    for space in (
+        SearchSpace(),
+        SearchSpace(pipelines=1),
+        SearchSpace(pipelines=1, recompute=False, offload=False, separate_backward=False),
+    )
+)
+"""What callers ask for who want no flush."""
+KINDS = ("small", "larger", "shaped", "steady")
 
 
 def drawn(rng: random.Random, seed: int) -> tuple[Problem, list[Plan]]:
-    """A problem and plans of it, whatever memory they take."""
-    if seed % 2:
-        problem = small_problem(rng)
+    """A problem and plans of it, whatever memory they take; a kind after the other."""
+    kind = KINDS[seed % len(KINDS)]
+    if kind == "small":
+        problem = varied(small_problem(rng), rng)
         return problem, plans(problem, rng, 30)
+    if kind == "steady":
+        problem = endless(varied(small_problem(rng), rng), rng)
+        return problem, steady(problem, rng, 24)
     candidate = random_candidate(seed, apart=rng.random() < 0.5)
+    if kind == "shaped":
+        problem = varied(candidate.problem, rng)
+        return problem, shaped(problem, rng, 25)
     found = [p for p in plans_of(candidate, seed, 6, True) if check(p) == []]
     return candidate.problem, [*found, *plans(candidate.problem, rng, 10)]
 
 
+def asked_s(problem: Problem, space: SearchSpace) -> float:
+    """What is said to be the least that a plan of the space takes (seconds)."""
+    return bounds.period(problem, space) if space.asynchronous else asked(problem, space).bound_s
+
+
 def refuted(problem: Problem, found: Sequence[Plan], space: SearchSpace) -> list[str]:
     """What plans of the space say against its bound."""
-    bound_s = asked(problem, space).bound_s
-    best_s = min(map(seconds, found))
+    bound_s, best_s = asked_s(problem, space), min(map(seconds, found))
     return [f"bound {bound_s} above {best_s}: {space}"] if bound_s > best_s * (1 + CLOSE) else []
+
+
+def lasting(plan: Plan) -> bool:
+    """Whether a plan fits in its steady state too, which the search without a flush asks for."""
+    return plan.weights == FLUSH or not excess_for_long(plan).total
 
 
 def beaten(problem: Problem, found: Sequence[Plan], space: SearchSpace, rng: random.Random) -> list[str]:
@@ -57,18 +91,42 @@ def beaten(problem: Problem, found: Sequence[Plan], space: SearchSpace, rng: ran
         answer = plan(
             problem.model, problem.cluster, problem.workload, space, 20, 0, 1, deterministic_limit=0.02, hint=hint
         )
-        if answer.bound_s > seconds(best) * (1 + CLOSE):
-            wrong.append(f"bound {answer.bound_s} above {seconds(best)}: {space}")
-        if answer.status == "infeasible" or (hint is not None and answer.plan is None):
-            wrong.append(f"{answer.status} though there is a plan: {space}")
-        if answer.plan is None:
+        wrong += refuted_answer(answer, found, str(space))
+        if hint is not None and lasting(hint):
+            if answer.plan is None:
+                wrong.append(f"its hint is lost: {space}")
+            elif seconds(answer.plan) > seconds(hint) * (1 + CLOSE):
+                wrong.append(f"worse than its hint: {space}")
+    return wrong
+
+
+def refuted_answer(answer: Result, found: Sequence[Plan], asked_for: str) -> list[str]:
+    """What plans of the space say against an answer."""
+    wrong, best_s = [], min(map(seconds, found))
+    if answer.bound_s > best_s * (1 + CLOSE):
+        wrong.append(f"bound {answer.bound_s} above {best_s}: {asked_for}")
+    if answer.status == "infeasible" and any(map(lasting, found)):
+        wrong.append(f"infeasible though there is a plan: {asked_for}")
+    if answer.plan is None:
+        return wrong
+    if violations := check(answer.plan):
+        wrong.append(f"not executable: {violations[:1]}: {asked_for}")
+    if answer.status == "optimal" and seconds(answer.plan) > best_s * (1 + 1e-6):
+        wrong.append(f"optimal {seconds(answer.plan)} above {best_s}: {asked_for}")
+    return wrong
+
+
+def misnamed(problem: Problem, row: Row) -> list[str]:
+    """What plans of named schedules without a flush, on all cuts, say against the answer of each."""
+    wrong = []
+    for name in ALIKE:
+        _, found = limited(problem, list(named_steady(problem, name)), problem.workload.memory_limit_bytes)
+        try:
+            answer = plan(problem.model, problem.cluster, problem.workload, SearchSpace(name), 20)
+        except InputError:
             continue
-        if check(answer.plan):
-            wrong.append(f"not executable: {check(answer.plan)[:1]}")
-        if answer.status == "optimal" and seconds(answer.plan) > seconds(best) * (1 + 1e-6):
-            wrong.append(f"optimal {seconds(answer.plan)} above {seconds(best)}: {space}")
-        if hint is not None and seconds(answer.plan) > seconds(hint) * (1 + CLOSE):
-            wrong.append(f"worse than its hint: {space}")
+        add(row, "searches", 1)
+        wrong += refuted_answer(answer, found, name) if found else []
     return wrong
 
 
@@ -77,22 +135,26 @@ def run(seed: int, most_s: float, row: Row) -> None:
     rng, end = random.Random(seed), time.process_time() + most_s
     problem, found = drawn(rng, seed)
     row.cases += len(found)
+    add(row, KINDS[seed % len(KINDS)], len(found))
+    searched = seed // len(KINDS) % SEARCHED == 0
+    endless_ = KINDS[seed % len(KINDS)] == "steady"
     peaks = sorted({max(p.forecast.peak_bytes) for p in found if p.forecast})
     for limit in [None, *(peaks[len(peaks) // part] for part in (8, 3) if peaks)]:
         tight, fit = limited(problem, found, limit)
-        for space in SPACES:
+        wrong = misnamed(tight, row) if endless_ and searched else []
+        for space in STEADY_SPACES if endless_ else SPACES:
             if time.process_time() > end:
                 add(row, "cut short", 1)
-                return
+                break
             mine = allowed(space, fit)
-            wrong = refuted(tight, mine, space) if mine else []
+            wrong += refuted(tight, mine, space) if mine else []
             add(row, "comparisons with a bound", len(mine))
-            if mine and seed % SEARCHED == 0 and rng.random() < 0.2:
+            if mine and searched and rng.random() < 0.2:
                 wrong += beaten(tight, mine, space, rng)
                 add(row, "searches", 3)
-            for text in wrong:
-                row.count("different")
-                print(f"seed {seed}, limit {limit}: {text}", file=sys.stderr)
+        for text in wrong:
+            row.count("different")
+            print(f"seed {seed}, limit {limit}: {text}", file=sys.stderr)
 
 
 def add(row: Row, figure: str, number: int) -> None:
@@ -111,7 +173,7 @@ def main() -> int:
     row = Row("plans of any kind against bounds and optima", command, faults={"different": 0})
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
-    row.figures |= {"comparisons with a bound": 0, "searches": 0, "cut short": 0}
+    row.figures |= dict.fromkeys([*KINDS, "comparisons with a bound", "searches", "cut short"], 0)
     seeds = range(options.seed * 100_000, options.seed * 100_000 + options.cases)
     try:
         for seed in seeds if options.only is None else [options.only]:

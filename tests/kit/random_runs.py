@@ -16,6 +16,7 @@ import torch
 from random_plans import Greedy, backwards, policy, random_routes
 from runs import measured
 from tiny_models import MODELS, NORMED, SAMPLES, Noise, ending
+from varied import in_turn
 
 from contraflow.executor.basics.training import Training
 from contraflow.models import Dataset, LayeredModel
@@ -279,18 +280,6 @@ def plan_of(case: RandomRun) -> Plan:
     if unfit:
         raise PlanError(str(unfit[0]))
     return plan
-
-
-def in_turn(orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
-    """The same lists, but every stage's ops of a kind come in the order of micro-batches on their device."""
-    found = []
-    for order in orders:
-        batches: dict[tuple[Kind, int], list[int]] = {}
-        for op in order:
-            batches.setdefault((op.kind, op.stage), []).append(op.micro_batch)
-        left = {key: iter(sorted(numbers)) for key, numbers in batches.items()}
-        found.append([op._replace(micro_batch=next(left[op.kind, op.stage])) for op in order])
-    return found
 
 
 def later_steps(rng: random.Random, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:

@@ -16,7 +16,7 @@ from contraflow.planner.basics.garbage import OBJECTS
 from contraflow.planner.graph import Versions
 from contraflow.planner.lower import period_seconds, repeat
 from contraflow.planner.plan import Kind
-from contraflow.planner.search.common.session import Progress
+from contraflow.planner.search.common import Progress
 from contraflow.planner.search.named.portfolio import named_layouts
 from contraflow.planner.search.steady.build import excess_for_long
 

@@ -15,6 +15,8 @@ KERNELS = "numba keeps what it compiled by the kernel's own file"
 ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
+    "exact/floor.py": {"_FAR": "more than any number of ticks"},
+    "exact/search.py": {"_NO_LIMIT": "more than any memory"},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "named/stash_choices.py": {"TURNS": "an order, no size"},
     "steady/two_devices.py": {"TRANSIT": "a count of the memory model"},
@@ -29,10 +31,10 @@ TINY = {("steady/bisect.py", 1e-300), ("orders/anneal.py", 1e-300)}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Name and syntax of every module of the search but effort.py; the exact models have their own account."""
+    """Name and syntax of every module of the search but effort.py."""
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
-        if name != "common/effort.py" and not name.startswith("exact/"):
+        if name != "common/effort.py":
             yield name, ast.parse(path.read_text())
 
 

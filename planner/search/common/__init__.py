@@ -9,7 +9,7 @@ from .answer import Proven, Result, answered, in_words, including, told, told_of
 from .balance import Order, balanced
 from .clock import Budget, Clock
 from .considered import Considered, describe
-from .effort import ANNEALING, COUNT, HOPE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
+from .effort import ANNEALING, COUNT, HOPE, MODEL, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress
 from .rounds import Earlier, Groups, Rounds
@@ -17,14 +17,11 @@ from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, with_policy
 from .two_device_space import stash_choices
 
-MOST_CHUNKS, TWO_DEVICE_CUTS = SIZE.chunks, SIZE.two_device_cuts
-
 __all__ = [
-    "MOST_CHUNKS",
-    "TWO_DEVICE_CUTS",
     "ANNEALING",
     "COUNT",
     "HOPE",
+    "MODEL",
     "RACE",
     "SECONDS",
     "SHARE",

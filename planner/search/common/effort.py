@@ -179,6 +179,46 @@ class Annealing:
 
 
 @dataclass(frozen=True)
+class Models:
+    """Exact models: how large, how exact, how long. Effort is CP-SAT's deterministic time."""
+
+    cuts: int = 256
+    """Cuts up to which all are listed; the bound then comes from the candidates alone."""
+    listed_ops: int = 200_000
+    """F and B of all candidates together up to which cuts are all listed. Not measured."""
+    ops: int = 2400
+    """F and B with one stage a device up to which a model is built."""
+    choosing: int = 3
+    """Where stash policies are chosen, it is this part of them."""
+    first: float = 0.5
+    """Effort of a candidate's first solve."""
+    first_open: float = 2.0
+    """The same where stages choose their devices."""
+    longer: int = 4
+    """A candidate's next solve gets so many times the effort."""
+    without_shipping: int = 4
+    """How many times the effort models with open devices get that ship nothing there and back: they are far smaller."""
+    open_seconds: int = 4
+    """Seconds that models with open devices take for one of deterministic time."""
+    ended: float = 0.9
+    """A solve that took less of its effort and time than this share has ended by itself. Not measured."""
+    fitted: int = 3
+    """A candidate is solved again with less memory so often where its plan does not fit. Not measured."""
+    mirror: float = 0.4
+    """Share of a solve's effort that mirrored schedules get."""
+    ratio: int = 64
+    """Denominators of durations up to which a common divisor is looked for: it says what times are exact."""
+    exact_ticks: int = 200_000
+    """Ticks of a horizon up to which that divisor is the tick."""
+    fine_ticks: int = 2_000_000
+    """Ticks of a horizon and an op of its longest path where it is not: rounding down loses less than 1e-6."""
+    units: int = 1 << 20
+    """Units of memory that a device has at most: they bound integers of sums. Not measured."""
+    roomy: int = 4096
+    """Largest demands of memory up to which free room is told apart. Not measured."""
+
+
+@dataclass(frozen=True)
 class Races:
     """The race of arms. Effort is in units of deterministic time, about a second each."""
 
@@ -258,6 +298,18 @@ class Seconds:
     """Between two looks at the clock while arms run."""
     no_progress: float = 0.1
     """A round that took less has nothing to do: rounds end."""
+    head_start: float = 0.5
+    """The first solve of a model runs alone for so long, then others start."""
+    patience: float = 0.3
+    """A solve that has been stopped may end within; then it is left to itself."""
+    leaving: float = 30.0
+    """Those that were left may end within before the process does."""
+    solve: float = 0.01
+    """A solve at least."""
+    solving: float = 0.25
+    """Between two looks at the clock, and two reports, while a solve runs."""
+    stopping: float = 0.02
+    """Between two calls to a solve that it stop."""
     shortest: float = 1e-12
     """A period is taken to be no shorter where nothing takes any time."""
     tick: float = 1e-3
@@ -278,9 +330,13 @@ class Tolerances:
     """A plan takes the best one's place where it is shorter by more."""
     period: float = 1e-9
     """How close the periods are between which the least one lies."""
+    whole: float = 1e-6
+    """A solver's bound is a whole number if it lies above it by no more."""
+    serial: float = 1e-6
+    """A step of one op at a time is taken to be so much longer, so that it is a horizon."""
     sums: float = 1e-12
     """Round-off of one sum, by which estimates of periods are widened."""
 
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
-ANNEALING, RACE, SECONDS, TOLERANCE = Annealing(), Races(), Seconds(), Tolerances()
+ANNEALING, RACE, MODEL, SECONDS, TOLERANCE = Annealing(), Races(), Models(), Seconds(), Tolerances()

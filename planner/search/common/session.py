@@ -108,49 +108,6 @@ class Session:
         """Whether only plans with two devices a stage can still be shorter than the best."""
         return self.two_devices and self.proof.together_reached_by(self.best_s)
 
-    # ---------------------------------------------------------------- as the exact search calls them
-
-    @property
-    def apart(self) -> bool:
-        """As two_devices."""
-        return self.two_devices
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the search was asked to end."""
-        return self.clock.interrupted
-
-    @interrupted.setter
-    def interrupted(self, asked: bool) -> None:
-        self.clock.interrupt(asked)
-
-    @property
-    def together_s(self) -> float:
-        """As of the proof."""
-        return self.proof.together_s
-
-    @together_s.setter
-    def together_s(self, seconds: float) -> None:
-        self.proof.together_s = seconds
-
-    @property
-    def shapes_s(self) -> float:
-        """As of the proof."""
-        return self.proof.shapes_s
-
-    @shapes_s.setter
-    def shapes_s(self, seconds: float) -> None:
-        self.proof.shapes_s = seconds
-
-    @property
-    def hopeless(self) -> bool:
-        """As of the proof."""
-        return self.proof.hopeless
-
-    @hopeless.setter
-    def hopeless(self, none: bool) -> None:
-        self.proof.hopeless = none
-
     # ---------------------------------------------------------------- parts of a search
 
     def scale_down(self, smaller: Session | None) -> Session | None:

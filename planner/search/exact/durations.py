@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...bounds import finish_seconds
 from ...graph import OFFLOAD, RECOMPUTE, Candidate, tie_seconds, update_seconds
 from ...plan import Kind
+from ..common import TOLERANCE
 from .instance import Rules
 
 
@@ -99,7 +100,7 @@ class Durations:
             one += max(sum(self.message(sources[a], targets[b], size)) for a, b in self.pairs)
         ends = [[sum(self.finish(s, self.sites[s][a], self.sites[s][b])) for a, b in self.pairs] for s in stages]
         finish = sum(map(max, ends)) + self._tied() if self.rules.open else sum(map(sum, ends))
-        return (batches * one + finish) * (1 + 1e-6)
+        return (batches * one + finish) * (1 + TOLERANCE.serial)
 
     def _tied(self) -> float:
         """In which all sums of tied gradients, and the steps that they lead to, end on any devices."""

@@ -19,12 +19,7 @@ from typing import NamedTuple
 from ...basics import PlanError
 from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ...plan import Kind
-
-_RATIO = 64
-_MOST_TICKS = 200_000
-_FINE = 2_000_000
-_MOST_UNITS = 1 << 20
-_CLOSE = 1e-9
+from ..common import MODEL, TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -38,11 +33,11 @@ class Tick:
         """Whole ticks in a duration, rounded down (but not below a whole number it equals up to round-off)."""
         ticks = seconds / self.seconds
         nearest = round(ticks)
-        return nearest if abs(ticks - nearest) <= _CLOSE * max(1.0, ticks) else math.floor(ticks)
+        return nearest if abs(ticks - nearest) <= TOLERANCE.same * max(1.0, ticks) else math.floor(ticks)
 
 
 def common_tick(durations: Iterable[float], horizon_s: float, path: int) -> Tick:
-    """The common divisor of all durations, or 1/_FINE of the horizon's share of each op on a path of `path` ops.
+    """The common divisor of all durations, or the fine one: a share of the horizon for a path of `path` ops.
 
     With the latter, rounding down loses at most `path` ticks, less than 1e-6 of the horizon.
     """
@@ -51,15 +46,15 @@ def common_tick(durations: Iterable[float], horizon_s: float, path: int) -> Tick
         return Tick(1.0, True)
     base, divisor = positive[0], 1
     for value in positive:
-        ratio = Fraction(value / base).limit_denominator(_RATIO)
-        if abs(float(ratio) * base - value) > _CLOSE * value:
+        ratio = Fraction(value / base).limit_denominator(MODEL.ratio)
+        if abs(float(ratio) * base - value) > TOLERANCE.same * value:
             break
         divisor = math.lcm(divisor, ratio.denominator)
     else:
         tick = base / divisor
-        if horizon_s / tick <= _MOST_TICKS:
+        if horizon_s / tick <= MODEL.exact_ticks:
             return Tick(tick, True)
-    return Tick(horizon_s / (_FINE * max(1, path)), False)
+    return Tick(horizon_s / (MODEL.fine_ticks * max(1, path)), False)
 
 
 class Send(NamedTuple):
@@ -281,5 +276,5 @@ def memory_unit(demands: Sequence[int], free: Sequence[int]) -> int:
     """Bytes of a memory unit: the common divisor of all demands, or so that capacities stay below a million."""
     exact = math.gcd(*demands) or 1
     largest = max([*demands, 1])
-    rooms = max([min(room, 4096 * largest) for room in free if room > 0], default=1)
-    return exact if rooms // exact <= _MOST_UNITS else max(1, rooms // _MOST_UNITS)
+    rooms = max([min(room, MODEL.roomy * largest) for room in free if room > 0], default=1)
+    return exact if rooms // exact <= MODEL.units else max(1, rooms // MODEL.units)

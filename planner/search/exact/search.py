@@ -21,7 +21,7 @@ from ...graph import KEEP, Candidate, regroup
 from ...lower import assemble
 from ...plan import Kind, Pipeline, Plan
 from ...simulate import simulate
-from ..common import excess, host_excess, limits
+from ..common import MODEL, TOLERANCE, excess, host_excess, limits
 from .build import build_instance
 from .durations import Durations, distinct_routes
 from .floor import least_ticks
@@ -33,11 +33,7 @@ from .solver import Effort, Outcome, run
 from .variables import Key, Solution, Unit, Variables
 
 Report = Callable[[float], None]
-RETRIES = 3
-MIRROR_SHARE = 0.4
-"""Share of the effort that mirrored schedules get."""
 _NO_LIMIT = 1 << 50
-_CLOSE = 1e-9
 _COPIES = {Kind.OFFLOAD: "out", Kind.FETCH: "back"}
 
 
@@ -113,7 +109,7 @@ class _Search:
         """Solves, and again with less memory while the plan found does not fit."""
         if math.isinf(self.bound_s):
             return self._done(True, math.inf)
-        for attempt in range(RETRIES + 1):
+        for attempt in range(MODEL.fitted + 1):
             first = attempt == 0
             instance = self._instance()
             self.bound_s = max(self.bound_s, least_ticks(instance) * instance.tick.seconds)
@@ -135,7 +131,7 @@ class _Search:
                 return self._done(first and outcome.infeasible, self.bound_s)
             over = self._offer(instance, solution)
             if over is not None and not any(over):
-                met = self.best_s <= self.bound_s * (1 + _CLOSE)
+                met = self.best_s <= self.bound_s * (1 + TOLERANCE.same)
                 return self._done(met or (first and outcome.optimal), self.bound_s)
             if over is None or self.interrupted or time.monotonic() >= self.deadline:
                 break
@@ -177,7 +173,7 @@ class _Search:
         lower, upper = self._range(instance)
         if half is None or upper < lower or not half.possible:
             return None
-        found, _ = self._run(build_model(half, lower, upper), half, MIRROR_SHARE)
+        found, _ = self._run(build_model(half, lower, upper), half, MODEL.mirror)
         if found is None:
             return None
         both = unfold(found, instance.micro_batches)

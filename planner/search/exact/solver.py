@@ -19,14 +19,9 @@ from dataclasses import dataclass, field, replace
 from ortools.sat.python import cp_model
 
 from ...basics import end_asked
+from ..common import SECONDS, TOLERANCE
 
 Report = Callable[[float], None]
-_HEAD_START = 0.5
-"""Seconds that the first solve has before the others start."""
-_PATIENCE = 0.3
-"""Seconds in which a solve that has been stopped may end; then it is left to itself."""
-_EXIT_S = 30.0
-"""Seconds in which those that were left may end before the process does."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class _Solve:
     def __init__(self, model: cp_model.CpModel, effort: Effort, number: int, bounds: _Bounds, upward: bool) -> None:
         self.solver = cp_model.CpSolver()
         parameters = self.solver.parameters
-        parameters.max_time_in_seconds = max(0.01, effort.seconds)
+        parameters.max_time_in_seconds = max(SECONDS.solve, effort.seconds)
         parameters.max_deterministic_time = effort.deterministic
         parameters.random_seed = effort.seed + number
         parameters.num_workers = 1
@@ -135,7 +130,7 @@ def run(
 
 def _whole(bound: float) -> int:
     """The smallest whole number of ticks that is not below a bound, up to round-off; 0 for no bound."""
-    return max(0, -int((1e-6 - bound) // 1)) if bound > 0 else 0
+    return max(0, -int((TOLERANCE.whole - bound) // 1)) if bound > 0 else 0
 
 
 def _wait(solves: list[_Solve], bounds: _Bounds, effort: Effort) -> bool:
@@ -146,7 +141,9 @@ def _wait(solves: list[_Solve], bounds: _Bounds, effort: Effort) -> bool:
     first, *others = solves
     until = time.monotonic() + effort.seconds
     first.thread.start()
-    interrupted = _join(first, bounds, effort.stop, min(until, time.monotonic() + _HEAD_START) if others else until)
+    interrupted = _join(
+        first, bounds, effort.stop, min(until, time.monotonic() + SECONDS.head_start) if others else until
+    )
     if others and not interrupted and not first.decided and time.monotonic() < until:
         for other in others:
             other.thread.start()
@@ -164,7 +161,7 @@ def _join(solve: _Solve, bounds: _Bounds, stop: threading.Event, until: float) -
         try:
             if stop.is_set() or end_asked():
                 return True
-            solve.thread.join(min(0.25, left))
+            solve.thread.join(min(SECONDS.solving, left))
             if bounds.report is not None and solve.thread.is_alive():
                 bounds.report(bounds.latest)
         except KeyboardInterrupt:
@@ -174,7 +171,7 @@ def _join(solve: _Solve, bounds: _Bounds, stop: threading.Event, until: float) -
 
 def _stop(solve: _Solve) -> None:
     """Ends a solve; leaves it to itself where it does not notice: parts of the presolve do not."""
-    if not _ended(solve, time.monotonic() + _PATIENCE):
+    if not _ended(solve, time.monotonic() + SECONDS.patience):
         _left.add(solve)
 
 
@@ -182,7 +179,7 @@ def _ended(solve: _Solve, end: float) -> bool:
     """Stops a solve that may not have begun to listen; whether it has ended by `end`."""
     while solve.thread.is_alive():
         solve.solver.stop_search()
-        solve.thread.join(0.02)
+        solve.thread.join(SECONDS.stopping)
         if time.monotonic() >= end:
             return not solve.thread.is_alive()
     return True
@@ -194,6 +191,6 @@ _left: weakref.WeakSet[_Solve] = weakref.WeakSet()
 @atexit.register
 def _end_left() -> None:
     """A thread that calls back from the solver once the interpreter is gone aborts the process."""
-    end = time.monotonic() + _EXIT_S
+    end = time.monotonic() + SECONDS.leaving
     for solve in list(_left):
         _ended(solve, end)

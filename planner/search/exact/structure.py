@@ -13,23 +13,11 @@ from ...graph import KEEP, SHIP, Candidate
 from ...lower import Assembled
 from ...partition import Cuts, compositions, cut
 from ...plan import Pipeline
-from ..common import MOST_CHUNKS, TWO_DEVICE_CUTS, Session, lacking, policies, routes, stash_choices
+from ..common import MODEL, SIZE, TOLERANCE, Session, lacking, policies, routes, stash_choices
 from ..named import Order
 from .instance import Rules
 from .search import Found, Known, Report, solve
 from .solver import Effort
-
-MOST_CUTS = 256
-"""Cuts are all enumerated up to this number; the bound then comes from the candidates alone."""
-MOST_OPS = 2400
-"""F and B ops up to which a CP-SAT model is built; with a choice of stash policies, a third of them."""
-_CLOSE = 1e-9
-_FIRST_SLICE = 0.5
-_FIRST_OPEN = 4 * _FIRST_SLICE
-_WITHOUT = 4
-"""How much more effort models with open devices get that leave shipping there and back out: they are far smaller."""
-_SLOWER = 4
-"""Models with open devices take about so many seconds for one of deterministic time."""
 
 
 @dataclass(order=True)
@@ -43,7 +31,7 @@ class Open:
     number: int
     candidate: Candidate = field(compare=False)
     stash_choices: frozenset[str] = field(compare=False, default=frozenset())
-    effort: float = field(compare=False, default=_FIRST_SLICE)
+    effort: float = field(compare=False, default=MODEL.first)
 
 
 def may_turn(session: Session) -> bool:
@@ -55,18 +43,18 @@ def may_turn(session: Session) -> bool:
 def candidates(session: Session, orders: list[Order]) -> tuple[list[Candidate], bool]:
     """The candidates of the shapes searched exactly, or the most promising; and whether these are all.
 
-    One to MOST_CHUNKS stages a device, back and forth or round and round, one pipeline or two in opposite directions.
+    One to SIZE.chunks stages a device, back and forth or round and round, one pipeline or two in opposite directions.
     """
     chain, batches = session.chain, session.problem.workload.micro_batches
     found: list[Candidate] = []
     complete = True
     for order in orders:
-        for chunks in range(1, MOST_CHUNKS + 1):
+        for chunks in range(1, SIZE.chunks + 1):
             count = chunks * len(order)
             if count > len(chain) or (len(order) == 1 and chunks > 1):
                 break
-            every = compositions(len(chain), count, MOST_CUTS)
-            if every is not None and len(every) * len(orders) * batches * count > 200_000:
+            every = compositions(len(chain), count, MODEL.cuts)
+            if every is not None and len(every) * len(orders) * batches * count > MODEL.listed_ops:
                 every = None
             complete &= every is not None
             for route in routes(order, chunks):
@@ -100,11 +88,11 @@ def _candidates_of(
 
 def separate_candidates(session: Session) -> list[Candidate]:
     """The cuts into one stage a device whose stages choose their devices; none where they do not."""
-    if not session.apart:
+    if not session.two_devices:
         return []
     chain, route = session.chain, tuple(range(session.stages))
     given = Pipeline(route, route, tuple(range(session.problem.workload.micro_batches)))
-    cuts = compositions(len(chain), session.stages, TWO_DEVICE_CUTS) or []
+    cuts = compositions(len(chain), session.stages, SIZE.two_device_cuts) or []
     return [Candidate(session.problem, chain.stages(c), (given,)) for c in cuts]
 
 
@@ -129,7 +117,7 @@ def _rank(found: Assembled) -> float:
 
 
 class Hunt:
-    """Best-first search over candidates; raises session.shapes_s where the candidates are all there are."""
+    """Best-first search over candidates; proves of shapes where the candidates are all there are."""
 
     def __init__(self, session: Session, orders: list[Order]) -> None:
         self.session = session
@@ -141,7 +129,7 @@ class Hunt:
         heapq.heapify(self.heap)
         self.stash_choices = stash_choices(session.problem, session.space)
         self.separate = [
-            Open(session.bound_s, number, candidate, chosen, _FIRST_OPEN)
+            Open(session.bound_s, number, candidate, chosen, MODEL.first_open)
             for number, candidate in enumerate(separate_candidates(session))
             for chosen in dict.fromkeys((self.stash_choices - {SHIP}, self.stash_choices))
         ]
@@ -174,22 +162,17 @@ class Hunt:
         if not self.complete:
             return
         session = self.session
-        if math.isfinite(self._together_s):
-            session.together_s = max(session.together_s, self._together_s)
-        if math.isfinite(self._nearest_s):
-            session.shapes_s = max(session.shapes_s, self._nearest_s)
-        else:
-            session.hopeless = session.best is None
+        session.proof.of_shapes(self._nearest_s, self._together_s, planned=session.best is not None)
 
     @property
     def ops(self) -> int:
         """F and B ops of a plan with one stage a device."""
-        return 2 * self.session.problem.workload.micro_batches * self.session.stages
+        return self.session.ops
 
     @property
     def solvable(self) -> bool:
         """Whether the models are small enough to be built."""
-        most = MOST_OPS if self.policies == {KEEP} else MOST_OPS // 3
+        most = MODEL.ops if self.policies == {KEEP} else MODEL.ops // MODEL.choosing
         return self.ops <= most
 
     def note(self) -> None:
@@ -217,7 +200,7 @@ class Hunt:
 
     def _next(self) -> Open | None:
         """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""
-        below = self.session.best_s * (1 - _CLOSE)
+        below = self.session.best_s * (1 - TOLERANCE.same)
         first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
         turns = [node for node in self.separate if node.bound_s < below]
         if turns and (first is None or min(map(self._turn, turns)) <= first.effort):
@@ -227,12 +210,12 @@ class Hunt:
         return None if first is None else heapq.heappop(self.heap)
 
     def _turn(self, node: Open) -> float:
-        return node.effort if node.stash_choices == self.stash_choices else node.effort / _WITHOUT
+        return node.effort if node.stash_choices == self.stash_choices else node.effort / MODEL.without_shipping
 
     def _solve(self, node: Open, deadline: float, allowed: float) -> None:
         session = self.session
         slice_ = min(node.effort, allowed)
-        workers = 1 if node.effort == _FIRST_SLICE else session.workers
+        workers = 1 if node.effort == MODEL.first else session.workers
         began = time.monotonic()
         seconds = min(deadline - began, session.remaining_s)
         effort = Effort(seconds, slice_, workers, session.seed)
@@ -242,10 +225,12 @@ class Hunt:
 
         found = self._answer(node, effort, report)
         self.effort += found.effort
-        session.interrupted |= found.interrupted
+        session.clock.interrupt(found.interrupted)
         if found.plan is not None:
             session.offer(found.plan, "exact search")
-        self._file(node, found, found.effort < 0.9 * slice_ and time.monotonic() - began < 0.9 * seconds)
+        self._file(
+            node, found, found.effort < MODEL.ended * slice_ and time.monotonic() - began < MODEL.ended * seconds
+        )
 
     def _answer(self, node: Open, effort: Effort, report: Report) -> Found:
         """What the exact search says of a candidate, effort by the seconds that it takes."""
@@ -254,10 +239,10 @@ class Hunt:
             known = Known(session.best_s, node.bound_s, session.best)
             return solve(node.candidate, effort, Rules(split, self.policies), known, report)
         rules, known = Rules(split, node.stash_choices, open=True), Known(session.best_s, node.bound_s)
-        effort = replace(effort, deterministic=effort.deterministic / _SLOWER)
+        effort = replace(effort, deterministic=effort.deterministic / MODEL.open_seconds)
         told = report if node.stash_choices == self.stash_choices else None
         found = solve(node.candidate, effort, rules, known, told)
-        return replace(found, effort=found.effort * _SLOWER)
+        return replace(found, effort=found.effort * MODEL.open_seconds)
 
     def _file(self, node: Open, found: Found, ended: bool) -> None:
         """Closes the candidate, or puts it back with its new bound and more effort. `ended`: before its effort did."""
@@ -269,7 +254,7 @@ class Hunt:
             elif not node.stash_choices:
                 self.closed_s = min(self.closed_s, node.bound_s)
             return
-        node.effort *= 4
+        node.effort *= MODEL.longer
         if node.stash_choices:
             self.separate.append(node)
         else:

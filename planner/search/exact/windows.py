@@ -21,7 +21,7 @@ from ...graph import Candidate, route, stash_policy
 from ...lower import assemble
 from ...plan import Kind, Op, Plan
 from ...simulate import simulate
-from ..common import excess, limits
+from ..common import TOLERANCE, excess, limits
 from .instance import common_tick
 from .resources import memories_suffice, one_at_a_time
 from .solver import Effort, Outcome, run
@@ -30,7 +30,6 @@ from .timetable import Time, Timetable
 Orders = Sequence[Sequence[Op]]
 _WORK = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 _NOTHING = Outcome(False, False, False, 0, 0.0)
-_CLOSE = 1e-9
 
 
 def improve(
@@ -63,7 +62,7 @@ def improve(
         return None, outcome
     assert better.forecast is not None
     assert plan.forecast is not None
-    allowed = plan.forecast.step_s * (1 + _CLOSE if sideways else 1 - _CLOSE)
+    allowed = plan.forecast.step_s * (1 + TOLERANCE.same if sideways else 1 - TOLERANCE.same)
     over = sum(excess(better)) > sum(excess(plan))
     return (None if over or better.forecast.step_s > allowed else found), outcome
 

@@ -6,6 +6,7 @@ Begin with `weights.py` and `replica.py`.
 
 from .addresses import Addresses
 from .agreement import Agreement, agree
+from .departures import Packed, leaving, register_leaving
 from .digests import digest
 from .holders import compare_holders, equalise
 from .mini_batch import MiniBatch, MiniBatches
@@ -22,6 +23,7 @@ __all__ = [
     "Blueprint",
     "MiniBatch",
     "MiniBatches",
+    "Packed",
     "Predictor",
     "StageReplica",
     "StageVersions",
@@ -36,11 +38,13 @@ __all__ = [
     "find_data",
     "find_model",
     "in_place_of",
+    "leaving",
     "make_optimizer",
     "match_epochs",
     "match_model",
     "own_copies",
     "public_name",
+    "register_leaving",
     "repeated",
     "require_executable",
     "set_rate",

@@ -15,13 +15,14 @@ from ...models.protocol import build_shapes
 from ...models.registry import names
 from ...planner.basics import one_line
 from ...planner.check import Violation, check
-from ...planner.graph import stash_policy, update_size
+from ...planner.graph import STASH, stash_policies, stash_policy, update_size
 from ...planner.plan import Kind, Plan
 from ...planner.problem import Layer
 from ...planner.rules import structure
 from ..basics import RunError
 from ..stage import HALVES, autocasting, build_lowered, half_of, lower, output_like, own_random_state
 from .batches import inputs_and_targets
+from .departures import leaving
 from .ties import match_ties
 from .weights import STATE_NAMES
 
@@ -32,7 +33,7 @@ def require_executable(plan: Plan, device: str = "cpu") -> None:
     if device != "cpu":
         _require_no_shared_host_copies(plan, device)
     _require_separable(plan)
-    _require_weights_at_home(plan)
+    _require_stashes(plan)
     if plan.problem.workload.optimizer not in STATE_NAMES:
         raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
     _require_chain(plan)
@@ -55,13 +56,22 @@ def _require_no_shared_host_copies(plan: Plan, device: str) -> None:
                 )
 
 
-def _require_weights_at_home(plan: Plan) -> None:
-    for index, (pipeline, row) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
-        for stage, policy in enumerate(row):
-            if stash_policy(policy).versioned and pipeline.forward[stage] != pipeline.backward[stage]:
+def _require_stashes(plan: Plan) -> None:
+    """Somebody must say what goes to the host, and only whole stashes go to another device that way."""
+    for row in stash_policies(plan):
+        if row.hosted:
+            leaving(row.name)
+    for index, (pipeline, policies) in enumerate(zip(plan.pipelines, plan.stash, strict=True)):
+        for stage, row in enumerate(map(stash_policy, policies)):
+            if row.versioned and pipeline.forward[stage] != pipeline.backward[stage]:
                 raise RunError(
                     f"pipeline {index}, stage {stage}: weights that go to another device through the host with their "
                     "stash are not executed: plan with offload"
+                )
+            if row.hosted and row.moved != (STASH,) and pipeline.forward[stage] != pipeline.backward[stage]:
+                raise RunError(
+                    f"pipeline {index}, stage {stage}: {row.moved[0].name} that go to another device through the host "
+                    "are not executed: plan with offload"
                 )
 
 

@@ -281,7 +281,7 @@ class Interpreter(Posting):
         replica = self._replica(state, op)
         arriving = state.received.pop((Kind.RECV_S, stage, m), None)
         if arriving is None:
-            x = state.inputs.pop((stage, m))
+            x = self._stashes.take_input(state, stage, m)
         else:
             self._finish(state, arriving)
             x = arriving.tensors.pop()

@@ -90,7 +90,8 @@ class Posting:
             weights = self.replicas[op.stage].weights
             version = state.versions[op.stage].at(self._course.versions.backward[op.stage, op.micro_batch])
             carried = {name: version[name] for name in weights.trained}
-        transfer = self._stashes.offload(state, op, record, None if home == back else back, carried)
+        reader = None if home == back else back
+        transfer = self._stashes.offload(state, op, record, self._stash_policy(op), reader, carried)
         state.departed[op.stage, op.micro_batch] = transfer
         self._leave(state, transfer)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...planner.graph import StashPolicy
 from ...planner.plan import Kind, Op
 from ..place import Lanes, OpRecord, Place
 from ..stage import PackedStash, Stash, StashLayout
+from ..state import Packed, leaving
 from ..wires import Handle, Transport
 from .copies import moves_of
 from .step_state import Key, StepState, Transfer
@@ -51,13 +53,14 @@ class _Away:
     """A stash of this device that is elsewhere: what stayed, and the pieces at the host or back again.
 
     `weights`: names of the parameters that went with it, of which a stage may have none; they are the last pieces.
-    None: it went alone.
+    None: it went alone. `bytes`: of what is away, weights apart.
     """
 
-    packed: PackedStash
+    packed: Packed
     pieces: list[Tensor] = field(default_factory=list)
     back: Transfer | None = None
     weights: tuple[str, ...] | None = None
+    bytes: int = 0
 
 
 class Stashes:
@@ -126,33 +129,35 @@ class Stashes:
         state: StepState,
         op: Op,
         record: OpRecord,
+        policy: StashPolicy,
         reader: int | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> Transfer:
-        """OFFLOAD: starts copying a stash to the host; its memory is released when the copy has ended.
+        """OFFLOAD: starts copying what leaves to the host; its memory is released when the copy has ended.
 
         `reader`: the rank that will fetch it, if it is another one; it is sent the host's copy. `weights`: go with it,
         and stay as they are until they have left.
         """
         key = (op.stage, op.micro_batch)
-        pieces, packed = self._layout(state, op).own[op.stage].pack(state.stashes.pop(key))
-        away = _Away(packed, weights=None if weights is None else tuple(weights))
+        pieces, packed = leaving(policy.name)(state, key, self._layout(state, op).own[op.stage])
+        size = sum(piece.nbytes for piece in pieces)
+        away = _Away(packed, weights=None if weights is None else tuple(weights), bytes=size)
         read = list((weights or {}).values())
-        record.moved_bytes = sum(piece.nbytes for piece in (*pieces, *read))
-        leaving = self._moves.offload(pieces, read, away.pieces, state.times, record)
-        leaving.op = op
+        record.moved_bytes = size + sum(tensor.nbytes for tensor in read)
+        transfer = self._moves.offload(pieces, read, away.pieces, state.times, record)
+        transfer.op = op
         if reader is None:
             self._away[key] = away
-            return leaving
+            return transfer
 
         def hand_over() -> None:
-            leaving.block()
+            transfer.block()
             host = self._transport.host
             handles = [host.post_send(piece, reader, self._tags(op, k)) for k, piece in enumerate(away.pieces)]
             self._handed_over.append(Transfer(away.pieces, handles, None))
 
         self._handing_over.append(self._host_copies[str(reader)].put(hand_over))
-        return leaving
+        return transfer
 
     def expect_host_copy(self, state: StepState, op: Op, source: int) -> Transfer:
         """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
@@ -162,7 +167,8 @@ class Stashes:
             self._hosted(piece)
         host = self._transport.host
         handles = [host.post_receive(piece, source, self._tags(op, k)) for k, piece in enumerate(pieces)]
-        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces)
+        size = sum(piece.nbytes for piece in pieces)
+        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces, bytes=size)
         return Transfer([], handles, None, op=op)
 
     def fetch(self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], arrived: Transfer) -> None:
@@ -172,7 +178,7 @@ class Stashes:
         """
         key = (op.stage, op.micro_batch)
         away = self._away[key]
-        record.moved_bytes = sum(self._layout(state, op).piece_bytes[op.stage])
+        record.moved_bytes = away.bytes
         away.back = self._moves.fetch(away.pieces, arrived, first, state.times, record)
         away.back.op = op
 
@@ -227,16 +233,28 @@ class Stashes:
     def take(self, state: StepState, stage: int, micro_batch: int) -> Stash:
         """The stash for its backward, waited for if it was away; weights that went with it are in `state.carried`."""
         key = (stage, micro_batch)
-        away = self._away.pop(key, None)
-        if away is None:
+        if key not in self._away:
             return state.stashes.pop(key)
+        found: Stash = self._taken(state, key)
+        return found
+
+    def take_input(self, state: StepState, stage: int, micro_batch: int) -> Tensor:
+        """What an R makes the stash from, waited for if it was away."""
+        key = (stage, micro_batch)
+        if key not in self._away:
+            return state.inputs.pop(key)
+        found: Tensor = self._taken(state, key)
+        return found
+
+    def _taken(self, state: StepState, key: Key) -> Any:
+        away = self._away.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
         self._finish(state, away.back)
         if away.weights is not None:
             state.carried[key] = {name: away.pieces.pop() for name in reversed(away.weights)}
-        stash = away.packed.unpack(away.pieces)
+        found = away.packed.unpack(away.pieces)
         away.pieces.clear()
-        return stash
+        return found
 
 
 class _Forwarded:

@@ -107,9 +107,7 @@ class Account:
             return self._copy(key, op)
         found = Task(self._seconds(device, op), self._posted(key))
         s, m = op.stage, op.micro_batch
-        for other, came in self.ops.items():
-            if other[0] != device or came.stage != s:
-                continue
+        for other, came in self._of_stage[device, s]:
             for_forward = op.kind is Kind.F and came.kind is Kind.RECV_F
             for_backward = op.kind in BACK and came.kind is Kind.RECV_B
             stash = came.kind is Kind.RECV_S and self._last_hop(device, came) and op.kind in self._users(came)
@@ -148,7 +146,18 @@ class Account:
 
     def sender(self, receive: Key) -> Key:
         """The SEND of a RECV."""
-        return next(key for key, op in self.ops.items() if op.kind in SENDS and self.receiver(key) == receive)
+        return self._senders[receive]
+
+    @cached_property
+    def _senders(self) -> dict[Key, Key]:
+        return {self.receiver(key): key for key, op in self.ops.items() if op.kind in SENDS}
+
+    @cached_property
+    def _of_stage(self) -> dict[tuple[int, int], list[tuple[Key, Op]]]:
+        found: dict[tuple[int, int], list[tuple[Key, Op]]] = defaultdict(list)
+        for key, op in self.ops.items():
+            found[key[0], op.stage].append((key, op))
+        return found
 
     def receiver(self, sent: Key) -> Key:
         """The RECV of a SEND."""
@@ -257,19 +266,24 @@ class Account:
 
     def _run(self) -> None:
         """First come, first served: of what is ready, what nobody else can come before starts."""
-        left, free = dict(self.tasks), defaultdict[object, float](float)
-        while left:
-            ready = {
-                key: max((self.tasks[w.before].end_s + w.lag_s for w in task.waits), default=0.0)
-                for key, task in left.items()
-                if not any(w.before in left for w in task.waits)
-            }
-            assert ready, "the lists wait for each other"
-            alone = [key for key in ready if not left[key].lanes]
-            for key in alone or [min(ready, key=lambda key: (ready[key], key))]:
-                task = left.pop(key)
-                task.start_s = max([ready[key], *(free[lane] for lane in task.lanes)])
-                free.update(dict.fromkeys(task.lanes, task.end_s))
+        free = defaultdict[object, float](float)
+        followers: dict[Key, list[Key]] = defaultdict(list)
+        for key, task in self.tasks.items():
+            for wait in task.waits:
+                followers[wait.before].append(key)
+        left = {key: len(task.waits) for key, task in self.tasks.items()}
+        ready = {key: 0.0 for key, count in left.items() if not count}
+        while ready:
+            alone = (key for key in ready if not self.tasks[key].lanes)
+            key = next(alone, None) or min(ready, key=lambda key: (ready[key], key))
+            task = self.tasks[key]
+            task.start_s = max([ready.pop(key), *(free[lane] for lane in task.lanes)])
+            free.update(dict.fromkeys(task.lanes, task.end_s))
+            for other in followers[key]:
+                left[other] -= 1
+                if not left[other]:
+                    ready[other] = max(self.tasks[w.before].end_s + w.lag_s for w in self.tasks[other].waits)
+        assert not any(left.values()), "the lists wait for each other"
 
     @cached_property
     def step_s(self) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 from contraflow.planner.basics.errors import PlanError
-from contraflow.planner.graph import Candidate
+from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
@@ -14,31 +17,80 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph, SharedPara
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 
+Pick = Sequence[Any] | Callable[[random.Random], Any]
+"""Values of which one is drawn, or what draws one."""
+WHOLE = (1.0, 2.0, 3.0, 4.0)
+"""Seconds that an exact model can count."""
+
+
+def pick(rng: random.Random, values: Pick) -> Any:
+    """One of the values; where there is but one, nothing is drawn."""
+    if callable(values):
+        return values(rng)
+    return values[0] if len(values) == 1 else rng.choice(values)
+
+
+def some_seconds(rng: random.Random) -> float:
+    """One or two, or anything between half a second and three."""
+    return rng.choice([1.0, 2.0, rng.uniform(0.5, 3)])
+
+
+def some_weight_seconds(rng: random.Random) -> float:
+    """The same, and at times nothing."""
+    return rng.choice([1.0, 1.0, 0.0, rng.uniform(0.5, 3)])
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a random layer's costs are drawn from.
+
+    `halves`: how often its backward can be split. `held`: of stash bytes, what is held for W, at most `held_more` bytes
+    more than the stash. Outputs are no larger than stashes.
+    """
+
+    seconds: Pick = some_seconds
+    weight_seconds: Pick = some_weight_seconds
+    halves: float = 0.85
+    stash: Pick = range(1, 13)
+    held: Sequence[float] = (1, 0.5, 0, 1)
+    held_more: int = 3
+    output: Pick = (0, 0, 1, 3)
+    parameters: Pick = (0, 0, 0, 5)
+    workspace: Pick = (0, 0, 2)
+    input: Pick = (None, 1)
+
+
+def random_layer(rng: random.Random, k: int, costs: Costs = Costs()) -> Layer:
+    """Layer k; only the first takes data."""
+    stash = pick(rng, costs.stash)
+    halves = [pick(rng, costs.seconds), pick(rng, costs.seconds), pick(rng, costs.weight_seconds)]
+    separable = bool(costs.halves) and (costs.halves == 1 or rng.random() < costs.halves)
+    if not separable:
+        halves[1:] = [halves[1] + halves[2], 0.0]
+    held = [int(share * stash) for share in costs.held]
+    held[-1] += costs.held_more
+    return Layer(
+        f"layer{k}", *halves, separable=separable, parameter_bytes=pick(rng, costs.parameters), stash_bytes=stash,
+        weight_stash_bytes=pick(rng, held), output_bytes=min(stash, pick(rng, costs.output)),
+        input_bytes=pick(rng, costs.input) if k == 0 else None, workspace_bytes=pick(rng, costs.workspace),
+    )  # fmt: skip
+
+
+def random_layers(rng: random.Random, count: int, costs: Costs = Costs()) -> list[Layer]:
+    """Uneven layers."""
+    return [random_layer(rng, k, costs) for k in range(count)]
+
+
+def alike(first: Layer, count: int) -> list[Layer]:
+    """A layer, and copies of it that take no data."""
+    return [first, *(replace(first, name=f"layer{k}", input_bytes=None) for k in range(1, count))]
+
 
 def random_model(rng: random.Random, layers: int) -> ModelGraph:
     """Uneven layers; some cannot be split, some hold more for W than for I, some cost nothing."""
-    uniform = rng.random() < 0.3
-    found: list[Layer] = []
-    for k in range(layers):
-        stash = rng.randint(1, 12)
-        layer = Layer(
-            f"layer{k}",
-            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
-            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
-            rng.choice([1.0, 1.0, 0.0, rng.uniform(0.5, 3)]),
-            separable=rng.random() < 0.85,
-            parameter_bytes=rng.choice([0, 0, 0, 5]),
-            stash_bytes=stash,
-            weight_stash_bytes=rng.choice([stash, stash // 2, 0, stash + 3]),
-            output_bytes=min(stash, rng.choice([0, 0, 1, 3])),
-            input_bytes=rng.choice([None, 1]) if k == 0 else None,
-            workspace_bytes=rng.choice([0, 0, 2]),
-        )
-        if not layer.separable:
-            total = layer.backward_input_s + layer.backward_weight_s
-            layer = replace(layer, backward_input_s=total, backward_weight_s=0.0)
-        found.append(replace(found[0], name=layer.name, input_bytes=None) if uniform and found else layer)
-    return ModelGraph(tuple(found), random_edges(rng, layers))
+    equal = rng.random() < 0.3
+    found = random_layers(rng, layers)
+    return ModelGraph(tuple(alike(found[0], layers) if equal else found), random_edges(rng, layers))
 
 
 def random_edges(rng: random.Random, layers: int) -> tuple[tuple[str, str], ...]:
@@ -77,7 +129,7 @@ def random_routes(rng: random.Random, devices: int) -> list[tuple[int, ...]]:
     )
 
 
-def policy(rng: random.Random, other: list[str], device: int, back: int, cluster: Cluster) -> str:
+def policy(rng: random.Random, other: Sequence[str], device: int, back: int, cluster: Cluster) -> str:
     """Keep, or one of the others, for a stage with these forward and backward devices."""
     name = rng.choice(["keep", *other])
     if name == "ship":
@@ -93,8 +145,11 @@ def backwards(rng: random.Random, route: tuple[int, ...], devices: int) -> tuple
     return rng.choice([shifted, route[::-1], any_other, mixed, mixed])
 
 
-def random_candidate(seed: int, apart: bool = False) -> Candidate:
-    """A small random candidate; layers may be put together to stages. `apart`: with backward devices of their own."""
+def random_candidate(seed: int, apart: bool = False, policies: Sequence[str] | None = None) -> Candidate:
+    """A small random candidate; layers may be put together to stages. `apart`: with backward devices of their own.
+
+    `policies`: kinds from which the policy of every stash is drawn beside keep; by default a few, alike in a pipeline.
+    """
     rng = random.Random(seed)
     devices = rng.randint(1, 4)
     routes = random_routes(rng, devices)
@@ -103,18 +158,28 @@ def random_candidate(seed: int, apart: bool = False) -> Candidate:
     model = random_model(rng, stages + extra)
     cuts = [0, *sorted(rng.sample(range(1, stages + extra), stages - 1)), stages + extra]
     names = [layer.name for layer in model.layers]
+    split = tuple(tuple(names[a:b]) for a, b in pairwise(cuts))
     batches = rng.randint(len(routes), 9)
     owner = [*range(len(routes)), *(rng.randrange(len(routes)) for _ in range(batches - len(routes)))]
     taken = [tuple(m for m in range(batches) if owner[m] == k) for k in range(len(routes))]
     back = [backwards(rng, r, devices) if apart else r for r in routes]
     pipelines = tuple(Pipeline(*route) for route in zip(routes, back, taken, strict=True))
-    other = rng.choice([["keep"], ["keep"], ["recompute"], ["recompute", "offload"], ["offload"], ["ship"]])
+    some = [["keep"], ["keep"], ["recompute"], ["recompute", "offload"], ["offload"], ["ship"]]
+    other = rng.choice(some) if policies is None else list(policies)
     cluster = random_cluster(rng, devices)
-    stash = tuple(
-        tuple(policy(rng, other, *pair, cluster) for pair in zip(p.forward, p.backward, strict=True)) for p in pipelines
-    )
+    stash = tuple(stash_row(rng, other, p, cluster) for p in pipelines)
     problem = Problem(model, cluster, Workload(batches, rng.choice(["sgd", "adam"])))
-    return Candidate(problem, tuple(tuple(names[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)), pipelines, stash)
+    if policies is None:
+        return Candidate(problem, split, pipelines, stash)
+    return regroup(
+        problem, split, pipelines, {m: stash_row(rng, other, pipelines[k], cluster) for m, k in enumerate(owner)}
+    )
+
+
+def stash_row(rng: random.Random, other: Sequence[str], pipeline: Pipeline, cluster: Cluster) -> tuple[str, ...]:
+    """A policy for every stage of a pipeline."""
+    pairs = zip(pipeline.forward, pipeline.backward, strict=True)
+    return tuple(policy(rng, other, *pair, cluster) for pair in pairs)
 
 
 def tied(candidate: Candidate, seed: int) -> Candidate:
@@ -135,48 +200,24 @@ def tied(candidate: Candidate, seed: int) -> Candidate:
     return replace(candidate, problem=problem)
 
 
-def halved(layer: Layer, draw: random.Random) -> Layer:
-    """Part of the backward is for the weights, and holds less or more than the stash; or it cannot be split."""
-    share, stash = draw.choice([0.5, 0.5, 0.3, 0.7]), layer.stash_bytes
-    if draw.random() < 0.2:
-        return replace(layer, separable=False)
-    total, held = layer.backward_input_s, draw.choice([stash, stash // 2, 0, stash + 3])
-    return replace(
-        layer, backward_input_s=total * (1 - share), backward_weight_s=total * share, weight_stash_bytes=held
-    )
-
-
 def random_problem(seed: int) -> tuple[ModelGraph, Cluster, Workload]:
     """A small problem with uneven layers, sometimes unequal devices, tight memory, slow links, halved backwards."""
-    rng, draw = random.Random(seed), random.Random(-1 - seed)
-    halves = draw.random() < 0.7
-    count = rng.randint(1, 7)
-    layers = [
-        Layer(
-            f"layer{k}",
-            rng.choice([1.0, 2.0, rng.uniform(0.5, 3)]),
-            rng.choice([2.0, 1.0, rng.uniform(0.5, 4)]),
-            parameter_bytes=rng.choice([0, 0, 5, 40]),
-            stash_bytes=(stash := rng.randint(1, 30)),
-            weight_stash_bytes=stash,
-            output_bytes=min(stash, rng.choice([0, 1, 5])),
-            workspace_bytes=rng.choice([0, 0, 7]),
-        )
-        for k in range(count)
-    ]
-    layers = [halved(layer, draw) for layer in layers] if halves else layers
+    rng = random.Random(seed)
+    costs = Costs(
+        halves=rng.choice([0, 0.8, 0.8]), stash=range(1, 31), output=(0, 1, 5), parameters=(0, 0, 5, 40),
+        workspace=(0, 0, 7), input=(None,),
+    )  # fmt: skip
+    layers = random_layers(rng, rng.randint(1, 7), costs)
     link = rng.choice([Link(), Link(10.0, 0.05), Link(2.0, 0.5)])
-    memory = rng.randint(40, 400)
-    devices = rng.randint(1, 4)
-    bandwidth = rng.choice([None, 100.0])
-    if rng.random() < 0.7:
-        cluster = Cluster((NodeGroup(1, devices, DeviceType("even", memory, 1.0, bandwidth), link),), link)
-    else:
-        fast = NodeGroup(1, devices, DeviceType("fast", memory, 2.0, bandwidth), link)
-        slow = NodeGroup(1, 1, DeviceType("slow", memory * 2, 1.0, bandwidth), link)
-        cluster = Cluster((fast, slow), link)
+    memory, devices, bandwidth = rng.randint(40, 400), rng.randint(1, 4), rng.choice([None, 100.0])
+    nodes = [NodeGroup(1, devices, DeviceType("even", memory, 1.0, bandwidth), link)]
+    if rng.random() >= 0.7:
+        nodes = [
+            NodeGroup(1, devices, DeviceType("fast", memory, 2.0, bandwidth), link),
+            NodeGroup(1, 1, DeviceType("slow", memory * 2, 1.0, bandwidth), link),
+        ]
     workload = Workload(rng.randint(1, 6), rng.choice(["sgd", "adam"]))
-    return ModelGraph.chain(layers), cluster, workload
+    return ModelGraph.chain(layers), Cluster(tuple(nodes), link), workload
 
 
 # ------------------------------------------------------------------ a list scheduler

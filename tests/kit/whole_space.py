@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from random_plans import Greedy
+from random_plans import Costs, Greedy, random_layers
 
-from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
+from contraflow.planner import Cluster, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
@@ -31,23 +31,17 @@ SPACES = (
 )
 """What callers ask for."""
 MOST_ORDERS = 3
+COSTS = Costs(
+    (1, 2, 3, 4), (1, 2, 3), 0.5, range(1, 7), (1, 0.5), held_more=0, output=(0, 1, 2), parameters=(0, 0, 2),
+    workspace=(0,), input=(None,),
+)  # fmt: skip
 Route = tuple[int, ...]
 
 
 def small_problem(rng: random.Random) -> Problem:
     """Two or three devices, layers and micro-batches; random costs, links with and without a price, no memory limit."""
     layers, devices, batches = rng.randint(2, 3), rng.randint(2, 3), rng.randint(2, 3)
-    found = []
-    for k in range(layers):
-        stash = rng.randint(1, 6)
-        halves = rng.random() < 0.5
-        found.append(
-            Layer(
-                f"l{k}", rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 3) if halves else 0, separable=halves,
-                stash_bytes=stash, weight_stash_bytes=rng.choice([stash, stash // 2]),
-                output_bytes=rng.choice([0, 1, 2]), parameter_bytes=rng.choice([0, 0, 2]),
-            )
-        )  # fmt: skip
+    found = random_layers(rng, layers, COSTS)
     link, host = rng.choice([Link(), Link(4.0), Link(8.0, 0.2)]), rng.choice([Link(), Link(6.0)])
     kinds = [DeviceType(f"d{k}", 1 << 30, rng.choice([1.0, 1.0, 2.0])) for k in range(devices)]
     if rng.random() < 0.6:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from random_plans import plans_of, random_candidate, random_cluster, random_model
+from random_plans import WHOLE, Costs, alike, plans_of, random_candidate, random_cluster, random_layers, random_model
 
 from contraflow.planner import bounds
 from contraflow.planner.graph import Candidate
@@ -20,6 +20,10 @@ from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import variants
 
 CLOSE = 1 + 1e-7
+COUNTED = Costs(
+    WHOLE, WHOLE, 1, range(1, 5), (1, 0.5, 0), held_more=0, output=(0,), parameters=(0,), workspace=(0,), input=(None,)
+)
+"""Whole seconds and few bytes: what an exact model can count."""
 
 
 def hold(plan: Plan, split: bool, wide: bool = False) -> None:
@@ -153,16 +157,9 @@ def whole_candidate(seed: int) -> tuple[Candidate, int]:
     routes = rng.choice(
         [[straight], [straight], [straight + straight[::-1]], [straight * 2], [straight, straight[::-1]]]
     )
-    layers = []
     same = rng.random() < 0.4
-    for k in range(len(routes[0])):
-        if same and layers:
-            layers.append(replace(layers[0], name=f"layer{k}"))
-            continue
-        stash = rng.randint(1, 4)
-        seconds = [float(rng.randint(1, 4)) for _ in range(3)]
-        held = rng.choice([stash, stash // 2, 0])
-        layers.append(Layer(f"layer{k}", *seconds, stash_bytes=stash, weight_stash_bytes=held))
+    layers = random_layers(rng, 1 if same else len(routes[0]), COUNTED)
+    layers = alike(layers[0], len(routes[0])) if same else layers
     batches = rng.randint(len(routes), 5)
     cluster = Cluster.uniform(devices, 1 << 20, Link(latency_s=rng.choice([0, 0, 1])))
     problem = Problem(ModelGraph.chain(layers), cluster, Workload(batches))
@@ -253,13 +250,9 @@ def test_known_spaces(devices: int, batches: int, limit: int, uneven: bool, expe
 def test_no_placement_beats_the_space(seed: int) -> None:
     """The optimum of every placement of a few layers on two or three devices, and the bound for all of them."""
     rng = random.Random(seed)
-    devices, layers = rng.choice([(2, 2), (2, 3), (3, 3)]), []
-    count, many = devices
-    for k in range(many):
-        stash = rng.randint(1, 4)
-        seconds = [float(rng.randint(1, 4)) for _ in range(3)]
-        layer = Layer(f"l{k}", *seconds, stash_bytes=stash, weight_stash_bytes=rng.choice([stash, stash // 2, 0]))
-        layers.append(replace(layers[0], name=f"l{k}") if layers and seed % 2 else layer)
+    count, many = rng.choice([(2, 2), (2, 3), (3, 3)])
+    layers = random_layers(rng, many, COUNTED)
+    layers = alike(layers[0], many) if seed % 2 else layers
     limit = max(layer.stash_bytes for layer in layers) * rng.choice([1, 2, 3])
     cluster = Cluster.uniform(count, limit, Link(latency_s=rng.choice([0, 1])))
     problem = Problem(ModelGraph.chain(layers), cluster, Workload(rng.randint(1, 4)))

@@ -6,7 +6,7 @@ have a room of their own with a command: `dag/`.
 
 from .chain import Chain, Cuts, Floats, bottleneck, compositions, cut, lightest, link_seconds, trace
 from .folded import fold
-from .mixed import AWAY, QUARTERS, cut_mixed, fates, kept
+from .mixed import AWAY, QUARTERS, choices, cut_mixed, kept
 
 __all__ = [
     "AWAY",
@@ -18,7 +18,7 @@ __all__ = [
     "compositions",
     "cut",
     "cut_mixed",
-    "fates",
+    "choices",
     "fold",
     "kept",
     "lightest",

@@ -1,7 +1,7 @@
-"""Cuts for orders that do not fit with every stash kept: every stage gets the cheapest fate of its stashes that fits.
+"""Cuts for orders that do not fit with every stash kept: every stage gets the cheapest stash choice that fits.
 
-A fate says what happens to the stashes of a stage: 0 to QUARTERS, how many of every four micro-batches are recomputed
-(0 keeps all), or AWAY, all are copied to the host.
+A choice says what happens to the stashes of a stage: 0 to QUARTERS, how many of every four micro-batches are
+recomputed (0 keeps all), or AWAY, all are copied to the host.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ HELD = 3
 """Stashes of an AWAY stage that its device holds: one leaving, one coming back, one in use."""
 
 
-def kept(in_flight: int, fate: int) -> int:
-    """Most whole stashes alive at once under a fate, of so many micro-batches in flight one after the other."""
-    if fate == AWAY:
+def kept(in_flight: int, choice: int) -> int:
+    """Most whole stashes alive at once under a choice, of so many micro-batches in flight one after the other."""
+    if choice == AWAY:
         return min(in_flight, HELD)
-    return in_flight // QUARTERS * (QUARTERS - fate) + min(in_flight % QUARTERS, QUARTERS - fate)
+    return in_flight // QUARTERS * (QUARTERS - choice) + min(in_flight % QUARTERS, QUARTERS - choice)
 
 
-def fates(policies: Collection[str]) -> list[int]:
-    """The fates that these policies allow, beside keeping. Raises PlanError for policies that have none."""
+def choices(policies: Collection[str]) -> list[int]:
+    """The choices that these policies allow, beside keeping. Raises PlanError for policies that have none."""
     for policy in policies:
         if policy not in (KEEP, RECOMPUTE, OFFLOAD):
-            raise PlanError(f"no fate of stashes for policy {policy!r}; known: {KEEP}, {RECOMPUTE}, {OFFLOAD}")
+            raise PlanError(f"no stash choice for policy {policy!r}; known: {KEEP}, {RECOMPUTE}, {OFFLOAD}")
     recomputed = range(1, QUARTERS + 1) if RECOMPUTE in policies else ()
     return [0, *recomputed, *([AWAY] if OFFLOAD in policies else [])]
 
@@ -40,7 +40,7 @@ def fates(policies: Collection[str]) -> list[int]:
 def cut_mixed(
     chain: Chain, devices: Sequence[int], in_flight: Sequence[int], policies: Collection[str], less: Sequence[int] = ()
 ) -> Cuts | None:
-    """The contiguous cut with the smallest bottleneck, each stage under the cheapest fate that fits; None without one.
+    """The contiguous cut with the smallest bottleneck, each stage under the cheapest choice that fits, or None.
 
     As `chain.cut`, where a stage's seconds contain what it recomputes, and are not less than what its copies take on
     the host link; of equal cuts, that with the least sum of seconds. `less`: bytes taken off every device's limit.
@@ -48,7 +48,7 @@ def cut_mixed(
     size = len(chain) + 1
     if len(devices) >= size:
         return None
-    tables = list(_tables(chain, devices, in_flight, fates(policies), less))
+    tables = list(_tables(chain, devices, in_flight, choices(policies), less))
     worst = bottleneck(iter(tables), size)[0]
     if math.isinf(worst):
         return None
@@ -59,7 +59,7 @@ def cut_mixed(
 def _tables(
     chain: Chain, devices: Sequence[int], in_flight: Sequence[int], options: Sequence[int], less: Sequence[int]
 ) -> Iterator[Floats]:
-    """Per stage, the seconds of every interval of layers under its cheapest fate; infinite where none fits."""
+    """Per stage, the seconds of every interval of layers under its cheapest choice; infinite where none fits."""
     forward = _intervals(chain.costs.forward_s)
     stash = _intervals(chain.costs.stash_bytes.astype(float))
     entering = chain.boundary_bytes[:, None] + _intervals(chain.costs.input_bytes.astype(float))
@@ -68,14 +68,14 @@ def _tables(
         room = chain.limit(device) - (less[device] if len(less) else 0) - static
         speed, occupation = chain.speed(device), link_seconds(chain, devices, s)[0]
         best = np.full_like(static, np.inf)
-        for fate in options:
-            whole = kept(in_flight[s], fate)
+        for choice in options:
+            whole = kept(in_flight[s], choice)
             held = whole * stash
             seconds = chain.seconds / speed
-            if 0 < fate <= QUARTERS:
+            if 0 < choice <= QUARTERS:
                 held = held + (in_flight[s] - whole) * entering + stash
-                seconds = seconds + fate / QUARTERS * forward / speed
-            elif fate == AWAY:
+                seconds = seconds + choice / QUARTERS * forward / speed
+            elif choice == AWAY:
                 seconds = np.maximum(seconds, stash * host_seconds(chain, device))
             best = np.minimum(best, np.where(held <= room, seconds, np.inf))
         yield np.maximum(best, occupation[:, None])

@@ -76,7 +76,7 @@ def _device(graph: Graph, edge: tuple[int, int]) -> int:
 
 
 def _implied(graph: Graph, column: dict[int, int], edge: tuple[int, int], data: dict[str, Any]) -> bool:
-    """Whether a need is left out: the closing ops need every backward of their stage, which come before them anyway."""
+    """Whether a need is left out: sums and updates need all backwards of their stage, which come first anyway."""
     earlier, later = (graph.nodes[node]["op"].kind for node in edge)
     if data["why"] != "data" or later not in (Kind.STEP, *COLLECTIVES) or earlier in COLLECTIVES:
         return False

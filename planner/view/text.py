@@ -50,7 +50,7 @@ def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
     shape = (
         f"{plain(plan.problem.model.name)}: {plain(source)}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
-        f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}{_apart(plan)}"
+        f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}{_on_two_devices(plan)}"
     )
     return "\n".join(line for text in (shape, promise(forecast), among(plan, forecast)) for line in wrap(text, width))
 
@@ -63,11 +63,11 @@ def updating(plan: Plan) -> str:
     return f", weights {plain(plan.weights)}, an update every {f'{size} micro-batches' if size > 1 else 'micro-batch'}"
 
 
-def _apart(plan: Plan) -> str:
+def _on_two_devices(plan: Plan) -> str:
     """How many stages have two devices, where some have."""
     pairs = [list(zip(p.forward, p.backward, strict=True)) for p in plan.pipelines]
-    apart = sum(any(pair[s][0] != pair[s][1] for pair in pairs) for s in range(len(plan.stages)))
-    return f", {apart} of {len(plan.stages)} stages run backward on another device" if apart else ""
+    separate = sum(any(pair[s][0] != pair[s][1] for pair in pairs) for s in range(len(plan.stages)))
+    return f", {separate} of {len(plan.stages)} stages run backward on another device" if separate else ""
 
 
 def promise(forecast: Forecast) -> str:

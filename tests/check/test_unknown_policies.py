@@ -10,7 +10,7 @@ from instances import one_layer_a_stage, uniform
 from contraflow.planner import Cluster, Link, SearchSpace, Workload, bounds, plan
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.graph import Candidate
-from contraflow.planner.partition.mixed import fates
+from contraflow.planner.partition.mixed import choices
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.search.exact.instance import Rules, Stash
 from contraflow.planner.search.exact.search import solve
@@ -47,7 +47,7 @@ ENTRIES: dict[str, Callable[[str], object]] = {
     "exact search over devices": lambda name: solve(
         candidate(), EFFORT, Rules(policies=frozenset({"keep", name}), open=True)
     ),
-    "cuts with fates": lambda name: fates(["recompute", name]),
+    "cuts with choices": lambda name: choices(["recompute", name]),
     "search without a flush": lambda name: alternatives(PROBLEM, SearchSpace(asynchronous=("stash",)))[0].programme(
         stashes=("keep", name)
     ),

@@ -1,4 +1,4 @@
-"""Named orders where memory is tight: what is alive when, the cheapest fates of stashes that fit, and cuts for them."""
+"""Named orders that are made to fit: what is alive when, the cheapest stash choices that fit, and cuts for them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_cannot_hold_its_stashes_does_not_fit(stashes: float) -> None:
     assert (False, False) in seen
 
 
-# ---------------------------------------------------------------- cuts and fates
+# ---------------------------------------------------------------- cuts and choices
 
 
 @pytest.mark.parametrize("policies", [(), (RECOMPUTE,), (OFFLOAD,), (RECOMPUTE, OFFLOAD)])
@@ -121,7 +121,7 @@ def test_the_cut_is_the_best_of_all_cuts_and_fates(policies: tuple[str, ...]) ->
 
 
 def _worst(chain: Chain, ends: tuple[int, ...], policies: tuple[str, ...]) -> float:
-    """The slowest of three stages with three, two and one micro-batch in flight, each under its cheapest fate."""
+    """The slowest of three stages with three, two and one micro-batch in flight, each under its cheapest choice."""
     costs, worst = chain.costs, 0.0
     for flight, i, j in zip((3, 2, 1), ends, ends[1:], strict=False):
         forward, stash = float(costs.forward_s[i:j].sum()), float(costs.stash_bytes[i:j].sum())
@@ -130,9 +130,9 @@ def _worst(chain: Chain, ends: tuple[int, ...], policies: tuple[str, ...]) -> fl
         room = chain.limit(0) - float(chain.static_bytes[0, i:j].sum()) - transit
         options = [(work, flight * stash)]
         if RECOMPUTE in policies:
-            for fate in range(1, QUARTERS + 1):
-                whole = min(flight, QUARTERS - fate)
-                options.append((work + fate / QUARTERS * forward, whole * stash + (flight - whole) + stash))
+            for choice in range(1, QUARTERS + 1):
+                whole = min(flight, QUARTERS - choice)
+                options.append((work + choice / QUARTERS * forward, whole * stash + (flight - whole) + stash))
         if OFFLOAD in policies:
             slow = stash / chain.problem.cluster.nodes[0].host_link.bandwidth
             options.append((max(work, slow), kept(flight, AWAY) * stash))

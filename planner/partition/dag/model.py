@@ -67,11 +67,11 @@ class StageModel:
         """The Booleans, constants outside the windows; which stages are CPUs; which groups run lean where."""
         model, problem = self.model, self.problem
         no, yes = model.new_constant(0), model.new_constant(1)
-        self.begun = []
+        self.within = []
         for g in range(len(problem)):
             first, last = int(self.windows.first[g]), int(self.windows.last[g])
             row = [no if s < first else yes if s >= last else model.new_bool_var(f"y{g}_{s}") for s in self.stages]
-            self.begun.append(row)
+            self.within.append(row)
         self.cpu = [model.new_bool_var(f"cpu{s}") for s in self.stages] if problem.cpus else []
         self.lean = {
             (g, s): model.new_bool_var(f"lean{g}_{s}")
@@ -88,19 +88,19 @@ class StageModel:
         """1 when group g is in stage s."""
         if s not in self.range(g):
             return 0
-        return self.begun[g][s] - self.begun[g][s - 1] if s > self.windows.first[g] else self.begun[g][s]
+        return self.within[g][s] - self.within[g][s - 1] if s > self.windows.first[g] else self.within[g][s]
 
     # ---------------------------------------------------------------- constraints
 
     def add_order(self) -> None:
         """Stages follow one another; with a group all its predecessors; no empty stage where none may be."""
         model = self.model
-        for g, row in enumerate(self.begun):
+        for g, row in enumerate(self.within):
             for s in self.range(g)[:-1]:
                 model.add_implication(row[s], row[s + 1])
         for a, b in self.problem.graph.edges:
             for s in range(int(self.windows.first[b]), int(self.windows.last[a])):
-                model.add_implication(self.begun[b][s], self.begun[a][s])
+                model.add_implication(self.within[b][s], self.within[a][s])
         if self.problem.every:
             for s in self.stages:
                 model.add(sum(self.at(g, s) for g in range(len(self.problem))) >= 1)
@@ -151,7 +151,7 @@ class StageModel:
             crosses = self.model.new_bool_var("")
             for target in tensor.targets:
                 if s < self.windows.last[target]:
-                    self.model.add_bool_or(crosses, ~self.begun[tensor.source][s], self.begun[target][s])
+                    self.model.add_bool_or(crosses, ~self.within[tensor.source][s], self.within[target][s])
             terms.append(ticks * crosses)
         return sum(terms)
 
@@ -161,23 +161,23 @@ class StageModel:
         for tensor, ticks in zip(self.problem.tensors, self.ticks.costs, strict=True):
             near = [g for g in (tensor.source, *tensor.targets) if s in self.range(g)]
             if ticks and near:
-                terms.append(ticks * self._apart(tensor, s))
+                terms.append(ticks * self._is_split(tensor, s))
         return sum(terms)
 
-    def _apart(self, tensor: Tensor, s: int) -> cp_model.IntVar:
+    def _is_split(self, tensor: Tensor, s: int) -> cp_model.IntVar:
         """Has stage s the tensor's source without a target, or a target without the source?
 
         The same twice: linear for the relaxation, clauses for propagation.
         """
-        apart = self.model.new_bool_var("")
+        split = self.model.new_bool_var("")
         for target in tensor.targets:
             for here, there in ((tensor.source, target), (target, tensor.source)):
-                self.model.add(apart >= self.at(here, s) - self.at(there, s))
-                inside = [~self.begun[here][s], *([self.begun[here][s - 1]] if s else [])]
-                self.model.add_bool_or(apart, *inside, self.begun[there][s])
+                self.model.add(split >= self.at(here, s) - self.at(there, s))
+                inside = [~self.within[here][s], *([self.within[here][s - 1]] if s else [])]
+                self.model.add_bool_or(split, *inside, self.within[there][s])
                 if s:
-                    self.model.add_bool_or(apart, *inside, ~self.begun[there][s - 1])
-        return apart
+                    self.model.add_bool_or(split, *inside, ~self.within[there][s - 1])
+        return split
 
     def add_memory(self) -> None:
         """What an accelerator holds is within its limit; stage s has a micro-batch in flight for each from s on."""
@@ -206,7 +206,7 @@ class StageModel:
         least = [int(t) for t in self.ticks.least]
         total, count = sum(least), len(self.stages)
         for s in self.stages[:-1]:
-            done = sum(t * self.begun[g][s] for g, t in enumerate(least) if t)
+            done = sum(t * self.within[g][s] for g, t in enumerate(least) if t)
             self.model.add(done <= (s + 1) * self.longest)
             self.model.add(total - done <= (count - 1 - s) * self.longest)
 
@@ -220,7 +220,7 @@ class StageModel:
         for s, block in enumerate(partition, start=shift):
             for g in block.groups:
                 for t in self.range(g)[:-1]:
-                    self.model.add_hint(self.begun[g][t], int(s <= t))
+                    self.model.add_hint(self.within[g][t], int(s <= t))
 
     def solve(self, seconds: float, workers: int, seed: int) -> Found:
         """Runs the solver; ends early when an improvement makes a smaller model possible."""
@@ -240,7 +240,7 @@ class StageModel:
         return self.rule.at(int(longest) - 1).free < _SHRINK * self.windows.free
 
     def _partition(self, solver: cp_model.CpSolver) -> Partition:
-        place = [next(s for s in self.stages if solver.value(row[s])) for row in self.begun]
+        place = [next(s for s in self.stages if solver.value(row[s])) for row in self.within]
         lean = {(g, s) for (g, s), literal in self.lean.items() if solver.value(literal)}
         blocks = []
         for s in self.stages:

@@ -69,6 +69,6 @@ def describe(candidate: Candidate) -> str:
     if chunks > 1:
         way = ", round and round" if route[:devices] == route[devices : 2 * devices] else ", back and forth"
     routes = len({(p.forward, p.backward) for p in candidate.pipelines})
-    fates = sorted({policy for row in candidate.stash for policy in row} - {KEEP})
+    chosen = sorted({policy for row in candidate.stash for policy in row} - {KEEP})
     stages = f"{chunks} stage{'s' if chunks > 1 else ''} a device{way}"
-    return f"{stages}, {routes} route{'s' if routes > 1 else ''}" + (f", some {' and '.join(fates)}" if fates else "")
+    return f"{stages}, {routes} route{'s' if routes > 1 else ''}" + (f", some {' and '.join(chosen)}" if chosen else "")

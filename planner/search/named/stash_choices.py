@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, static_bytes
-from ...partition import AWAY, QUARTERS, fates, kept
+from ...partition import AWAY, QUARTERS, choices, kept
 from ...plan import Kind, Op
 from ..common import limits
 from .fullest import Fullest, Ints, Unit, fullest
@@ -36,7 +36,7 @@ def lightened(
     None where some device does not hold what the order needs in less than most_s. `less`: bytes taken off every
     device's limit.
     """
-    options = fates(policies)
+    options = choices(policies)
     found: dict[Unit, int] = {}
     worst = 0.0
     static = [sum(parts.values()) for parts in static_bytes(candidate, candidate.costs)]
@@ -63,10 +63,10 @@ def with_choices(candidate: Candidate, chosen: Mapping[Unit, int]) -> Candidate:
     return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows)
 
 
-def _policy(fate: int, turn: int) -> str:
-    if not 0 <= fate <= AWAY:
-        raise KeyError(fate)
-    return OFFLOAD if fate == AWAY else RECOMPUTE if turn < fate else KEEP
+def _policy(choice: int, turn: int) -> str:
+    if not 0 <= choice <= AWAY:
+        raise KeyError(choice)
+    return OFFLOAD if choice == AWAY else RECOMPUTE if turn < choice else KEEP
 
 
 def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
@@ -137,28 +137,28 @@ class _Device:
         """Bytes of every unit under every choice at every instant."""
         found = []
         for k in range(len(self.full.units)):
-            live, fates = self.full.live[:, k], []
-            for fate in range(AWAY + 1):
-                whole = np.array([kept(n, fate) for n in range(self._most_alive)])[live]
-                again = self.entering[k] if 0 < fate <= QUARTERS else 0
-                fates.append(whole * self.stash[k] + (live - whole) * again)
-            found.append(fates)
+            live, choices = self.full.live[:, k], []
+            for choice in range(AWAY + 1):
+                whole = np.array([kept(n, choice) for n in range(self._most_alive)])[live]
+                again = self.entering[k] if 0 < choice <= QUARTERS else 0
+                choices.append(whole * self.stash[k] + (live - whole) * again)
+            found.append(choices)
         return found
 
     def bytes(self, chosen: Sequence[int]) -> int:
         """The most that is alive under these choices."""
         total, again = self._pending.copy(), 0
-        for k, fate in enumerate(chosen):
-            total += self._held[k][fate]
-            if 0 < fate <= QUARTERS:
+        for k, choice in enumerate(chosen):
+            total += self._held[k][choice]
+            if 0 < choice <= QUARTERS:
                 again = max(again, int(self.stash[k] - self.entering[k]))
         return int(total.max(initial=0)) + again
 
     def seconds(self, chosen: Sequence[int]) -> float:
         """What the device computes, or its host link copies in one direction, if that takes longer."""
-        fate = np.array(chosen)
-        remade = np.where(fate <= QUARTERS, fate / QUARTERS, 0.0) * self.forward_s
-        copies = self.counts @ np.where(fate == AWAY, self.copy_s, 0.0)
+        choice = np.array(chosen)
+        remade = np.where(choice <= QUARTERS, choice / QUARTERS, 0.0) * self.forward_s
+        copies = self.counts @ np.where(choice == AWAY, self.copy_s, 0.0)
         return float(max(self.counts @ (self.work_s + remade), copies))
 
     def choose(self, options: Sequence[int], most_s: float) -> list[int] | None:
@@ -172,8 +172,8 @@ class _Device:
             before, best = self.seconds(chosen), None
             if before >= most_s:
                 return None
-            for k, fate in self._changes(chosen, options):
-                other = [*chosen[:k], fate, *chosen[k + 1 :]]
+            for k, choice in self._changes(chosen, options):
+                other = [*chosen[:k], choice, *chosen[k + 1 :]]
                 saved = held - self.bytes(other)
                 if saved > 0:
                     price = ((self.seconds(other) - before) / min(saved, held - self.room), -saved)
@@ -185,13 +185,13 @@ class _Device:
         return self._eased(chosen)
 
     def _changes(self, chosen: Sequence[int], options: Sequence[int]) -> list[tuple[int, int]]:
-        return [(k, fate) for k, old in enumerate(chosen) for fate in options if fate > old]
+        return [(k, choice) for k, old in enumerate(chosen) for choice in options if choice > old]
 
     def _eased(self, chosen: list[int]) -> list[int]:
         """The choices with as little recomputation and as few copies as still fit, unit by unit."""
         for k, old in enumerate(chosen):
-            for fate in range(old):
-                other = [*chosen[:k], fate, *chosen[k + 1 :]]
+            for choice in range(old):
+                other = [*chosen[:k], choice, *chosen[k + 1 :]]
                 if self.bytes(other) <= self.room and self.seconds(other) <= self.seconds(chosen):
                     chosen = other
                     break

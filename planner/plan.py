@@ -129,6 +129,10 @@ class DeviceForecast:
     peak_parts: tuple[tuple[str, int], ...] = ()
 
 
+PROVEN_GAP = 1e-6
+"""A plan whose gap is no larger is optimal."""
+
+
 def gap_of(seconds: float, bound_s: float) -> float:
     """How far seconds are above a bound, as a share of it."""
     if bound_s > 0:

@@ -12,8 +12,9 @@ import click
 
 from ..basics import InputError, parse_bandwidth, parse_bytes, printable_lines, refusal
 from ..formats import load_model as load_model_file
+from ..plan import gap_of
 from ..problem import OPTIMIZER_STATES, PRECISIONS, PRESETS, Cluster, ModelGraph, Workload
-from ..search import Proven, gap_of
+from ..search import Proven
 
 Profiler = Callable[[str], ModelGraph]
 _Command = TypeVar("_Command", bound=Callable[..., Any])

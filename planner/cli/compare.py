@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..basics import InputError, format_bytes, format_seconds
-from ..plan import Problem
+from ..plan import Problem, gap_of
 from ..problem import Cluster
 from .asynchronous import asynchronous_options, compare_asynchronous, fitting
 from .common import among_to_dict, load_problem, print_json, problem_options, say
@@ -160,7 +160,7 @@ def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:
         return Row(name, result.status, note="; ".join(map(str, result.violations)))
     step_s, peaks = made.forecast.step_s, made.forecast.peak_bytes
     fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
-    gap = step_s / bound_s - 1 if fits and bound_s > 0 else None
+    gap = gap_of(step_s, bound_s) if fits and bound_s > 0 else None
     return Row(name, result.status if fits else "infeasible", step_s, made.forecast.bubble, peaks, fits, gap)
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from ..basics import format_seconds, printable
+from ..plan import gap_of
 from ..view import percent
 
 
@@ -55,5 +56,5 @@ def describe(progress: Any) -> str:
     if 0 < bound_s < math.inf:
         parts.append(f"bound {format_seconds(bound_s)}")
         if step_s is not None:
-            parts.append(f"gap {percent(max(0.0, step_s / bound_s - 1))}")
+            parts.append(f"gap {percent(max(0.0, gap_of(step_s, bound_s)))}")
     return ", ".join([*parts, progress.phase])

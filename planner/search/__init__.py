@@ -4,7 +4,6 @@ Imports every room below view and cli. Begin with `driver.py`, which is `plan()`
 stand on one another: `common`, `orders`, `named`, `exact`, then `techniques`, `scale` and `steady`.
 """
 
-from ..plan import gap_of
 from .common import Proven
 from .driver import Progress, Result, Shortage, plan
 from .memory_frontier import FrontierPoint, frontier
@@ -18,7 +17,6 @@ __all__ = [
     "Result",
     "Shortage",
     "frontier",
-    "gap_of",
     "kernel_cache",
     "plan",
     "why_not",

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds
-from ..plan import Forecast, Kind, Op, Pipeline, Plan
+from ..plan import Forecast, Kind, Op, Pipeline, Plan, gap_of
 from .names import plain
 from .palette import Paint, hatches, paint
 from .text import count_pipelines, device_limit, percent, updating
@@ -85,7 +85,9 @@ def _title(plan: Plan, forecast: Forecast) -> Iterator[str]:
     if forecast.gap is not None:
         figures.append(("gap", percent(forecast.gap)))
     if plan.provenance.among_bound_s:
-        figures.append(("gap in its part", percent(max(0.0, forecast.objective_s / plan.provenance.among_bound_s - 1))))
+        figures.append(
+            ("gap in its part", percent(max(0.0, gap_of(forecast.objective_s, plan.provenance.among_bound_s))))
+        )
     figures.append(("bubble", percent(forecast.bubble)))
     spans = "".join(
         f'<tspan class="dim"{" dx=" + chr(34) + "16" + chr(34) if k else ""}>{name} </tspan>'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds
 from ..graph import update_size
-from ..plan import COPIES, Forecast, Kind, Op, Plan
+from ..plan import COPIES, PROVEN_GAP, Forecast, Kind, Op, Plan, gap_of
 from ..problem import FLUSH
 from .names import plain, wrap
 
@@ -90,8 +90,8 @@ def among(plan: Plan, forecast: Forecast) -> str:
     part, bound_s = plan.provenance.among, plan.provenance.among_bound_s
     if not part or not bound_s:
         return ""
-    gap = max(0.0, forecast.objective_s / bound_s - 1)
-    if gap <= _EVEN:
+    gap = max(0.0, gap_of(forecast.objective_s, bound_s))
+    if gap <= PROVEN_GAP:
         return f"optimal among {plain(part)}"
     return f"bound {format_seconds(bound_s)}, gap {percent(gap)} among {plain(part)}"
 

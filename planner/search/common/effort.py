@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...plan import PROVEN_GAP
+
 
 @dataclass(frozen=True)
 class PhaseShares:
@@ -322,7 +324,7 @@ class Seconds:
 class Tolerances:
     """Shares by which numbers may differ, and count as equal."""
 
-    proven: float = 1e-6
+    proven: float = PROVEN_GAP
     """A plan whose gap is no larger is optimal."""
     same: float = 1e-9
     """Round-off of sums of durations: what is not shorter by more is not better."""

@@ -13,7 +13,7 @@ from .layers import Layers
 from .period import period
 from .space import possible, space
 from .times import Route, finish_seconds, message_seconds, route
-from .whole import EVERY_PLAN, any_plan, critical_path, load, one_direction, two_directions
+from .whole import EVERY_PLAN, any_plan, critical_path, load
 
 __all__ = [
     "EVERY_PLAN",
@@ -25,10 +25,8 @@ __all__ = [
     "finish_seconds",
     "load",
     "message_seconds",
-    "one_direction",
     "period",
     "possible",
     "route",
     "space",
-    "two_directions",
 ]

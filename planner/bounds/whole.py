@@ -1,12 +1,12 @@
-"""Bounds that need no candidate: load, longest path, and the two simplest spaces of plans."""
+"""Bounds that hold for every plan of a problem: load and longest path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from ..partition import Chain, Floats, bottleneck
+from ..partition import Chain, Floats
 from ..plan import Problem
 
 
@@ -55,45 +55,3 @@ def _ancestors(chain: Chain, split: bool) -> tuple[Floats, Floats, Floats]:
         if path > before[consumer] + last[consumer]:
             before[consumer], last[consumer] = before[producer] + own[producer], last[producer]
     return before, own, last
-
-
-def one_direction(chain: Chain, devices: tuple[int, ...], split: bool = True) -> float:
-    """Valid for one pipeline with stage s on devices[s], whatever the cut: the minimum over all partitions.
-
-    Before the first F on a device that starts with layer i, the layers on a path into i have run forward;
-    after its last B, they run backward. Between, it runs N times F and B of its own. Hence step_s >= N * load +
-    head(i); head is the heaviest path of F + B into layer i at the highest speed. With `split` backwards the
-    device's last op may be a W that nothing waits for: head(i) is then the heaviest path of F, if any layer can
-    be split. The dynamic programme minimises the maximum over the stages, and forbids intervals that cannot hold
-    one stash.
-    """
-    fastest = max(chain.speed(d) for d in devices)
-    halves = split and any(chain.costs.separable)
-    head = np.append(_forward_ancestors(chain) if halves else _ancestors(chain, False)[0], 0.0) / fastest
-    memory = chain.bytes(1, 0)
-    batches = chain.problem.workload.micro_batches
-
-    def tables() -> Iterator[Floats]:
-        for device in devices:
-            table = batches * chain.seconds / chain.speed(device) + head[:, None]
-            yield np.where(memory > chain.limit(device), np.inf, table)
-
-    return bottleneck(tables(), len(chain) + 1)[0]
-
-
-def _forward_ancestors(chain: Chain) -> Floats:
-    before = np.zeros(len(chain))
-    for producer, consumer, _ in chain.costs.edges:
-        before[consumer] = max(before[consumer], before[producer] + chain.costs.forward_s[producer])
-    return before
-
-
-def two_directions(chain: Chain, devices: tuple[int, ...], split: bool = True) -> float:
-    """Valid for stage s on devices[s] or devices[D-1-s], whatever the cut and the shares of the directions.
-
-    As `load` and `critical_path`, with the devices that the stages use.
-    """
-    before, own, weight = _ancestors(chain, split)
-    speeds = [chain.speed(d) for d in devices]
-    total = chain.problem.workload.micro_batches * float(chain.load_s[-1]) / sum(speeds)
-    return max(total, float((before + own + weight).max()) / max(speeds))

@@ -37,7 +37,6 @@ from .policies import (
     register,
     ship_target,
     stash_policy,
-    valid_policy,
 )
 from .reductions import predict_seconds, reduce_seconds, ring, step_seconds, tie_seconds, update_seconds
 from .replicas import forward_devices, holders, static_bytes, training_bytes
@@ -120,7 +119,6 @@ __all__ = [
     "training_bytes",
     "update_seconds",
     "update_size",
-    "valid_policy",
     "weights_offloaded",
     "with_returns",
     "with_steps",

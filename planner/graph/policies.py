@@ -255,14 +255,6 @@ def ship_target(text: str) -> int | None:
     return int(text.rpartition(">")[2]) if stash_policy(text).names_device else None
 
 
-def valid_policy(text: str, devices: int) -> bool:
-    """Whether this is a stash policy on so many devices."""
-    try:
-        return (ship_target(text) or 0) < devices
-    except PlanError:
-        return False
-
-
 def register(row: StashPolicy) -> None:
     """Adds a policy to the table. Raises PlanError where one has its name, or the name cannot stand in a plan."""
     if row.name in POLICIES:

@@ -10,7 +10,7 @@ from instances import one_layer_a_stage
 from timelines import device_curve, host_curve, spans
 
 from contraflow.planner.forecast.timeline import Timeline
-from contraflow.planner.graph import Candidate, messages, regroup, ship_target, valid_policy
+from contraflow.planner.graph import Candidate, messages, regroup, ship_target
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.plan_file import op_from_text
@@ -249,8 +249,6 @@ def test_recompute_keeps_the_declared_input_until_the_stash_is_made_again() -> N
 
 
 def test_policies() -> None:
-    assert all(valid_policy(text, 2) for text in ("keep", "recompute", "offload", "ship>0", "ship>1"))
-    assert not any(valid_policy(text, 2) for text in ("ship>2", "ship>", "ship>01", "ship>-1", "host", ""))
     assert ship_target("ship>12") == 12
     assert ship_target("offload") is None
 

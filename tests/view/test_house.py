@@ -36,6 +36,9 @@ GROWING = {"planner.graph"}
 MOST_FLOORS = 33
 
 
+WORD = re.compile(r"\w+")
+
+
 def documented() -> Iterator[tuple[str, str]]:
     """Every name that a document or an example imports, and from where."""
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]:
@@ -73,6 +76,26 @@ def test_every_name_of_a_face_is_of_use_to_another_room() -> None:
             if (face, name) not in asked and not re.search(rf"\b{name}\b", texts):
                 idle.append(f"{face}: {name}")
     assert idle == []
+
+
+def test_every_function_is_of_use_outside_the_tests() -> None:
+    """Or shown to users, by a public face, a document or an example."""
+    told = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(ROOT / "examples").glob("*.py")]
+    used = {word for path in told for word in WORD.findall(path.read_text())}
+    trees = {module: ast.parse(path.read_text()) for module, path in HERE.files().items()}
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.Attribute):
+                used.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.ImportFrom) and not HERE.is_face(module):
+                used.update(alias.name for alias in node.names)
+    idle = [
+        f"{module}: {node.name}"
+        for module, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.decorator_list and node.name not in used
+    ]
+    assert [name for name in idle if name.split(": ")[1] not in {x for face in PUBLIC for x in exported(face)}] == []
 
 
 def exported(face: str) -> list[str]:

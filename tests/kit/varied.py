@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from instances import POLICIES
 from random_plans import Greedy, tied
 from whole_space import candidates, row
 
@@ -17,10 +18,8 @@ from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
-from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.schedules import ASYNCHRONOUS, Layout, build, unsplit, variants
 
-POLICIES = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
 ALIKE = tuple(name for name, layout in ((n, build(n, 2, 8)) for n in ASYNCHRONOUS) if not layout.ahead)
 """Named schedules without a flush whose stages run forward and backward on one device."""
 

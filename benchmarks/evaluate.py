@@ -1,6 +1,6 @@
 """How long evaluating, checking and generating a plan takes: best of some rounds, compile time apart.
 
-python benchmarks/evaluate.py [--devices 64] [--micro-batches 512]
+python benchmarks/evaluate.py [--devices 64] [--micro-batches 512] [--save]
 
 Growth: the last column is the evaluation's time per op of a plan relative to one of half as many micro-batches.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+
+import tables
 
 from contraflow.planner.check import check
 from contraflow.planner.graph import Candidate
@@ -29,6 +31,9 @@ CASES = {
     "1f1b, F/I/W": ("1f1b", True, "keep"),
     "F/I/W, offload": ("1f1b", True, "offload"),
 }
+
+
+COLUMNS = ("case", "size", "ops", "evaluate s", "assemble s", "check s", "growth")
 
 
 def split(orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
@@ -86,16 +91,15 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--devices", type=int, default=64)
     arguments.add_argument("--micro-batches", type=int, default=512)
+    arguments.add_argument("--save", action="store_true", help="for the documents: benchmarks/results/evaluate.json")
     given = arguments.parse_args()
-    print(
-        f"{'case':15s} {'size':>8s} {'ops':>8s} {'evaluate s':>11s} {'assemble s':>11s} {'check s':>9s} {'growth':>7s}"
-    )
+    made, rows = tables.origin(), list[list[str]]()
+    print(row(*COLUMNS))
     for case in CASES:
         shape = f"{4}x{8}"
         plan, *times = measure(case, 4, 8, 50)
-        print(
-            f"{case:15s} {shape:>8s} {sum(map(len, plan.orders)):8d} {times[0]:11.5f} {times[1]:11.5f} {times[2]:9.5f}"
-        )
+        rows.append([case, shape, str(sum(map(len, plan.orders))), *(f"{time:.5f}" for time in times), ""])
+        print(row(*rows[-1]))
     candidate, orders = make("1f1b", given.devices, given.micro_batches // 2)
     first = seconds(lambda: assemble(candidate, orders), 1)
     print(f"first large plan of the process, loading the compiled kernel: {first:.2f} s")
@@ -106,7 +110,11 @@ def main() -> None:
             ops = sum(map(len, plan.orders))
             per_op.append(times[0] / ops)
             growth = [f"{per_op[-1] / per_op[0]:.2f}"] if len(per_op) > 1 else []
-            print(row(case, f"{given.devices}x{count}", ops, *(f"{time:.3f}" for time in times), *growth))
+            shape = f"{given.devices}x{count}"
+            rows.append([case, shape, str(ops), *(f"{time:.3f}" for time in times), "".join(growth)])
+            print(row(*rows[-1]))
+    if given.save:
+        tables.Table(made, list(COLUMNS), rows).save("evaluate")
 
 
 if __name__ == "__main__":

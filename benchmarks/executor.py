@@ -33,6 +33,7 @@ from executor_rows import (
     steps,
     wrong_losses,
 )
+from tables import origin
 
 from contraflow.executor.measure.machine import measure_machine
 from contraflow.executor.measure.profile import profile_model
@@ -146,7 +147,7 @@ def main() -> int:
     given = vars(arguments())
     markdown, target = given.pop("markdown"), given.pop("json")
     setting = Setting(**given | {"plans": tuple(given["plans"])})
-    began, before = time.perf_counter(), os.getloadavg()[0]
+    made, began, before = origin(), time.perf_counter(), os.getloadavg()[0]
     result = measure(setting)
     tables = [speed_table(result.speed), overhead_table(result.overhead), forecast_table(result.forecast)]
     print("\n\n".join(table.text(markdown) for table in tables if table.rows))
@@ -155,7 +156,7 @@ def main() -> int:
     for fault in result.faults:
         tell(f"WRONG: {fault}")
     if target is not None:
-        content: dict[str, Any] = {"setting": asdict(setting), **asdict(result)}
+        content: dict[str, Any] = {"origin": asdict(made), "setting": asdict(setting), **asdict(result)}
         content["median_forecast_error"] = median_error(result.forecast)
         target.write_text(json.dumps(content, indent=1))
     return 1 if result.faults else 0

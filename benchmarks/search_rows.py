@@ -11,6 +11,7 @@ from pathlib import Path
 
 import search_cases as cases
 from search_cases import Case
+from tables import origin
 
 from contraflow.planner import InputError, Plan, Progress, check, evaluate, plan
 from contraflow.planner.plan import Kind
@@ -220,10 +221,11 @@ def table(found: list[Row], markdown: bool) -> str:
 def print_rows(rows: Iterable[Row], markdown: bool, target: Path | None) -> int:
     """Prints rows as they come, on stderr, and the table in the end; also to a JSON file. 1 when a row has a fault."""
     found: list[Row] = []
+    made = asdict(origin())
     for row in rows:
         found.append(row)
         print("  ".join(cells(row)), file=sys.stderr, flush=True)
         if target is not None:
-            target.write_text(json.dumps([asdict(x) for x in found], indent=1))
+            target.write_text(json.dumps({"origin": made, "rows": [asdict(x) for x in found]}, indent=1))
     print(table(found, markdown))
     return 1 if any(row.faults for row in found) else 0

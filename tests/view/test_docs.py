@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -140,3 +141,13 @@ def test_the_way_of_a_micro_batch_names_functions_that_are_there() -> None:
     for room, file, name in pairs:
         source = (ROOT / room / file).read_text()
         assert re.search(rf"^((def|class) {name}\b|{name} = )", source, re.M), (room, file, name)
+
+
+def test_tables_between_marks_are_made_from_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never typed: `python benchmarks/tables.py` changes nothing."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables: Any = importlib.import_module("tables")
+    marked = [path for path in tables.PAGES if "<!-- table " in path.read_text()]
+    assert marked
+    assert [path.name for path in marked if tables.rewritten(path.read_text()) != path.read_text()] == []
+    assert all(tables.load(name).origin.commit for path in marked for name in tables.names(path.read_text()))

@@ -28,6 +28,8 @@ from contraflow.executor.state.replica import Blueprint
 from contraflow.executor.state.validate import find_data, find_model, match_model
 from contraflow.executor.step.course import Course
 from contraflow.executor.step.interpreter import Interpreter
+from contraflow.executor.step.training_work import TrainingWork
+from contraflow.executor.step.worker import Worker
 from contraflow.executor.wires.transport import GlooTransport
 
 
@@ -87,7 +89,9 @@ class Ours:
         shapes = match_model(plan, model, data, job.dtype)
         blueprint = Blueprint(plan, model, data, shapes, job.options.seed, job.training, job.dtype)
         replicas = build_replicas(job, blueprint, rank)
-        self._interpreter = Interpreter(blueprint, transport, replicas)
+        worker = Worker(blueprint, transport, replicas)
+        self._work = TrainingWork(worker)
+        self._interpreter = Interpreter(worker, self._work)
         self._course = Course.of(plan, rank)
 
     def prepare(self, step: int) -> None:
@@ -100,7 +104,7 @@ class Ours:
 
     def close(self) -> None:
         """Ends the threads that copy."""
-        self._interpreter.close()
+        self._work.close()
 
 
 def compete(entries: Sequence[Entry], pacing: Pacing, tell: Callable[[str], None]) -> dict[str, Rounds]:

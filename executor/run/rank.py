@@ -21,6 +21,9 @@ from ..step import (
     Limit,
     Observer,
     Run,
+    Surroundings,
+    TrainingWork,
+    Worker,
     cap_device,
     compare_samples,
     lengthened,
@@ -85,15 +88,18 @@ class _Run:
         self._tracking = closing.enter_context(ExitStack())
         self._tracking.enter_context(tracker)
         self._replicas = self._build()
-        self._interpreter = Interpreter(
-            self._blueprint, transport, self._replicas, track=tracker.track, observer=self._observer, place=place,
-            load=tracker.bring_in, hosted=_unseen if host is None else host.track,
-        )  # fmt: skip
-        closing.callback(self._interpreter.close)
-        self._update = self._interpreter.update
+        around = Surroundings(
+            place,
+            self._observer,
+            load=tracker.bring_in,
+            track=tracker.track,
+            hosted=_unseen if host is None else host.track,
+        )
+        worker = Worker(self._blueprint, transport, self._replicas, around)
+        work = TrainingWork(worker)
+        closing.callback(work.close)
+        self._interpreter, self._update = Interpreter(worker, work), work.update
         self._evaluator = self._held_out()
-        if self._evaluator is not None:
-            closing.callback(self._evaluator.close)
         self._saver = _saver(job, transport, self._blueprint, self._replicas)
         if self._saver is not None:
             closing.callback(self._saver.close)
@@ -116,7 +122,9 @@ class _Run:
     def _held_out(self) -> Evaluator | None:
         if not self._job.training.evaluate_every:
             return None
-        return Evaluator(self._blueprint, self._transport, self._replicas, self._place, self._tracker.bring_in)
+        return Evaluator(
+            self._blueprint, self._transport, self._replicas, Surroundings(self._place, load=self._tracker.bring_in)
+        )
 
     def begin(self) -> None:
         """What all ranks do together before the first step: resume, one copy of everything, the same samples."""

@@ -12,7 +12,9 @@ from .interpreter import Interpreter
 from .observe import Observer
 from .samples import compare_samples
 from .step_state import StepRecord
+from .training_work import TrainingWork
 from .update import GROUP
+from .worker import Surroundings, Worker
 
 __all__ = [
     "Course",
@@ -24,6 +26,9 @@ __all__ = [
     "Observer",
     "Run",
     "StepRecord",
+    "Surroundings",
+    "TrainingWork",
+    "Worker",
     "cap_device",
     "compare_samples",
     "evaluation_seed",

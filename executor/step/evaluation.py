@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...models import derive_seed, held_out
@@ -10,14 +10,17 @@ from ...planner.forecast import simulate_orders
 from ...planner.graph import KEEP, asynchronous, update_size
 from ...planner.plan import Kind, Op, Plan
 from ...planner.problem import FLUSH, StageCosts
-from ..basics import SKIP, ExecutionError, Training
-from ..place import CPU, OpRecord, Place
+from ..basics import ExecutionError, failed_op
+from ..place import OpRecord
 from ..state import Blueprint, MiniBatches, StageReplica
 from ..wires import Transport
 from .course import Course, lengthened
-from .interpreter import Interpreter, Load, at_once
+from .finite import NotFinite
+from .interpreter import Interpreter
+from .message_ops import MessageOps
 from .step_state import StepState
 from .waits import Waits, waits
+from .worker import Handler, Surroundings, Worker
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
 
@@ -86,61 +89,73 @@ def _after_every_send(order: tuple[Op, ...]) -> Waits:
     return Waits(tuple(left), {})
 
 
-class Evaluator(Interpreter):
-    """Runs the forward lists of one rank. Draws no random numbers and changes no buffer: training goes on as without.
+class EvaluationWork:
+    """Forwards in evaluation mode, which draw no random numbers and change no buffer, and their messages."""
+
+    def __init__(self, worker: Worker, mini_batches: MiniBatches) -> None:
+        self._worker, self.mini_batches = worker, mini_batches
+        self.handlers: Mapping[Kind, Handler] = {**MessageOps(worker).handlers, Kind.F: self._forward}
+
+    def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
+        worker, replica, m = self._worker, self._worker.replicas[op.stage], op.micro_batch
+        assert replica.evaluation is not None
+        x, target = worker.inputs(state, op.stage, m)
+        worker.begin(state, record)
+        weights = replica.weights
+        output = replica.evaluation.forward_only(weights.parameters, weights.buffers, x, target)
+        state.times.end(record)
+        if op.stage == worker.last:
+            state.losses[m] = worker.place.keep_loss(output)
+        else:
+            state.activations[op.stage, m] = output
+
+    def begin(self, state: StepState) -> None:
+        """Nothing is prepared."""
+
+    def agree(self, state: StepState) -> None:
+        """Nothing is stepped."""
+
+    def told(self, loss: float) -> None:
+        """Any loss will do."""
+
+    def end(self, state: StepState) -> None:
+        """Nothing has been counted."""
+
+    def settle(self) -> Iterator[tuple[int, NotFinite]]:
+        """Nothing has been summed."""
+        return iter(())
+
+    def failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
+        """Says that it was an evaluation."""
+        told = failed_op(self._worker.transport.rank, step, op, error, updates=False)
+        return ExecutionError(str(told).replace(", step ", ", evaluation step ", 1))
+
+
+class Evaluator:
+    """Runs the forward lists of one rank: training goes on as without. Collective: all ranks make one.
 
     Args:
-        blueprint: of the training; the plan and the seed are replaced.
+        blueprint: of the training; the plan, the data and the seed are replaced.
     """
 
     def __init__(
-        self,
-        blueprint: Blueprint,
-        transport: Transport,
-        replicas: Mapping[int, StageReplica],
-        place: Place = CPU,
-        load: Load = at_once,
+        self, blueprint: Blueprint, transport: Transport, replicas: Mapping[int, StageReplica], around: Surroundings
     ) -> None:
         plan, rounds = blueprint.plan, blueprint.training.evaluate_steps
         together = rounds if asynchronous(plan) else 1
         assert plan.forecast is not None  # require_executable saw to it
         forward, listed = forward_plan(lengthened(plan, together).with_forecast(plan.forecast))
         data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
-        own = replace(blueprint, plan=forward, data=data, seed=seed, training=Training(on_nan=SKIP))
-        super().__init__(own, transport, replicas, place=place, load=load)
-        self._held_out = Course.of(
-            forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan)
-        )
+        worker = Worker(replace(blueprint, plan=forward, data=data, seed=seed), transport, replicas, around)
+        full = MiniBatches(update_size(plan), blueprint.full, None, None)
+        self._interpreter = Interpreter(worker, EvaluationWork(worker, full))
+        self._course = Course.of(forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan))
         self._firsts = range(0, rounds, together)
 
     def evaluate(self) -> dict[tuple[int, int], float]:
         """Losses of the held-out micro-batches whose last stage this rank holds, by (step, micro-batch)."""
         found: dict[tuple[int, int], float] = {}
         for first in self._firsts:
-            for number, record in enumerate(self.run(self._held_out, first), first):
+            for number, record in enumerate(self._interpreter.run(self._course, first), first):
                 found |= {(number, m): loss for m, loss in record.losses.items()}
         return found
-
-    @property
-    def _mini_batches(self) -> MiniBatches:
-        """Held-out micro-batches are full."""
-        return MiniBatches(self._held_out.update, self.blueprint.full, None, None)
-
-    def _forward(self, state: StepState, op: Op, record: OpRecord) -> None:
-        replica, m = self.replicas[op.stage], op.micro_batch
-        assert replica.evaluation is not None
-        x, target = self._inputs(state, op.stage, m)
-        self._begin(state, record)
-        weights = replica.weights
-        output = replica.evaluation.forward_only(weights.parameters, weights.buffers, x, target)
-        state.times.end(record)
-        if op.stage == self._last:
-            state.losses[m] = self._place.keep_loss(output)
-        else:
-            state.activations[op.stage, m] = output
-
-    def _exchange_statistics(self, state: StepState) -> None:
-        """Nothing has been counted."""
-
-    def _failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
-        return ExecutionError(str(super()._failure(step, op, error)).replace(", step ", ", evaluation step ", 1))

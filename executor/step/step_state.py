@@ -114,11 +114,11 @@ class Transfer:
 class Incoming:
     """New parameters of a stage, by name, and what brings them: versions that nobody uses come before the last.
 
-    `places`: of the RECV_Ps.
+    `positions`: of the RECV_Ps.
     """
 
     tensors: dict[str, Tensor]
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
 
 
@@ -127,21 +127,21 @@ class StepState:
     """What lives within one step, by (stage, micro-batch).
 
     Attributes:
-        times: the step's clock. mini_batches: their samples.
+        times: the clock of the run, which begins when all ranks do. mini_batches: their samples.
         received: messages that arrive, by (kind, stage, micro-batch); stashes that visit this device too.
         inputs: of forwards whose stash is recomputed. stashes: on this device, ready for the backward.
-        waiting: fetches that start after an in-line op: (its place, what starts them), in list order.
+        waiting: fetches that start after an in-line op: (its position, what starts them), in list order.
         reductions: sums under way, by `Op.collective`.
-        leaving: what this device sends or copies away, by its place in the list. departed: the same by stash.
-        place: of the op that runs. versions: of every stage's weights, where there are several. predicted: weights for
-            the next pass of a stage. carried: those that have come back from the host with a stash.
+        leaving: what this device sends or copies away, by its position in the list. departed: the same by stash.
+        position: of the op that runs, in the list. versions: of every stage's weights, where there are several.
+        predicted: weights for the next pass of a stage. carried: those that have come back from the host with a stash.
         incoming: new parameters that arrive, by stage.
         ended, told: how many updates the rank has done its part of, and has reported. marks: ends of those between.
     """
 
     step: int
-    times: Times
     mini_batches: MiniBatches
+    times: Times = field(init=False)
     received: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     activations: dict[Key, Tensor] = field(default_factory=dict)
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class StepState:
     reductions: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
     losses: dict[int, Tensor | float] = field(default_factory=dict)
     records: list[OpRecord] = field(default_factory=list)
-    place: int = -1
+    position: int = -1
     versions: dict[int, StageVersions] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     carried: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
@@ -162,6 +162,11 @@ class StepState:
     ended: int = 0
     told: int = 0
     marks: list[Mark] = field(default_factory=list)
+
+    def start_waiting(self, position: int) -> None:
+        """Starts the fetches that wait for in-line ops before this one."""
+        while self.waiting and self.waiting[0][0] < position:
+            self.waiting.pop(0)[1]()
 
     def batch(self, m: int) -> tuple[int, int]:
         """Step (or update) and micro-batch within it: what data and random state depend on."""

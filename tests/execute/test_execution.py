@@ -11,7 +11,7 @@ from runs import SAMPLES, STEPS, Case, assert_equals_reference, assert_same, pla
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.run.launch import execute
-from contraflow.executor.step.interpreter import Interpreter
+from contraflow.executor.step.pass_ops import PassOps
 from contraflow.planner.schedules import SCHEDULES as EVERY_SCHEDULE
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "gems", "chimera", "search")
@@ -142,30 +142,30 @@ def _run_broken() -> None:
 
 def test_a_wrongly_scaled_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gradient a tenth of a per cent too large."""
-    original = Interpreter.__init__
+    original = PassOps.__init__
 
-    def wrong(self: Interpreter, *args: object, **rest: object) -> None:
+    def wrong(self: PassOps, *args: object, **rest: object) -> None:
         original(self, *args, **rest)  # type: ignore[arg-type]
         self._scale *= 1.001
 
-    monkeypatch.setattr(Interpreter, "__init__", wrong)
+    monkeypatch.setattr(PassOps, "__init__", wrong)
     with pytest.raises(AssertionError, match=r"differs|loss of step"):
         _run_broken()
 
 
 def test_a_dropped_micro_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of micro-batch 1 never reach the accumulators of stage 0."""
-    original = Interpreter._backward
+    original = PassOps._backward
 
-    def wrong(self: Interpreter, state: object, op: object, record: object) -> None:
-        accumulators = self.replicas[op.stage].weights.gradients  # type: ignore[attr-defined]
+    def wrong(self: PassOps, state: object, op: object, record: object) -> None:
+        accumulators = self._worker.replicas[op.stage].weights.gradients  # type: ignore[attr-defined]
         before = [flat.clone() for flat in accumulators]
         original(self, state, op, record)  # type: ignore[arg-type]
         if (op.stage, op.micro_batch) == (0, 1):  # type: ignore[attr-defined]
             for flat, old in zip(accumulators, before, strict=True):
                 flat.copy_(old)
 
-    monkeypatch.setattr(Interpreter, "_backward", wrong)
+    monkeypatch.setattr(PassOps, "_backward", wrong)
     with pytest.raises(AssertionError, match=r"differs|loss of step"):
         _run_broken()
 
@@ -176,10 +176,10 @@ def test_a_dropped_micro_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_failing_rank_stops_all_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names rank, stage, op and micro-batch."""
 
-    def fail(self: Interpreter, state: object, op: object, record: object) -> None:
+    def fail(self: PassOps, state: object, op: object, record: object) -> None:
         raise ValueError("out of luck\nsecond line")
 
-    monkeypatch.setattr(Interpreter, "_backward", fail)
+    monkeypatch.setattr(PassOps, "_backward", fail)
     with pytest.raises(ExecutionError, match=r"^rank \d, stage \d, op \dB\d, micro-batch \d.*out of luck$"):
         execute(planned(BROKEN), 1, transport="threads")
 

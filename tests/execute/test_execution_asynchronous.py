@@ -28,7 +28,7 @@ from contraflow.executor.oracle.emulation import Emulation, emulate
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.run.rank import blueprint_of
-from contraflow.executor.step.interpreter import Interpreter
+from contraflow.executor.step.pass_ops import PassOps
 from contraflow.executor.watch import Doing, Slot, Watcher
 from contraflow.models import resolve
 from contraflow.planner.lower.repetition import repeat
@@ -229,14 +229,14 @@ def test_a_trace_is_of_the_plan_as_long_as_it_ran(tmp_path: Path) -> None:
 
 def test_a_failure_names_op_and_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Micro-batches are counted from the start of the run, updates from the start of the training."""
-    original = Interpreter._backward
+    original = PassOps._backward
 
-    def fail(self: Interpreter, state: object, op: object, record: object) -> None:
+    def fail(self: PassOps, state: object, op: object, record: object) -> None:
         if op.micro_batch == 5:  # type: ignore[attr-defined]
             raise ValueError("out of luck")
         original(self, state, op, record)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Interpreter, "_backward", fail)
+    monkeypatch.setattr(PassOps, "_backward", fail)
     wanted = r"^rank 1, stage 1, op 1B5, micro-batch 5, update 2: ValueError: out of luck$"
     with pytest.raises(ExecutionError, match=wanted):
         execute(planned(unflushed("stash", 2, 2)), 8, transport="threads", self_check=False)

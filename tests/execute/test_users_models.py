@@ -163,8 +163,8 @@ def test_holders_that_come_apart_end_the_run(what: str, monkeypatch: pytest.Monk
 
     def spoiled(self: Interpreter, course: Course, first: int) -> Iterator[StepRecord]:
         yield from run(self, course, first)
-        held = self.replicas[1].weights.named_state(("a", "b"))[f"{group}/{layer}/{name}"]
-        if self.transport.rank == 1:
+        held = self._worker.replicas[1].weights.named_state(("a", "b"))[f"{group}/{layer}/{name}"]
+        if self._worker.transport.rank == 1:
             held.view(-1)[3] += 1e-6
 
     monkeypatch.setattr(Interpreter, "run", spoiled)

@@ -27,6 +27,7 @@ from contraflow.executor.run.job import Job
 from contraflow.executor.run.launch import prepare
 from contraflow.executor.run.result import RunResult
 from contraflow.executor.run.threaded import run_threads
+from contraflow.executor.step.course import Course
 from contraflow.executor.step.interpreter import Interpreter
 from contraflow.executor.step.step_state import StepRecord, StepState, Transfer
 from contraflow.planner.check import check
@@ -182,7 +183,7 @@ def _close(mine: Tensor, wanted: Tensor, allowed: float) -> bool:
 # ------------------------------------------------------------------ what a step leaves behind
 
 
-_LASTING = frozenset({"step", "times", "mini_batches", "records", "place", "versions", "ended", "told", "marks"})
+_LASTING = frozenset({"step", "times", "mini_batches", "records", "position", "versions", "ended", "told", "marks"})
 """What a step's state may still hold at its end."""
 
 
@@ -199,9 +200,9 @@ class _Watched(Interpreter):
         super().__init__(*args, **kwargs)
         self._leaks, self._levels = leaks, list[int]()
 
-    def _finished(self, state: StepState) -> StepRecord:
-        found = super()._finished(state)
-        rank_ = f"rank {self.transport.rank}, step {state.step}"
+    def _finished(self, course: Course, state: StepState) -> StepRecord:
+        found = super()._finished(course, state)
+        rank_ = f"rank {self._worker.transport.rank}, step {state.step}"
         for part in fields(StepState):
             left = getattr(state, part.name)
             if part.name not in _LASTING and _holds(left):

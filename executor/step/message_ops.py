@@ -1,0 +1,51 @@
+"""Activations and gradients between devices, and sums of gradients.
+
+RECV_* allocates and posts, SEND_* posts, REDUCE and TIE launch. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...planner.plan import Kind, Op
+from ..place import OpRecord
+from .step_state import StepState, Transfer
+from .worker import Handler, Worker
+
+
+class MessageOps:
+    """What a rank's list posts between stages and between copies of a stage."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.handlers: Mapping[Kind, Handler] = {
+            Kind.SEND_F: self._send,
+            Kind.SEND_B: self._send,
+            Kind.RECV_F: self._receive,
+            Kind.RECV_B: self._receive,
+            Kind.REDUCE: self._reduce,
+            Kind.TIE: self._reduce,
+        }
+
+    def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
+        worker = self._worker
+        buffer = worker.buffer(state, op.stage if op.kind is Kind.RECV_F else op.peer, op.micro_batch)
+        handle = worker.transport.post_receive(buffer, worker.to.device(op), worker.to.tag(op, op.peer, op.stage))
+        state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
+
+    def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
+        worker = self._worker
+        if op.kind is Kind.SEND_F:
+            tensor = state.activations.pop((op.stage, op.micro_batch))
+        else:
+            tensor = state.gradients.pop((op.peer, op.micro_batch))
+        tensor = tensor.contiguous()
+        handle = worker.transport.post_send(tensor, worker.to.device(op), worker.to.tag(op, op.stage, op.peer))
+        worker.leave(state, Transfer([tensor], [handle], record))
+
+    def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
+        group, tensors = self._worker.replicas[op.stage].sums(op)
+        if group is not None:
+            handles = [self._worker.transport.all_reduce(tensor, group) for tensor in tensors]
+            state.reductions[op.collective] = Transfer([], handles, record)
+            record.moved_bytes = sum(tensor.nbytes for tensor in tensors)

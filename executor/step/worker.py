@@ -1,0 +1,156 @@
+"""One rank: what it holds, where it computes, and the list that it follows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...planner.graph import StashPolicy, stash_policy
+from ...planner.plan import Kind, Op
+from ..place import CPU, OpRecord, Place
+from ..state import Addresses, Blueprint, StageReplica, agree
+from ..wires import Transport
+from .course import Course
+from .observe import Observer
+from .step_state import StepState, Transfer
+
+Load = Callable[[Callable[[], Tensor]], Tensor]
+"""Runs what reads the data set."""
+Handler = Callable[[StepState, Op, OpRecord], None]
+"""Does what an op of the list says, and writes into its record when it began and ended."""
+
+
+def at_once(make: Callable[[], Tensor]) -> Tensor:
+    """Without looking at its memory."""
+    return make()
+
+
+def unseen(_: Tensor) -> None:
+    """Nobody counts it."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a rank computes, and who is told of it.
+
+    Attributes:
+        observer: told about every op and every wait.
+        load: what the data set's code is run by.
+        track: told about every tensor that another thread of the rank allocates on its device.
+        hosted: told about every stash that is in the host's memory.
+    """
+
+    place: Place = CPU
+    observer: Observer = field(default_factory=Observer)
+    clock: Callable[[], float] = time.perf_counter
+    load: Load = at_once
+    track: Callable[[Tensor], None] = unseen
+    hosted: Callable[[Tensor], None] = unseen
+
+
+class Worker:
+    """One rank, for all that its ops do. Collective: all ranks make one.
+
+    Args:
+        replicas: the stages this rank holds.
+
+    Attributes:
+        agreed: what ranks have agreed on, by the samples of a micro-batch.
+        last: the model's last stage.
+        course, to: the list it follows, and where that list's messages go; see `follow`.
+    """
+
+    course: Course
+    to: Addresses
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        transport: Transport,
+        replicas: Mapping[int, StageReplica],
+        around: Surroundings | None = None,
+    ) -> None:
+        self.blueprint, self.transport, self.replicas = blueprint, transport, replicas
+        self.around = around or Surroundings()
+        self.place, self.observer = self.around.place, self.around.observer
+        self.last = len(blueprint.plan.stages) - 1
+        self.resized = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
+        self.agreed = {n: agree(transport, own) for n, own in self.resized.items()}
+
+    def follow(self, course: Course) -> None:
+        """This list from now on."""
+        if course is getattr(self, "course", None):
+            return
+        self.course = course
+        self.to = Addresses(course.plan, self.agreed.values())
+        self.observer.follow(course.plan, self.transport.rank)
+
+    def clear(self) -> None:
+        """Nothing is left of the run before."""
+        for replica in self.replicas.values():
+            replica.weights.zero_gradients()
+            replica.weights.forget_gradients()
+            if replica.statistics is not None:
+                replica.statistics.reset()
+
+    def replica(self, state: StepState, op: Op) -> StageReplica:
+        """The rank's copy of a stage as it runs the op's micro-batch."""
+        return self.resized[state.samples(op.micro_batch)][op.stage]
+
+    def buffer(self, state: StepState, stage: int, micro_batch: int) -> Tensor:
+        """Memory for the input of a stage or its gradient."""
+        return self.blueprint.shape(stage, state.samples(micro_batch)).empty(self.place.device)
+
+    def stash_policy(self, op: Op) -> StashPolicy:
+        """What becomes of the op's stash; raises PlanError: unknown."""
+        return stash_policy(self.course.plan.stash[self.course.routes[op.micro_batch]][op.stage])
+
+    def target(self, state: StepState, micro_batch: int) -> Tensor:
+        """What the loss of a micro-batch compares with."""
+        batch, samples = state.batch(micro_batch), state.samples(micro_batch)
+        return self.place.bring(self.around.load(lambda: self.blueprint.targets(*batch, samples)))
+
+    def inputs(self, state: StepState, stage: int, micro_batch: int) -> tuple[Tensor, Tensor | None]:
+        """A forward's input, waited for where it comes from another device, and the target on the last stage."""
+        target = self.target(state, micro_batch) if stage == self.last else None
+        if stage == 0:
+            batch, samples = state.batch(micro_batch), state.samples(micro_batch)
+            return self.place.bring(self.around.load(lambda: self.blueprint.batch(*batch, samples)[0])), target
+        arrived = self.arrived(state, Kind.RECV_F, stage, micro_batch)
+        return state.activations.pop((stage - 1, micro_batch)) if arrived is None else arrived[0], target
+
+    # ------------------------------------------------------------ waiting
+
+    def begin(self, state: StepState, record: OpRecord) -> None:
+        """The op's inputs are there: it starts."""
+        self.observer.started()
+        state.times.begin(record)
+
+    def finish(self, state: StepState, transfer: Transfer | None) -> None:
+        """Waits for a transfer's end, if there is one."""
+        if transfer is not None:
+            self.observer.wait(transfer.op)
+            transfer.finish(state.times.end)
+            self.observer.resume()
+
+    def arrived(self, state: StepState, kind: Kind, stage: int, micro_batch: int) -> list[Tensor] | None:
+        """What a message has brought from another device, waited for; None: none is expected."""
+        arriving = state.received.pop((kind, stage, micro_batch), None)
+        if arriving is None:
+            return None
+        self.finish(state, arriving)
+        return arriving.tensors
+
+    def leave(self, state: StepState, transfer: Transfer) -> None:
+        """What the op sends or copies away is under way."""
+        state.leaving[state.position] = transfer
+
+    def complete(self, state: StepState, positions: Sequence[int]) -> None:
+        """Waits for what left at these positions of the list, and lets go of what is complete anyway."""
+        for position in positions:
+            self.finish(state, state.leaving.pop(position, None))
+        for position in [position for position, transfer in state.leaving.items() if transfer.done()]:
+            self.finish(state, state.leaving.pop(position))

@@ -7,7 +7,7 @@ when). `planner.simulate` gives it to others as forecasts of plans.
 
 from .curves import jobs_of_ops
 from .events import CLOSE
-from .jobs import Jobs, Precedences, build, build_columns, users_of
+from .jobs import Jobs, build, build_columns
 from .op_memory import Taken, bytes_taken, copied_to_host, most_host_bytes
 from .timeline import Deadlock, Timeline, simulate_orders, timeline_of
 from .version_copies import most_copies
@@ -16,7 +16,6 @@ __all__ = [
     "CLOSE",
     "Deadlock",
     "Jobs",
-    "Precedences",
     "Taken",
     "Timeline",
     "build",
@@ -28,5 +27,4 @@ __all__ = [
     "most_host_bytes",
     "simulate_orders",
     "timeline_of",
-    "users_of",
 ]

@@ -12,19 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..basics import PerObject, PlanError
+from ..basics import PlanError
 from ..graph import (
     NOWHERE,
     Flags,
     Floats,
-    Homes,
     Ints,
+    Machine,
     Messages,
+    Needs,
     Ops,
+    Precedences,
     StageCosts,
     Structured,
+    Why,
     copied_bytes,
     holders,
+    needs_of,
     predict_seconds,
     reduce_seconds,
     ring,
@@ -32,15 +36,6 @@ from ..graph import (
     step_seconds,
 )
 from ..plan import COLLECTIVES, RECEIVES, Kind, Op
-from ..problem import Cluster
-
-
-class Precedences(NamedTuple):
-    """`after` starts no earlier than `lag` seconds after `before` has ended; one entry a precedence."""
-
-    before: Ints
-    after: Ints
-    lag: Floats
 
 
 class Occupied(NamedTuple):
@@ -81,60 +76,6 @@ class Jobs:
 
 
 @dataclass(frozen=True)
-class _Machine:
-    """A cluster as columns, one entry a device; `node_*` are those of the link inside the device's node."""
-
-    speed: Floats
-    node: Ints
-    node_bandwidth: Floats
-    node_latency_s: Floats
-    host_link: Ints
-    host_link_used_by: Ints  # devices on the same host link
-    host_bandwidth: Floats
-    host_latency_s: Floats
-    steps_take_time: bool
-
-    @classmethod
-    def of(cls, cluster: Cluster) -> _Machine:
-        return _known_machines.get(cluster, None, lambda: cls._of(cluster))
-
-    @classmethod
-    def _of(cls, cluster: Cluster) -> _Machine:
-        groups = [cluster.node_groups[device.node] for device in cluster.devices]
-        shared = np.array(cluster.host_links, dtype=np.int64)
-        return cls(
-            np.array([device.kind.speed for device in cluster.devices]),
-            np.array([device.node for device in cluster.devices], dtype=np.int64),
-            np.array([group.link.bandwidth for group in groups]),
-            np.array([group.link.latency_s for group in groups]),
-            shared,
-            np.bincount(shared)[shared],
-            np.array([group.host_link.bandwidth for group in groups]),
-            np.array([group.host_link.latency_s for group in groups]),
-            any(device.kind.memory_bandwidth is not None for device in cluster.devices),
-        )
-
-
-_known_machines: PerObject[_Machine] = PerObject(1)
-
-
-class _Edges:
-    """Collects precedences before -> after with a lag in seconds."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[Ints, Ints, Floats | None]] = []
-
-    def add(self, before: Ints, after: Ints, lag: Floats | None = None) -> None:
-        keep = (before >= 0) & (after >= 0)
-        self.parts.append((before[keep], after[keep], None if lag is None else lag[keep]))
-
-    def columns(self) -> Precedences:
-        before, after, lags = zip(*self.parts, strict=True)
-        lag = [np.zeros(len(a)) if b is None else b for a, b in zip(after, lags, strict=True)]
-        return Precedences(np.concatenate(before), np.concatenate(after), np.concatenate(lag))
-
-
-@dataclass(frozen=True)
 class _Reduction:
     collective: tuple[Kind, int, int]
     seconds: float
@@ -149,38 +90,26 @@ def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -
 
 def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages, receivers_order: bool = True) -> Jobs:
     """Jobs of op columns, served; without the receivers' order, a message only follows those sent before it."""
-    machine, count = _Machine.of(plan.problem.cluster), len(ops)
+    machine, count = Machine.of(plan.problem.cluster), len(ops)
     occupation, latency = _message_times(plan, machine, ops, found)
     duration = compute_seconds(plan, costs, ops, machine)
     duration[found.send] = occupation
-    edges = _Edges()
-    working = ops.working
-    edges.add(ops.previous[working], working)
-    _message_edges(edges, plan, ops, found, latency, receivers_order)
-    if found.arriving is not None:
-        _stash_edges(edges, ops, found, latency)
-    if len(ops.where(Kind.SEND_P)):
-        _parameter_edges(edges, ops, found, latency, receivers_order)
+    needs = needs_of(plan, ops, found, machine, latency, receivers_order)
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     if len(copies):
         duration[copies] = copied_bytes(plan, costs, ops, copies) / machine.host_bandwidth[ops.device[copies]]
-        _copy_edges(edges, Homes.of(plan, ops.width), ops, machine)
-        _leaving_versions(edges, plan, ops)
-    free = ops.where(Kind.FREE)
-    if len(free):
-        _free_edges(edges, ops, free)
-    reductions = _reductions(plan, costs, ops, edges)
+    reductions = _reductions(plan, costs, ops, needs)
     duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
     resources = _resources(machine, ops, found, copies, reductions)
     idle = ops.where(*sorted(RECEIVES | COLLECTIVES))
-    waits = edges.columns()
-    start, rank, served = run_jobs(duration, *waits, *resources, idle)
+    waits = needs.precedences()
+    start, rank, served = run_jobs(duration, waits.before, waits.after, waits.lag, *resources, idle)
     reduce_job = {r.collective: count + k for k, r in enumerate(reductions)}
     complete = served == len(duration) - len(idle)
     return Jobs(ops, found, duration, start, rank, latency, reduce_job, complete, waits, Occupied(*resources[:2]))
 
 
-def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Machine) -> Floats:
+def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Machine) -> Floats:
     """Seconds of every compute op (0 for the others): stage cost over the device's speed."""
     table = np.zeros((len(Kind), len(costs.forward_s)))
     table[Kind.F] = table[Kind.R] = costs.forward_s
@@ -197,14 +126,7 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: _Mac
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _leaving_versions(edges: _Edges, plan: Structured, ops: Ops) -> None:
-    """A STEP waits until the versions of its stage that go to the host have left."""
-    offload = ops.where(Kind.OFFLOAD)
-    offload = offload[Homes.of(plan, ops.width).versioned(ops, offload)]
-    edges.add(offload, ops.next_of_stage(offload, Kind.STEP))
-
-
-def _message_times(plan: Structured, machine: _Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:
+def _message_times(plan: Structured, machine: Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:
     source, target = ops.device[found.send], ops.device[found.receive]
     network = plan.problem.cluster.network
     inside = machine.node[source] == machine.node[target]
@@ -213,114 +135,7 @@ def _message_times(plan: Structured, machine: _Machine, ops: Ops, found: Message
     return found.bytes / bandwidth, latency
 
 
-def _in_order(edges: _Edges, group: Ints, jobs: Ints) -> None:
-    """Jobs of one group follow one another as listed."""
-    order = np.argsort(group, kind="stable")
-    same = group[order][1:] == group[order][:-1]
-    edges.add(jobs[order][:-1][same], jobs[order][1:][same])
-
-
-def _message_edges(
-    edges: _Edges, plan: Structured, ops: Ops, found: Messages, latency: Floats, receivers_order: bool
-) -> None:
-    send, receive = found.send, found.receive
-    edges.add(ops.previous[send], send)
-    edges.add(ops.previous[receive], send)
-    edges.add(send, users_of(plan, ops, receive, found.arriving), latency)
-    # per ordered pair, in the sender's order
-    pair = ops.device[send] * ops.devices + ops.device[receive]
-    order = np.argsort(pair, kind="stable")
-    same = pair[order][1:] == pair[order][:-1]
-    earlier, later = order[:-1][same], order[1:][same]
-    edges.add(send[earlier], send[later])
-    # the receiver's order of the same pair; equal to the sender's in a correct plan
-    if receivers_order and (receive[earlier] > receive[later]).any():
-        by_receiver = np.argsort(receive, kind="stable")
-        _in_order(edges, pair[by_receiver], send[by_receiver])
-
-
-def users_of(plan: Structured, ops: Ops, receive: Ints, arriving: Flags | None) -> Ints:
-    """The compute op that needs what each of these ops receives; -1: parameters, and stashes that go on."""
-    kind, stage, micro_batch = ops.kind[receive], ops.stage[receive], ops.micro_batch[receive]
-    forward = kind == Kind.RECV_F.value
-    users = np.where(forward, ops.table(Kind.F)[stage, micro_batch], ops.table(Kind.B, Kind.I)[stage, micro_batch])
-    if arriving is not None:
-        stash = kind == Kind.RECV_S.value
-        users[stash & ~arriving] = -1
-        brought = stash & arriving
-        users[brought] = Homes.of(plan, ops.width).takers(ops, receive[brought])
-    users[kind == Kind.RECV_P.value] = -1
-    return np.asarray(users, dtype=np.int64)
-
-
-def _stash_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats) -> None:
-    """A stash leaves after its forward, and a shipped one starts its way back once it has arrived."""
-    send = found.send
-    sent = np.flatnonzero(ops.kind[send] == Kind.SEND_S.value)
-    back = ops.abroad(send[sent])
-    out = sent[~back]
-    edges.add(ops.at(ops.table(Kind.F), send[out]), send[out])
-    edges.add(send[out], _same_stash(ops, send[sent[back]], send[out]), latency[out])
-
-
-def _parameter_edges(edges: _Edges, ops: Ops, found: Messages, latency: Floats, placed: bool) -> None:
-    """New parameters leave after their update's optimizer step on the same device.
-
-    The next forward of their stage waits for them; unless RECV_Ps are not `placed` yet, at the head of their list.
-    """
-    steps, sent = ops.where(Kind.STEP), ops.where(Kind.SEND_P)
-    key = (ops.device * ops.stages + ops.stage) * (ops.width + 1) + ops.micro_batch + 1
-    by_key = steps[np.argsort(key[steps])]
-    if len(by_key):
-        at = np.minimum(np.searchsorted(key[by_key], key[sent]), len(by_key) - 1)
-        edges.add(np.where(key[by_key[at]] == key[sent], by_key[at], -1), sent)
-    returned = np.flatnonzero(ops.kind[found.send] == Kind.SEND_P.value)
-    receive = found.receive[returned]
-    user = ops.next_of_stage(receive, Kind.F)
-    user[(ops.previous[receive] < 0) & (not placed)] = -1
-    edges.add(found.send[returned], user, latency[returned])
-
-
-def _same_stash(ops: Ops, among: Ints, ops_of: Ints) -> Ints:
-    """Which of the ops `among` is about the same stash as each of `ops_of`; -1: none."""
-    table = np.full((ops.stages, ops.width), -1, dtype=np.int64)
-    table[ops.stage[among], ops.micro_batch[among]] = among
-    return ops.at(table, ops_of)
-
-
-def _copy_edges(edges: _Edges, homes: Homes, ops: Ops, machine: _Machine) -> None:
-    """Copies follow what is before them in line, their own stash's earlier ops, and one another in each direction."""
-    offload, fetch = ops.where(Kind.OFFLOAD), ops.where(Kind.FETCH)
-    for copies in (offload, fetch):
-        edges.add(ops.previous[copies], copies)
-        _in_order(edges, ops.device[copies], copies)
-    edges.add(ops.at(ops.table(Kind.F), offload), offload)
-    latency = machine.host_latency_s[ops.device[fetch]]
-    edges.add(ops.at(ops.table(Kind.OFFLOAD), fetch), fetch, latency)
-    edges.add(fetch, homes.takers(ops, fetch), latency)
-    # on another device nothing else makes a backward wait for its forward, while there is no FETCH yet
-    user = homes.takers(ops, offload)
-    apart = (user >= 0) & (ops.device[user] != ops.device[offload])
-    if apart.any():
-        edges.add(offload[apart], user[apart], machine.host_latency_s[ops.device[offload[apart]]])
-    # a fetch uses the memory of every stash that leaves before it in the list; fetches follow one another
-    leaving = ops.where(Kind.OFFLOAD, Kind.SEND_S)
-    after = np.searchsorted(fetch, leaving)
-    some = after < len(fetch)
-    leaving, following = leaving[some], fetch[after[some]]
-    same = ops.device[leaving] == ops.device[following]
-    edges.add(leaving[same], following[same])
-
-
-def _free_edges(edges: _Edges, ops: Ops, free: Ints) -> None:
-    """A FREE waits until its stash has left the device."""
-    edges.add(ops.at(ops.table(Kind.OFFLOAD), free), free)
-    shipped = ops.where(Kind.SEND_S)
-    if len(shipped):
-        edges.add(_same_stash(ops, shipped[~ops.abroad(shipped)], free), free)
-
-
-def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) -> list[_Reduction]:
+def _reductions(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs) -> list[_Reduction]:
     """Every reduction, with its precedences added; its job number follows those of the ops.
 
     It starts when all its ops are posted. The optimizer steps of a stage wait for its REDUCE, and for the TIE of
@@ -339,9 +154,9 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, edges: _Edges) ->
     ) -> None:
         seconds, latency = reduce_seconds(plan.problem.cluster, devices, count)
         job = len(ops) + len(found)
-        edges.add(ops.previous[mine], np.full(len(mine), job))
+        needs.add(Why.LISTED, ops.previous[mine], np.full(len(mine), job))
         after = steps[np.isin(ops.stage[steps], members) & (ops.micro_batch[steps] == collective[2])]
-        edges.add(np.full(len(after), job), after, np.full(len(after), latency))
+        needs.add(Why.GRADIENTS, np.full(len(after), job), after, np.full(len(after), latency))
         found.append(_Reduction(collective, seconds, ring(devices) if count else []))
 
     size = plan.problem.workload.gradient_bytes
@@ -365,7 +180,7 @@ def _grouped(ops: Ops, places: Ints, number: Ints) -> Iterator[tuple[int, int, I
 
 
 def _resources(
-    machine: _Machine, ops: Ops, found: Messages, copies: Ints, reductions: list[_Reduction]
+    machine: Machine, ops: Ops, found: Messages, copies: Ints, reductions: list[_Reduction]
 ) -> tuple[Ints, Ints, int]:
     """Resources of every job as offsets into one list, and how many resources there are.
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..forecast import Jobs, users_of
-from ..graph import Flags, Floats, Ints, Ops, Traffic, activations, crossing, gradients, shipped
+from ..forecast import Jobs
+from ..graph import Flags, Floats, Ints, Ops, Traffic, activations, crossing, gradients, shipped, users_of
 from ..plan import Kind
 from .lowering import COPY, LEAVE, RETURN, SEND, Lowering
 from .sums_and_updates import add_closing

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..forecast import CLOSE, Jobs, Precedences
+from ..forecast import CLOSE, Jobs
+from ..graph import Floats, Ints
 from ..plan import COPIES, SENDS, Kind
 from .text import device_limit, percent
 
@@ -32,7 +33,15 @@ _TOGETHER = {
 _SORTS = {"compute": "computing", "link": "links", "copy": "copies", "reduce": "reductions", "latency": "latency"}
 
 
-def waits(jobs: Jobs) -> Precedences:
+class Waits(NamedTuple):
+    """`after` starts no earlier than `lag` seconds after `before` has ended."""
+
+    before: Ints
+    after: Ints
+    lag: Floats
+
+
+def waits(jobs: Jobs) -> Waits:
     """All that jobs wait for, sorted by the waiting job: their precedences, and whoever had their link before them."""
     first, resource = jobs.occupied
     user = np.repeat(np.arange(len(first) - 1), np.diff(first))
@@ -43,7 +52,7 @@ def waits(jobs: Jobs) -> Precedences:
     after = np.concatenate([jobs.precedences.after, user[1:][same]])
     lag = np.concatenate([jobs.precedences.lag, np.zeros(int(same.sum()))])
     by_job = np.argsort(after, kind="stable")
-    return Precedences(before[by_job], after[by_job], lag[by_job])
+    return Waits(before[by_job], after[by_job], lag[by_job])
 
 
 @dataclass(frozen=True)

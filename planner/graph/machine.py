@@ -1,0 +1,49 @@
+"""A cluster as columns, for what messages and copies take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..basics import PerObject
+from ..problem import Cluster
+from .columns import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster as columns, one entry a device; `node_*` are those of the link inside the device's node."""
+
+    speed: Floats
+    node: Ints
+    node_bandwidth: Floats
+    node_latency_s: Floats
+    host_link: Ints
+    host_link_used_by: Ints  # devices on the same host link
+    host_bandwidth: Floats
+    host_latency_s: Floats
+    steps_take_time: bool
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Machine:
+        return _known_machines.get(cluster, None, lambda: cls._of(cluster))
+
+    @classmethod
+    def _of(cls, cluster: Cluster) -> Machine:
+        groups = [cluster.node_groups[device.node] for device in cluster.devices]
+        shared = np.array(cluster.host_links, dtype=np.int64)
+        return cls(
+            np.array([device.kind.speed for device in cluster.devices]),
+            np.array([device.node for device in cluster.devices], dtype=np.int64),
+            np.array([group.link.bandwidth for group in groups]),
+            np.array([group.link.latency_s for group in groups]),
+            shared,
+            np.bincount(shared)[shared],
+            np.array([group.host_link.bandwidth for group in groups]),
+            np.array([group.host_link.latency_s for group in groups]),
+            any(device.kind.memory_bandwidth is not None for device in cluster.devices),
+        )
+
+
+_known_machines: PerObject[Machine] = PerObject(1)

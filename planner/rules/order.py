@@ -1,4 +1,8 @@
-"""In which order may the ops of a plan stand? What must come first in a list, message order, and circles."""
+"""In which order may the ops of a plan stand? What must come first in a list, message order, and circles.
+
+These needs are the checker's own: more than those that the simulator waits for (`graph/needs.py`), which takes the
+order of lists for granted. They share the names of reasons and the tables of homes, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph import Ints, StageCosts, run_jobs
+from ..graph import Ints, StageCosts, Why, run_jobs
 from ..plan import SENDS, Kind, Op
 from ..problem import steps_sent
 from .columns import Columns, Listed, Violation
@@ -31,31 +35,36 @@ class Order:
         self._stashed = stashed
         sends, receives = messages(costs, listed.homes)
         self.send, self.receive = listed.find(sends), listed.find(receives)
-        self._pairs: list[tuple[Ints, Ints]] = []
+        self._pairs: list[tuple[Why, Ints, Ints]] = []
         self.backward = np.maximum(listed.table(Kind.B), listed.table(Kind.I))
         self._compute_needs()
         self._edge_needs(costs)
         self._stash_needs()
-        step = self._closings(Kind.STEP)
-        self._closing_needs(step)
+        step = self._update_ops(Kind.STEP)
+        self._update_needs(step)
         self._tie_needs(costs, step)
         self._parameter_needs(costs)
-        op, earlier = zip(*self._pairs, strict=True)
+        _, op, earlier = zip(*self._pairs, strict=True)
         self.needs = np.concatenate(op), np.concatenate(earlier)
 
-    def _need(self, op: Ints, earlier: Ints) -> None:
+    @property
+    def whys(self) -> list[Why]:
+        """The reason of each of `needs`."""
+        return [why for why, op, _ in self._pairs for _ in range(len(op))]
+
+    def _need(self, why: Why, op: Ints, earlier: Ints) -> None:
         """Notes that each op needs the other before it; -1 on either side: nothing to note."""
         op, earlier = np.broadcast_arrays(op, earlier)
         both = (op >= 0) & (earlier >= 0)
-        self._pairs.append((op[both], earlier[both]))
+        self._pairs.append((why, op[both], earlier[both]))
 
     def _compute_needs(self) -> None:
         """Halves of a backward, and what makes the stash that it uses up."""
         listed, forward = self.listed, self.listed.table(Kind.F)
         remade = listed.table(Kind.R)
-        self._need(remade, forward)
-        self._need(listed.table(Kind.W), listed.table(Kind.I))
-        self._need(self.backward, np.where(self.homes.remade, remade, forward))
+        self._need(Why.STASH, remade, forward)
+        self._need(Why.STASH, listed.table(Kind.W), listed.table(Kind.I))
+        self._need(Why.STASH, self.backward, np.where(self.homes.remade, remade, forward))
 
     def _edge_needs(self, costs: StageCosts) -> None:
         """Activations and gradients, handed on inside a device or as messages."""
@@ -67,8 +76,8 @@ class Order:
             ):
                 m = np.arange(home.shape[1])
                 arrival = listed.find(Columns.of(receive, target, m, home[target], source))
-                self._need(ops[target], np.where(home[source] == home[target], ops[source], arrival))
-                self._need(listed.find(Columns.of(send, source, m, home[source], target)), ops[source])
+                self._need(Why.TENSOR, ops[target], np.where(home[source] == home[target], ops[source], arrival))
+                self._need(Why.TENSOR, listed.find(Columns.of(send, source, m, home[source], target)), ops[source])
 
     def _stash_needs(self) -> None:
         """A stash leaves after its F and is there before its backward (or R); FREE waits for it to have left."""
@@ -79,18 +88,18 @@ class Order:
         home, away = homes.device[stage, m], homes.away[stage, m]
         leaves[stage, m] = listed.find(Columns.of(Kind.SEND_S, stage, m, home, away))
         returns[stage, m] = listed.find(Columns.of(Kind.RECV_S, stage, m, home, away))
-        self._need(returns, leaves)
+        self._need(Why.STASH, returns, leaves)
         moved, m_moved = np.nonzero(homes.moved)
         source, target = homes.device[moved, m_moved], homes.back[moved, m_moved]
         leaves[moved, m_moved] = listed.find(Columns.of(Kind.SEND_S, moved, m_moved, source, target))
         returns[moved, m_moved] = listed.find(Columns.of(Kind.RECV_S, moved, m_moved, target, source))
         user = np.where(homes.where(lambda row: row.taken_back is Kind.R), listed.table(Kind.R), self.backward)
         for op, earlier in ((leaves, forward), (user, returns), (free, leaves)):
-            self._need(op, earlier)
+            self._need(Why.STASH, op, earlier)
         guest = [listed.find(Columns.of(kind, stage, m, away, home)) for kind in (Kind.SEND_S, Kind.RECV_S)]
-        self._need(guest[0], guest[1])
+        self._need(Why.STASH, guest[0], guest[1])
 
-    def _closings(self, kind: Kind) -> Ints:
+    def _update_ops(self, kind: Kind) -> Ints:
         """Places of REDUCEs or STEPs by [update, device, stage]; -1: none."""
         homes = self.homes
         table = np.full((len(homes.closings), *homes.held.shape), -1, dtype=np.int64)
@@ -99,24 +108,24 @@ class Order:
         table[:, device, stage] = self.listed.find(closing).reshape(len(table), -1)
         return table
 
-    def _closing_needs(self, step: Ints) -> None:
+    def _update_needs(self, step: Ints) -> None:
         """REDUCE and STEP come after every backward of their stage and update, STEP after REDUCE.
 
         The next update's REDUCE and backwards come after the STEP; an R too, where it reads the newest weights.
         """
-        columns, homes, reduce = self.listed.columns, self.homes, self._closings(Kind.REDUCE)
+        columns, homes, reduce = self.listed.columns, self.homes, self._update_ops(Kind.REDUCE)
         ends = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W))
         place = homes.update_of(columns.micro_batch[ends]), columns.device[ends], columns.stage[ends]
         for closing in (reduce, step):
-            self._need(closing[place], ends)
-        self._need(step, reduce)
-        self._need(reduce[1:], step[:-1])
+            self._need(Why.GRADIENTS, closing[place], ends)
+        self._need(Why.GRADIENTS, step, reduce)
+        self._need(Why.GRADIENTS, reduce[1:], step[:-1])
         if homes.update:
             kinds = (Kind.B, Kind.I, Kind.W) if self._stashed else (Kind.B, Kind.I, Kind.W, Kind.R)
             begins = np.flatnonzero(np.isin(columns.kind, kinds))
             begins = begins[columns.micro_batch[begins] >= homes.update]
             update = homes.update_of(columns.micro_batch[begins])
-            self._need(begins, step[update - 1, columns.device[begins], columns.stage[begins]])
+            self._need(Why.GRADIENTS, begins, step[update - 1, columns.device[begins], columns.stage[begins]])
 
     def _tie_needs(self, costs: StageCosts, step: Ints) -> None:
         """TIE and the STEPs of the member stages come after every backward of these, STEP after TIE."""
@@ -130,10 +139,10 @@ class Order:
                 update = homes.update_of(columns.micro_batch[here])
                 summed = listed.find(Columns.of(Kind.TIE, home, homes.closings, device, tie.number))
                 steps = step[:, device, tie.stages]
-                self._need(summed[update], here)
-                self._need(steps, summed[:, None])
-                self._need(steps[update], here[:, None])
-                self._need(summed[1:, None], steps[:-1])
+                self._need(Why.GRADIENTS, summed[update], here)
+                self._need(Why.GRADIENTS, steps, summed[:, None])
+                self._need(Why.GRADIENTS, steps[update], here[:, None])
+                self._need(Why.GRADIENTS, summed[1:, None], steps[:-1])
 
     def _parameter_needs(self, costs: StageCosts) -> None:
         """New parameters leave after their STEP. With a flush they replace those that every F of the stage has used;
@@ -146,14 +155,14 @@ class Order:
         for s, a, b in zip(stage[some].tolist(), source[some].tolist(), target[some].tolist(), strict=True):
             sent = listed.find(Columns.of(Kind.SEND_P, s, homes.closings, a, b))
             for writer in sorted(steps_sent(costs.ties, homes.owners, s, a, b)):
-                self._need(sent, listed.find(Columns.of(Kind.STEP, writer, homes.closings, a)))
+                self._need(Why.WEIGHTS, sent, listed.find(Columns.of(Kind.STEP, writer, homes.closings, a)))
             used = np.sort(forward[s][homes.device[s] == b])
             arrived = listed.find(Columns.of(Kind.RECV_P, s, homes.closings, b, a))
             if homes.update:
                 following = np.searchsorted(used, arrived)
-                self._need(np.append(used, -1)[following], arrived)
+                self._need(Why.WEIGHTS, np.append(used, -1)[following], arrived)
             else:
-                self._need(arrived, used)
+                self._need(Why.WEIGHTS, arrived, used)
 
 
 def local_order(order: Order) -> Iterator[Violation]:

@@ -23,7 +23,9 @@ def operation_graph(plan: Plan, timeline: Timeline) -> Graph:
     """Every op with what it waits for. Groups are devices.
 
     Nodes, numbered device after device in list order: `op`, `device`, `start_s`, `end_s` (a RECV's are its message's).
-    Edges: `why` is "order" (the in-line op before it), "data" or "message". Raises InputError above 400 ops.
+    Edges: `why` is "order" (the in-line op before it), "data" (with its `reason` in words) or "message".
+
+    Raises InputError above 400 ops.
     """
     import networkx
 
@@ -62,9 +64,10 @@ def _join(graph: Graph, plan: Plan, hues: dict[int, int]) -> None:
         kinds = [graph.nodes[n]["op"].kind for n in (earlier, later)] if earlier >= 0 else []
         if kinds and kinds[1] in IN_LINE:
             graph.add_edge(earlier, later, why="order", stroke="#c9cfd7", dashed=False, label=())
-    for later, earlier in zip(*(column.tolist() for column in order.needs), strict=True):
+    for later, earlier, why in zip(*(column.tolist() for column in order.needs), order.whys, strict=True):
         copied = {graph.nodes[n]["op"].kind for n in (earlier, later)} & COPIES
-        graph.add_edge(earlier, later, why="data", stroke="#2c7a61" if copied else EDGE, dashed=False, label=())
+        stroke, reason = "#2c7a61" if copied else EDGE, why.value
+        graph.add_edge(earlier, later, why="data", stroke=stroke, dashed=False, label=(), reason=reason)
     for send, receive in zip(order.send.tolist(), order.receive.tolist(), strict=True):
         hue = hues.get(graph.nodes[send]["op"].micro_batch, 0)
         graph.add_edge(send, receive, why="message", stroke=HUES[hue], dashed=False, label=())

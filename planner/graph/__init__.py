@@ -6,17 +6,7 @@ plans and problems. Begin with `policies.py` and `candidate.py`.
 """
 
 from ..problem import StageCosts
-from .candidate import (
-    Candidate,
-    Structured,
-    closings,
-    regroup,
-    require_policies,
-    route,
-    stash_policies,
-    update_size,
-    weights_offloaded,
-)
+from .candidate import Candidate, regroup, require_policies, stash_policies, weights_offloaded
 from .columns import NOWHERE, Flags, Floats, Ints, Ops
 from .homes import Homes, copied_bytes, parameter_returns
 from .kernel import run_jobs
@@ -42,6 +32,7 @@ from .policies import (
 )
 from .reductions import predict_seconds, reduce_seconds, ring, step_seconds, tie_seconds, update_seconds
 from .replicas import forward_devices, holders, static_bytes, training_bytes
+from .structured import Structured, closings, route, update_size
 from .traffic import (
     Messages,
     Traffic,

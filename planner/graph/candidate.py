@@ -1,30 +1,15 @@
-"""A candidate: everything about a plan but the order of its ops. What plans and candidates have in common."""
+"""A candidate: everything about a plan but the order of its ops."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from ..plan import Pipeline, Problem
-from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts, policy_of
+from ..problem import FLUSH, StageCosts, policy_of
 from .policies import KEEP, StashPolicy, stash_policy
-
-
-class Structured(Protocol):
-    """What plans and candidates have in common: everything but the order."""
-
-    @property
-    def problem(self) -> Problem: ...
-    @property
-    def stages(self) -> tuple[tuple[str, ...], ...]: ...
-    @property
-    def pipelines(self) -> tuple[Pipeline, ...]: ...
-    @property
-    def stash(self) -> tuple[tuple[str, ...], ...]: ...
-    @property
-    def weights(self) -> str: ...
+from .structured import Structured
 
 
 @dataclass(frozen=True)
@@ -83,31 +68,6 @@ def regroup(
             groups.setdefault(key, []).append(m)
     split = tuple(Pipeline(forward, backward, tuple(sorted(ms))) for (forward, backward, _), ms in groups.items())
     return Candidate(problem, stages, split, tuple(row for _, _, row in groups), weights)
-
-
-def update_size(plan: Structured) -> int:
-    """Micro-batches an update: all of a synchronous plan's."""
-    workload = plan.problem.workload
-    if plan.weights == FLUSH:
-        return workload.micro_batches
-    return workload.update_every or WEIGHT_POLICIES[plan.weights].least_update(len(plan.stages))
-
-
-def closings(plan: Structured) -> list[int]:
-    """The micro-batch in the STEP of every update: its last one, or -1 in a synchronous plan."""
-    if plan.weights == FLUSH:
-        return [-1]
-    size = update_size(plan)
-    return list(range(size - 1, plan.problem.workload.micro_batches, size))
-
-
-def route(plan: Structured) -> dict[int, int]:
-    """Pipeline of every micro-batch; the first one where several claim it (the checker names that)."""
-    found: dict[int, int] = {}
-    for index, pipeline in enumerate(plan.pipelines):
-        for micro_batch in pipeline.micro_batches:
-            found.setdefault(micro_batch, index)
-    return found
 
 
 def weights_offloaded(plan: Structured) -> set[tuple[int, int]]:

@@ -11,9 +11,9 @@ import numpy as np
 from ..basics import PerObject
 from ..plan import Kind
 from ..problem import FLUSH, StageCosts
-from .candidate import Structured, update_size
 from .columns import Flags, Ints, Ops
 from .policies import StashPolicy, ship_target, stash_policy
+from .structured import Structured, update_size
 
 _BACK = frozenset({Kind.B, Kind.I, Kind.W, Kind.R, Kind.FETCH})
 """Ops of a stage and micro-batch that run where its backward does."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..plan import Kind
-from .candidate import Structured
 from .columns import Flags, Floats, Ints, Ops
 from .homes import Homes
 from .machine import Machine
+from .structured import Structured
 from .traffic import Messages
 
 

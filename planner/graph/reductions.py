@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..problem import WEIGHT_POLICIES, Cluster, StageCosts
-from .candidate import Structured
 from .replicas import holders
+from .structured import Structured
 
 if TYPE_CHECKING:
     from ..plan import Problem

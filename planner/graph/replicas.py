@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..problem import STEP_COUNTERS, StageCosts, Workload
-from .candidate import Structured
+from .structured import Structured
 
 
 def forward_devices(plan: Structured, stage: int) -> tuple[int, ...]:

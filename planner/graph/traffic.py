@@ -14,10 +14,10 @@ import numpy as np
 from ..basics import PlanError
 from ..plan import SENDS, Kind, Op, Pipeline
 from ..problem import StageCosts, returned_bytes
-from .candidate import Structured
 from .columns import Flags, Ints, Ops
 from .homes import Homes
 from .policies import ship_target, stash_policy
+from .structured import Structured
 
 
 class Message(NamedTuple):

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from ..basics import PlanError
 from ..plan import Kind, Op, Plan
 from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
-from .candidate import Candidate, closings, update_size
+from .candidate import Candidate
 from .homes import parameter_returns
 from .replicas import holders
+from .structured import closings, update_size
 from .versions import Versions
 
 _ENDS = frozenset({Kind.B, Kind.W})

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from ..plan import Kind, Op
 from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
-from .candidate import Structured, update_size, weights_offloaded
+from .candidate import weights_offloaded
 from .replicas import holders
+from .structured import Structured, update_size
 
 _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W, Kind.R})
 

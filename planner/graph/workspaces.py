@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..problem import UNFUSED, Layer
-from .candidate import Structured
+from .structured import Structured
 
 if TYPE_CHECKING:
     import numpy as np

@@ -148,7 +148,9 @@ def main() -> int:
     started = time.monotonic()
     how = " --interrupt" if options.interrupt else ""
     command = f"python benchmarks/reliability/limits.py{how} --cases {options.cases} --seed {options.seed}"
-    what = "Ctrl-C 1 to 30 s after plan() began" if how else "calls of plan() with a time limit of 1 to 30 s"
+    command += f" --most {options.most:g}" if options.most < max(LIMITS_S) else ""
+    command += " --wall" if options.wall else ""
+    what = f"Ctrl-C 1 to {options.most:g} s after plan() began" if how else "calls of plan() with a time limit of 1 to 30 s"
     row = Row(f"{what}, 4 to 64 devices", command, faults={"hang": 0, "file lost": 0} if how else {"hang": 0})
     worst = {"wall": 0.0, "processor": 0.0}
     for case in cases(options.cases, options.seed):

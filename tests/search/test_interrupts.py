@@ -15,6 +15,7 @@ import pytest
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner import plan as search
 from contraflow.planner.basics import AGAIN_S, end_asked, heeding_ctrl_c
+from contraflow.planner.search import frontier
 from contraflow.planner.search.common import Progress, Result
 
 LONG_S = 600.0
@@ -161,3 +162,22 @@ def test_a_second_ctrl_c_raises() -> None:
     assert not end_asked()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_ends_a_frontier() -> None:
+    """Not the search at one limit of many: those that would follow answer at once."""
+    sent = list[Progress]()
+
+    def heard(event: Progress) -> None:
+        if not sent and event.best_step_s is not None:
+            sent.append(event)
+            signal.raise_signal(signal.SIGINT)
+
+    layers = [Layer(f"l{k}", 1.0 + k % 3, 2.0, stash_bytes=40, output_bytes=1) for k in range(13)]
+    problem = ModelGraph.chain(layers), Cluster.uniform(5, 900, Link(200.0, 1e-2)), Workload(9)
+    began = time.process_time()
+    points = frontier(*problem, SearchSpace(), 8, (), 30 * SOON_S, 0, 1, on_progress=heard)
+    assert time.process_time() - began < 3 * SOON_S
+    assert sent
+    assert all(check(point.plan) == [] for point in points if point.plan is not None)
+    assert any(point.plan is not None for point in points)

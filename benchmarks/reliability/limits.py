@@ -10,6 +10,7 @@ the limit would: what it takes from there is counted.
 
 from __future__ import annotations
 
+import argparse
 import random
 import signal
 import sys
@@ -137,6 +138,20 @@ def cases(count: int, seed: int) -> list[Case]:
     return [Case(seed * 1000 + k, float(limit), size, kind) for k, (limit, size, kind) in enumerate(chosen)]
 
 
+def described(options: argparse.Namespace) -> Row:
+    """The row of these options, empty."""
+    command = "python benchmarks/reliability/limits.py"
+    command += " --interrupt" if options.interrupt else ""
+    command += f" --cases {options.cases} --seed {options.seed}"
+    command += f" --most {options.most:g}" if options.most < max(LIMITS_S) else ""
+    command += " --wall" if options.wall else ""
+    if options.interrupt:
+        what, faults = f"Ctrl-C 1 to {options.most:g} s after plan() began", {"hang": 0, "file lost": 0}
+    else:
+        what, faults = f"calls of plan() with a time limit of 1 to {options.most:g} s", {"hang": 0}
+    return Row(f"{what}, 4 to 64 devices", command, faults=faults)
+
+
 def main() -> int:
     """All cases; 1 where a call took too long."""
     parser = arguments(__doc__, len(LIMITS_S) * len(SIZES) * len(KINDS))
@@ -146,12 +161,7 @@ def main() -> int:
     parser.add_argument("--interrupt", action="store_true", help="Ctrl-C instead of a limit")
     options = parser.parse_args()
     started = time.monotonic()
-    how = " --interrupt" if options.interrupt else ""
-    command = f"python benchmarks/reliability/limits.py{how} --cases {options.cases} --seed {options.seed}"
-    command += f" --most {options.most:g}" if options.most < max(LIMITS_S) else ""
-    command += " --wall" if options.wall else ""
-    what = f"Ctrl-C 1 to {options.most:g} s after plan() began" if how else "calls of plan() with a time limit of 1 to 30 s"
-    row = Row(f"{what}, 4 to 64 devices", command, faults={"hang": 0, "file lost": 0} if how else {"hang": 0})
+    row = described(options)
     worst = {"wall": 0.0, "processor": 0.0}
     for case in cases(options.cases, options.seed):
         if case.limit_s > options.most or options.only not in (None, case.seed):

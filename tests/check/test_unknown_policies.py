@@ -78,7 +78,7 @@ def test_arrays_refuse_what_they_have_no_columns_for(policy: str) -> None:
 
 
 def test_tables_by_kind_refuse_other_kinds() -> None:
-    stash = Stash(1, 1, 1, 1, 1, 1)
+    stash = Stash(1, 1, 1, 1, 1)
     for kind in Kind:
         if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
             assert stash.running(kind) == 1

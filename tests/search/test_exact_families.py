@@ -52,9 +52,10 @@ def stage(devices: Iterable[int] = (0,), anywhere: bool = False, send: Send = NO
         "sites": tuple(Site(device, ticks, send) for device in listed),
         "split": split,
         "finish": dict.fromkeys(pairs, 0),
-        "stash": Stash(1, 1, 0, 0, 0, 0),
+        "stash": Stash(1, 1, 0, 0, 0),
+        "kept": {"recompute": 0},
         "hop": hops,
-        "kept_hop": hops,
+        "kept_hop": {},
     }
     return Stage(**(fixed | given))
 
@@ -212,13 +213,15 @@ CASES: dict[str, tuple[tuple[Family, ...], Instance, Facts, Facts]] = {
     ),
     "I leaves the half that W needs": (
         (stashes_are_held, memories_suffice),
-        instance(stage(split=True, stash=Stash(2, 1, 0, 0, 0, 0)), batches=2, capacity=(3, 9)),
+        instance(stage(split=True, stash=Stash(2, 1, 0, 0, 0)), batches=2, capacity=(3, 9)),
         starts((F, 0, 0, 0), (I, 0, 0, 1), (W, 0, 0, 9), (F, 0, 1, 2), (I, 0, 1, 10), (W, 0, 1, 11)),
         starts((F, 0, 0, 0), (I, 0, 0, 2), (W, 0, 0, 9), (F, 0, 1, 2), (I, 0, 1, 10), (W, 0, 1, 11)),
     ),
     "recompute holds its inputs until R": (
         (stashes_are_held, memories_suffice),
-        instance(stage(stash=Stash(2, 2, 1, 0, 0, 0)), batches=2, capacity=(3, 9), policies="recompute"),
+        instance(
+            stage(stash=Stash(2, 2, 0, 0, 0), kept={"recompute": 1}), batches=2, capacity=(3, 9), policies="recompute"
+        ),
         starts((F, 0, 0, 0), (R, 0, 0, 3), (B, 0, 0, 4), (F, 0, 1, 1), (R, 0, 1, 6), (B, 0, 1, 7)),
         starts((F, 0, 0, 0), (R, 0, 0, 3), (B, 0, 0, 4), (F, 0, 1, 1), (R, 0, 1, 5), (B, 0, 1, 7)),
     ),

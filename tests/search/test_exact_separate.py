@@ -15,7 +15,7 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.common.fit import excess
+from contraflow.planner.search.common.fit import excess, host_excess
 from contraflow.planner.search.common.two_device_space import pays
 from contraflow.planner.search.driver import Result
 from contraflow.planner.search.exact.instance import Rules
@@ -104,11 +104,31 @@ def test_recompute_on_the_backward_device() -> None:
         assert all(route.backward[op.stage] == device for op in order if op.kind is Kind.R)
 
 
+def test_a_stash_that_moves_in_no_time_is_sent_before_its_memory_is_free() -> None:
+    """Links without a bandwidth, one stash a device: the FREE stands behind the SEND_S of the same instant."""
+    assert proven(solve(candidate(2, 4, 1, Link()), EFFORT, anywhere("keep"))).forecast is not None
+
+
 def test_nothing_fits() -> None:
     """A stash of two bytes has no place on any device of one."""
     found = solve(candidate(2, 3, 1, stash_bytes=2), EFFORT, anywhere("keep ship"))
     assert found.closed
     assert math.isinf(found.bound_s)
+
+
+def test_what_exceeds_host_memory_is_searched_again_with_less_of_it() -> None:
+    """Four bytes of host memory: the first answer takes four more, the next one fits and is as short as the bound."""
+    layers = [
+        Layer("layer0", 3, 1, 2, stash_bytes=4, weight_stash_bytes=4, output_bytes=1),
+        Layer("layer1", 3, 7, 3, parameter_bytes=2, stash_bytes=1, weight_stash_bytes=0),
+    ]
+    nodes = NodeGroup(1, 2, DeviceType("toy", 20), Link(1.0), host_link=Link(1.0), host_memory_bytes=4)
+    problem = Problem(ModelGraph.chain(layers), Cluster((nodes,)), Workload(3))
+    pipeline = Pipeline((0, 1), (0, 1), (0, 1, 2))
+    found = proven(solve(Candidate(problem, (("layer0",), ("layer1",)), (pipeline,)), EFFORT, anywhere("keep offload")))
+    assert found.forecast is not None
+    assert found.forecast.step_s == 41
+    assert not any(host_excess(found))
 
 
 # ------------------------------------------------------------------ plan()

@@ -5,12 +5,14 @@ Peers' convention: F = I = W = 10, a stash of 2 bytes, 1 of them held for the we
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from instances import one_layer_a_stage, step_of
 
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.check import check
-from contraflow.planner.graph import Candidate
+from contraflow.planner.graph import POLICIES, STASH, Candidate, Content, Hold, StashPolicy
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
@@ -152,6 +154,31 @@ def test_recompute_everywhere_where_nothing_else_is_allowed() -> None:
     plan = plan_of(found)
     assert plan.stash == (("recompute", "recompute"),)
     assert sum(op.kind == Kind.R for order in plan.orders for op in order) == 6
+
+
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_a_policy_that_is_added_to_the_table_is_understood(monkeypatch: pytest.MonkeyPatch, anywhere: bool) -> None:
+    """It keeps half a stash until R: better than keeping all, no better than recomputing from nothing."""
+    halves = Content("half a stash", "stashes", lambda costs: costs.stash_bytes // 2)
+    row = StashPolicy("half", frozenset({Kind.R}), (Hold(Kind.F, Kind.R, halves), Hold(Kind.R, Kind.B, STASH)))
+    monkeypatch.setitem(POLICIES, "half", row)
+    given = candidate([line(2)], 4, 1, (10, 20)) if anywhere else candidate([line(4)], 8, 2)
+    keep, half, recompute = (
+        step(solve(given, EFFORT, Rules(not anywhere, frozenset({"keep", name}), anywhere)))
+        for name in ("keep", "half", "recompute")
+    )
+    assert recompute <= half <= keep
+    if not anywhere:
+        assert recompute < half < keep
+
+
+def test_a_policy_that_holds_what_no_model_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, never taken for another."""
+    little = Content("a little", "stashes", lambda costs: costs.stash_bytes // 2)
+    monkeypatch.setitem(POLICIES, "thrift", StashPolicy("thrift", frozenset(), (Hold(Kind.F, Kind.B, little),)))
+    for name in ("thrift", "offload+weights"):
+        with pytest.raises(PlanError, match=re.escape(name)):
+            solve(candidate([line(2)], 2, 2), EFFORT, Rules(policies=frozenset({"keep", name})))
 
 
 def test_a_proven_bound_of_the_caller_is_used() -> None:

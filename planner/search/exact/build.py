@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...graph import OFFLOAD, RECOMPUTE, Candidate, static_bytes, training_bytes
+from ...graph import Candidate, static_bytes, training_bytes
 from ...problem import Cluster
 from .durations import Durations, distinct_routes
-from .instance import Edge, Hops, Instance, Rules, Send, Site, Stage, Stash, Tied, common_tick, memory_unit
+from .instance import Edge, Hops, Instance, Send, Site, Stage, Stash, Tied, common_tick, memory_unit
 
 
 def build_instance(
@@ -47,19 +47,17 @@ class _Builder:
         costs, cluster, open_ = self.costs, self.cluster, self.rules.open
         fixed = [0 if open_ else sum(parts.values()) for parts in static_bytes(self.candidate, costs)]
         free = [a - b - c for a, b, c in zip(limits, fixed, lowered or [0] * len(cluster), strict=True)]
-        stash = stash_bytes(self.candidate, self.split, self.rules)
+        stash = stash_bytes(self.candidate, self.split)
         held = [self._parameters(s) if open_ else (0, 0) for s in self.stages]
         tied = [(tie.stages, *self._kept(tie.bytes, tie.tensors, tie.trained_bytes)) for tie in costs.ties if open_]
-        sizes = [*(x for one in stash for x in one.all), *(x for both in held for x in both)]
+        sizes = [x for some in (*(one.all for one in stash), *held, *self.seconds.kept.values()) for x in some]
         unit = memory_unit([*sizes, *(x for _, *both in tied for x in both)], free)
         hosts = [group.host_memory_bytes for group in cluster.node_groups]
         less = host_lowered or [0] * len(hosts)
         return Instance(
             micro_batches=self.problem.workload.micro_batches,
             tick=self.tick,
-            stages=tuple(
-                self._stage(s, stash[s].in_units(unit), held[s][0] // unit, held[s][1] // unit) for s in self.stages
-            ),
+            stages=tuple(self._stage(s, stash[s], held[s], unit) for s in self.stages),
             edges=tuple(self._edge(*edge) for edge in costs.edges),
             capacity=tuple((max(0, room) if open_ else room) // unit for room in free),
             host=cluster.host_links,
@@ -73,8 +71,8 @@ class _Builder:
 
     # ------------------------------------------------------------ ticks and units
 
-    def _stage(self, s: int, stash: Stash, owned: int, lent: int) -> Stage:
-        down, here = self.tick.down, self.sites[s]
+    def _stage(self, s: int, stash: Stash, held: tuple[int, int], unit: int) -> Stage:
+        down, here, kept = self.tick.down, self.sites[s], self.seconds.kept
         sites = tuple(
             Site(
                 d,
@@ -84,11 +82,17 @@ class _Builder:
             for d in here
         )
         finish = {(a, b): sum(map(down, self.seconds.finish(s, here[a], here[b]))) for a, b in self.pairs}
-        ship, kept = (
-            self._hops(here, here, int(size[s])) if self.rules.open else {}
-            for size in (self.costs.stash_bytes, self.costs.incoming_bytes)
+        return Stage(
+            sites=sites,
+            split=self.split[s],
+            finish=finish,
+            stash=stash.in_units(unit),
+            kept={name: size[s] // unit for name, size in kept.items()},
+            hop=self._hops(here, here, int(self.costs.stash_bytes[s])),
+            kept_hop={name: self._hops(here, here, size[s]) for name, size in kept.items()},
+            owned=held[0] // unit,
+            lent=held[1] // unit,
         )
-        return Stage(sites, self.split[s], finish, stash, ship, kept, owned, lent)
 
     def _edge(self, producer: int, consumer: int, size: int) -> Edge:
         a, b = self.sites[producer], self.sites[consumer]
@@ -129,11 +133,11 @@ class _Builder:
         """Whether all devices are of one kind, in one node, with host links that nobody shares or uses."""
         cluster = self.cluster
         kinds = {device.kind for device in cluster.devices}
-        alone = OFFLOAD not in self.rules.policies or len(set(cluster.host_links)) in (1, len(cluster))
+        alone = not self.seconds.hosted or len(set(cluster.host_links)) in (1, len(cluster))
         return len(kinds) == 1 and len(cluster.node_groups) == 1 and alone and len(set(free)) == 1
 
 
-def stash_bytes(candidate: Candidate, split: Sequence[bool], rules: Rules) -> list[Stash]:
+def stash_bytes(candidate: Candidate, split: Sequence[bool]) -> list[Stash]:
     """Bytes of every stage (see planner.forecast)."""
     costs = candidate.costs
     workspace = costs.workspace_bytes.tolist()
@@ -142,12 +146,11 @@ def stash_bytes(candidate: Candidate, split: Sequence[bool], rules: Rules) -> li
         forward[producer] += size
         backward[producer] += size
         backward[consumer] += size
-    whole, half, kept = costs.stash_bytes.tolist(), costs.weight_stash_bytes.tolist(), costs.incoming_bytes.tolist()
+    whole, half = costs.stash_bytes.tolist(), costs.weight_stash_bytes.tolist()
     return [
         Stash(
             bytes=whole[s],
             held=half[s] if split[s] else whole[s],
-            kept=kept[s] if RECOMPUTE in rules.policies else 0,
             forward=forward[s],
             backward=backward[s],
             weight=workspace[s],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ortools.sat.python import cp_model
 
 from ...basics import check_time
-from ...graph import RECOMPUTE
 from ...plan import Kind
 from .timetable import Literal
 from .variables import Variables
@@ -17,7 +16,7 @@ def ops_run_on_their_devices(v: Variables) -> None:
         check_time()
         for kind in v.instance.stages[s].kinds:
             _run(v, kind, s, k, True)
-        _run(v, Kind.R, s, k, choice.policy[RECOMPUTE])
+        _run(v, Kind.R, s, k, choice.remade)
 
 
 def _run(v: Variables, kind: Kind, s: int, k: int, literal: Literal) -> None:
@@ -37,7 +36,7 @@ def step_is_no_shorter_than_any_load(v: Variables) -> None:
         choice = v.choices[s, 0]
         for site, front, rear in zip(stage.sites, choice.front, choice.rear, strict=True):
             ticks = {kind: v.instance.micro_batches * size for kind, size in site.ticks.items()}
-            again = v.every(rear, choice.policy[RECOMPUTE])
+            again = v.every(rear, choice.remade)
             back = sum(ticks[kind] for kind in stage.backwards)
             work.setdefault(site.device, []).extend([ticks[Kind.F] * front, back * rear, ticks[Kind.R] * again])
     for terms in work.values():

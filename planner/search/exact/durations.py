@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph import OFFLOAD, RECOMPUTE, Candidate, tie_seconds, update_seconds
+from ...graph import Candidate, StageCosts, StashPolicy, tie_seconds, update_seconds
 from ...plan import Kind
 from ..common import TOLERANCE
 from .instance import Rules
@@ -16,17 +17,38 @@ def distinct_routes(candidate: Candidate) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(pipeline.forward for pipeline in candidate.pipelines))
 
 
+def _kept_bytes(rows: Iterable[StashPolicy], costs: StageCosts) -> dict[str, list[int]]:
+    """By policy that makes the stash again, bytes of every stage that it keeps until R.
+
+    Raises PlanError for a policy that leaves something else than the whole stash for its backward, or takes more than
+    that elsewhere: the model knows none such.
+    """
+    found = {}
+    for row in rows:
+        *before, (_, _, left) = row.held_bytes(costs)
+        elsewhere = row.leaves and (row.remade or row.versioned or (before[0][2] != left).any() or before[1][2].any())
+        if (left != costs.stash_bytes).any() or elsewhere:
+            raise PlanError(f"the exact search knows no stash policy that holds what {row.name!r} does")
+        if row.remade:
+            found[row.name] = [int(size) for size in before[0][2]]
+    return found
+
+
 class Durations:
     """What the ops, messages and copies of a candidate take.
 
     `sites`: by stage, the devices where it may run: those of its routes in order, or all where the rules open them.
     `pairs`: the numbers of sites that may go together, of a forward and a backward or of a sender and a receiver.
+    `kept`: by policy that makes the stash again, bytes of every stage that it keeps until then. `hosted`: some policy
+    copies stashes to the host.
     """
 
     def __init__(self, candidate: Candidate, rules: Rules) -> None:
         self.candidate, self.costs, self.rules = candidate, candidate.costs, rules
         self.problem, self.cluster = candidate.problem, candidate.problem.cluster
         self.split = [rules.split and bool(can) for can in self.costs.separable]
+        self.hosted = any(row.hosted for row in rules.rows)
+        self.kept = _kept_bytes(rules.rows, self.costs)
         stages, routes = len(candidate.stages), distinct_routes(candidate)
         devices = tuple(range(len(self.cluster)))
         self.sites = [devices] * stages if rules.open else list(zip(*routes, strict=True))
@@ -72,16 +94,15 @@ class Durations:
                 yield size, self.sites[s], self.sites[s]
 
     def _moved(self, s: int) -> list[int]:
-        """Bytes of a stage's stash, and of what recompute keeps, that may go to another device."""
-        kept = [int(self.costs.incoming_bytes[s])] if RECOMPUTE in self.rules.policies else []
-        return [int(self.costs.stash_bytes[s]), *kept] if self.rules.open else []
+        """Bytes of a stage's stash, and of what is kept until an R, that may go to another device."""
+        return [int(self.costs.stash_bytes[s]), *(size[s] for size in self.kept.values())] if self.rules.open else []
 
     def all(self) -> Iterator[float]:
         """Seconds of everything that takes time in the model."""
         for s in range(len(self.sites)):
             for device in self.sites[s]:
                 yield from self.compute(s, device).values()
-                yield from self.copy(s, device) if OFFLOAD in self.rules.policies else ()
+                yield from self.copy(s, device) if self.hosted else ()
             for a, b in self.pairs:
                 yield from self.finish(s, self.sites[s][a], self.sites[s][b])
         for size, sources, targets in self._messages():

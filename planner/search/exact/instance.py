@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...basics import PlanError
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
+from ...graph import KEEP, POLICIES, StashPolicy
 from ...plan import Kind
 from ..common import MODEL, TOLERANCE
 
@@ -88,14 +88,13 @@ class Site:
 class Stash:
     """Memory units of a stage's stash, and of what runs beside it.
 
-    `bytes`: made by F (or R); `held`: of the weight's half from I to W (all of it where the backward is whole);
-    `kept`: what recompute keeps instead, until R. `forward`, `backward`: units that every F (or R) and every B (or
+    `bytes`: made by F (or R); `held`: of the weight's half from I to W (all of it where the backward is whole).
+    `forward`, `backward`: units that every F (or R) and every B (or
     I) certainly holds besides: workspace, the tensor it makes, the gradient it takes; `weight`: every W.
     """
 
     bytes: int
     held: int
-    kept: int
     forward: int
     backward: int
     weight: int
@@ -129,7 +128,8 @@ class Stage:
         sites: in a candidate of routes one a direction, where devices are open one a device.
         finish: by the sites of forward and backward that go together, ticks from the last backward op to the end of
             the step: sums of gradients, optimizer step, and new parameters on their way to the forward.
-        hop: the stash from site to site; `kept_hop`: what recompute keeps. Both where devices are open.
+        kept: by policy that makes the stash again, memory units that it keeps until R.
+        hop: the stash from site to site; `kept_hop`: what is kept until R. Both where devices are open.
         owned, lent: memory units of parameters and more on the device of the backward, and on one that only runs the
             forward; 0 where the capacities are less these already.
     """
@@ -138,8 +138,9 @@ class Stage:
     split: bool
     finish: Mapping[tuple[int, int], int]
     stash: Stash
+    kept: Mapping[str, int]
     hop: Hops
-    kept_hop: Hops
+    kept_hop: Mapping[str, Hops]
     owned: int = 0
     lent: int = 0
 
@@ -227,7 +228,7 @@ class Instance:
         """Policies worth choosing from: where memory does not bind, a stash is kept if it may be."""
         if self.stages[stage].sites[site].device not in self.limited and KEEP in self.policies:
             return (KEEP,)
-        return tuple(policy for policy in (KEEP, RECOMPUTE, OFFLOAD, SHIP) if policy in self.policies)
+        return tuple(policy for policy in POLICIES if policy in self.policies)
 
     @cached_property
     def beside(self) -> tuple[int, ...]:
@@ -236,7 +237,7 @@ class Instance:
         Only where memory is first taken by an op: a stash that comes back may take it while no op runs.
         """
         found: dict[int, int] = {}
-        for stage in self.stages if not self.open and OFFLOAD not in self.policies else ():
+        for stage in () if self.open or any(POLICIES[name].leaves for name in self.policies) else self.stages:
             for site in stage.sites:
                 small = min(stage.stash.running(kind) for kind in stage.kinds)
                 found[site.device] = min(found.get(site.device, small), small)
@@ -266,10 +267,15 @@ class Rules:
     mirror: bool = True
 
     def __post_init__(self) -> None:
-        for policy in self.policies - {KEEP, RECOMPUTE, OFFLOAD, SHIP}:
+        for policy in self.policies - POLICIES.keys():
             raise PlanError(f"the exact search knows no stash policy {policy!r}")
-        if SHIP in self.policies and not self.open:
+        if not self.open and any(row.shipped for row in self.rows):
             raise PlanError("the exact search ships stashes only where it chooses the devices")
+
+    @property
+    def rows(self) -> list[StashPolicy]:
+        """The policies' rows, in the order of the table."""
+        return [row for name, row in POLICIES.items() if name in self.policies]
 
 
 def memory_unit(demands: Sequence[int], free: Sequence[int]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...basics import check_time
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
 from ...plan import Kind
 from .instance import Hops, Send
 from .timetable import Literal, Time
@@ -69,25 +68,25 @@ def _order_of_times(v: Variables, s: int, k: int) -> None:
     v.when(choice.moved, back == out)
     for fact in (gone == out, back == out, posted == out):
         v.when(choice.stays, fact)
-    v.when(v.none(choice.policy[SHIP]), visited == out)
-    if choice.policy[SHIP] is False and choice.policy[OFFLOAD] is False:
+    v.when(v.none(choice.shipped), visited == out)
+    if choice.shipped is False and choice.hosted is False:
         v.model.add(left == back)
     sizes = v.sizes(Kind.F, s)
     if len(set(sizes)) == 1:
         v.when(choice.stays, out == v.start[Kind.F, s, k] + sizes[0])
     if (Kind.R, s, k) in v.start:
-        v.when(v.every(choice.same, choice.policy[RECOMPUTE]), gone >= v.start[Kind.R, s, k])
+        v.when(v.every(choice.same, choice.remade), gone >= v.start[Kind.R, s, k])
 
 
 def _move(v: Variables, s: int, k: int, pair: tuple[int, int], literal: Literal) -> None:
     """Kept or what recompute keeps, straight to the other device; shipped there and back."""
     choice, moves, stage = v.choices[s, k], v.moves[s, k], v.instance.stages[s]
     begin, (a, b) = v.start[stage.backwards[0], s, k], pair
-    kept, remade = v.every(literal, choice.policy[KEEP]), v.every(literal, choice.policy[RECOMPUTE])
     shipped = v.every(choice.front[a], choice.away[b])
-    _travel(v, kept, stage.hop[a, b], (moves.out, moves.gone, begin))
-    if remade is not False:
-        _travel(v, remade, stage.kept_hop[a, b], (moves.out, moves.gone, v.start[Kind.R, s, k]))
+    _travel(v, v.every(literal, choice.kept), stage.hop[a, b], (moves.out, moves.gone, begin))
+    for name, hops in stage.kept_hop.items():
+        remade = v.every(literal, choice.policy.get(name, False))
+        _travel(v, remade, hops[a, b], (moves.out, moves.gone, v.start[Kind.R, s, k]))
     _travel(v, shipped, stage.hop[a, b], (moves.out, moves.gone, moves.back))
     _travel(v, shipped, stage.hop[b, a], (moves.back, moves.left, begin))
 
@@ -109,7 +108,7 @@ def _copy(v: Variables, s: int, k: int, d: int) -> None:
     """From the device of a site to the host, and from the host to it."""
     choice, moves, stage = v.choices[s, k], v.moves[s, k], v.instance.stages[s]
     site = stage.sites[d]
-    sends, fetches = (v.every(literal, choice.policy[OFFLOAD]) for literal in (choice.front[d], choice.rear[d]))
+    sends, fetches = (v.every(literal, choice.hosted) for literal in (choice.front[d], choice.rear[d]))
     if len(moves.own) > 2:
         v.when(sends, moves.gone >= moves.out + site.copy.occupation)
         v.when(fetches, moves.left >= moves.back + site.copy.occupation)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from ...graph import OFFLOAD, ship_target, stash_hops
+from ...graph import stash_hops, stash_policy
 from ...plan import Kind, Op, Pipeline
 from .instance import Instance
 from .variables import Solution
 
 _MAKES = frozenset({Kind.F, Kind.R, Kind.RECV_S})
+_LEAVES = frozenset({Kind.OFFLOAD, Kind.SEND_S})
 _FREES = frozenset({Kind.B, Kind.I, Kind.W})
 _GONE, _IN, _OUT, _HOME = range(4)
 """Turns of what is posted at one time: what has left, what arrives, what leaves, and what comes home at once."""
@@ -88,13 +89,14 @@ def _depth(kind: Kind, stage: int, stages: int) -> int:
 def _post(found: Solution, lists: list[_List], route: Pipeline, s: int, k: int) -> None:
     """Puts the transfers of one stash on the lists of its devices."""
     policy, a, b = found.policy(s, k), route.forward[s], route.backward[s]
-    if policy != OFFLOAD and ship_target(policy) is None and a == b:
+    row = stash_policy(policy)
+    if not row.leaves and a == b:
         return
     out, back, gone = (found.times[name][s, k] for name in ("out", "back", "gone"))
     for start, (source, target) in zip((out, back), stash_hops(route, s, policy), strict=False):
         lists[source].send(Op(Kind.SEND_S, s, k, target), start)
         lists[target].receive(Op(Kind.RECV_S, s, k, source), start)
-    if policy == OFFLOAD:
+    if row.hosted:
         lists[a].send(Op(Kind.OFFLOAD, s, k), out)
         lists[b].fetch(Op(Kind.FETCH, s, k), back)
     lists[a].free(Op(Kind.FREE, s, k), out, gone)
@@ -122,7 +124,7 @@ class _List:
         self._arrive(op, posted, Kind.SEND_S)
 
     def _arrive(self, op: Op, time: int, sent: Kind) -> None:
-        """What arrives at a time: before what leaves then, but behind its own way out, which may take no time."""
+        """What arrives at a time: before what leaves then, but behind its own way out, which may take none."""
         own = [(x.slot, x.time, _HOME) for x in self.posted if x.op.kind is sent and x.op[1:3] == op[1:3]]
         slot, time, turn = max([(self._ended(time), time, _IN), *own])
         self.posted.append(_Posted(slot, time, turn, op))
@@ -132,9 +134,11 @@ class _List:
         self.fetches.append((time, op))
 
     def free(self, op: Op, out: int, gone: int) -> None:
-        """What has left at a time: ops that start later may use its memory."""
+        """What has left at a time: ops that start later may use its memory. Behind its way out, which may take none."""
         self.leaving.append((out, gone))
-        self.posted.append(_Posted(sum(run.start < gone for run in self.compute), gone, _GONE, op))
+        own = [(x.slot, x.time, _HOME) for x in self.posted if x.op.kind in _LEAVES and x.op[1:3] == op[1:3]]
+        slot, time, turn = max([(sum(run.start < gone for run in self.compute), gone, _GONE), *own])
+        self.posted.append(_Posted(slot, time, turn, op))
 
     def ops(self) -> tuple[Op, ...]:
         """The list. A FETCH that starts while something leaves stands before it, so as not to wait for its end, unless

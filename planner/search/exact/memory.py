@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...graph import KEEP, OFFLOAD, RECOMPUTE
+from ...graph import KEEP
 from ...plan import Kind
 from .instance import Instance
 from .timetable import Literal, Time
@@ -80,7 +80,7 @@ def _hold(v: Variables, s: int, k: int, site: int) -> None:
         hold(start, used, stash.bytes - both, literal)
         hold(start, final, both, literal)
 
-    until_used(first, v.every(choice.pair[site, site], choice.policy[KEEP]))
+    until_used(first, v.every(choice.pair[site, site], choice.kept))
     hold(v.start[begin, s, k], final, stash.held - both, rear)
     if moves is not None:
         hold(first, moves.gone, stash.bytes, v.every(front, choice.carried))
@@ -88,10 +88,11 @@ def _hold(v: Variables, s: int, k: int, site: int) -> None:
         hold(moves.visited, moves.left, stash.bytes, choice.away[site])
     if again is not None:
         kept_until = moves.gone if moves is not None and choice.moved is not False else again
-        hold(first, kept_until, stash.kept, v.every(front, choice.policy[RECOMPUTE]))
-        until_used(again, v.every(rear, choice.policy[RECOMPUTE]))
-        if moves is not None:
-            hold(moves.posted, again, stash.kept, v.every(rear, choice.policy[RECOMPUTE], choice.moved))
+        until_used(again, v.every(rear, choice.remade))
+        for name, units in stage.kept.items():
+            hold(first, kept_until, units, v.every(front, choice.policy.get(name, False)))
+            if moves is not None:
+                hold(moves.posted, again, units, v.every(rear, choice.policy.get(name, False), choice.moved))
 
 
 def parameters_stay(v: Variables) -> None:
@@ -117,5 +118,5 @@ def host_memory(v: Variables) -> None:
         for site, rear in zip(stage.sites, choice.rear, strict=True):
             node = v.instance.node[site.device]
             if v.instance.host_room[node] is not None:
-                fetched = v.every(rear, choice.policy[OFFLOAD])
+                fetched = v.every(rear, choice.hosted)
                 v.hold(("host", node), moves.out, moves.left, stage.stash.bytes, fetched)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ortools.sat.python import cp_model
 
-from ...graph import KEEP, RECOMPUTE, SHIP
+from ...graph import KEEP, POLICIES, stash_policy
 from ...plan import Kind
 from .devices import ops_run_on_their_devices, step_is_no_shorter_than_any_load
 from .instance import Instance
@@ -81,13 +81,13 @@ def read(v: Variables, solver: cp_model.CpSolver) -> Solution:
 
     def policy(choice: Choice) -> str:
         name = next(name for name, x in choice.policy.items() if _holds(solver, x))
-        return f"ship>{chosen(choice.away)}" if name == SHIP else name
+        return f"{name}>{chosen(choice.away)}" if POLICIES[name].names_device else name
 
     policies = {unit: name for unit, choice in v.choices.items() if (name := policy(choice)) != KEEP}
     starts = {
         key: solver.value(var)
         for key, var in v.start.items()
-        if key[0] is not Kind.R or policies.get(key[1:]) == RECOMPUTE
+        if key[0] is not Kind.R or stash_policy(policies.get(key[1:], KEEP)).remade
     }
     sites = {unit: (chosen(choice.front), chosen(choice.rear)) for unit, choice in v.choices.items()}
     times = {

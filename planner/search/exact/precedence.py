@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...graph import RECOMPUTE
 from ...plan import Kind
 from .variables import Variables
 
@@ -18,7 +17,7 @@ def backward_after_forward(v: Variables) -> None:
 def remake_before_backward(v: Variables) -> None:
     """R between F and the backward, where the stash is made again."""
     for (s, k), choice in v.choices.items():
-        again = choice.policy[RECOMPUTE]
+        again = choice.remade
         if again is not False:
             v.after(v.start[Kind.R, s, k], Kind.F, s, k, again)
             v.after(v.start[v.instance.stages[s].backwards[0], s, k], Kind.R, s, k, again)

@@ -8,13 +8,13 @@ in first out is an assumption, not a symmetry.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
 from ...basics import check_time
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP
+from ...graph import KEEP, POLICIES, StashPolicy
 from ...plan import Kind
 from .instance import Instance
 from .timetable import Literal, Time, Timetable, negated
@@ -26,6 +26,14 @@ Unit = tuple[int, int]
 Sites = list[tuple[int, Literal]]
 """Sites, and when each is meant."""
 
+_WAYS: tuple[Callable[[StashPolicy], bool], ...] = (
+    lambda row: not row.remade and not row.leaves,
+    lambda row: row.remade,
+    lambda row: row.hosted,
+    lambda row: row.shipped,
+)
+"""What a row of the table may say of a stash: it stays, is made again, goes to the host, or to another device."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -33,7 +41,8 @@ class Choice:
 
     Attributes:
         front, rear: by site, that its F, its backward runs there. `pair`: by both. `same`: one device for both.
-        policy: by policy. `away`: by site, that the stash is shipped there and back.
+        policy: by policy; by what its row in the table says, `kept` (nothing else), `remade`, `hosted`, `shipped`.
+        away: by site, that the stash is shipped there and back.
         moved: the stash, or what recompute keeps, goes straight from device to device. `arrives`: by message: moved,
             or shipped back. `carried`: the stash itself leaves the device of its F, to be used elsewhere or later.
         stays: it does not, nor is it made again.
@@ -44,6 +53,10 @@ class Choice:
     pair: Mapping[tuple[int, int], Literal]
     same: Literal
     policy: Mapping[str, Literal]
+    kept: Literal
+    remade: Literal
+    hosted: Literal
+    shipped: Literal
     away: tuple[Literal, ...]
     moved: Literal
     arrives: Literal
@@ -109,24 +122,29 @@ class Variables(Timetable):
             for k in batches:
                 check_time()
                 choice = self.choices[s, k] = shared or self._choice_of_direction(s, k)
-                remade = [Kind.R] if choice.policy[RECOMPUTE] is not False else []
-                for kind in (*stage.kinds, *remade):
+                for kind in (*stage.kinds, *([Kind.R] if choice.remade is not False else [])):
                     self.start[kind, s, k] = self.ticks()
                 if choice.carried is not False or choice.moved is not False:
                     self.moves[s, k] = self._moves(s, choice)
 
     def _one_of(self, names: Iterable[str]) -> dict[str, Literal]:
-        """A literal for each of these, of which exactly one holds; False for every other policy."""
-        found: dict[str, Literal] = dict.fromkeys((KEEP, RECOMPUTE, OFFLOAD, SHIP), False)
+        """A literal for each of these, of which exactly one holds."""
         first, *rest = names
         if not rest:
-            return found | {first: True}
-        found[first] = self.model.new_bool_var(first)
+            return {first: True}
+        found: dict[str, Literal] = {first: self.model.new_bool_var(first)}
         if len(rest) == 1:
             return found | {rest[0]: negated(found[first])}
         found |= {name: self.model.new_bool_var(name) for name in rest}
-        self.model.add_exactly_one(found[name] for name in (first, *rest))
+        self.model.add_exactly_one(found.values())
         return found
+
+    def _with(self, policy: Mapping[str, Literal], what: Callable[[StashPolicy], bool]) -> Literal:
+        """When the policy's row says so."""
+        some = [literal for name, literal in policy.items() if what(POLICIES[name])]
+        if len(some) <= 1:
+            return some[0] if some else False
+        return self.none(*(literal for name, literal in policy.items() if not what(POLICIES[name])))
 
     # ------------------------------------------------------------ what is chosen
 
@@ -143,11 +161,15 @@ class Variables(Timetable):
         policy = self._one_of(dict.fromkeys(name for names in options for name in names))
         for names, literal in zip(options, here, strict=True):
             for name in policy:
-                if policy[name] is not False and name not in names:
+                if name not in names:
                     self.model.add_bool_or(negated(policy[name]), negated(literal))
         never = (False,) * len(here)
         pair = {(way, way): literal for way, literal in enumerate(here)}
-        return Choice(here, here, pair, True, policy, never, False, False, policy[OFFLOAD], policy[KEEP])
+        kept, remade, hosted, shipped = (self._with(policy, what) for what in _WAYS)
+        return Choice(
+            front=here, rear=here, pair=pair, same=True, policy=policy, kept=kept, remade=remade, hosted=hosted,
+            shipped=shipped, away=never, moved=False, arrives=False, carried=hosted, stays=kept,
+        )  # fmt: skip
 
     def _open_choice(self, s: int) -> Choice:
         """Any forward and any backward site, and a policy for all micro-batches."""
@@ -162,27 +184,29 @@ class Variables(Timetable):
         same = model.new_bool_var("")
         model.add(sum(pair[d, d] for d in sites) == same)
         policy = self._one_of(self.instance.choices(s, 0))
+        kept, remade, hosted, shipped = (self._with(policy, what) for what in _WAYS)
         away: list[Literal] = [False for _ in sites]
-        if policy[SHIP] is not False:
+        if shipped is not False:
             away = [model.new_bool_var("") for _ in sites]
-            model.add(sum(away) == policy[SHIP])
+            model.add(sum(away) == shipped)
             for d in sites:
                 model.add_implication(away[d], ~front[d])
-            model.add_bool_or(negated(policy[SHIP]), same)
+            model.add_bool_or(negated(shipped), same)
         for (a, b), literal in pair.items():
-            if policy[OFFLOAD] is not False and node[stage.sites[a].device] != node[stage.sites[b].device]:
-                model.add_bool_or(negated(policy[OFFLOAD]), ~literal)
-        stays, again = self.every(policy[KEEP], same), self.every(policy[RECOMPUTE], same)
-        moved = self.none(stays, again, policy[OFFLOAD], policy[SHIP])
-        arrives = self.none(stays, again, policy[OFFLOAD])
-        carried = self.none(stays, policy[RECOMPUTE])
-        return Choice(tuple(front), tuple(rear), pair, same, policy, tuple(away), moved, arrives, carried, stays)
+            if hosted is not False and node[stage.sites[a].device] != node[stage.sites[b].device]:
+                model.add_bool_or(negated(hosted), ~literal)
+        stays, again = self.every(kept, same), self.every(remade, same)
+        return Choice(
+            front=tuple(front), rear=tuple(rear), pair=pair, same=same, policy=policy, kept=kept, remade=remade,
+            hosted=hosted, shipped=shipped, away=tuple(away), moved=self.none(stays, again, hosted, shipped),
+            arrives=self.none(stays, again, hosted), carried=self.none(stays, remade), stays=stays,
+        )  # fmt: skip
 
     def _moves(self, s: int, choice: Choice) -> Moves:
         """Times of a stash on its way; where it only goes to the host and back, two of them say all."""
         copies = {site.copy.occupation for site in self.instance.stages[s].sites}
         out, back = self.ticks(), self.ticks()
-        if choice.same is True and choice.policy[SHIP] is False and len(copies) == 1:
+        if choice.same is True and choice.shipped is False and len(copies) == 1:
             occupied = copies.pop()
             return Moves(out, back, back, out, out + occupied, back + occupied, (out, back))
         posted, visited, gone, left = (self.ticks() for _ in range(4))

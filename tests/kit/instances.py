@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from contraflow.planner import plan
 from contraflow.planner.graph import Candidate
 from contraflow.planner.graph.updates import with_returns
 from contraflow.planner.lower.plans import assemble
@@ -15,7 +16,7 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
-from contraflow.planner.problem.workload import Workload
+from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import ASYNCHRONOUS, build
 from contraflow.planner.search.common import Result
 
@@ -26,22 +27,27 @@ def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: in
     return ModelGraph.chain([Layer(f"layer{k}", forward, backward, separable=False, **costs) for k in range(layers)])
 
 
+def solved(model: ModelGraph, cluster: Cluster, workload: Workload, space: SearchSpace | None = None) -> Result:
+    """What `plan` finds of a small problem with a given effort, a second or two: the same on any machine."""
+    return plan(model, cluster, workload, space or SearchSpace(), 300, workers=1, deterministic_limit=0.5)
+
+
 def step_of(found: Any) -> float:
     """Seconds of a plan, or of the plan that was found."""
-    plan = found if isinstance(found, Plan) else found.plan
-    assert plan is not None
-    assert plan.forecast is not None
-    return plan.forecast.step_s
+    made = found if isinstance(found, Plan) else found.plan
+    assert made is not None
+    assert made.forecast is not None
+    return float(made.forecast.step_s)
 
 
 def nothing_better(result: Result) -> bool:
     """Whether no plan of the space asked for is better, or none of the part of it that the answer names."""
     if result.status == "optimal":
         return True
-    plan, among = result.plan, result.among
-    assert plan is not None
-    assert plan.forecast is not None
-    return among is not None and plan.forecast.objective_s <= among.bound_s * (1 + 1e-6)
+    made, among = result.plan, result.among
+    assert made is not None
+    assert made.forecast is not None
+    return among is not None and made.forecast.objective_s <= among.bound_s * (1 + 1e-6)
 
 
 def one_layer_a_stage(model: ModelGraph) -> tuple[tuple[str, ...], ...]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from instances import solved
 
 from contraflow.__main__ import cli
-from contraflow.planner import Cluster, Workload, plan
+from contraflow.planner import Cluster, Workload
 from contraflow.planner.basics.errors import InputError, ModelError
 from contraflow.planner.formats import (
     FormatError,
@@ -327,7 +328,7 @@ def test_a_model_json_is_still_a_model(tmp_path: Path) -> None:
 def test_the_planner_plans_what_a_file_says(tmp_path: Path, content: object) -> None:
     path = tmp_path / "given.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    found = plan(load_model(path), Cluster.uniform(2), Workload(micro_batches=2), time_limit=5, workers=1)
+    found = solved(load_model(path), Cluster.uniform(2), Workload(2))
     assert found.plan is not None
     assert found.bound_s <= found.plan.forecast.step_s
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import named, one_layer_a_stage
+from instances import named, one_layer_a_stage, solved
 from random_plans import plans_of, random_candidate, tied
 
-from contraflow.planner import bounds, plan
+from contraflow.planner import bounds
 from contraflow.planner.basics.errors import ModelError, PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast.timeline import Deadlock, Timeline
@@ -261,19 +261,19 @@ def test_memory_that_only_one_copy_fits(apart: bool) -> None:
     model = chain(3, (0, 2), 12, 1, stash_bytes=1)
     space = SearchSpace(separate_backward=apart)
     both = 2 * (12 + 1 + 1)
-    found = plan(model, Cluster.uniform(2), Workload(2, memory_limit_bytes=both + 2), space=space, time_limit=10)
+    found = solved(model, Cluster.uniform(2), Workload(2, memory_limit_bytes=both + 2), space)
     assert found.plan is not None
     assert check(found.plan) == []
     assert max(found.plan.forecast.peak_bytes) <= both + 2
-    less = plan(model, Cluster.uniform(2), Workload(2, memory_limit_bytes=2 * 13), space=space, time_limit=10)
+    less = solved(model, Cluster.uniform(2), Workload(2, memory_limit_bytes=2 * 13), space)
     assert less.status == "infeasible"
 
 
 def test_the_search_plans_tied_models() -> None:
     """The same step as untied where the sum costs nothing."""
     model = chain(4, (0, 3), stash_bytes=1)
-    found = plan(model, Cluster.uniform(4), Workload(4), time_limit=10)
-    free = plan(replace(model, shared=()), Cluster.uniform(4), Workload(4), time_limit=10)
+    found = solved(model, Cluster.uniform(4), Workload(4))
+    free = solved(replace(model, shared=()), Cluster.uniform(4), Workload(4))
     assert found.plan is not None
     assert check(found.plan) == []
     assert found.plan.forecast.step_s == pytest.approx(free.plan.forecast.step_s)

@@ -6,9 +6,9 @@ import random
 from itertools import permutations, product
 
 import pytest
-from instances import nothing_better
+from instances import nothing_better, solved
 
-from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
@@ -75,7 +75,7 @@ def test_two_stages_two_micro_batches(seed: int) -> None:
     cluster = Cluster.uniform(2, 1000, Link(draw.choice([1.0, 2.0]), draw.choice([0, 1])))
     workload = Workload(2, memory_limit_bytes=draw.choice([8, 12, 20, 1000]))
     expected = every_order(Problem(model, cluster, workload))
-    result = plan(model, cluster, workload, KEEP_ALL, time_limit=4)
+    result = solved(model, cluster, workload, KEEP_ALL)
     if expected is None:
         assert result.status in ("infeasible", "unknown")
         return

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from instances import nothing_better, step_of, uniform
+from instances import nothing_better, solved, step_of, uniform
 from random_plans import plans_of, random_candidate, random_problem
 
 from contraflow.planner.basics.errors import InputError
@@ -137,17 +137,17 @@ def test_infeasible_is_what_fits_no_placement() -> None:
     kinds = [DeviceType("large", 4), DeviceType("small", 3)]
     cluster = Cluster(tuple(NodeGroup(1, 1, kind) for kind in kinds))
     together = replace(KEEP_ALL, separate_backward=False)
-    assert nothing_better(plan(model, cluster, Workload(3), together, 20))
+    assert nothing_better(solved(model, cluster, Workload(3), together))
     model = ModelGraph.chain([Layer(f"l{k}", 1, 1, 1, stash_bytes=s) for k, s in enumerate((2, 3, 2))])
     # the first and the last layer on the large device: what is not searched is not ruled out either
-    assert plan(model, cluster, Workload(3), together, 20).status == "unknown"
+    assert solved(model, cluster, Workload(3), together).status == "unknown"
     model = ModelGraph.chain([Layer(f"l{k}", 1, 1, 1, stash_bytes=s) for k, s in enumerate((3, 2, 3))])
-    assert plan(model, cluster, Workload(3), together, 20).status == "infeasible"
+    assert solved(model, cluster, Workload(3), together).status == "infeasible"
 
 
 def test_a_limit_below_one_stash_is_infeasible_and_says_by_how_much() -> None:
     """Four layers of 10 bytes on two devices need 20 bytes each; 15 are 5 short."""
-    result = plan(uniform(4, stash_bytes=10), Cluster.uniform(2, 15), Workload(4), KEEP_ALL, time_limit=5)
+    result = solved(uniform(4, stash_bytes=10), Cluster.uniform(2, 15), Workload(4), KEEP_ALL)
     assert result.status == "infeasible"
     assert result.plan is None
     assert [(v.device, v.over_bytes) for v in result.violations] == [(0, 5), (1, 5)]
@@ -156,7 +156,7 @@ def test_a_limit_below_one_stash_is_infeasible_and_says_by_how_much() -> None:
 
 def test_one_micro_batch_in_flight_is_enough_for_a_plan() -> None:
     """A limit of one stash a device is feasible: one micro-batch at a time, N (F + B) D."""
-    result = plan(uniform(3, 1, 2), Cluster.uniform(3, 1), Workload(4), ONE, 5)
+    result = solved(uniform(3, 1, 2), Cluster.uniform(3, 1), Workload(4), ONE)
     assert nothing_better(result)
     assert step_of(result) == pytest.approx(36)
 
@@ -171,7 +171,7 @@ def test_no_time_gives_unknown() -> None:
 )
 def test_corner_cases_have_plans(layers: int, devices: int, batches: int) -> None:
     """One layer, one device, one micro-batch, more devices than layers."""
-    result = plan(uniform(layers, 1, 2), Cluster.uniform(devices), Workload(batches), time_limit=3)
+    result = solved(uniform(layers, 1, 2), Cluster.uniform(devices), Workload(batches))
     assert result.plan is not None
     assert check(result.plan) == []
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from instances import solved
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, evaluate, plan
 from contraflow.planner.graph import Candidate
@@ -106,7 +107,7 @@ def test_a_plan_laid_on_groups_is_the_groups_plan_and_its_reductions(schedule: s
 def test_the_search_finds_replicas_where_they_are_best_and_says_what_it_considered() -> None:
     """Four devices that hold the whole model four times: no bubble at all, but for the reductions."""
     model, cluster, workload = blocks(4, 1 << 20, 1 << 20), nodes(1, 4), Workload(8)
-    result = plan(model, cluster, workload, time_limit=10)
+    result = solved(model, cluster, workload)
     assert result.plan is not None
     assert check(result.plan) == []
     assert result.plan.forecast is not None
@@ -153,7 +154,7 @@ def test_a_limit_that_holds_one_recomputed_layer_at_a_time_has_a_plan(batches: i
     layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=1 << 20, output_bytes=1024, input_bytes=1024) for k in range(8)]
     cluster = Cluster.uniform(2, 1 << 40, Link(1e9))
     workload = Workload(batches, memory_limit_bytes=(1 << 20) + 16 * 1024)
-    result = plan(ModelGraph.chain(layers), cluster, workload, SearchSpace(pipelines=1), time_limit=5)
+    result = solved(ModelGraph.chain(layers), cluster, workload, SearchSpace(pipelines=1))
     assert result.plan is not None
     assert check(result.plan) == []
     assert max(evaluate(result.plan).peak_bytes) <= (1 << 20) + 16 * 1024

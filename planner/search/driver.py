@@ -208,8 +208,8 @@ def _considered(session: Session) -> tuple[Considered, ...]:
         "simulated",
     )
     less = session.smaller
-    few = () if less is None else less.ledger.settled(less.best_s)
-    parts = [replace(part, what=f"few micro-batches: {part.what}") for part in few]
+    fewer = () if less is None else less.ledger.settled(less.best_s)
+    parts = [replace(part, what=f"few micro-batches: {part.what}") for part in fewer]
     return (named, *parts, *session.ledger.settled(session.best_s))
 
 

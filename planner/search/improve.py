@@ -85,8 +85,8 @@ class Polished:
 def _entry(session: Session, candidate: Candidate, orders: list[list[Op]], step_s: float) -> list[Polished]:
     """The order as an entry, where windows can handle it."""
     policies = {policy for row in candidate.stash for policy in row}
-    apart = any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines)
-    if sum(map(len, orders)) > SIZE.window_plan_ops or not policies <= {KEEP, RECOMPUTE} or apart:
+    separate = any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines)
+    if sum(map(len, orders)) > SIZE.window_plan_ops or not policies <= {KEEP, RECOMPUTE} or separate:
         return []
     bound_s = bounds.candidate(candidate, None, session.space.split_backward)
     return [Polished(candidate, orders, step_s, bound_s)]

@@ -69,10 +69,10 @@ def _shape(schedule: str, devices: int, micro_batches: int) -> tuple[int, bool] 
     return len(layout.pipelines), any(op.kind in (Kind.I, Kind.W) for order in layout.orders for op in order)
 
 
-def searched(problem: Problem, space: SearchSpace, apart: bool) -> SearchSpace:
+def searched(problem: Problem, space: SearchSpace, separate: bool) -> SearchSpace:
     """What a search can find of a space: policies that have a price, and two devices a stage or not."""
     allowed = policies(problem, space)
-    return replace(space, separate_backward=apart, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
+    return replace(space, separate_backward=separate, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
 
 
 def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan) -> Proven:

@@ -152,7 +152,7 @@ def including(space: SearchSpace, plan: Plan) -> SearchSpace:
     policies = {policy for row in plan.stash for policy in row}
     routes = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
     shipped = any(ship_target(policy) is not None for policy in policies)
-    apart = shipped or any(forward != backward for forward, backward in routes)
+    separate = shipped or any(forward != backward for forward, backward in routes)
     split = space.split_backward or any(op.kind in (Kind.I, Kind.W) for order in plan.orders for op in order)
     weights = () if plan.weights == FLUSH or plan.weights in space.asynchronous else (plan.weights,)
     return replace(
@@ -161,7 +161,7 @@ def including(space: SearchSpace, plan: Plan) -> SearchSpace:
         recompute=space.recompute or any(stash_policy(policy).remade for policy in policies),
         offload=space.offload or any(stash_policy(policy).hosted for policy in policies),
         split_backward=split,
-        separate_backward=space.separate_backward or apart,
+        separate_backward=space.separate_backward or separate,
         asynchronous=(*space.asynchronous, *weights) if space.asynchronous else (),
     )
 

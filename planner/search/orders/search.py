@@ -113,8 +113,8 @@ def _known(session: Session) -> list[Arm]:
     if plan is None or any(policy not in (KEEP, RECOMPUTE) for row in plan.stash for policy in row):
         return []
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
-    apart = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
-    if apart or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
+    separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
+    if separate or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
         return []
     split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
     margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]

@@ -61,23 +61,23 @@ def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | N
     """F, B, R and FREE of one stage."""
     policy = stash_policy(stage.stash)
     again, away = policy.remade, policy.hosted and leaving is not None
-    begun = 0
+    started = 0
 
     def forward() -> Iterator[Op]:
-        nonlocal begun
-        gone = begun - 1 - (leaving or 0)
+        nonlocal started
+        gone = started - 1 - (leaving or 0)
         if away and gone >= 0:
             yield Op(Kind.FREE, s, micro_batches[gone])
-        yield Op(Kind.F, s, micro_batches[begun])
-        begun += 1
+        yield Op(Kind.F, s, micro_batches[started])
+        started += 1
 
-    while begun < min(stage.in_flight, len(micro_batches)):
+    while started < min(stage.in_flight, len(micro_batches)):
         yield from forward()
     for m in micro_batches:
         if again:
             yield Op(Kind.R, s, m)
         yield Op(Kind.B, s, m)
-        if begun < len(micro_batches):
+        if started < len(micro_batches):
             yield from forward()
 
 
@@ -94,13 +94,13 @@ class Excess:
         return sum(self.devices) + self.hosts
 
 
-def excess_for_long(plan: Plan, begun: int | None = None) -> Excess:
+def excess_for_long(plan: Plan, in_flight: int | None = None) -> Excess:
     """What a plan with a forecast exceeds, in its run and in one that is long enough to reach its steady state.
 
-    `begun`: most micro-batches between F and B of a stage; None: as the lists of its devices say.
+    `in_flight`: most micro-batches between F and B of a stage; None: as the lists of its devices say.
     """
     runs, update = [plan], update_size(plan)
-    most = max(map(_most_begun, plan.orders)) if begun is None else begun
+    most = max(map(_most_in_flight, plan.orders)) if in_flight is None else in_flight
     needed = 2 * len(plan.pipelines) * (most + 1) + 2 * update
     if plan.problem.workload.micro_batches < needed:
         try:
@@ -118,10 +118,10 @@ def excess_for_long(plan: Plan, begun: int | None = None) -> Excess:
     return Excess(tuple(devices), max(sum(host_excess(run)) for run in runs))
 
 
-def _most_begun(order: Sequence[Op]) -> int:
+def _most_in_flight(order: Sequence[Op]) -> int:
     """Most micro-batches between F and B in a device's list."""
-    begun = most = 0
+    started = most = 0
     for op in order:
-        begun += (op.kind is Kind.F) - (op.kind is Kind.B)
-        most = max(most, begun)
+        started += (op.kind is Kind.F) - (op.kind is Kind.B)
+        most = max(most, started)
     return most

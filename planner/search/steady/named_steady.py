@@ -52,8 +52,8 @@ class _Placed:
             _listed(session, order, replace(workload, micro_batches=n * update + short))
             for n in (0, COUNT.steady_updates)
         ]
-        few, many = (_predicts(run) for run in runs)
-        often = tuple((many[stage] - few[stage]) / (COUNT.steady_updates * update) for stage in range(stages))
+        less, more = (_predicts(run) for run in runs)
+        often = tuple((more[stage] - less[stage]) / (COUNT.steady_updates * update) for stage in range(stages))
         layout = build(session.space.schedule, stages, workload.micro_batches)
         placed = place(layout, order, len(session.problem.cluster))
         return cls(session, placed, order, most_copies(plan), often, update)

@@ -70,6 +70,10 @@ class Rounds:
         self.widths = {groups: width for groups, width in other.widths.items() if math.isfinite(width.laid_s)}
         self.count, self.resumed = other.count + 1, planned
 
+    def keep(self, groups: Groups, width: Earlier) -> None:
+        """What the search on a way to form groups came to."""
+        self.widths[groups] = width
+
     def resume(self, known: bool) -> None:
         """The quick plans are known only if these are too."""
         self.resumed &= known

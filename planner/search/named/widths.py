@@ -143,7 +143,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         ):
             break
     for width in every:
-        session.rounds.widths[width.groups] = width.earlier()
+        session.rounds.keep(width.groups, width.earlier())
         if width is not whole:
             _note(session, width)
 

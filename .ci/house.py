@@ -39,9 +39,14 @@ class House:
         return self.files()[module].name == "__init__.py"
 
     @cache  # noqa: B019
+    def tree(self, module: str) -> ast.Module:
+        """A module's syntax."""
+        return ast.parse(self.files()[module].read_text())
+
+    @cache  # noqa: B019
     def imported(self, module: str) -> tuple[tuple[str, str | None], ...]:
         """Every import as (module, name in it or None), of this package only."""
-        tree = ast.parse(self.files()[module].read_text())
+        tree = self.tree(module)
         pairs = [pair for node in ast.walk(tree) for pair in self._pairs(module, node)]
         faces = {name: f"{base}.{name}".strip(".") for base, name in pairs if name is not None}
         faces = {name: face for name, face in faces.items() if face in self.files() and self.is_face(face)}
@@ -69,6 +74,7 @@ class House:
         above = inside[: len(inside) - node.level + 1]
         return ".".join([*above, *(node.module or "").split(".")]).strip(".")
 
+    @cache  # noqa: B019
     def home(self, base: str, name: str | None) -> str | None:
         """The module that defines what `from base import name` brings, faces looked through; None where none does."""
         if name is not None and (inner := f"{base}.{name}".strip(".")) in self.files():
@@ -76,7 +82,7 @@ class House:
         if base not in self.files():
             return None
         if name is not None and self.is_face(base):
-            tree = ast.parse(self.files()[base].read_text())
+            tree = self.tree(base)
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom):
                     for alias in node.names:
@@ -104,7 +110,7 @@ class House:
     @cache  # noqa: B019
     def _used(self, module: str) -> frozenset[str]:
         """Names that a module's own code reads; of a star, everything."""
-        tree = ast.parse(self.files()[module].read_text())
+        tree = self.tree(module)
         return frozenset({"*", *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))})
 
     def rooms(self) -> networkx.DiGraph[str]:

@@ -80,7 +80,7 @@ def test_every_function_is_of_use_outside_the_tests() -> None:
     """Or shown to users, by a public face, a document or an example."""
     told = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(ROOT / "examples").glob("*.py")]
     used = {word for path in told for word in WORD.findall(path.read_text())}
-    trees = {module: ast.parse(path.read_text()) for module, path in HERE.files().items()}
+    trees = {module: HERE.tree(module) for module in HERE.files()}
     for module, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Name | ast.Attribute):
@@ -98,7 +98,7 @@ def test_every_function_is_of_use_outside_the_tests() -> None:
 
 def exported(face: str) -> list[str]:
     """A face's `__all__`."""
-    for node in ast.parse(HERE.files()[face].read_text()).body:
+    for node in HERE.tree(face).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
     return []
@@ -107,7 +107,7 @@ def exported(face: str) -> list[str]:
 def test_every_face_says_what_lives_there_what_it_imports_and_where_to_begin() -> None:
     short = []
     for face in filter(HERE.is_face, HERE.files()):
-        words = (ast.get_docstring(ast.parse(HERE.files()[face].read_text())) or "").split()
+        words = (ast.get_docstring(HERE.tree(face)) or "").split()
         if len(words) < 25 and face != "models":
             short.append(face)
     assert short == []

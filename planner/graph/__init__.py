@@ -31,7 +31,7 @@ from .policies import (
 )
 from .reductions import predict_seconds, reduce_seconds, ring, step_seconds, tie_seconds, update_seconds
 from .replicas import forward_devices, holders, static_bytes, training_bytes
-from .structured import Structured, closings, route, update_size
+from .structured import Structured, route, update_ends, update_size
 from .traffic import (
     Messages,
     Traffic,
@@ -80,7 +80,7 @@ __all__ = [
     "Why",
     "activations",
     "asynchronous",
-    "closings",
+    "update_ends",
     "copied_bytes",
     "crossing",
     "forward_devices",

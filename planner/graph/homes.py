@@ -129,7 +129,7 @@ class Homes:
     # ------------------------------------------------------------ replicas and updates
 
     @property
-    def closings(self) -> Ints:
+    def update_ends(self) -> Ints:
         """The micro-batch in the STEP of every update: its last one, or -1 where one update ends the step."""
         if not self.update:
             return np.array([-1])

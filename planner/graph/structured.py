@@ -31,7 +31,7 @@ def update_size(plan: Structured) -> int:
     return workload.update_every or WEIGHT_POLICIES[plan.weights].least_update(len(plan.stages))
 
 
-def closings(plan: Structured) -> list[int]:
+def update_ends(plan: Structured) -> list[int]:
     """The micro-batch in the STEP of every update: its last one, or -1 in a synchronous plan."""
     if plan.weights == FLUSH:
         return [-1]

@@ -118,7 +118,7 @@ def parameters(homes: Homes, costs: StageCosts) -> Traffic:
         trained = [np.flatnonzero(homes.held[device]).tolist() for device in target]
         rows = zip(size.tolist(), stage.tolist(), trained, strict=True)
         size = np.array([returned_bytes(count, costs.ties, s, those) for count, s, those in rows], dtype=np.int64)
-    ends, count = homes.closings, len(homes.closings)
+    ends, count = homes.update_ends, len(homes.update_ends)
     columns = (np.repeat(column, count) for column in (stage, source, target, size))
     stage, source, target, size = columns
     m = np.tile(ends, len(stage) // count)

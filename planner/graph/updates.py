@@ -15,7 +15,7 @@ from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
 from .candidate import Candidate
 from .homes import parameter_returns
 from .replicas import holders
-from .structured import closings, update_size
+from .structured import update_ends, update_size
 from .versions import Versions
 
 _ENDS = frozenset({Kind.B, Kind.W})
@@ -55,7 +55,7 @@ def with_returns(candidate: Candidate, compute_orders: Sequence[Sequence[Op]], a
     An update's stands before the first forward that is `ahead[stage]` micro-batches behind the update's last one, which
     then waits for its STEP; those that no forward waits for stand at the end. `ahead`: at least 1.
     """
-    found, ends = [list(order) for order in compute_orders], closings(candidate)
+    found, ends = [list(order) for order in compute_orders], update_ends(candidate)
     for stage, source, target in parameter_returns(candidate, candidate.costs):
         line: list[Op] = []
         waiting = deque(Op(Kind.RECV_P, stage, m, source) for m in ends)
@@ -158,7 +158,7 @@ def with_predictions(plan: Plan) -> Orders:
     versions = Versions.of(plan)
     sent: dict[tuple[int, int, int], list[int]] = {}
     for stage, source, target in parameter_returns(plan, StageCosts.of(plan.problem.model, plan.stages)):
-        for g, m in enumerate(closings(plan)):
+        for g, m in enumerate(update_ends(plan)):
             if (stage, target, g) in versions.sent_ahead:
                 sent.setdefault((source, stage, m), []).append(versions.sent_ahead[stage, target, g])
     found = []

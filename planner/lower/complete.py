@@ -28,10 +28,10 @@ def complete(candidate: Candidate, costs: StageCosts, compute_orders: Orders) ->
 def completed(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
     """The same as columns."""
     if candidate.weights == FLUSH:
-        return _drafted(candidate, costs, compute_orders)
+        return _lowered(candidate, costs, compute_orders)
     if any(p.forward != p.backward for p in candidate.pipelines):
         compute_orders = _with_arrivals(candidate, costs, with_steps(candidate, compute_orders))
-    return _drafted(candidate, costs, with_updates(candidate, compute_orders))
+    return _lowered(candidate, costs, with_updates(candidate, compute_orders))
 
 
 def _with_arrivals(candidate: Candidate, costs: StageCosts, orders: list[list[Op]]) -> list[list[Op]]:
@@ -39,30 +39,30 @@ def _with_arrivals(candidate: Candidate, costs: StageCosts, orders: list[list[Op
     if any(op.kind is Kind.RECV_P for order in orders for op in order):
         return orders
     found = []
-    for order, listed in zip(orders, _drafted(candidate, costs, orders)[0].lists(), strict=False):
+    for order, listed in zip(orders, _lowered(candidate, costs, orders)[0].lists(), strict=False):
         known = {op for op in order if op.kind not in IN_LINE}
         found.append([op for op in listed if op.kind in IN_LINE or op.kind is Kind.RECV_P or op in known])
     return found
 
 
-def _drafted(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
+def _lowered(candidate: Candidate, costs: StageCosts, compute_orders: Orders) -> tuple[Ops, Messages]:
     devices = len(candidate.problem.cluster)
     padded = [compute_orders[d] if d < len(compute_orders) else () for d in range(devices)]
     check_time()
-    draft = Lowering(candidate, costs, Ops.of(padded, len(candidate.stages)))
-    add_departures(draft)
-    order, jobs = _served(draft)
-    if add_arrivals(draft, order, jobs):
-        order, jobs = _served(draft)
-    place_receives(draft, order, jobs)
-    return draft.columns(draft.order)
+    lowering = Lowering(candidate, costs, Ops.of(padded, len(candidate.stages)))
+    add_departures(lowering)
+    order, jobs = _served(lowering)
+    if add_arrivals(lowering, order, jobs):
+        order, jobs = _served(lowering)
+    place_receives(lowering, order, jobs)
+    return lowering.columns(lowering.order)
 
 
-def _served(draft: Lowering) -> tuple[Ints, Jobs]:
-    """A draft's items in list order, and their jobs when no RECV delays its message."""
+def _served(lowering: Lowering) -> tuple[Ints, Jobs]:
+    """A lowering's items in list order, and their jobs when no RECV delays its message."""
     check_time()
-    order = draft.order
-    jobs = build_columns(draft.candidate, draft.costs, *draft.columns(order), receivers_order=False)
+    order = lowering.order
+    jobs = build_columns(lowering.candidate, lowering.costs, *lowering.columns(order), receivers_order=False)
     if not jobs.complete:
         raise Deadlock("the compute orders wait for each other in a circle")
     return order, jobs

@@ -17,7 +17,7 @@ _HEAD, _ROOM = -8, 16
 
 
 class Links(NamedTuple):
-    """Messages as items of a draft: SEND, RECV, bytes, and whether the RECV's place was given.
+    """Messages as items of a lowering: SEND, RECV, bytes, and whether the RECV's place was given.
 
     arriving: it takes a stash to its backward device.
     """

@@ -12,37 +12,37 @@ from ..forecast import Jobs
 from ..graph import Flags, Floats, Ints, Ops, Traffic, activations, crossing, gradients, shipped, users_of
 from ..plan import Kind
 from .lowering import COPY, LEAVE, RETURN, SEND, Lowering
-from .sums_and_updates import add_closing
+from .sums_and_updates import add_sums_and_updates
 
 _CLOSE = 1e-12  # times closer than this share of the step are equal
 
 
-def add_departures(draft: Lowering) -> None:
-    """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs, TIEs; and the closing STEPs."""
-    homes, costs, given = draft.homes, draft.costs, draft.given
-    _add_sends(draft, activations(homes, costs), given.table(Kind.F))
-    _add_sends(draft, gradients(homes, costs), given.table(Kind.B, Kind.I))
+def add_departures(lowering: Lowering) -> None:
+    """Adds what follows an op at once: SENDs, OFFLOADs and stashes sent off, REDUCEs, TIEs, and last STEPs."""
+    homes, costs, given = lowering.homes, lowering.costs, lowering.given
+    _add_sends(lowering, activations(homes, costs), given.table(Kind.F))
+    _add_sends(lowering, gradients(homes, costs), given.table(Kind.B, Kind.I))
     forward = given.where(Kind.F)
     leaving = forward[homes.hosted[given.stage[forward], given.micro_batch[forward]]]
     leaving = leaving[given.at(given.table(Kind.OFFLOAD), leaving) < 0]
     if len(leaving):
-        _add_like(draft, Kind.OFFLOAD, leaving, np.full(len(leaving), -1), draft.slot[leaving], LEAVE)
+        _add_like(lowering, Kind.OFFLOAD, leaving, np.full(len(leaving), -1), lowering.slot[leaving], LEAVE)
     if homes.moved.any() or homes.shipped.any():
-        _add_shipments(draft)
-    add_closing(draft)
+        _add_shipments(lowering)
+    add_sums_and_updates(lowering)
 
 
-def _add_like(draft: Lowering, kind: Kind, like: Ints, peer: Ints, slot: Ints, where: int) -> Ints:
+def _add_like(lowering: Lowering, kind: Kind, like: Ints, peer: Ints, slot: Ints, where: int) -> Ints:
     """Adds an op for the stage, micro-batch and device of each of these items."""
-    ops = draft.ops
-    return draft.add(kind, ops.stage[like], ops.micro_batch[like], peer, ops.device[like], slot, where)
+    ops = lowering.ops
+    return lowering.add(kind, ops.stage[like], ops.micro_batch[like], peer, ops.device[like], slot, where)
 
 
-def _add_sends(draft: Lowering, some: Traffic, makers: Ints) -> None:
+def _add_sends(lowering: Lowering, some: Traffic, makers: Ints) -> None:
     """Sends what the given ops make: tensors between stages, by [stage, micro-batch]."""
     maker, peer, target, size = _made(some, makers, some.send_peer, some.target, some.bytes)
-    sent = _add_like(draft, some.kind, maker, peer, maker + draft.given.device[maker], SEND)
-    draft.add_receives(some.receives, sent, target, size)
+    sent = _add_like(lowering, some.kind, maker, peer, maker + lowering.given.device[maker], SEND)
+    lowering.add_receives(some.receives, sent, target, size)
 
 
 def _made(some: Traffic, makers: Ints, *columns: Ints) -> Iterator[Ints]:
@@ -53,28 +53,28 @@ def _made(some: Traffic, makers: Ints, *columns: Ints) -> Iterator[Ints]:
     yield from (column[there] for column in (maker, *(column[inside] for column in columns)))
 
 
-def _add_shipments(draft: Lowering) -> None:
+def _add_shipments(lowering: Lowering) -> None:
     """Sends stashes off, and joins SEND_S and RECV_S whose places are given with their other ends."""
-    given = draft.given
-    away, home = shipped(draft.homes, draft.costs)
+    given = lowering.given
+    away, home = shipped(lowering.homes, lowering.costs)
     sends, receives = given.where(Kind.SEND_S), given.where(Kind.RECV_S)
     here, there = ~given.abroad(sends), ~given.abroad(receives)
-    for some in (away, crossing(draft.homes, draft.costs)):
+    for some in (away, crossing(lowering.homes, lowering.costs)):
         forward, target, size = _made(some, given.table(Kind.F), some.target, some.bytes)
         out = _find(given, sends[here], forward)
         new = np.flatnonzero(out < 0)
-        out[new] = _add_like(draft, some.kind, forward[new], target[new], draft.slot[forward[new]], LEAVE)
-        _join(draft, out, _find(given, receives[~there], forward), target, size, some.arriving)
+        out[new] = _add_like(lowering, some.kind, forward[new], target[new], lowering.slot[forward[new]], LEAVE)
+        _join(lowering, out, _find(given, receives[~there], forward), target, size, some.arriving)
     forward, target, size = _made(home, given.table(Kind.F), home.target, home.bytes)
     back, arrival = _find(given, sends[~here], forward), _find(given, receives[there], forward)
     given_back = back >= 0
-    _join(draft, back[given_back], arrival[given_back], target[given_back], size[given_back], home.arriving)
+    _join(lowering, back[given_back], arrival[given_back], target[given_back], size[given_back], home.arriving)
 
 
-def _join(draft: Lowering, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
+def _join(lowering: Lowering, send: Ints, receive: Ints, device: Ints, size: Ints, arriving: Flags | bool) -> None:
     have, flags = receive >= 0, np.full(len(send), arriving)
-    draft.link(send[have], receive[have], size[have], flags[have], given=True)
-    draft.add_receives(Kind.RECV_S, send[~have], device[~have], size[~have], flags[~have])
+    lowering.link(send[have], receive[have], size[have], flags[have], given=True)
+    lowering.add_receives(Kind.RECV_S, send[~have], device[~have], size[~have], flags[~have])
 
 
 def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
@@ -85,15 +85,15 @@ def _find(ops: Ops, among: Ints, like: Ints) -> Ints:
 
 
 class _Forecast:
-    """Simulated times of a draft's items, and of the ops in line."""
+    """Simulated times of a lowering's items, and of the ops in line."""
 
-    def __init__(self, draft: Lowering, order: Ints, jobs: Jobs) -> None:
-        self.draft, self.order, self.jobs, self.ops = draft, order, jobs, jobs.ops
+    def __init__(self, lowering: Lowering, order: Ints, jobs: Jobs) -> None:
+        self.lowering, self.order, self.jobs, self.ops = lowering, order, jobs, jobs.ops
         self.place = np.empty(len(order), dtype=np.int64)
         self.place[order] = np.arange(len(order))
         self.in_line = np.flatnonzero(jobs.ops.in_line)
         self.edges = np.searchsorted(self.ops.device[self.in_line], np.arange(self.ops.devices + 1))
-        self.slot = draft.slot[order[self.in_line]]
+        self.slot = lowering.slot[order[self.in_line]]
         self.slack = float(jobs.end.max(initial=0.0)) * _CLOSE
 
     @cached_property
@@ -123,29 +123,29 @@ class _Forecast:
         """The slot of an op in line, or the device's last when the number is beyond its ops."""
         inside = number < self.edges[device + 1]
         slot = np.append(self.slot, 0)[np.where(inside, number, -1)]
-        return np.where(inside, slot, self.draft.end_slot[device])
+        return np.where(inside, slot, self.lowering.end_slot[device])
 
 
-def add_arrivals(draft: Lowering, order: Ints, jobs: Jobs) -> bool:
+def add_arrivals(lowering: Lowering, order: Ints, jobs: Jobs) -> bool:
     """Adds the FETCHes and returning SEND_S that are missing; whether there were any.
 
     Each stands at the latest place that does not delay its backward in the forecast without them.
     """
-    ops = draft.ops
+    ops = lowering.ops
     offload = ops.where(Kind.OFFLOAD)
     offload = offload[ops.at(ops.table(Kind.FETCH), offload) < 0]
     shipped = ops.where(Kind.SEND_S)
     abroad = ops.abroad(shipped)
     out = shipped[~abroad]
-    out = out[draft.homes.shipped[ops.stage[out], ops.micro_batch[out]]]
+    out = out[lowering.homes.shipped[ops.stage[out], ops.micro_batch[out]]]
     out = out[_find(ops, shipped[abroad], out) < 0]
     if not len(offload) and not len(out):
         return False
-    times = _Forecast(draft, order, jobs)
+    times = _Forecast(lowering, order, jobs)
     if len(offload):
-        _add_fetches(draft, times, offload)
+        _add_fetches(lowering, times, offload)
     if len(out):
-        _add_returns(draft, times, out)
+        _add_returns(lowering, times, out)
     return True
 
 
@@ -161,16 +161,16 @@ def _latest_starts(lane: Ints, deadline: Floats, seconds: Floats) -> Floats:
     return begin
 
 
-def _by_deadline(draft: Lowering, items: Ints, times: _Forecast) -> tuple[Ints, Ints]:
+def _by_deadline(lowering: Lowering, items: Ints, times: _Forecast) -> tuple[Ints, Ints]:
     """Items sorted by the start of the backwards that need them, and those backwards."""
-    user = draft.homes.takers(draft.ops, items)
+    user = lowering.homes.takers(lowering.ops, items)
     order = np.argsort(times.start(user), kind="stable")
     return items[order], user[order]
 
 
-def _add_fetches(draft: Lowering, times: _Forecast, offload: Ints) -> None:
-    offload, user = _by_deadline(draft, offload, times)
-    ops, cluster = draft.ops, draft.candidate.problem.cluster
+def _add_fetches(lowering: Lowering, times: _Forecast, offload: Ints) -> None:
+    offload, user = _by_deadline(lowering, offload, times)
+    ops, cluster = lowering.ops, lowering.candidate.problem.cluster
     device = ops.device[user]
     links = [cluster.node_groups[x.node].host_link for x in cluster.devices]
     latency = np.array([link.latency_s for link in links])[device]
@@ -183,7 +183,7 @@ def _add_fetches(draft: Lowering, times: _Forecast, offload: Ints) -> None:
     latest = np.searchsorted(times.in_line, times.place[user])
     slot = times.slot_of(device, np.maximum(np.minimum(number, latest), earliest))
     stage, micro_batch = ops.stage[offload], ops.micro_batch[offload]
-    draft.add(Kind.FETCH, stage, micro_batch, np.full(len(offload), -1), device, slot, COPY)
+    lowering.add(Kind.FETCH, stage, micro_batch, np.full(len(offload), -1), device, slot, COPY)
 
 
 def _fetchable_after(times: _Forecast) -> Floats:
@@ -199,9 +199,9 @@ def _fetchable_after(times: _Forecast) -> Floats:
     return np.where(first, 0.0, until[before])
 
 
-def _add_returns(draft: Lowering, times: _Forecast, out: Ints) -> None:
-    out, user = _by_deadline(draft, out, times)
-    ops, jobs = draft.ops, times.jobs
+def _add_returns(lowering: Lowering, times: _Forecast, out: Ints) -> None:
+    out, user = _by_deadline(lowering, out, times)
+    ops, jobs = lowering.ops, times.jobs
     home, away = ops.device[out], ops.peer[out]
     latency = np.zeros(len(times.ops))
     latency[jobs.messages.send] = jobs.message_latency_s
@@ -217,44 +217,44 @@ def _add_returns(draft: Lowering, times: _Forecast, out: Ints) -> None:
     slot = times.slot_of(away, number)
     receives = ops.where(Kind.RECV_S)
     arrival = _find(ops, receives[~ops.abroad(receives)], out)
-    sent = draft.add(Kind.SEND_S, stage, ops.micro_batch[out], home, away, slot, RETURN)
-    _join(draft, sent, arrival, home, draft.homes.moved_bytes(draft.costs, ops, out), True)
+    sent = lowering.add(Kind.SEND_S, stage, ops.micro_batch[out], home, away, slot, RETURN)
+    _join(lowering, sent, arrival, home, lowering.homes.moved_bytes(lowering.costs, ops, out), True)
 
 
-def place_receives(draft: Lowering, order: Ints, jobs: Jobs) -> None:
+def place_receives(lowering: Lowering, order: Ints, jobs: Jobs) -> None:
     """Puts every RECV before the op that runs when its message starts, or the one that needs it if that is earlier."""
-    times, links, ops = _Forecast(draft, order, jobs), draft.links, draft.ops
+    times, links, ops = _Forecast(lowering, order, jobs), lowering.links, lowering.ops
     start, target = times.start(links.send), ops.device[links.receive]
     number = times.count(target, jobs.end[times.in_line], start)
-    if len(ops.where(Kind.SEND_S)) or draft.homes.apart:
+    if len(ops.where(Kind.SEND_S)) or lowering.homes.apart:
         ranks = times.rank[times.in_line]
         number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
-    if draft.homes.apart:
-        number = number + _behind_forwards(draft, times, number)
-    users = _users(draft)
-    needed = np.where(users >= 0, draft.slot[users], draft.end_slot[target])
+    if lowering.homes.apart:
+        number = number + _behind_forwards(lowering, times, number)
+    users = _users(lowering)
+    needed = np.where(users >= 0, lowering.slot[users], lowering.end_slot[target])
     slot = np.minimum(times.slot_of(target, number), needed)
-    slot[links.given] = draft.slot[links.receive[links.given]]
+    slot[links.given] = lowering.slot[links.receive[links.given]]
     by_start = np.lexsort((times.place[links.send], start))
     pair = ops.device[links.send] * ops.devices + target
-    slot = _in_message_order(draft, pair, slot, times.place[links.send])
+    slot = _in_message_order(lowering, pair, slot, times.place[links.send])
     free = by_start[~links.given[by_start]]
-    draft.move_receives(free, slot[free])
+    lowering.move_receives(free, slot[free])
 
 
-def _behind_forwards(draft: Lowering, times: _Forecast, number: Ints) -> Flags:
+def _behind_forwards(lowering: Lowering, times: _Forecast, number: Ints) -> Flags:
     """Which messages bring parameters while a forward of their stage runs: that one uses those that it began with."""
-    ops, receive = draft.ops, draft.links.receive
+    ops, receive = lowering.ops, lowering.links.receive
     inside = number < times.edges[ops.device[receive] + 1]
     running = times.order[times.in_line[np.where(inside, number, 0)]]
     forward = (ops.kind[running] == Kind.F.value) & (ops.stage[running] == ops.stage[receive])
     return np.asarray(inside & forward & (ops.kind[receive] == Kind.RECV_P.value), dtype=np.bool_)
 
 
-def _users(draft: Lowering) -> Ints:
+def _users(lowering: Lowering) -> Ints:
     """The op that needs each message: a compute op, or the SEND that takes a stash home again; -1 for parameters."""
-    ops, links = draft.ops, draft.links
-    users = users_of(draft.candidate, ops, links.receive, links.arriving)
+    ops, links = lowering.ops, lowering.links
+    users = users_of(lowering.candidate, ops, links.receive, links.arriving)
     held = (ops.kind[links.receive] == Kind.RECV_S.value) & ~links.arriving
     if held.any():
         back = links.send[links.arriving]
@@ -262,12 +262,12 @@ def _users(draft: Lowering) -> Ints:
     return users
 
 
-def _in_message_order(draft: Lowering, pair: Ints, slot: Ints, sent: Ints) -> Ints:
+def _in_message_order(lowering: Lowering, pair: Ints, slot: Ints, sent: Ints) -> Ints:
     """Slots of RECVs, moved forward until those of each device pair stand in the order in which they are sent."""
-    given = draft.links.given
+    given = lowering.links.given
     order = np.lexsort((sent, pair))
     _, group = np.unique(pair[order], return_inverse=True)
-    far = len(draft.ops) + draft.given.devices + 1
+    far = len(lowering.ops) + lowering.given.devices + 1
     wanted = slot[order] + group * far
     found = np.minimum.accumulate(wanted[::-1])[::-1] - group * far
     if given.any():

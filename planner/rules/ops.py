@@ -52,7 +52,7 @@ def messages(costs: StageCosts, homes: Homes) -> tuple[Columns, Columns]:
     some = (costs.trained_bytes[stage] > 0) | bool(homes.update)
     if some.any():
         stage, source, target = stage[some], source[some], target[some]
-        m = homes.closings[:, None]
+        m = homes.update_ends[:, None]
         ends = Columns.of(0, stage, m, source, target), Columns.of(0, stage, m, target, source)
         add((Kind.SEND_P, Kind.RECV_P), *ends)
     return Columns.join(sends), Columns.join(receives)
@@ -73,7 +73,7 @@ def required_ops(costs: StageCosts, homes: Homes) -> Columns:
     held = homes.held
     for kind, where in ((Kind.STEP, held), (Kind.REDUCE, held & (held.sum(axis=0) > 1))):
         device, stage = np.nonzero(where)
-        parts.append(Columns.of(kind, stage, homes.closings[:, None], device))
+        parts.append(Columns.of(kind, stage, homes.update_ends[:, None], device))
     return Columns.join([*parts, tie_ops(costs, homes)])
 
 
@@ -84,7 +84,7 @@ def tie_ops(costs: StageCosts, homes: Homes) -> Columns:
         copies = tie.copies(owners)
         if len(copies) > 1:
             device, stage = (np.array(list(x), dtype=np.int64) for x in (copies.keys(), copies.values()))
-            parts.append(Columns.of(Kind.TIE, stage, homes.closings[:, None], device, tie.number))
+            parts.append(Columns.of(Kind.TIE, stage, homes.update_ends[:, None], device, tie.number))
     return Columns.join(parts)
 
 

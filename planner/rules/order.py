@@ -102,10 +102,10 @@ class Order:
     def _update_ops(self, kind: Kind) -> Ints:
         """Places of REDUCEs or STEPs by [update, device, stage]; -1: none."""
         homes = self.homes
-        table = np.full((len(homes.closings), *homes.held.shape), -1, dtype=np.int64)
+        table = np.full((len(homes.update_ends), *homes.held.shape), -1, dtype=np.int64)
         device, stage = np.nonzero(homes.held)
-        closing = Columns.of(kind, stage, homes.closings[:, None], device)
-        table[:, device, stage] = self.listed.find(closing).reshape(len(table), -1)
+        those = Columns.of(kind, stage, homes.update_ends[:, None], device)
+        table[:, device, stage] = self.listed.find(those).reshape(len(table), -1)
         return table
 
     def _update_needs(self, step: Ints) -> None:
@@ -116,8 +116,8 @@ class Order:
         columns, homes, reduce = self.listed.columns, self.homes, self._update_ops(Kind.REDUCE)
         ends = np.flatnonzero((columns.kind == Kind.B) | (columns.kind == Kind.W))
         place = homes.update_of(columns.micro_batch[ends]), columns.device[ends], columns.stage[ends]
-        for closing in (reduce, step):
-            self._need(Why.GRADIENTS, closing[place], ends)
+        for last in (reduce, step):
+            self._need(Why.GRADIENTS, last[place], ends)
         self._need(Why.GRADIENTS, step, reduce)
         self._need(Why.GRADIENTS, reduce[1:], step[:-1])
         if homes.update:
@@ -137,7 +137,7 @@ class Order:
             for device, home in tie.copies(owners).items():
                 here = mine[columns.device[mine] == device]
                 update = homes.update_of(columns.micro_batch[here])
-                summed = listed.find(Columns.of(Kind.TIE, home, homes.closings, device, tie.number))
+                summed = listed.find(Columns.of(Kind.TIE, home, homes.update_ends, device, tie.number))
                 steps = step[:, device, tie.stages]
                 self._need(Why.GRADIENTS, summed[update], here)
                 self._need(Why.GRADIENTS, steps, summed[:, None])
@@ -153,11 +153,11 @@ class Order:
         some = (costs.trained_bytes[stage] > 0) | bool(homes.update)
         forward = listed.table(Kind.F)
         for s, a, b in zip(stage[some].tolist(), source[some].tolist(), target[some].tolist(), strict=True):
-            sent = listed.find(Columns.of(Kind.SEND_P, s, homes.closings, a, b))
+            sent = listed.find(Columns.of(Kind.SEND_P, s, homes.update_ends, a, b))
             for writer in sorted(steps_sent(costs.ties, homes.owners, s, a, b)):
-                self._need(Why.WEIGHTS, sent, listed.find(Columns.of(Kind.STEP, writer, homes.closings, a)))
+                self._need(Why.WEIGHTS, sent, listed.find(Columns.of(Kind.STEP, writer, homes.update_ends, a)))
             used = np.sort(forward[s][homes.device[s] == b])
-            arrived = listed.find(Columns.of(Kind.RECV_P, s, homes.closings, b, a))
+            arrived = listed.find(Columns.of(Kind.RECV_P, s, homes.update_ends, b, a))
             if homes.update:
                 following = np.searchsorted(used, arrived)
                 self._need(Why.WEIGHTS, np.append(used, -1)[following], arrived)

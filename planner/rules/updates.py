@@ -128,8 +128,8 @@ def _set_ahead(listed: Listed, passes: _Passes, policy: WeightPolicy, ahead: Int
     ahead[forward[own]] = wanted[own]
     users: dict[tuple[int, int, int], tuple[int, int]] = {}
     for stage, m in np.argwhere(~own & (passes.newest > 0)).tolist():
-        closing = int(homes.closings[passes.newest[stage, m] - 1])
-        key = stage, closing, int(homes.device[stage, m])
+        end = int(homes.update_ends[passes.newest[stage, m] - 1])
+        key = stage, end, int(homes.device[stage, m])
         users[key] = min(users.get(key, (len(listed), 0)), (int(forward[stage, m]), int(wanted[stage, m])))
     for place in np.flatnonzero(listed.columns.kind == Kind.SEND_P).tolist():
         op = listed.op(place)

@@ -82,6 +82,17 @@ class Account:
         """Of the stash of an op's stage and micro-batch."""
         return self.plan.stash[self.route[op.micro_batch]][op.stage]
 
+    def remade(self, op: Op) -> bool:
+        """Whether its stash is made again from what its stage takes in."""
+        return self.policy(op) in ("recompute", "offload+recompute")
+
+    def moved(self, op: Op) -> int:
+        """Bytes of its stash, or of what that is made from, that leave the device; "half": one half, rounded down."""
+        stash = int(self.costs.stash_bytes[op.stage])
+        if self.remade(op):
+            return int(self.costs.incoming_bytes[op.stage])
+        return stash // 2 if self.policy(op) == "half" else stash
+
     def find(self, device: int, stage: int, micro_batch: int, *kinds: Kind) -> Key | None:
         """One of these ops on a device."""
         found = (self.place.get((device, Op(kind, stage, micro_batch))) for kind in kinds)
@@ -115,7 +126,7 @@ class Account:
                 found.waits.append(self._arrival(other))
             if op.kind is Kind.F and came.kind is Kind.RECV_P and self._next(other, Kind.F) == key:
                 found.waits.append(self._arrival(other))
-            if op.kind in BACK and came.kind is Kind.FETCH and came.micro_batch == m:
+            if came.kind is Kind.FETCH and came.micro_batch == m and op.kind in self._users(came):
                 found.waits.append(Wait(other, self._host(device).latency_s))
             if op.kind is Kind.FREE and came.micro_batch == m and came.kind in (Kind.OFFLOAD, Kind.SEND_S):
                 found.waits.append(Wait(other))
@@ -126,7 +137,7 @@ class Account:
 
     def _users(self, came: Op) -> tuple[Kind, ...]:
         """What reads a stash that has come to where its backward runs."""
-        return (Kind.R,) if self.policy(came) == "recompute" else BACK
+        return (Kind.R,) if self.remade(came) else BACK
 
     def _last_hop(self, device: int, came: Op) -> bool:
         """Whether a stash received here stays, and does not go on."""
@@ -181,10 +192,8 @@ class Account:
             mine = [tie for tie in costs.ties if s in tie.stages]
             own = [tie for tie in mine if any(op.peer in self.owners[t] for t in tie.stages)]
             return int(costs.trained_bytes[s]) - sum(tie.trained_bytes for tie in own)
-        if self.policy(op) == "recompute":
-            return int(costs.incoming_bytes[s])
         version = int(costs.trained_bytes[s]) if self.policy(op) == "offload+weights" else 0
-        return int(costs.stash_bytes[s]) + version
+        return self.moved(op) + version
 
     def _message(self, key: Key, op: Op) -> Task:
         """Posted at both ends, behind the message before it between the two, and behind what it carries."""
@@ -376,14 +385,14 @@ class Account:
             if op.kind in SENDS.values() and op.kind is not Kind.RECV_P:
                 yield place, 0, self.size(self.ops[self.sender(key)]), -1
             elif op.kind is Kind.OFFLOAD:
-                yield place, self.tasks[key].end_s, -int(costs.stash_bytes[s]), -1
+                yield place, self.tasks[key].end_s, -self.moved(op), -1
             elif op.kind is Kind.FETCH:
-                user = self.find(device, s, m, *BACK)
+                user = self.find(device, s, m, *self._users(op))
                 assert user is not None
-                yield place, self.tasks[key].start_s, int(costs.stash_bytes[s]), user[1]
+                yield place, self.tasks[key].start_s, self.moved(op), user[1]
             elif op.kind in (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W):
                 work = int(costs.workspace_bytes[s])
-                inner = int(costs.inner_bytes[s]) if op.kind is Kind.F and self.policy(op) == "recompute" else 0
+                inner = int(costs.inner_bytes[s]) if op.kind is Kind.F and self.remade(op) else 0
                 yield place, 0, work + inner, -1
                 yield place, 1, -work - inner, -1
                 for end, size in self._pass(op):
@@ -395,7 +404,7 @@ class Account:
         stash, kept = int(costs.stash_bytes[s]), int(costs.weight_stash_bytes[s])
         into = [(e.producer, e.bytes) for e in costs.edges if e.consumer == s]
         out = [(e.consumer, e.bytes) for e in costs.edges if e.producer == s]
-        again, kept_input = self.policy(op) == "recompute", int(costs.kept_input_bytes[s])
+        again, kept_input = self.remade(op), int(costs.kept_input_bytes[s])
         if op.kind is Kind.F:
             yield 0, int(costs.input_bytes[s]) + sum(size for _, size in out) + (kept_input if again else 0)
         if op.kind is Kind.R or (op.kind is Kind.F and not again):

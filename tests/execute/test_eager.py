@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import STEPS, Case, assert_equals_reference, planned, worst_excess
 from torch import Tensor, nn
+from traced_stages import Part
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
@@ -22,43 +23,15 @@ from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
 from contraflow.executor.stage.eager import EagerProgram
 from contraflow.executor.stage.engines import Building, EngineNotice, build_program
-from contraflow.executor.stage.program import StageProgram, named_buffers, named_parameters
+from contraflow.executor.stage.program import named_buffers, named_parameters
 from contraflow.executor.stage.tracing import StageLayers, TraceError
 from contraflow.executor.state.replica import Blueprint, StageReplica
-from contraflow.models import build_layer, load, resolve
+from contraflow.models import build_layer, resolve
 
 MODELS = {"gpt-tiny-dropout": 4, "resnet-tiny": 2, "lstm-tiny": 4, "mlp-tiny": 1}
 """Where the stage begins that is looked at: it reaches to the end."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::contraflow.executor.stage.engines.EngineNotice")
-
-
-class Stage:
-    """The last layers of a registry model on real data, as a program of either engine."""
-
-    def __init__(self, name: str) -> None:
-        model, first = resolve(name), MODELS[name]
-        assert isinstance(model.data, str)
-        self.x, self.target = load(model.data).batch(0, 0, 0, 4)
-        built = [build_layer(layer, 0, index) for index, layer in enumerate(model.layers)]
-        with torch.no_grad():
-            for module in built[:first]:
-                self.x = module(self.x)
-        self.modules, ids = tuple(built[first:]), tuple(range(first, len(built)))
-        self.layers = StageLayers(self.modules, ids, model.loss, True, "stage 7")
-        self.parameters = {key: tensor.detach() for key, tensor in named_parameters(self.modules, ids).items()}
-
-    def eager(self, limit: int = 0) -> EagerProgram:
-        return EagerProgram(self.layers, self.x, self.target, limit)
-
-    def graph(self) -> StageProgram:
-        return StageProgram.of(self.layers, self.x, self.target)
-
-    def buffers(self) -> dict[str, Tensor]:
-        return {key: t.clone() for key, t in named_buffers(self.modules, self.layers.layer_ids).items()}
-
-    def zeros(self) -> dict[str, Tensor]:
-        return {key: torch.zeros_like(tensor) for key, tensor in self.parameters.items()}
 
 
 # ---------------------------------------------------------------- equal to graphs and plain torch
@@ -68,22 +41,22 @@ class Stage:
 @pytest.mark.parametrize("way", ["B", "I+W", "R", "away"])
 def test_both_engines_compute_the_same(name: str, way: str) -> None:
     """Loss, gradients and statistics, also where the stash was taken apart and put together in between."""
-    stage = Stage(name)
+    stage = Part.of(name, MODELS[name])
     results = []
-    for program in (stage.graph(), stage.eager()):
+    for program in (stage.program, stage.eager()):
         buffers, sums, scale = stage.buffers(), stage.zeros(), torch.tensor(0.25)
-        output, stash = program.forward(stage.parameters, buffers, stage.x, stage.target, seed=5)
+        output, stash = program.forward(stage.parameters(), buffers, stage.x, stage.target, seed=5)
         if way == "R":
-            stash = program.remake(stage.parameters, buffers, stage.x, stage.target, seed=5)
+            stash = program.remake(stage.parameters(), buffers, stage.x, stage.target, seed=5)
         if way == "away":
             pieces, rest = program.stash_layout.pack(stash)
             assert sum(piece.nbytes for piece in pieces) == program.stash_bytes
             stash = rest.unpack([piece.clone() for piece in pieces])
         if way == "I+W":
-            grad, weight_stash = program.backward_input(stash, stage.parameters, scale)
+            grad, weight_stash = program.backward_input(stash, stage.parameters(), scale)
             program.backward_weight(weight_stash, sums)
         else:
-            grad = program.backward(stash, stage.parameters, scale, sums)
+            grad = program.backward(stash, stage.parameters(), scale, sums)
         results.append({"output": output, "input": grad, **sums, **{f"buffer {k}": t for k, t in buffers.items()}})
     for key, want in results[0].items():
         torch.testing.assert_close(results[1][key], want, rtol=1e-5, atol=1e-7, msg=key)
@@ -92,8 +65,8 @@ def test_both_engines_compute_the_same(name: str, way: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_both_engines_keep_the_same_bytes(name: str) -> None:
     """What is known before, what one forward leaves, and what I leaves for W."""
-    stage = Stage(name)
-    graph, eager = stage.graph(), stage.eager()
+    stage = Part.of(name, MODELS[name])
+    graph, eager = stage.program, stage.eager()
     assert (eager.stash_bytes, eager.accumulator_names) == (graph.stash_bytes, graph.accumulator_names)
     assert eager.weight_stash_bytes <= 1.02 * graph.weight_stash_bytes
     assert (eager.has_random, eager.can_remake, eager.saves_input) == (
@@ -103,8 +76,8 @@ def test_both_engines_keep_the_same_bytes(name: str) -> None:
     )
     for program in (graph, eager):
         buffers = stage.buffers()
-        _, stash = program.forward(stage.parameters, buffers, stage.x, stage.target)
-        known = [*stage.parameters.values(), *buffers.values()]
+        _, stash = program.forward(stage.parameters(), buffers, stage.x, stage.target)
+        known = [*stage.parameters().values(), *buffers.values()]
         assert unique_bytes([*known, *stash.tensors]) - unique_bytes(known) == program.stash_bytes == stash.nbytes
 
 
@@ -112,24 +85,24 @@ def test_both_engines_keep_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("halves", [False, True], ids=["B", "I+W"])
 def test_an_eager_backward_frees_its_stash_on_the_way(name: str, halves: bool) -> None:
     """Nothing is left but the input's gradient; the peak is the graph's."""
-    stage, peaks = Stage(name), []
-    for program in (stage.graph(), stage.eager()):
+    stage, peaks = Part.of(name, MODELS[name]), []
+    for program in (stage.program, stage.eager()):
         buffers, sums, scale = stage.buffers(), stage.zeros(), torch.tensor(1.0)
-        known = [*stage.parameters.values(), *buffers.values(), *sums.values(), stage.x, stage.target, scale]
+        known = [*stage.parameters().values(), *buffers.values(), *sums.values(), stage.x, stage.target, scale]
         with StorageTracker(known) as tracker:
-            stash = program.forward(stage.parameters, buffers, stage.x, stage.target)[1]
+            stash = program.forward(stage.parameters(), buffers, stage.x, stage.target)[1]
             tracker.reset_peak()
             if halves:
-                grad, weight_stash = program.backward_input(stash, stage.parameters, scale)
+                grad, weight_stash = program.backward_input(stash, stage.parameters(), scale)
                 assert weight_stash.nbytes == program.weight_stash_bytes
                 program.backward_weight(weight_stash, sums)
             else:
-                grad = program.backward(stash, stage.parameters, scale, sums)
+                grad = program.backward(stash, stage.parameters(), scale, sums)
             peaks.append(tracker.peak_bytes)
             assert grad is not None
             assert tracker.current_bytes == grad.nbytes
         with pytest.raises(ValueError, match=r"stage.*: the stash was consumed already"):
-            program.backward(stash, stage.parameters, scale, sums)
+            program.backward(stash, stage.parameters(), scale, sums)
         if halves:
             with pytest.raises(ValueError, match=r"stage.*: the weight stash was consumed already"):
                 program.backward_weight(weight_stash, sums)

@@ -2,79 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from packaged import installed
 from torch import Tensor, nn
-from traced_stages import traced
+from traced_stages import Part, traced
 
 from contraflow.executor.place.memory import StorageTracker, unique_bytes
 from contraflow.executor.stage.program import (
     ProgramMismatch,
-    StageProgram,
     TraceError,
-    layer_seed,
     named_buffers,
     named_parameters,
 )
-from contraflow.models import LayeredModel, build_layer, cross_entropy, names, resolve
+from contraflow.models import cross_entropy, names
 
 MODELS = ["gpt-tiny", "gpt-tiny-dropout", "resnet-tiny", "mlp-tiny"]
-
-
-_TRACED: dict[object, StageProgram] = {}  # programs are immutable: trace each stage once
-
-
-@dataclass
-class Case:
-    """A stage of a model with everything to run it."""
-
-    model: LayeredModel
-    modules: list[nn.Module]
-    ids: list[int]
-    x: Tensor
-    target: Tensor | None
-    program: StageProgram
-
-    @staticmethod
-    def of(name: str, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32) -> Case:
-        """Layers first .. last-1 of a registry model on real data."""
-        model = resolve(name)
-        last = len(model.layers) if last is None else last
-        assert isinstance(model.data, str)
-        x, target = installed(model.data).batch(0, 0, 0, 4)
-        x = x.to(dtype) if x.is_floating_point() else x
-        built = [build_layer(layer, 0, index, dtype) for index, layer in enumerate(model.layers)]
-        with torch.no_grad():
-            for module in built[:first]:
-                x = module(x)
-        modules, ids = built[first:last], list(range(first, last))
-        ends = last == len(model.layers)
-        wanted = target if ends else None
-        key = (name, first, last, dtype)
-        if key not in _TRACED:
-            _TRACED[key] = traced(modules, ids, x, model.loss if ends else None, wanted)
-        return Case(model, modules, ids, x, wanted, _TRACED[key])
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: tensor.detach() for name, tensor in named_parameters(self.modules, self.ids).items()}
-
-    def buffers(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in named_buffers(self.modules, self.ids).items()}
-
-    def zeros(self) -> dict[str, Tensor]:
-        return {name: torch.zeros_like(tensor) for name, tensor in self.parameters().items()}
-
-    def eager(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Plain torch, in place on the modules: (input leaf, output), seeding before every layer."""
-        leaf = self.x.clone().requires_grad_(self.program.needs_input_grad)
-        x = leaf
-        for layer_id, module in zip(self.ids, self.modules, strict=True):
-            torch.manual_seed(layer_seed(seed, layer_id))
-            x = module(x)
-        return leaf, x if self.target is None else self.model.loss(x, self.target)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -82,7 +25,7 @@ class Case:
 @pytest.mark.parametrize("halves", [False, True], ids=["B", "I+W"])
 def test_a_stage_program_equals_eager_torch_bit_for_bit(name: str, dtype: torch.dtype, halves: bool) -> None:
     """Loss, every gradient, the input's gradient and BatchNorm's statistics, with dropout too."""
-    case = Case.of(name, first=1, dtype=dtype)
+    case = Part.of(name, first=1, dtype=dtype)
     parameters, buffers, sums = case.parameters(), case.buffers(), case.zeros()
     output, stash = case.program.forward(parameters, buffers, case.x, case.target, seed=5)
     scale = torch.tensor(0.25, dtype=dtype)
@@ -91,23 +34,23 @@ def test_a_stage_program_equals_eager_torch_bit_for_bit(name: str, dtype: torch.
         case.program.backward_weight(weight_stash, sums)
     else:
         grad = case.program.backward(stash, parameters, scale, sums)
-    leaf, loss = case.eager(seed=5)
+    leaf, loss = case.plain(seed=5)
     loss.backward(scale)
     assert torch.equal(output, loss)
     assert grad is not None
     assert leaf.grad is not None
     assert torch.equal(grad, leaf.grad)
-    for key, parameter in named_parameters(case.modules, case.ids).items():
+    for key, parameter in named_parameters(case.layers.modules, case.layers.layer_ids).items():
         assert parameter.grad is not None
         assert torch.equal(sums[key], parameter.grad), key
-    for key, buffer in named_buffers(case.modules, case.ids).items():
+    for key, buffer in named_buffers(case.layers.modules, case.layers.layer_ids).items():
         assert torch.equal(buffers[key], buffer), key
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_recomputed_stash_is_the_stash_and_changes_nothing(name: str) -> None:
     """F alone gives F's output and buffers; R gives its stash bit for bit, and leaves statistics as F left them."""
-    case = Case.of(name, first=1)
+    case = Part.of(name, first=1)
     parameters, buffers, bare = case.parameters(), case.buffers(), case.buffers()
     output, stash = case.program.forward(parameters, buffers, case.x, case.target, seed=7)
     assert torch.equal(output, case.program.forward_only(parameters, bare, case.x, case.target, seed=7))
@@ -121,7 +64,7 @@ def test_a_recomputed_stash_is_the_stash_and_changes_nothing(name: str) -> None:
 
 def test_a_forward_without_a_stash_holds_one_layer_at_a_time() -> None:
     """Its peak is far below the stash of three blocks."""
-    case = Case.of("gpt-tiny", first=1, last=4)
+    case = Part.of("gpt-tiny", first=1, last=4)
     parameters = case.parameters()
     with StorageTracker([*parameters.values(), case.x]) as tracker:
         output = case.program.forward_only(parameters, {}, case.x)
@@ -155,7 +98,7 @@ def test_a_forward_that_reads_what_it_changes_cannot_be_recomputed() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_stash_comes_apart_into_bytes_and_together_again(name: str) -> None:
     """Its pieces are of the sizes known before running and are no copies; on copies of them B gives the same."""
-    case = Case.of(name, first=1)
+    case = Part.of(name, first=1)
     parameters, buffers = case.parameters(), case.buffers()
     layout = case.program.stash_layout
     grads = []
@@ -178,7 +121,7 @@ def test_a_stash_comes_apart_into_bytes_and_together_again(name: str) -> None:
 
 def test_the_input_half_of_a_first_stage_ends_at_its_first_layer() -> None:
     """Nobody wants its input's gradient, but I still does all but the first layer: masks and softmaxes are gone."""
-    program = Case.of("gpt-tiny-dropout", last=4).program
+    program = Part.of("gpt-tiny-dropout", last=4).program
     assert not program.needs_input_grad
     assert program.weight_stash_bytes < 0.75 * program.stash_bytes
     assert "0.token.weight" in program.accumulator_names
@@ -187,7 +130,7 @@ def test_the_input_half_of_a_first_stage_ends_at_its_first_layer() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_stash_is_as_large_as_known_before_running(name: str) -> None:
     """Fake tensors know the bytes and shapes of the stash and of what I leaves for W."""
-    case = Case.of(name, first=1)
+    case = Part.of(name, first=1)
     parameters, buffers = case.parameters(), case.buffers()
     _, stash = case.program.forward(parameters, buffers, case.x, case.target)
     assert unique_bytes(stash.tensors) == stash.nbytes == case.program.stash_bytes
@@ -199,14 +142,14 @@ def test_the_stash_is_as_large_as_known_before_running(name: str) -> None:
 
 def test_i_and_w_hold_about_one_stash_between_them() -> None:
     """Splitting the backward of a transformer block holds no more than 1.02 stashes between I and W."""
-    program = Case.of("gpt-tiny", first=1, last=4).program
+    program = Part.of("gpt-tiny", first=1, last=4).program
     assert program.weight_stash_bytes <= 1.02 * program.stash_bytes
 
 
 def test_the_stash_holds_neither_parameters_nor_running_statistics() -> None:
     """Weight versions and BatchNorm's buffers stay with the device, whatever the stash travels through."""
     for name in MODELS:
-        case = Case.of(name, first=1)
+        case = Part.of(name, first=1)
         parameters, buffers = case.parameters(), case.buffers()
         _, stash = case.program.forward(parameters, buffers, case.x, case.target)
         kept = {tensor.data_ptr() for tensor in [*parameters.values(), *buffers.values()]}
@@ -215,7 +158,7 @@ def test_the_stash_holds_neither_parameters_nor_running_statistics() -> None:
 
 def test_gradients_accumulate_over_micro_batches() -> None:
     """Two backwards add up in the accumulators, and the order of micro-batches in flight is free."""
-    case = Case.of("gpt-tiny", last=3)
+    case = Part.of("gpt-tiny", last=3)
     parameters, sums = case.parameters(), case.zeros()
     stashes = [case.program.forward(parameters, {}, case.x, seed=seed)[1] for seed in (0, 1)]
     grad = torch.ones(case.program.output_spec.shape)
@@ -229,8 +172,8 @@ def test_gradients_accumulate_over_micro_batches() -> None:
 
 def test_dropout_depends_on_the_seed_and_not_on_the_partition() -> None:
     """Two stages or one, a layer drops the same; the caller's random state is left alone."""
-    whole = Case.of("gpt-tiny-dropout", last=4)
-    front, back = Case.of("gpt-tiny-dropout", last=2), Case.of("gpt-tiny-dropout", first=2, last=4)
+    whole = Part.of("gpt-tiny-dropout", last=4)
+    front, back = Part.of("gpt-tiny-dropout", last=2), Part.of("gpt-tiny-dropout", first=2, last=4)
     before = torch.get_rng_state()
     expected, _ = whole.program.forward(whole.parameters(), {}, whole.x, seed=9)
     middle, _ = front.program.forward(front.parameters(), {}, front.x, seed=9)
@@ -239,12 +182,12 @@ def test_dropout_depends_on_the_seed_and_not_on_the_partition() -> None:
     assert torch.equal(output, expected)
     assert not torch.equal(output, whole.program.forward(whole.parameters(), {}, whole.x, seed=10)[0])
     assert whole.program.has_random
-    assert not Case.of("gpt-tiny").program.has_random
+    assert not Part.of("gpt-tiny").program.has_random
 
 
 def test_a_backward_consumes_its_stash_and_frees_it_on_the_way() -> None:
     """The peak of B stays below stash plus one layer's gradients, and nothing is left afterwards."""
-    case = Case.of("gpt-tiny", first=1, last=4)
+    case = Part.of("gpt-tiny", first=1, last=4)
     parameters, sums = case.parameters(), case.zeros()
     grad = torch.ones(case.program.output_spec.shape)
     with StorageTracker([*parameters.values(), *sums.values(), case.x, grad]) as tracker:
@@ -300,14 +243,14 @@ def test_the_self_check_finds_a_changed_scale_and_names_the_stage() -> None:
 @pytest.mark.parametrize("name", [name for name in names() if "tiny" in name])
 def test_the_self_check_passes_on_the_zoo_and_changes_nothing(name: str) -> None:
     """Checked on other data than traced; modules, their gradients and buffers stay as they were."""
-    case = Case.of(name)
+    case = Part.of(name)
     assert isinstance(case.model.data, str)
     x, target = installed(case.model.data).batch(1, 1, 1, 4)
     before = case.buffers()
-    case.program.self_check(case.modules, x, target, seed=3)
+    case.program.self_check(case.layers.modules, x, target, seed=3)
     after = case.buffers()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert all(p.grad is None for module in case.modules for p in module.parameters())
+    assert all(p.grad is None for module in case.layers.modules for p in module.parameters())
 
 
 class Odd(nn.Module):
@@ -354,10 +297,10 @@ def test_a_stage_that_cannot_be_traced_is_an_error_that_names_it() -> None:
 
 def test_a_wrong_input_is_an_error_that_names_the_stage() -> None:
     """Programs are traced for one shape; a loss needs its target."""
-    case = Case.of("mlp-tiny")
+    case = Part.of("mlp-tiny")
     with pytest.raises(ValueError, match="traced for"):
         case.program.forward(case.parameters(), {}, case.x[:2], case.target)
     with pytest.raises(ValueError, match="needs a target"):
         case.program.forward(case.parameters(), {}, case.x)
     with pytest.raises(TraceError, match="needs a target"):
-        traced(case.modules, case.ids, case.x, cross_entropy)
+        traced(case.layers.modules, case.layers.layer_ids, case.x, cross_entropy)

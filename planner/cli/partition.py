@@ -191,9 +191,9 @@ def _print(found: PublishedCut, times: Sequence[float], unit: str) -> None:
     say(f"{len(found.blocks)} stages: {found.objective:.6g} {unit}".rstrip())
     say(f"{found.status}: proven bound {found.bound:.6g} {unit}".rstrip() + gap)
     again = any(block.recompute for block in found.blocks)
-    headings = ["device", "stage", "nodes", *(["recompute"] if again else []), f"load {unit}".rstrip()]
+    headings = ["stage", "device", "nodes", *(["recompute"] if again else []), f"load {unit}".rstrip()]
     lines = []
     for stage, (block, load) in enumerate(zip(found.blocks, times, strict=True)):
-        cells = ["CPU" if block.cpu else "accelerator", str(stage), str(len(block.nodes))]
+        cells = [str(stage), "CPU" if block.cpu else "accelerator", str(len(block.nodes))]
         lines.append(Line([*cells, *([str(len(block.recompute))] if again else []), f"{load:.6g}"]))
-    print_table(headings, lines)
+    print_table(headings, lines, words=2)

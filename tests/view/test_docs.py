@@ -132,6 +132,16 @@ def test_every_file_that_a_document_names_is_there(path: Path) -> None:
     assert [room for room in rooms if not (ROOT / room).is_dir()] == []
 
 
+def test_the_table_of_old_names_leads_to_modules_that_are_there() -> None:
+    """CONTRIBUTING.md: every old name to one or several modules of the room that its row names."""
+    rows = re.findall(r"^\| `(\w[\w/]*/)` \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    assert len(rows) > 20
+    for room, cell in rows:
+        for old, new in re.findall(r"`([\w/]+)`(?: → `([\w{},]+)`)?", cell):
+            names = (new or old.rpartition("/")[2]).strip("{}").split(",")
+            assert [name for name in names if not (ROOT / room / f"{name}.py").is_file()] == [], f"{old} in {room}"
+
+
 def test_the_way_of_a_micro_batch_names_functions_that_are_there() -> None:
     """Every `file.py: name` of a row of docs/architecture.md, in the row's room or what lies beside it."""
     text = (ROOT / "docs" / "architecture.md").read_text()

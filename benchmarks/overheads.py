@@ -177,7 +177,8 @@ def main() -> int:
             capture_output=True, text=True, check=False,
         ).stdout.strip()  # fmt: skip
         content: dict[str, Any] = {
-            "command": "python benchmarks/overheads.py", "commit": commit, "date": datetime.now(UTC).date().isoformat(),
+            "command": f"python benchmarks/overheads.py --rounds {options.rounds} --repeats {options.repeats}",
+            "commit": commit, "date": datetime.now(UTC).date().isoformat(),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} before",
             "ratios": [asdict(ratio) for ratio in ratios],
         }  # fmt: skip

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from contraflow.__main__ import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = ("planner", "executor", "models", "tests", "benchmarks", "examples", ".ci")
 RESULTS = ROOT / "benchmarks" / "results"
 FOREIGN = {
     "--patience",  # docs/extending.md adds it
@@ -130,6 +132,23 @@ def test_every_file_that_a_document_names_is_there(path: Path) -> None:
     assert [name for name in named if name not in ends | YOURS] == []
     rooms = re.findall(r"`((?:planner|executor|models|tests|benchmarks)/[\w/-]*)`", text)
     assert [room for room in rooms if not (ROOT / room).is_dir()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_identifier_that_a_document_names_is_somewhere(path: Path) -> None:
+    """Functions, classes, options and keys in backticks: a word of the sources, or of torch."""
+    text = re.sub(r"## Where things went.*?(?=\n## )|```.*?```", "", path.read_text(), flags=re.DOTALL)
+    named = {word for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", text) for word in name.split(".") if word}
+    assert sorted(named - words_of_the_sources() - {"record_stream"}) == []
+
+
+@cache
+def words_of_the_sources() -> frozenset[str]:
+    """Every word of a source, and the parts of the names of files."""
+    files = [ROOT / "pyproject.toml", ROOT / "__main__.py"]
+    files += [file for part in SOURCES for file in (ROOT / part).rglob("*.py")]
+    names = [file.name for file in [*files, *DOCUMENTS, ROOT / "CHANGELOG.md"]]
+    return frozenset(re.findall(r"\w+", "\n".join([*names, *(file.read_text() for file in files)])))
 
 
 def test_the_table_of_old_names_leads_to_modules_that_are_there() -> None:

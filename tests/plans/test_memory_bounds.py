@@ -276,10 +276,10 @@ def test_nothing_fits() -> None:
 
 
 def test_large_candidates_are_quick() -> None:
-    """64 devices, 512 micro-batches, 4 chunks a device: less than a second, ten where others compute too."""
+    """64 devices, 512 micro-batches, 4 chunks a device: less than a second of the processor, ten on a slow one."""
     problem, stages = benchmark_problem(64, 512, 64, 4, True)
     way = tuple(range(64)) * 4
     candidate = Candidate(problem, stages, (Pipeline(way, way, tuple(range(512))),))
-    started = time.perf_counter()
+    started = time.process_time()
     assert bounds.candidate(candidate) > 512 * 300
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10

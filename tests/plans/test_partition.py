@@ -113,9 +113,9 @@ def test_boundary_bytes_count_a_skipping_tensor_at_every_cut_it_crosses() -> Non
 def test_a_thousand_layers_on_64_stages_in_seconds() -> None:
     """The dynamic programme is fast on long chains, and even chains are cut evenly."""
     chain = Chain.of(Problem(uniform(1000), Cluster.uniform(64), Workload(64)))
-    started = time.monotonic()
+    started = time.process_time()
     found = cut(chain, range(64), [64 - s for s in range(64)])
-    assert time.monotonic() - started < 60
+    assert time.process_time() - started < 60
     assert found is not None
     sizes = [b - a for a, b in itertools.pairwise((0, *found, 1000))]
     assert max(sizes) == 16

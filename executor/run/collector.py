@@ -19,11 +19,11 @@ from .stopping import Stop
 from .trace import trace_of
 
 
-def _steady(places: Sequence[int], margin: int) -> list[int]:
-    """Of updates with these places in their runs, those with `margin` others of the run before and behind them."""
-    ends = [k for k in range(len(places)) if k + 1 == len(places) or places[k + 1] == 0]
-    left = {k: end - k for end in reversed(ends) for k in range(end - places[end], end + 1)}
-    return [k for k, place in enumerate(places) if place >= margin and left[k] >= margin]
+def _steady(positions: Sequence[int], margin: int) -> list[int]:
+    """Of updates with these positions in their runs, those with `margin` others of the run before and behind them."""
+    ends = [k for k in range(len(positions)) if k + 1 == len(positions) or positions[k + 1] == 0]
+    left = {k: end - k for end in reversed(ends) for k in range(end - positions[end], end + 1)}
+    return [k for k, position in enumerate(positions) if position >= margin and left[k] >= margin]
 
 
 def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
@@ -40,7 +40,7 @@ class Collector:
         self.stop = Stop(bytearray(Stop.SIZE)) if stop is None else stop
         self._pending: dict[int, list[StepReport]] = {}
         self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
-        self._places: list[int] = []
+        self._positions: list[int] = []
         self._noticed: set[tuple[int, str]] = set()
         self.losses: list[float] = []
         self.times: list[float] = []
@@ -66,7 +66,7 @@ class Collector:
         ended = max(r.seconds for r in reports)
         self.times.append(ended - (self._ended[1] if self._ended[0] == report.run else 0.0))
         self._ended = (report.run, ended)
-        self._places.append(report.step - report.run)
+        self._positions.append(report.step - report.run)
         self.scales.append(report.loss_scale)
         if report.grad_norm is not None:
             self.norms.append(report.grad_norm)
@@ -87,7 +87,7 @@ class Collector:
         for report in reports:
             state |= report.state or {}
         times = self.times
-        steady = _steady(self._places, filling_updates(plan)) if asynchronous(plan) else []
+        steady = _steady(self._positions, filling_updates(plan)) if asynchronous(plan) else []
         settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
         allocated = [report.allocated_bytes for report in reports]
         return RunResult(

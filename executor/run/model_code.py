@@ -68,17 +68,17 @@ def source_digests() -> dict[str, str]:
     found = {}
     library = f"{Path(os.__file__).parent}{os.sep}"
     for name, module in sorted(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        if isinstance(place, str) and place.endswith(".py") and _is_own(name, place, library):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py") and _is_own(name, path, library):
             with suppress(OSError):
-                found[name] = _digest(Path(place).read_bytes())
+                found[name] = _digest(Path(path).read_bytes())
     return found
 
 
-def _is_own(name: str, place: str, library: str) -> bool:
+def _is_own(name: str, path: str, library: str) -> bool:
     if name.partition(".")[0] == _OURS:
         return True
-    return not place.startswith(library) and not any(part in place for part in _INSTALLED)
+    return not path.startswith(library) and not any(part in path for part in _INSTALLED)
 
 
 def _digest(content: bytes) -> str:

@@ -30,7 +30,7 @@ from ..step import (
     open_ledger,
 )
 from ..watch import Board
-from ..wires import Transport, carried
+from ..wires import Transport, transport_for
 from .job import Job
 from .reports import Notice, RankReport, StepReport
 from .saving import Saver
@@ -55,7 +55,7 @@ def run_rank(
         stop: who asks it to end early; heeded where it saves what it has.
     """
     place = place_of(job.options.device, wires.rank if local_rank is None else local_rank)
-    with place.activate(), carried(job.plan, wires, place) as transport, ExitStack() as closing:
+    with place.activate(), transport_for(job.plan, wires, place) as transport, ExitStack() as closing:
         run = _Run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)), closing)
         run.begin()
         run.follow()

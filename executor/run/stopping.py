@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,21 @@ def ended_by(number: int, steps: int, result: RunResult | None) -> Interrupted |
     return Interrupted(text, result) if number == signal.SIGINT else Terminated(text, result)
 
 
+class _Asking:
+    """A signal handler: while training has begun the first signal asks for a stop, and any other one calls `end`."""
+
+    def __init__(self, stop: Stop, end: Callable[[int], None]) -> None:
+        self._stop, self._end = stop, end
+        self._asked = False
+
+    def __call__(self, number: int, _: object) -> None:
+        if self._stop.begun and not self._asked:
+            self._asked = True
+            self._stop.request(number)
+        else:
+            self._end(number)
+
+
 @contextmanager
 def on_signals(stop: Stop) -> Iterator[None]:
     """While it lasts, SIGINT and SIGTERM ask for a stop; before training begins, and the second time, they end at once.
@@ -93,21 +108,17 @@ def on_signals(stop: Stop) -> Iterator[None]:
     mine = [number for number in SIGNALS if before[number] == default[number]]
     if threading.current_thread() is not threading.main_thread():
         mine = []
-    asked: list[int] = []
 
-    def handle(number: int, _: object) -> None:
-        if stop.begun and not asked:
-            asked.append(number)
-            stop.request(number)
-            return
+    def end(number: int) -> None:
         for other in mine:
             signal.signal(other, signal.SIG_IGN)  # nothing interrupts the end
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
+    asking = _Asking(stop, end)
     for number in mine:
-        signal.signal(number, handle)
+        signal.signal(number, asking)
     try:
         yield
     finally:
@@ -117,17 +128,12 @@ def on_signals(stop: Stop) -> Iterator[None]:
 
 def heed_signals(stop: Stop) -> None:
     """In a rank's own process: SIGTERM, which a whole process group may get, asks for a stop; a second one ends it."""
-    asked: list[int] = []
 
-    def handle(number: int, _: object) -> None:
-        if stop.begun and not asked:
-            asked.append(number)
-            stop.request(number)
-            return
+    def end(number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGTERM, _Asking(stop, end))
 
 
 def agreed(stop: Stop, transport: Transport, group: str) -> int:

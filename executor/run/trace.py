@@ -82,11 +82,11 @@ class StepSamples:
         """Per [step, op]: from the end of the in-line op before to the start of an in-line op, less the waiting."""
         found = np.zeros_like(start)
         free, blocked = np.zeros(len(start)), np.zeros(len(start))
-        for place, op in enumerate(self._order):
-            blocked += waited[:, place]
+        for position, op in enumerate(self._order):
+            blocked += waited[:, position]
             if op.kind in IN_LINE:
-                found[:, place] = np.maximum(0.0, start[:, place] - free - blocked)
-                free, blocked = end[:, place], np.zeros(len(start))
+                found[:, position] = np.maximum(0.0, start[:, position] - free - blocked)
+                free, blocked = end[:, position], np.zeros(len(start))
         return found
 
 

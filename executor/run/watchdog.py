@@ -144,8 +144,8 @@ class Watchdog:
         """What every rank does, as far as this one has heard, and when it was last known to run."""
         slots, beats = [Slot(Doing.STARTING)] * self._ranks, [0] * self._ranks
         for rank, (said, since_ns) in self._heard.items():
-            doing, step, place, awaited, age, _ = _MESSAGE.unpack(said)
-            slots[rank], beats[rank] = Slot(Doing(doing), step, place, awaited, since_ns - age), since_ns
+            doing, step, position, awaited, age, _ = _MESSAGE.unpack(said)
+            slots[rank], beats[rank] = Slot(Doing(doing), step, position, awaited, since_ns - age), since_ns
         slots[self._rank], beats[self._rank] = self._board.read(self._rank), time.monotonic_ns()
         return slots, beats
 

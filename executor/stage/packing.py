@@ -95,7 +95,7 @@ class StashLayout:
         members: list[View | Tensor] = list(stash.tensors)
         pieces = []
         for number, (group, size) in enumerate(zip(self.groups, self.piece_bytes, strict=True)):
-            tensors = [stash.tensors[place] for place in group]
+            tensors = [stash.tensors[position] for position in group]
             if len(tensors) == 1 and tensors[0].untyped_storage().nbytes() != size:
                 tensors = [
                     torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors
@@ -107,8 +107,8 @@ class StashLayout:
                 raise ValueError(
                     f"{self.label}: {got} bytes of the stash were known to be {size}, so it cannot leave its device"
                 )
-            for place, t in zip(group, tensors, strict=True):
-                members[place] = View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
+            for position, t in zip(group, tensors, strict=True):
+                members[position] = View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
             pieces.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         stash.tensors.clear()
         return pieces, PackedStash(tuple(members), stash.nbytes, stash.tape)
@@ -117,16 +117,16 @@ class StashLayout:
 def pieces(
     tensors: Sequence[Tensor], staying: Collection[int], given: Sequence[Tensor]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """(for every storage, the places of its tensors; its bytes). Of the given ones, which may be part of something
+    """(for every storage, the positions of its tensors; its bytes). Of the given ones, which may be part of something
     larger, their own bytes; storages that stay belong to no piece."""
     own = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in given}
     groups: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
-    for place, tensor in enumerate(tensors):
+    for position, tensor in enumerate(tensors):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in staying:
-            groups.setdefault(key, []).append(place)
+            groups.setdefault(key, []).append(position)
             sizes[key] = min(storage.nbytes(), own.get(key, storage.nbytes()))
     return tuple(map(tuple, groups.values())), tuple(sizes.values())
 

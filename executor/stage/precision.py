@@ -102,12 +102,12 @@ class _FittingNorms(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        places = _BATCH_NORMS.get(func) or _OTHER_NORMS.get(func)
-        if places is None:
+        positions = _BATCH_NORMS.get(func) or _OTHER_NORMS.get(func)
+        if positions is None:
             return func(*args, **kwargs)
         x = args[0] if args else kwargs["input"]
         dtype = torch.float32 if func in _BATCH_NORMS else x.dtype
-        given = [value.to(dtype) if k in places and value is not None else value for k, value in enumerate(args)]
+        given = [value.to(dtype) if k in positions and value is not None else value for k, value in enumerate(args)]
         named = {k: v.to(dtype) if k in ("weight", "bias") and v is not None else v for k, v in kwargs.items()}
         return func(*given, **named)
 

@@ -322,10 +322,10 @@ def _layout(label: str, stashed: Sequence[fx.Node], buffers: Iterable[fx.Node]) 
     staying = {key for node in buffers for key in storages(node.meta["val"])}
     groups: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
-    for place, node in enumerate(stashed):
+    for position, node in enumerate(stashed):
         for key, size in storages(node.meta["val"]).items():
             if key not in staying:
-                groups.setdefault(key, []).append(place)
+                groups.setdefault(key, []).append(position)
                 sizes[key] = size
     return StashLayout(label, tuple(map(tuple, groups.values())), tuple(sizes[key] for key in groups))
 

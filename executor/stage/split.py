@@ -123,9 +123,9 @@ def _forwards(
     reseed: Callable[[int, int], None],
 ) -> tuple[GraphPart, GraphPart, GraphPart | None]:
     """F, F without its stash, and R, if there can be one (see `Split`)."""
-    places = [*joint.parameters.values(), *joint.buffers.values(), joint.input]
-    places += [] if joint.target is None else [joint.target]
-    forward, forward_only, remake = (_Builder(joint, places) for _ in range(3))
+    placeholders = [*joint.parameters.values(), *joint.buffers.values(), joint.input]
+    placeholders += [] if joint.target is None else [joint.target]
+    forward, forward_only, remake = (_Builder(joint, placeholders) for _ in range(3))
     forward.copy_reseeding(nodes, random_layers, reseed)
     needed = _closure([joint.output, *_stateful(joint, nodes)], nodes)
     forward_only.copy_reseeding([node for node in nodes if node in needed], random_layers, reseed)

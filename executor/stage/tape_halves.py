@@ -34,7 +34,7 @@ class Branch:
         leaves: the parameters that it alone leads to, without passing the path to the input.
         doubled: whether a path through the input's side leads to one of them as well: a parameter used twice.
         at_once: whether its parameters' gradients come with the input's at no cost.
-        edges: by place in `next_functions`, those that lead to them.
+        edges: by position in `next_functions`, those that lead to them.
         slots: what it and the nodes between it and the parameters have saved.
         entered: whether a gradient enters, for each of `inputs`; filled by I.
     """
@@ -73,7 +73,7 @@ class _Graph:
     def __init__(self, tape: Tape, boundary: GradientEdge | None) -> None:
         assert tape.output is not None
         self.names = {edge.node: name for name, edge in tape.leaves.items()}
-        self.bits = {node: 1 << place for place, node in enumerate(self.names)}
+        self.bits = {node: 1 << position for position, node in enumerate(self.names)}
         self.stop = None if boundary is None else boundary.node
         self.order = _consumers_first(tape.output.node)
         self.entering: dict[Node, set[int]] = {node: set() for node in self.order}
@@ -93,13 +93,13 @@ class _Graph:
     def side(self, node: Node) -> tuple[dict[int, GradientEdge], int]:
         """(edges off the path to the input that lead to parameters, the parameters behind the path)."""
         off, behind = dict[int, GradientEdge](), 0
-        for place, (other, number) in enumerate(node.next_functions):
+        for position, (other, number) in enumerate(node.next_functions):
             if other is None:
                 continue
             if other in self.on_path or other is self.stop:
                 behind |= self.mask[other]
             elif self.mask[other]:
-                off[place] = GradientEdge(other, number)
+                off[position] = GradientEdge(other, number)
         return off, behind
 
 
@@ -212,10 +212,10 @@ def run_input(tape: Tape, parts: Cut, gradient: Tensor) -> tuple[Tensor | None, 
             found += torch.autograd.grad([tape.output], wanted, [gradient], retain_graph=True, allow_unused=True)
     grad = found.pop() if wants_grad else None
     parts.early = {name: edge for (name, edge), g in zip(parts.early.items(), found, strict=False) if g is not None}
-    place = len(wanted) - wants_grad - sum(len(branch.inputs) for branch in parts.branches)
+    position = len(wanted) - wants_grad - sum(len(branch.inputs) for branch in parts.branches)
     for branch in parts.branches:
-        branch.entered = [value is not None for value in found[place : place + len(branch.inputs)]]
-        place += len(branch.inputs)
+        branch.entered = [value is not None for value in found[position : position + len(branch.inputs)]]
+        position += len(branch.inputs)
     return grad, [value for value in found if value is not None]
 
 
@@ -263,7 +263,9 @@ def _directly(branch: Branch, entering: list[Tensor | None]) -> tuple[list[Gradi
     node: Any = branch.node
     found = node.apply(*arguments) if _is_python(node) else node(*arguments)
     found = found if isinstance(found, tuple) else (found,)
-    pairs = [(edge, _shaped(found[place], edge)) for place, edge in branch.edges.items() if found[place] is not None]
+    pairs = [
+        (edge, _shaped(found[position], edge)) for position, edge in branch.edges.items() if found[position] is not None
+    ]
     return [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
 
 

@@ -223,8 +223,8 @@ def _describe(
         elif node.target is torch.ops.aten.native_batch_norm.default:
             _correct_statistics(node)
     nodes = list(module.graph.nodes)
-    places = [node for node in nodes if node.op == "placeholder"]
-    values, rest = places[: len(parameters) + len(buffers)], places[len(parameters) + len(buffers) :]
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    values, rest = placeholders[: len(parameters) + len(buffers)], placeholders[len(parameters) + len(buffers) :]
     output, *grads, boundary = nodes[-1].args[0]
     parameter_grads = dict(zip(differentiated, grads, strict=False))
     return JointGraph(

@@ -63,11 +63,11 @@ class Course:
         plan: as long as the run.
         order, waits: the list, and what its ops wait for beyond their inputs.
         update: micro-batches an update.
-        ends: for every update, the place in the list where the rank has done its part of it.
+        ends: for every update, the position in the list where the rank has done its part of it.
         versions: of weights. None: there is one.
-        replaced: places of the STEPs that replace a version that is still read. dropped: by place of the last op that
-            reads a version which has been replaced, (stage, version).
-        agreement: the place where all ranks must know all gradients, -1: none. listed: see `deferral`.
+        replaced: positions of the STEPs that replace a version that is still read.
+        dropped: by position of the last op that reads a version which has been replaced, (stage, version).
+        agreement: the position where all ranks must know all gradients, -1: none. listed: see `deferral`.
     """
 
     plan: Plan
@@ -129,8 +129,8 @@ class Course:
 
 def _ends(order: tuple[Op, ...], size: int, updates: int) -> tuple[int, ...]:
     ends = [-1] * updates
-    for place, op in enumerate(order):
-        ends[op.micro_batch // size] = place
+    for position, op in enumerate(order):
+        ends[op.micro_batch // size] = position
     for number in range(1, updates):
         ends[number] = max(ends[number], ends[number - 1])
     return tuple(ends)

@@ -19,8 +19,8 @@ _LATE = frozenset({Kind.STEP, Kind.SEND_P, Kind.RECV_P})
 class DeferredList(NamedTuple):
     """One device's list and waits.
 
-    `late`: the place of the first op that was deferred (the length if none was). `listed`: of every op, its place in
-    the plan's list.
+    `late`: the position of the first op that was deferred (the length if none was). `listed`: of every op, its position
+    in the plan's list.
     """
 
     order: tuple[Op, ...]
@@ -50,17 +50,17 @@ def deferred(order: Sequence[Op], waits: Waits) -> DeferredList:
     starts = {moved[k]: _gate(order, k, gate, moved) for k, gate in waits.starts.items()}
     late = {k: [] if order[k].kind in _LATE else left[k] for k in left}
     listed = (*stays, *goes)
-    places = [tuple(moved[s] for s in late[old]) for old in listed]
-    return DeferredList(tuple(order[k] for k in listed), Waits(tuple(places), starts), len(stays), listed)
+    positions = [tuple(moved[s] for s in late[old]) for old in listed]
+    return DeferredList(tuple(order[k] for k in listed), Waits(tuple(positions), starts), len(stays), listed)
 
 
 def _gate(order: Sequence[Op], fetch: int, gate: int, moved: dict[int, int]) -> int:
-    """The new place of the in-line op that must have run before a FETCH starts, -1: none.
+    """The new position of the in-line op that must have run before a FETCH starts, -1: none.
 
     Where that is deferred, the op before it; but what is listed up to it has to be posted first.
     """
     until = gate
     while until >= 0 and (order[until].kind in _LATE or order[until].kind not in IN_LINE):
         until -= 1
-    place = moved[until] if until >= 0 else -1
-    return max(place, moved[fetch]) if gate > fetch else place
+    position = moved[until] if until >= 0 else -1
+    return max(position, moved[fetch]) if gate > fetch else position

@@ -42,9 +42,9 @@ class Limit:
         """The device runs its list of this plan from now on: the same one, as long as the run."""
         self._order, self._declared = plan.orders[self._device], bytes_taken(plan, self._device)
 
-    def admit(self, place: int, live_bytes: int) -> None:
-        """Before the op at this place of the list. Raises MemoryExceeded."""
-        op, declared = self._order[place], self._declared[place]
+    def admit(self, position: int, live_bytes: int) -> None:
+        """Before the op at this position of the list. Raises MemoryExceeded."""
+        op, declared = self._order[position], self._declared[position]
         needed = min(declared.bytes, self._measured.get((op.kind, op.stage), declared.kept))
         if needed and live_bytes + needed > self.planned_bytes:
             raise MemoryExceeded(
@@ -59,9 +59,9 @@ class Limit:
             raise MemoryExceeded(f"held {peak_bytes} bytes, {self.planned_bytes} were planned")
         self._most = max(self._most, peak_bytes)
 
-    def ran(self, place: int) -> None:
+    def ran(self, position: int) -> None:
         """The op that was admitted last has run."""
-        op = self._order[place]
+        op = self._order[position]
         key = (op.kind, op.stage)
         taken = self._most - self._before  # with what copies brought back meanwhile
         self._measured[key] = min(self._measured.get(key, taken), taken)

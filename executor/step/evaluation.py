@@ -77,12 +77,12 @@ def _after_every_send(order: tuple[Op, ...]) -> Waits:
 
     No circle: all ops of all devices have one order, by micro-batch and stage, and wait for earlier ones only.
     """
-    sends = [place for place, op in enumerate(order) if op.kind is Kind.SEND_F]
+    sends = [position for position, op in enumerate(order) if op.kind is Kind.SEND_F]
     left: list[tuple[int, ...]] = []
     done = 0
-    for place, op in enumerate(order):
+    for position, op in enumerate(order):
         until = done
-        while op.kind is not Kind.SEND_F and until < len(sends) and sends[until] < place:
+        while op.kind is not Kind.SEND_F and until < len(sends) and sends[until] < position:
             until += 1
         left.append(tuple(sends[done:until]))
         done = until

@@ -39,7 +39,7 @@ class HostLedger:
         self.limit_bytes = 0
         self._rank = rank
         self._mates = _mates(plan, rank)
-        self._memory, self._place = memory, self._mates.index(rank) * _SLOT.size
+        self._memory, self._position = memory, self._mates.index(rank) * _SLOT.size
         self._declared: dict[int, int] = {}
         self._own = 0
         self._most = 0
@@ -50,7 +50,7 @@ class HostLedger:
         room = plan.problem.cluster.node_groups[self.node].host_memory_bytes
         self.limit_bytes = sum(most_host_bytes(plan, mate) for mate in self._mates) if room is None else room
         order, copied = plan.orders[self._rank], copied_to_host(plan, self._rank)
-        self._declared = {place: count for place, count in copied.items() if order[place].kind is Kind.OFFLOAD}
+        self._declared = {position: count for position, count in copied.items() if order[position].kind is Kind.OFFLOAD}
 
     def track(self, tensor: Tensor) -> None:
         """Counts a copy in the host's memory until it is freed. Any thread may call it."""
@@ -61,7 +61,7 @@ class HostLedger:
     def _add(self, count: int) -> None:
         with self._lock:
             self._own += count
-            _SLOT.pack_into(self._memory, self._place, self._own)
+            _SLOT.pack_into(self._memory, self._position, self._own)
             self._most = max(self._most, self._total())
 
     def _total(self) -> int:
@@ -74,9 +74,9 @@ class HostLedger:
         if most > self.limit_bytes:
             raise MemoryExceeded(f"the host of node {self.node} held {most} bytes, {self.limit_bytes} may be")
 
-    def admit(self, place: int) -> None:
-        """Before the op at this place of the list. Raises MemoryExceeded."""
-        needed, total = self._declared.get(place, 0), self._total()
+    def admit(self, position: int) -> None:
+        """Before the op at this position of the list. Raises MemoryExceeded."""
+        needed, total = self._declared.get(position, 0), self._total()
         if needed and total + needed > self.limit_bytes:
             raise MemoryExceeded(
                 f"not run: {total} bytes held and {needed} declared are {total + needed} bytes at the host of node "

@@ -33,13 +33,13 @@ class Observer:
         limit: Limit | None = None,
         host: HostLedger | None = None,
     ) -> None:
-        self._places: dict[Op, int] = {}
+        self._positions: dict[Op, int] = {}
         self._board = Board(bytearray(Board.size(rank + 1))) if board is None else board
         self._rank = rank
         self._tracker = tracker
         self._limit = limit
         self._host = host
-        self._step = self._place = NOWHERE
+        self._step = self._position = NOWHERE
         self._since_ns = self._waited_ns = 0
         self._live_bytes = NOWHERE
         self.peak_bytes = 0
@@ -49,14 +49,14 @@ class Observer:
 
     def _publish(self, doing: Doing, awaited: int = NOWHERE) -> None:
         self._since_ns = time.monotonic_ns()
-        self._board.write(self._rank, doing, self._step, self._place, awaited, self._since_ns)
+        self._board.write(self._rank, doing, self._step, self._position, awaited, self._since_ns)
 
     # ------------------------------------------------------------ in the order of a step
 
     def follow(self, plan: Plan, rank: int) -> None:
         """The rank's list of this plan is what it runs from now on."""
         self._order = plan.orders[rank]
-        self._places = {op: place for place, op in enumerate(self._order)}
+        self._positions = {op: position for position, op in enumerate(self._order)}
         if self._limit is not None:
             self._limit.follow(plan)
         if self._host is not None:
@@ -64,21 +64,21 @@ class Observer:
 
     def step(self, step: int) -> None:
         """A step begins: waits for all ranks."""
-        self._step, self._place = step, NOWHERE
+        self._step, self._position = step, NOWHERE
         self._publish(Doing.WAITING)
 
-    def begin(self, place: int, step: int) -> None:
-        """The op at this place of the list comes next; it is part of this step or update."""
-        self._step, self._place, self._waited_ns = step, place, 0
+    def begin(self, position: int, step: int) -> None:
+        """The op at this position of the list comes next; it is part of this step or update."""
+        self._step, self._position, self._waited_ns = step, position, 0
         self._publish(Doing.COMPUTING)
 
     def admit(self) -> None:
         """What it had to wait for has left. Raises MemoryExceeded where what it declares has no room."""
         if self._tracker is not None and self._limit is not None:
             self._note(self._tracker.take_peak())
-            self._limit.admit(self._place, self._tracker.current_bytes)
+            self._limit.admit(self._position, self._tracker.current_bytes)
         if self._host is not None:
-            self._host.admit(self._place)
+            self._host.admit(self._position)
 
     def started(self) -> None:
         """Its inputs are there and it starts."""
@@ -91,11 +91,11 @@ class Observer:
             self._limit.hold(peak_bytes)
         if peak_bytes > self.peak_bytes:
             self.peak_bytes = peak_bytes
-            self.peak_op = self._order[self._place] if 0 <= self._place < len(self._order) else None
+            self.peak_op = self._order[self._position] if 0 <= self._position < len(self._order) else None
 
     def wait(self, op: Op | None) -> None:
         """The rank blocks until this op of its own list has ended."""
-        self._publish(Doing.WAITING, NOWHERE if op is None else self._places.get(op, NOWHERE))
+        self._publish(Doing.WAITING, NOWHERE if op is None else self._positions.get(op, NOWHERE))
 
     def resume(self) -> None:
         """What it waited for has happened."""
@@ -112,7 +112,7 @@ class Observer:
             self._note(record.peak_bytes)
             self._live_bytes = NOWHERE
             if self._limit is not None:
-                self._limit.ran(self._place)
+                self._limit.ran(self._position)
         if self._host is not None:
             self._host.hold()
 

@@ -36,9 +36,9 @@ class ParameterOps:
         if predicted is not None:
             return predicted
         versions, weights = self._worker.course.versions, self._worker.replicas[op.stage].weights
-        carried = state.carried.pop((op.stage, op.micro_batch), None)
-        if carried is not None:
-            return in_place_of(weights, carried)
+        returned = state.returned.pop((op.stage, op.micro_batch), None)
+        if returned is not None:
+            return in_place_of(weights, returned)
         if versions is None:
             return weights.parameters
         of = versions.forward if op.kind is Kind.F else versions.backward

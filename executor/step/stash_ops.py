@@ -44,13 +44,13 @@ class StashOps:
     def _offload(self, state: StepState, op: Op, record: OpRecord) -> None:
         worker = self._worker
         home, back = worker.to.devices(op)
-        carried = None
+        sent = None
         if worker.stash_policy(op).versioned and worker.course.versions is not None:
             weights = worker.replicas[op.stage].weights
             version = state.versions[op.stage].at(worker.course.versions.backward[op.stage, op.micro_batch])
-            carried = {name: version[name] for name in weights.trained}
+            sent = {name: version[name] for name in weights.trained}
         reader = None if home == back else back
-        transfer = self._stashes.offload(state, op, record, worker.stash_policy(op), reader, carried)
+        transfer = self._stashes.offload(state, op, record, worker.stash_policy(op), reader, sent)
         state.departed[op.stage, op.micro_batch] = transfer
         worker.leave(state, transfer)
 

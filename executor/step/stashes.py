@@ -231,7 +231,7 @@ class Stashes:
     # ------------------------------------------------------------ both
 
     def take(self, state: StepState, stage: int, micro_batch: int) -> Stash:
-        """The stash for its backward, waited for if it was away; weights that went with it are in `state.carried`."""
+        """The stash for its backward, waited for if it was away; weights that went with it are in `state.returned`."""
         key = (stage, micro_batch)
         if key not in self._away:
             return state.stashes.pop(key)
@@ -251,7 +251,7 @@ class Stashes:
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
         self._finish(state, away.back)
         if away.weights is not None:
-            state.carried[key] = {name: away.pieces.pop() for name in reversed(away.weights)}
+            state.returned[key] = {name: away.pieces.pop() for name in reversed(away.weights)}
         found = away.packed.unpack(away.pieces)
         away.pieces.clear()
         return found

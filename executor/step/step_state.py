@@ -134,7 +134,7 @@ class StepState:
         reductions: sums under way, by `Op.collective`.
         leaving: what this device sends or copies away, by its position in the list. departed: the same by stash.
         position: of the op that runs, in the list. versions: of every stage's weights, where there are several.
-        predicted: weights for the next pass of a stage. carried: those that have come back from the host with a stash.
+        predicted: weights for the next pass of a stage. returned: those that have come back from the host with a stash.
         incoming: new parameters that arrive, by stage.
         ended, told: how many updates the rank has done its part of, and has reported. marks: ends of those between.
     """
@@ -157,7 +157,7 @@ class StepState:
     position: int = -1
     versions: dict[int, StageVersions] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
-    carried: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    returned: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     ended: int = 0
     told: int = 0

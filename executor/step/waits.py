@@ -23,12 +23,12 @@ _LEAVING = SENDS | {Kind.OFFLOAD}
 
 @dataclass(frozen=True)
 class Waits:
-    """Of one device, by place in its list.
+    """Of one device, by position in its list.
 
     Attributes:
-        left: places of the SENDs and OFFLOADs that must have ended before the op at this place starts (for a FETCH:
+        left: positions of the SENDs and OFFLOADs that must have ended before the op at this one starts (for a FETCH:
             before it starts, wherever it was posted).
-        starts: for a FETCH, the place of the in-line op that must have run before it starts (-1: none).
+        starts: for a FETCH, the position of the in-line op that must have run before it starts (-1: none).
     """
 
     left: tuple[tuple[int, ...], ...]

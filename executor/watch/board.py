@@ -30,13 +30,13 @@ LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)
 class Slot(NamedTuple):
     """One rank's state.
 
-    `place` is the place in its list of the op that runs, or that cannot start; `awaited` that of the op it waits for
-    (-1: for all ranks, at the start of the step). `since_ns`: of the system's monotonic clock.
+    `position`: in its list, of the op that runs, or that cannot start; `awaited`: of the op it waits for (-1: for all
+    ranks, at the start of the step). `since_ns`: of the system's monotonic clock.
     """
 
     doing: Doing
     step: int = NOWHERE
-    place: int = NOWHERE
+    position: int = NOWHERE
     awaited: int = NOWHERE
     since_ns: int = 0
 
@@ -56,9 +56,9 @@ class Board:
         """Bytes for so many ranks."""
         return ranks * _STRIDE + _BEAT.size
 
-    def write(self, rank: int, doing: int, step: int, place: int, awaited: int, since_ns: int) -> None:
+    def write(self, rank: int, doing: int, step: int, position: int, awaited: int, since_ns: int) -> None:
         """Publishes a rank's state; well under a microsecond."""
-        _SLOT.pack_into(self._memory, rank * _STRIDE, doing, step, place, awaited, since_ns)
+        _SLOT.pack_into(self._memory, rank * _STRIDE, doing, step, position, awaited, since_ns)
 
     def read(self, rank: int) -> Slot:
         """A rank's state."""

@@ -61,9 +61,9 @@ class Watcher:
         if slot.doing in (*LONG, Doing.DONE):
             return _OUTSIDE[slot.doing]
         order = self._orders(slot)[rank]
-        if not 0 <= slot.place < len(order):
+        if not 0 <= slot.position < len(order):
             return f"at the start of {self._when(slot)}"
-        at = f"stage {order[slot.place].stage}, {describe_op(order[slot.place])}, {self._when(slot)}"
+        at = f"stage {order[slot.position].stage}, {describe_op(order[slot.position])}, {self._when(slot)}"
         if slot.doing is Doing.COMPUTING:
             return f"in {at}"
         return f"waiting for {self._awaited(rank, slot)} in {at}"

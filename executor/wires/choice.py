@@ -14,7 +14,7 @@ from .transport import GlooTransport, Transport
 
 
 @contextmanager
-def carried(plan: Plan, wires: Transport, place: Place) -> Iterator[Transport]:
+def transport_for(plan: Plan, wires: Transport, place: Place) -> Iterator[Transport]:
     """A transport for tensors where the rank computes, given one for tensors in the hosts' memories; collective.
 
     NCCL where ranks are processes and each has a CUDA device of its own; else messages go through the hosts.

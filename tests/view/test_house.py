@@ -113,6 +113,16 @@ def test_every_face_says_what_lives_there_what_it_imports_and_where_to_begin() -
     assert short == []
 
 
+def test_every_room_is_shipped_and_entered_by_its_face() -> None:
+    """It stands in `packages` of pyproject.toml, and its modules are protected in .ci/imports.toml."""
+    faces = {face for face in HERE.files() if HERE.is_face(face)}
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert {name.partition(".")[2] for name in packages} - {""} == faces
+    contracts = tomllib.loads((ROOT / ".ci" / "imports.toml").read_text())["tool"]["importlinter"]["contracts"]
+    protected = {name for contract in contracts for name in contract.get("protected_modules", ())}
+    assert protected == {f"contraflow.{face}.*" for face in faces if "." in face}
+
+
 def test_nobody_imports_in_circles() -> None:
     """Lazily or for types alone, between modules or between rooms."""
     assert house.circles(HERE.arrows()) == []

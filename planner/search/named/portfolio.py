@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import bounds
 from ...basics import PlanError, check_time
-from ...graph import KEEP, RECOMPUTE, Candidate, static_bytes
+from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy, static_bytes
 from ...lower import assemble, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
@@ -135,7 +135,8 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
             with session.clock.simulating():
                 whole = not_split(session.space, candidate)
                 orders = [whole_backwards(order, whole) for order in layout.orders]
-                found = assembled(candidate, orders if policy == KEEP else list(map(remade, orders)), layout.name)
+                orders = list(map(remade, orders)) if stash_policy(policy).remade else orders
+                found = assembled(candidate, orders, layout.name)
         except PlanError:
             continue
         session.remember(found)
@@ -146,7 +147,8 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
 def holds(candidate: Candidate, layout: Layout, policy: str) -> bool:
     """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap."""
     costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
-    kept = costs.stash_bytes if policy == KEEP else np.minimum(costs.incoming_bytes, costs.stash_bytes)
+    left = costs.incoming_bytes if stash_policy(policy).remade else costs.stash_bytes
+    kept = np.minimum(left, costs.stash_bytes)
     later = np.array([0 if s in whole else size for s, size in enumerate(costs.weight_stash_bytes.tolist())])
     static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
     for limit, held, device in zip(limits(candidate.problem), static, of_layout(layout), strict=True):

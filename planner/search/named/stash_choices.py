@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, static_bytes
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, stash_policy, static_bytes
 from ...partition import AWAY, QUARTERS, choices, kept
 from ...plan import Kind, Op
 from ..common import limits
@@ -75,7 +75,7 @@ def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> 
     for order in orders:
         mine: list[Op] = []
         for op in order:
-            if op.kind in (Kind.B, Kind.I) and candidate.stash[line[op.micro_batch]][op.stage] == RECOMPUTE:
+            if op.kind in (Kind.B, Kind.I) and stash_policy(candidate.stash[line[op.micro_batch]][op.stage]).remade:
                 mine.append(Op(Kind.R, op.stage, op.micro_batch))
             mine.append(op)
         found.append(mine)

@@ -222,20 +222,23 @@ class Programme:
 
     def _bytes(self, k: int, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:
         """Memory at the forward or the backward that needs more: stashes, weights, tensors sent and received."""
-        copies = np.zeros_like(in_flight) if stash == OFFLOAD_WEIGHTS else rules.copies(in_flight, c.late)
+        row = stash_policy(stash)
+        copies = np.zeros_like(in_flight) if row.versioned else rules.copies(in_flight, c.late)
         ahead = rules.predicted_share(k, in_flight, c.late) > 0
         at_forward = c.behind + c.held * (np.maximum(copies - 1, 0.0) + ahead)
         at_backward = c.before + c.behind + c.held * (copies + rules.predicts_backward(k))
         fixed = c.fixed + self.last_gradient * ahead * c.held
-        if stash == KEEP:
+        if not row.ops:
             peak = in_flight * c.stash + np.maximum(at_forward, at_backward)
-        elif stash == RECOMPUTE:
+        elif row.remade:
             peak = np.maximum(in_flight * c.incoming + at_forward, (in_flight - 1) * c.incoming + c.stash + at_backward)
-        else:
+        elif row.hosted:
             # a version that comes back is on the device besides the newest during the backward
-            back = c.held if stash == OFFLOAD_WEIGHTS else 0.0
+            back = c.held if row.versioned else 0.0
             passing = np.maximum(at_forward, at_backward + back) + c.stash
             peak = np.maximum(passing, self._resting(c, period, stash, in_flight, rules))
+        else:
+            raise PlanError(f"search without a flush: no bytes for stash policy {stash!r}")
         return np.asarray(fixed + peak + (self.margin.spare[k] if self.margin.spare else 0), dtype=np.float64)
 
     def _resting(self, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:

@@ -20,6 +20,7 @@ from ...graph import (
     RECOMPUTE,
     Candidate,
     require_sound,
+    stash_policy,
     static_bytes,
     step_seconds,
     update_size,
@@ -87,9 +88,9 @@ class TwoDevices:
         x, chain, cluster = self._intervals, self.session.chain, self.session.problem.cluster
         here, there = self.pipeline.forward[stage], self.pipeline.backward[stage]
         steps = chain.step_s(there)
-        back = x.backward + (x.forward if policy == RECOMPUTE else 0.0)
+        back = x.backward + (x.forward if stash_policy(policy).remade else 0.0)
         back = back / chain.speed(there) + (steps[None, :] - steps[:, None]) / self.update
-        stash = x.incoming if policy == RECOMPUTE else x.stash
+        stash = x.incoming if stash_policy(policy).remade else x.stash
         moved = np.maximum(
             stash * self._stash_rate(stage, policy), x.own / cluster.link(there, here).bandwidth / self.update
         )
@@ -101,7 +102,7 @@ class TwoDevices:
         """Seconds a byte of a stash on the slowest way that it takes."""
         cluster = self.session.problem.cluster
         ends = self.pipeline.forward[stage], self.pipeline.backward[stage]
-        if policy != OFFLOAD:
+        if not stash_policy(policy).hosted:
             return 1 / cluster.link(*ends).bandwidth
         return max(1 / cluster.node_groups[cluster.devices[d].node].host_link.bandwidth for d in ends)
 
@@ -120,7 +121,7 @@ class TwoDevices:
         here, there = self.pipeline.forward[stage], self.pipeline.backward[stage]
         rules = Rules(WEIGHT_POLICIES[self.layout.weights], self.update, reduced=False)
         copies = float(rules.copies(np.array(float(ahead)), np.array(False)))
-        moving = TRANSIT * (x.incoming if policy == RECOMPUTE else x.stash)
+        moving = TRANSIT * (x.incoming if stash_policy(policy).remade else x.stash)
         kept = {KEEP: ahead * x.stash, OFFLOAD: moving, RECOMPUTE: ahead * x.incoming + x.stash}[policy]
         forward = 2 * x.held + x.workspace + moving  # a version that comes in beside the one in use
         backward = x.fixed + copies * x.held + kept
@@ -137,7 +138,7 @@ class TwoDevices:
             (policy,) * (last + 1) + (KEEP,) * (len(stages) - last - 1)
             for policy in priced(self.session.problem, self.session.space)
             for last in stages
-            if policy != OFFLOAD or all(self._one_node(stage) for stage in stages[: last + 1])
+            if not stash_policy(policy).hosted or all(self._one_node(stage) for stage in stages[: last + 1])
         ]
 
     def _one_node(self, stage: int) -> bool:
@@ -219,7 +220,7 @@ def _lacks(candidate: Candidate) -> int:
     for s, policy in enumerate(candidate.stash[0]):
         here, there = pipeline.forward[s], pipeline.backward[s]
         held = int(costs.workspace_bytes[s] + costs.stash_bytes[s])
-        forward = int(costs.workspace_bytes[s]) if policy == RECOMPUTE else held
+        forward = int(costs.workspace_bytes[s]) if stash_policy(policy).remade else held
         worst = max(worst, static[here] + forward - allowed[here], static[there] + held - allowed[there])
     return worst
 
@@ -232,9 +233,10 @@ def _spared(order: Sequence[Op], row: Row, leaving: int | None, waits: bool) -> 
     """
     found: list[Op] = []
     for op in order:
-        if op.kind is Kind.F and leaving is not None and row[op.stage] != RECOMPUTE and op.micro_batch > leaving:
+        whole = not stash_policy(row[op.stage]).remade
+        if op.kind is Kind.F and leaving is not None and whole and op.micro_batch > leaving:
             found.append(Op(Kind.FREE, op.stage, op.micro_batch - 1 - leaving))
-        if op.kind is Kind.B and waits and row[op.stage] == OFFLOAD:
+        if op.kind is Kind.B and waits and stash_policy(row[op.stage]).hosted:
             found.append(Op(Kind.FETCH, op.stage, op.micro_batch))
         found.append(op)
     return found
@@ -262,7 +264,7 @@ class Trips:
         for s in reversed(range(len(candidate.stages))):
             here, there, policy = pipeline.forward[s], pipeline.backward[s], candidate.stash[0][s]
             f, b = float(costs.forward_s[s]) / speed[here], float(costs.backward_s[s]) / speed[there]
-            if policy == RECOMPUTE:
+            if stash_policy(policy).remade:
                 b += float(costs.forward_s[s]) / speed[there]
             inner = whole[-1]
             if s in sizes:
@@ -291,8 +293,8 @@ def _crossing_s(candidate: Candidate, stage: int) -> float:
     """Seconds from the end of F to where B has its stash (recompute: what it is made of)."""
     costs, cluster, (pipeline,) = candidate.costs, candidate.problem.cluster, candidate.pipelines
     here, there, policy = pipeline.forward[stage], pipeline.backward[stage], candidate.stash[0][stage]
-    size = int((costs.incoming_bytes if policy == RECOMPUTE else costs.stash_bytes)[stage])
-    if policy != OFFLOAD:
+    size = int(stash_policy(policy).moved_bytes(costs)[stage])
+    if not stash_policy(policy).hosted:
         return _seconds(cluster.link(here, there), size)
     nodes = (cluster.node_groups[cluster.devices[device].node] for device in (here, there))
     return sum(_seconds(node.host_link, size) for node in nodes)

@@ -46,7 +46,7 @@ class TorchSchedule:
     def _stage(self, plan: Plan, stage: int) -> pipelining.PipelineStage:
         first = sum(map(len, plan.stages[:stage]))
         ids = range(first, first + len(plan.stages[stage]))
-        layers = [build_layer(self._model.layers[i], self._job.seed, i, self._job.dtype) for i in ids]
+        layers = [build_layer(self._model.layers[i], self._job.options.seed, i, self._job.dtype) for i in ids]
         return pipelining.PipelineStage(nn.Sequential(*layers), stage, len(plan.stages), torch.device("cpu"))
 
     def step(self, step: int) -> Outcome:
@@ -63,7 +63,7 @@ class TorchSchedule:
         """Draws the step's micro-batches as one batch, as torch's schedules take them."""
         problem = self._job.plan.problem
         size, count = problem.model.micro_batch_size, problem.workload.micro_batches
-        drawn = [self._data.batch(self._job.seed, step, m, size) for m in range(count)]
+        drawn = [self._data.batch(self._job.options.seed, step, m, size) for m in range(count)]
         self._batch = tuple(torch.cat(parts) for parts in zip(*drawn, strict=True))
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def runs() -> Iterator[Run]:
     """All of them."""
     kept = Case("1f1b", "mlp-tiny", 2, 4, "momentum", "offload")
     mixed = kept._replace(precision="mixed")
-    behind = unflushed("2bw", 2, 2, "mlp-tiny", "momentum", "offload")
+    behind = unflushed("2bw", 2, 2, "mlp-tiny", stash="offload")
     yield Run("synchronous", planned(kept), torch.float64, "processes", 50, 1e-6)
     yield Run("synchronous, mixed", planned(mixed), mixed.dtype, "processes", 50, 0.1)
     yield Run("asynchronous", planned(behind), torch.float64, "processes", 10, 1e-6)

@@ -229,9 +229,17 @@ class LayerRun:
             program.backward_weight(weight_stash, self.sums)
             weight_peak = tracker.peak_bytes + held - own_held
         return _Bytes(
-            own + borrowed, borrowed, output_bytes, held,
-            forward_peak, forward_only_peak, remake_peak, backward_peak, input_peak, weight_peak,
-        )  # fmt: skip
+            stash=own + borrowed,
+            borrowed=borrowed,
+            output=output_bytes,
+            weight_stash=held,
+            forward_peak=forward_peak,
+            forward_only_peak=forward_only_peak,
+            remake_peak=remake_peak,
+            backward_peak=backward_peak,
+            input_peak=input_peak,
+            weight_peak=weight_peak,
+        )
 
 
 def _bytes_beyond(known: list[Tensor], tensors: list[Tensor]) -> int:

@@ -170,10 +170,18 @@ class _Run:
                 held_out = self._evaluated(run.end)
             self._report(
                 StepReport(
-                    self._rank, step, record.seconds, record.losses, self._blueprint.mini_batches.of(step),
-                    self._update.grad_norm, scale, run.first, held_out, self._update.left_out,
+                    rank=self._rank,
+                    step=step,
+                    seconds=record.seconds,
+                    losses=record.losses,
+                    mini_batch=self._blueprint.mini_batches.of(step),
+                    grad_norm=self._update.grad_norm,
+                    loss_scale=scale,
+                    run=run.first,
+                    held_out=held_out,
+                    left_out=self._update.left_out,
                 )
-            )  # fmt: skip
+            )
             self._observer.stepped(step)
             if step - first + 1 == job.tracked_steps and not job.options.enforce:
                 self._observer.untrack()
@@ -201,10 +209,18 @@ class _Run:
         self._observer.done()
         samples = self._samples
         return RankReport(
-            self._rank, self._job.first, self._observer.peak_bytes, samples.ops(), samples.timed_steps,
-            samples.tracked_steps, environment(self._job, self._transport), state, self._allocated, self._traced,
-            self._observer.peak_op,
-        )  # fmt: skip
+            rank=self._rank,
+            first_step=self._job.first,
+            peak_bytes=self._observer.peak_bytes,
+            ops=samples.ops(),
+            timed_steps=samples.timed_steps,
+            tracked_steps=samples.tracked_steps,
+            environment=environment(self._job, self._transport),
+            state=state,
+            allocated_bytes=self._allocated,
+            updates=self._traced,
+            peak_op=self._observer.peak_op,
+        )
 
 
 def _unseen(_: Tensor) -> None:
@@ -217,9 +233,18 @@ def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:
     smaller = dict(job.shapes)
     shapes = smaller.pop(job.plan.problem.model.micro_batch_size)
     return Blueprint(
-        job.plan, model, find_data(model, options.data), shapes, options.seed, job.training, job.dtype, options.engine,
-        device, options.compiled, smaller,
-    )  # fmt: skip
+        plan=job.plan,
+        model=model,
+        data=find_data(model, options.data),
+        shapes=shapes,
+        seed=options.seed,
+        training=job.training,
+        dtype=job.dtype,
+        engine=options.engine,
+        device=device,
+        compiled=options.compiled,
+        smaller=smaller,
+    )
 
 
 def _course(job: Job, rank: int, updates: int) -> Course:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +19,10 @@ from ...planner.graph import StashPolicy
 from ...planner.plan import Kind, Op
 from ..place import Lanes, OpRecord, Place
 from ..stage import PackedStash, Stash, StashLayout
-from ..state import Packed, leaving
+from ..state import Agreement, Packed, StageReplica, leaving
 from ..wires import Handle, Transport
 from .copies import moves_of
 from .step_state import Key, StepState, Transfer
-
-if TYPE_CHECKING:
-    from ..state import Agreement, StageReplica
 
 Tags = Callable[[Op, int], int]
 """(op, piece) -> a number for the message, the same at both ends."""

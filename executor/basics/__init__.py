@@ -1,7 +1,8 @@
 """What every room needs: errors of one line, and how a run trains and saves. Knows no torch.
 
 Imports nothing of the executor, so that a command can refuse its options before torch is loaded. Begin with
-`training.py`: its record travels from the command line to every rank.
+`options.py`: its record travels from the command line to every rank. What a field says of itself is in
+`option_fields.py`.
 """
 
 from .checkpointing import Checkpointing

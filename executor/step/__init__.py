@@ -1,7 +1,8 @@
 """One rank's op list, interpreted: nothing is decided here, the list says what happens and in which order.
 
 What is alive within a step, what is posted beside compute, what every op waits for, memory that was promised. Imports
-state, stage, wires and place. Begin with `interpreter.py`: one handler a kind of op.
+state, stage, wires and place. Begin with `interpreter.py`, the loop, then `training_work.py`, which puts one handler a
+kind of op together from `pass_ops`, `message_ops`, `stash_ops` and `parameter_ops`; `worker.py` is what they share.
 """
 
 from .course import KEPT_OPS, Course, Run, lengthened, run_at, runs

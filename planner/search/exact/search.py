@@ -100,8 +100,9 @@ class _Search:
         self.plan: Plan | None = None
         self.used, self.interrupted = 0.0, False
         self.bound_s = max(known.lower_s, _cheap_seconds(candidate, rules))
-        self.lowered = [0] * len(candidate.problem.cluster)
-        self.host_lowered = [0] * len(candidate.problem.cluster.node_groups)
+        self.devices = len(candidate.problem.cluster)
+        self.short = self.lowered = [0] * (self.devices + len(candidate.problem.cluster.node_groups))
+        """Bytes taken off every device and every node's host memory: of late too few, and now."""
 
     # ------------------------------------------------------------ the loop
 
@@ -109,7 +110,7 @@ class _Search:
         """Solves, and again with less memory while the plan found does not fit."""
         if math.isinf(self.bound_s):
             return self._done(True, math.inf)
-        for attempt in range(MODEL.fitted + 1):
+        for attempt in range(2 * MODEL.fitted + 1):
             first = attempt == 0
             instance = self._instance()
             self.bound_s = max(self.bound_s, least_ticks(instance) * instance.tick.seconds)
@@ -118,7 +119,9 @@ class _Search:
             if upper < lower:
                 return self._done(first, self.best_s if first else self.bound_s)
             if not instance.possible:
-                return self._done(first, math.inf if first else self.bound_s)
+                if first or not self._raise():
+                    return self._done(first, math.inf if first else self.bound_s)
+                continue
             model = build_model(instance, lower, upper)
             if start is not None:
                 hint(model, start)
@@ -128,17 +131,24 @@ class _Search:
                 proved_s = beyond_s if outcome.infeasible else outcome.bound * instance.tick.seconds
                 self.bound_s = max(self.bound_s, proved_s)
             if solution is None:
-                return self._done(first and outcome.infeasible, self.bound_s)
+                if first or not outcome.infeasible or not self._raise():
+                    return self._done(first and outcome.infeasible, self.bound_s)
+                continue
             over = self._offer(instance, solution)
             if over is not None and not any(over):
                 met = self.best_s <= self.bound_s * (1 + TOLERANCE.same)
                 return self._done(met or (first and outcome.optimal), self.bound_s)
             if over is None or self.interrupted or time.monotonic() >= self.deadline:
                 break
-            devices = len(self.lowered)
-            self.lowered = [less + more for less, more in zip(self.lowered, over[:devices], strict=True)]
-            self.host_lowered = [less + more for less, more in zip(self.host_lowered, over[devices:], strict=True)]
+            self.short = self.lowered
+            self.lowered = [less + more for less, more in zip(self.lowered, over, strict=True)]
         return self._done(False, self.bound_s)
+
+    def _raise(self) -> bool:
+        """Where nothing is left below the lowered limits, takes off half as much more as it did; False where that is
+        what was too little."""
+        self.lowered = [(few + less) // 2 for few, less in zip(self.short, self.lowered, strict=True)]
+        return self.lowered != self.short
 
     def _done(self, closed: bool, bound_s: float) -> Found:
         return Found(self.plan, bound_s, closed, self.used, self.interrupted)
@@ -149,7 +159,8 @@ class _Search:
 
     def _instance(self) -> Instance:
         allowed = limits(self.candidate.problem)
-        return build_instance(self.seconds, allowed, self.horizon_s, self.lowered, self.host_lowered)
+        devices, hosts = self.lowered[: self.devices], self.lowered[self.devices :]
+        return build_instance(self.seconds, allowed, self.horizon_s, devices, hosts)
 
     def _range(self, instance: Instance) -> tuple[int, int]:
         """The least and the most ticks of a step below the best plan."""

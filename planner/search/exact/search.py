@@ -110,7 +110,7 @@ class _Search:
         """Solves, and again with less memory while the plan found does not fit."""
         if math.isinf(self.bound_s):
             return self._done(True, math.inf)
-        for attempt in range(2 * MODEL.fitted + 1):
+        for attempt in range(MODEL.fitted + 1):
             first = attempt == 0
             instance = self._instance()
             self.bound_s = max(self.bound_s, least_ticks(instance) * instance.tick.seconds)

@@ -105,7 +105,9 @@ class Homes:
 
     def bytes_of(self, costs: StageCosts) -> Ints:
         """[row, stage]: bytes that leave their device by each policy, weights apart."""
-        return np.array([row.moved_bytes(costs) for row in self.rows], dtype=np.int64)
+        return _known_bytes.get(
+            costs, self.rows, lambda: np.array([row.moved_bytes(costs) for row in self.rows], dtype=np.int64)
+        )
 
     def moved_bytes(self, costs: StageCosts, ops: Ops, items: Ints) -> Ints:
         """Bytes that leave the device of the stash of each of these ops, weights apart."""
@@ -188,6 +190,7 @@ def _device(text: str) -> int:
 
 
 _known: PerObject[Homes] = PerObject(2)
+_known_bytes: PerObject[Ints] = PerObject(8)
 
 
 def copied_bytes(plan: Structured, costs: StageCosts, ops: Ops, copies: Ints) -> Ints:

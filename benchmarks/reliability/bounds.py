@@ -169,6 +169,19 @@ def add(row: Row, figure: str, number: int) -> None:
     row.figures[figure] = int(row.figures[figure]) + number
 
 
+class Ending:
+    """SIGINT and SIGTERM end the run; plan() takes what they raise for its own end, so they are remembered."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+            signal.signal(number, self._come)
+
+    def _come(self, _: int, __: object) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+
 def main() -> int:
     """All cases; 1 where a claim was refuted."""
     parser = arguments(__doc__, 200)
@@ -178,13 +191,14 @@ def main() -> int:
     started = time.monotonic()
     command = f"python benchmarks/reliability/bounds.py --cases {options.cases} --seed {options.seed}"
     row = Row("plans of any kind against bounds and optima", command, faults={"different": 0})
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
-        signal.signal(number, signal.default_int_handler)
+    ending = Ending()
     row.figures |= dict.fromkeys([*KINDS, "comparisons with a bound", "searches", "refused", "cut short"], 0)
     seeds = range(options.seed * 100_000, options.seed * 100_000 + options.cases)
     try:
         for seed in seeds if options.only is None else [options.only]:
             run(seed, options.most, row)
+            if ending.asked:
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         print(f"ended before seed {seed + 1}", file=sys.stderr)
     return finish(row, started, options.json)

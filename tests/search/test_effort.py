@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from contraflow.planner import search
 from contraflow.planner.search.common import effort
 
 ROOT = Path(search.__file__).parent
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KERNELS = "numba keeps what it compiled by the kernel's own file"
 ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
@@ -94,3 +96,20 @@ def test_every_number_is_explained_and_read() -> None:
     unread = {(n, f.name) for n, value in named.items() for f in fields(value) if (n, f.name) not in read}
     assert not unread
     assert len(named) == len([value for value in records() if not isinstance(value, effort.PhaseShares)])
+
+
+def test_what_is_measured_is_what_does_not_say_that_it_is_not() -> None:
+    """Every number of the records of choices has a row in the benchmark's results, or says "Not measured."."""
+    results = json.loads((BENCHMARKS / "results" / "effort.json").read_text())
+    owners = {
+        type(value).__name__: name for name, value in vars(effort).items() if is_dataclass(value) and name.isupper()
+    }
+    silent = set()
+    for record in ast.parse(Path(effort.__file__).read_text()).body:
+        if isinstance(record, ast.ClassDef) and record.name in owners.keys() - {"Seconds", "Tolerances"}:
+            for field, text in zip(record.body[1::2], record.body[2::2], strict=True):
+                if "Not measured." not in " ".join(ast.unparse(text).split()):
+                    silent.add(f"{owners[record.name]}.{ast.unparse(field).partition(':')[0]}")
+    assert silent == set(results["rows"])
+    values = {name: repr(getattr(getattr(effort, name.split(".")[0]), name.split(".")[1])) for name in silent}
+    assert values == {name: row["value"] for name, row in results["rows"].items()}

@@ -1,9 +1,10 @@
 """How much the search tries: every share, size, count and tolerance of it, each with what it bounds.
 
 None of them decides what is true: tolerances aside, bounds, "optimal" and what fits do not depend on these numbers,
-only what is found in the time. What is measured, by halving and doubling one at a time on random problems with a fixed
-deterministic effort (`benchmarks/effort.py`), is in `benchmarks/results/effort.json`. What says "not measured" is not:
-it has its effect at sizes, or in seconds of the clock, that this benchmark does not reach.
+only what is found in the time.
+
+`benchmarks/effort.py` halves and doubles some of them, one at a time, on random problems with a fixed deterministic
+effort: `benchmarks/results/effort.json`. What says "Not measured." is not, nor are seconds of the clock and tolerances.
 
 Numbers that compiled kernels read stand beside these: numba keeps what it compiled by the kernel's own file.
 """
@@ -31,25 +32,25 @@ class Shares:
     scaled_down: float = 0.6
     """For the problem with fewer micro-batches, where there is one. Not measured."""
     without_copies: float = 0.6
-    """For the space without copies to the host, where there are others."""
+    """For the space without copies to the host, where there are others. Not measured."""
     with_copies: float = 0.4
-    """Then for everything, before the rest goes to the one that found the best plan."""
+    """Then for everything, before the rest goes to the one that found the best plan. Not measured."""
     small: PhaseShares = PhaseShares(0.2, 0.4, 0.2)
-    """Where exact search lists all cuts of a small problem."""
+    """Where exact search lists all cuts of a small problem. Not measured."""
     medium: PhaseShares = PhaseShares(0.05, 0.6, 0.33)
-    """Where exact models can be built."""
+    """Where exact models can be built. Not measured."""
     large: PhaseShares = PhaseShares(0.0, 0.6, 0.4)
-    """Where no exact model is built."""
+    """Where no exact model is built. Not measured."""
     again: float = 0.6
     """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""
     favourite_width: float = 0.5
-    """The quick plans of the most promising way to form groups. Time only: not measured."""
+    """The quick plans of the most promising way to form groups. Time only. Not measured."""
     other_width: float = 0.12
-    """The quick plans of another way. Time only: not measured."""
+    """The quick plans of another way. Time only. Not measured."""
     probe: float = 0.18
-    """Each of the ways that are probed; then the best gets the rest."""
+    """Each of the ways that are probed; then the best gets the rest. Not measured."""
     fewer_first: float = 0.5
-    """The race with fewer micro-batches, where there is one."""
+    """The race with fewer micro-batches, where there is one. Not measured."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,17 @@ class Sizes:
     """Up to which size something is tried. Ops are F and B with one stage a device, unless they say otherwise."""
 
     exact_first: int = 300
-    """Ops up to which exact search decides about everything together, and comes first with all its weight."""
+    """Ops up to which exact search decides about everything together, and comes first with all its weight.
+    Not measured."""
     one_cut: int = 12_000
-    """Ops from which on every schedule is simulated on one cut only, and a smaller problem comes first."""
+    """Ops from which on every schedule is simulated on one cut only, and a smaller problem comes first.
+    Not measured."""
     steady_variants: int = 60_000
     """Ops from which on only few variants of a plan without a flush are simulated. Not measured."""
     remade_ops: int = 400_000
     """Ops of all named schedules that are simulated with every stash recomputed. Not measured."""
     width_bounds: int = 2400
-    """Ops up to which every way to form groups gets the best bound there is."""
+    """Ops up to which every way to form groups gets the best bound there is. Not measured."""
     remembered_ops: int = 50_000
     """Ops of a plan, all kinds, up to which everything simulated is kept: it bounds memory. Not measured."""
     annealed_ops: int = 150_000
@@ -75,11 +78,11 @@ class Sizes:
     window_plan_ops: int = 5000
     """Ops of a plan, all kinds, up to which windows work on it. Not measured."""
     window_ops: int = 110
-    """Ops of one window, on average over `window_widths`."""
+    """Ops of one window, on average over `window_widths`. Not measured."""
     window_widths: tuple[float, ...] = (0.6, 1.0, 1.6, 2.4)
     """Windows of so many times that size take turns at random. Not measured."""
     listed_cuts: int = 40
-    """Cuts up to which all are simulated for every schedule; beyond, the dynamic programmes choose."""
+    """Cuts up to which all are simulated for every schedule; beyond, the dynamic programmes choose. Not measured."""
     two_device_ops: int = 160
     """Ops up to which models are built in which stages have two devices each. Not measured."""
     two_device_devices: int = 6
@@ -87,7 +90,7 @@ class Sizes:
     two_device_cuts: int = 12
     """Cuts up to which all of their candidates are listed. Not measured."""
     chunks: int = 4
-    """Stages a device at most: it says which shapes a proof speaks of (`proofs.SHAPES`)."""
+    """Stages a device at most: it says which shapes a proof speaks of (`proofs.SHAPES`). Not measured."""
     packed_sizes: int = 24
     """Different sizes of layers up to which they are packed into devices, to prove that nothing fits. Not measured."""
     packed_placements: int = 4096
@@ -103,15 +106,17 @@ class Sizes:
     ordered_blocks: int = 4
     """Blocks of equal devices up to which all their orders are tried. Not measured."""
     ahead: int = 512
-    """Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full."""
+    """Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full.
+    Not measured."""
     two_starts: int = 16
-    """Candidates of the race up to which each begins twice."""
+    """Candidates of the race up to which each begins twice. Not measured."""
     fewer_first: int = 200
     """Devices times micro-batches from which on a race with fewer micro-batches comes first. Not measured."""
     left_out: float = 0.3
     """Share of the micro-batches that a problem with fewer of them does without, at least. Not measured."""
     repeated: int = 24
-    """What is left out is a multiple of it, or of half of it: windows of several micro-batches can then be repeated."""
+    """What is left out is a multiple of it, or of half of it: windows of several micro-batches can then be repeated.
+    Not measured."""
 
 
 @dataclass(frozen=True)
@@ -119,35 +124,37 @@ class Counts:
     """How often, or how many."""
 
     fitted: int = 4
-    """An order that was simulated and exceeds some device is tried so often with as much less memory there."""
+    """An order that was simulated and exceeds some device is tried so often with as much less memory there.
+    Not measured."""
     copy_lead: int = 2
-    """A copied stash is asked for so many ops before its backward."""
+    """A copied stash is asked for so many ops before its backward. Not measured."""
     taken_over: int = 3
-    """Best plans with fewer micro-batches that are taken over."""
+    """Best plans with fewer micro-batches that are taken over. Not measured."""
     probed_widths: int = 3
-    """Most promising ways to form groups that are probed before the best gets the rest."""
+    """Most promising ways to form groups that are probed before the best gets the rest. Not measured."""
     polished: int = 4
-    """Arms of the race that windows go on from, beside the best plan."""
+    """Arms of the race that windows go on from, beside the best plan. Not measured."""
     seeds_a_round: int = 64
     """Races of one round at most, so that no two rounds race alike: no effort. Not measured."""
     balanced: int = 1500
     """Random moves of boundaries in search of a cut that finishes all devices together. Not measured."""
     frontier_limits: int = 3
-    """Limits of a frontier at least: one too low, the lowest that is not, and one that does not bind."""
+    """Limits of a frontier at least: one too low, the lowest that is not, and one that does not bind. Not measured."""
     leanest: int = 3
-    """A plan that needs less memory than any before is taken for the leanest so often, and less is asked for."""
+    """A plan that needs less memory than any before is taken for the leanest so often, and less is asked for.
+    Not measured."""
     leaner: int = 16
-    """By this part of what the leanest plan needs less is asked for."""
+    """By this part of what the leanest plan needs less is asked for. Not measured."""
     roomier: int = 8
-    """A solution without a flush that does not fit is looked for again with more room so often."""
+    """A solution without a flush that does not fit is looked for again with more room so often. Not measured."""
     roomier_large: int = 3
-    """The same of a large plan."""
+    """The same of a large plan. Not measured."""
     steady_updates: int = 12
-    """Updates by which two runs differ from which the predictions of a steady state are counted."""
+    """Updates by which two runs differ from which the predictions of a steady state are counted. Not measured."""
     extremes: int = 3
     """Plans whose stash choices are looked at one by one, of those that recompute every stash. Not measured."""
     stash_groups: int = 4
-    """Groups of a pipeline's micro-batches whose stashes are chosen on their own."""
+    """Groups of a pipeline's micro-batches whose stashes are chosen on their own. Not measured."""
     fitted_choices: int = 4
     """Tries with less memory where the stash choices do not fit. Not measured."""
 
@@ -161,7 +168,7 @@ class Annealing:
     hot: tuple[float, ...] = (0.02, 0.012, 0.008, 0.005)
     """First temperature, as a share of the makespan, round by round."""
     cooled: float = 0.01
-    """Last temperature, as a share of the first."""
+    """Last temperature, as a share of the first. Not measured."""
     leads: tuple[int, ...] = (1, 2, 4)
     """How many ops before its backward an offloaded stash is fetched, in the first orders. Not measured."""
     raised: tuple[float, ...] = (0.5, 1.0, 3.0)
@@ -169,9 +176,9 @@ class Annealing:
     offloaded: tuple[float, ...] = (1.0, 0.4)
     """Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures. Not measured."""
     tries: int = 12
-    """Greedy orders of a start, the best of which is annealed."""
+    """Greedy orders of a start, the best of which is annealed. Not measured."""
     fitted_tries: int = 100
-    """The same where an arm begins again with less memory."""
+    """The same where an arm begins again with less memory. Not measured."""
     least_moves: int = 50
     """Moves of one annealing at least. Not measured."""
     repetitions: int = 24
@@ -185,36 +192,39 @@ class Models:
     """Exact models: how large, how exact, how long. Effort is CP-SAT's deterministic time."""
 
     cuts: int = 256
-    """Cuts up to which all are listed; the bound then comes from the candidates alone."""
+    """Cuts up to which all are listed; the bound then comes from the candidates alone. Not measured."""
     listed_ops: int = 200_000
     """F and B of all candidates together up to which cuts are all listed. Not measured."""
     ops: int = 2400
-    """F and B with one stage a device up to which a model is built."""
+    """F and B with one stage a device up to which a model is built. Not measured."""
     choosing: int = 3
-    """Where stash policies are chosen, it is this part of them."""
+    """Where stash policies are chosen, it is this part of them. Not measured."""
     first: float = 0.5
-    """Effort of a candidate's first solve."""
+    """Effort of a candidate's first solve. Not measured."""
     first_open: float = 2.0
-    """The same where stages choose their devices."""
+    """The same where stages choose their devices. Not measured."""
     longer: int = 4
-    """A candidate's next solve gets so many times the effort."""
+    """A candidate's next solve gets so many times the effort. Not measured."""
     without_shipping: int = 4
-    """How many times the effort models with open devices get that ship nothing there and back: they are far smaller."""
+    """How many times the effort models with open devices get that ship nothing there and back: they are far smaller.
+    Not measured."""
     open_seconds: int = 4
-    """Seconds that models with open devices take for one of deterministic time."""
+    """Seconds that models with open devices take for one of deterministic time. Not measured."""
     ended: float = 0.9
     """A solve that took less of its effort and time than this share has ended by itself. Not measured."""
     fitted: int = 6
     """A candidate is solved again with other limits so often where its plan does not fit. Of 300 small random instances
     244 get a plan; 234 with three tries that never take off less again."""
     mirror: float = 0.4
-    """Share of a solve's effort that mirrored schedules get."""
+    """Share of a solve's effort that mirrored schedules get. Not measured."""
     ratio: int = 64
-    """Denominators of durations up to which a common divisor is looked for: it says what times are exact."""
+    """Denominators of durations up to which a common divisor is looked for: it says what times are exact.
+    Not measured."""
     exact_ticks: int = 200_000
-    """Ticks of a horizon up to which that divisor is the tick."""
+    """Ticks of a horizon up to which that divisor is the tick. Not measured."""
     fine_ticks: int = 2_000_000
-    """Ticks of a horizon and an op of its longest path where it is not: rounding down loses less than 1e-6."""
+    """Ticks of a horizon and an op of its longest path where it is not: rounding down loses less than 1e-6.
+    Not measured."""
     units: int = 1 << 20
     """Units of memory that a device has at most: they bound integers of sums. Not measured."""
     roomy: int = 4096
@@ -226,7 +236,7 @@ class Races:
     """The race of arms. Effort is in units of deterministic time, about a second each."""
 
     rate: float = 40e6
-    """Runs of one op that are one unit."""
+    """Runs of one op that are one unit. Not measured."""
     first: float = 0.2
     """Share of the effort for short runs of all arms."""
     restarts: float = 0.2
@@ -234,13 +244,13 @@ class Races:
     restarted: tuple[int, ...] = (9, 6, 4, 2)
     """How many more starts the best structures of the first round get, the best one most."""
     slice: float = 0.25
-    """Effort that a start is worth at least."""
+    """Effort that a start is worth at least. Not measured."""
     fewest: int = 8
-    """Structures that are tried in any case."""
+    """Structures that are tried in any case. Not measured."""
     of_starts: float = 0.6
     """Share of all starts that may be first ones. Not measured."""
     mutated: int = 3
-    """Best arms that get variations of their stash policies in a round."""
+    """Best arms that get variations of their stash policies in a round. Not measured."""
     mutations: int = 3
     """Variations of each; while the best plan keeps every stash, as many stay as there are arms."""
     mutant: float = 1.1
@@ -262,13 +272,14 @@ class Hopes:
     """What is expected of something before it is tried."""
 
     of_gap: float = 0.5
-    """How much of the distance to its bound an arm, or a way to form groups, is trusted to make good."""
+    """How much of the distance to its bound an arm, or a way to form groups, is trusted to make good. Not measured."""
     idle: float = 1.5
-    """All devices as one group are tried last where their work takes so many times what the best way may."""
+    """All devices as one group are tried last where their work takes so many times what the best way may.
+    Not measured."""
     cheap_reduction: float = 0.05
     """Replicas need not be near each other where reductions take no more than this share of the step. Not measured."""
     held_back: float = 1.02
-    """Memory is thought to hold the step back where it is more than so many times its bound."""
+    """Memory is thought to hold the step back where it is more than so many times its bound. Not measured."""
     best_window: float = 0.6
     """Share of the windows that go to the best order, the others to any. Not measured."""
     uneven: float = 0.1

@@ -50,8 +50,8 @@ class StageReplica:
     Attributes:
         group: the ranks it is reduced with (None: it is the only trained copy).
         statistics_group: the ranks with which statistics are exchanged at the step's end (None: with none then).
-        apart: whether some micro-batches run its forward and backward on different devices: gradients are then summed
-            over other ranks than statistics.
+        two_devices: whether some micro-batches run its forward and backward on different devices: gradients are then
+            summed over other ranks than statistics.
         owner, runs_forward: whether this rank runs its backward and steps it, and whether it runs its forward.
         arrival: how a stash from another rank is put together here, where some arrive or leave for good.
         ties: numbers of the groups of tied parameters that it shares with other stages.
@@ -67,7 +67,7 @@ class StageReplica:
     statistics: Statistics | None
     group: str | None
     statistics_group: str | None
-    apart: bool
+    two_devices: bool
     owner: bool
     runs_forward: bool
     arrival: PackedStash | None
@@ -96,7 +96,7 @@ class StageReplica:
     @property
     def reduced(self) -> list[Tensor]:
         """What replicas sum: gradients and, row by row, BatchNorm statistics where the same ranks have them."""
-        return [*self.weights.gradients, *([] if self.apart else self.rows)]
+        return [*self.weights.gradients, *([] if self.two_devices else self.rows)]
 
     def tensors(self) -> Iterator[Tensor]:
         """What it holds all the time."""

@@ -30,7 +30,7 @@ def candidate(
     each. `split`: whether the plans may split backwards into I and W. `limits`: bytes a device, None: those of
     the problem; plans that exceed them may be faster.
 
-    Every device d is busy for its load, and for nothing else (`Waits`) during its first wait and its last. Its
+    Every device d is busy for its load, and for nothing else (`DeviceIdle`) during its first wait and its last. Its
     memory curve encloses every stash for its least stay (`_filled`). With one stage on the device, stashes take
     turns in its slots (`_slots`). And one micro-batch takes its round trip.
     """
@@ -66,14 +66,14 @@ def _device(asked: Asked, device: int, items: list[Item], table: Floats) -> Floa
     counts = table[:, [item.pipeline for item in items]]
     if not device_fits(asked, device, items):
         return np.full(len(table), inf)
-    waits = Waits(asked, device, items, counts.max(axis=0).astype(int).tolist())
+    idle = DeviceIdle(asked, device, items, counts.max(axis=0).astype(int).tolist())
     work = counts @ np.array([item.work for item in items])
     held = counts @ np.array([item.waiting for item in items], dtype=float)
-    drained = np.where(held > waits.ahead_bytes, waits.first_s, waits.head_s) + waits.last_s
-    found = np.maximum(work + np.maximum(waits.first_s + waits.tail_s, drained), 0.0)
-    if not asked.apart[device]:
+    drained = np.where(held > idle.ahead_bytes, idle.first_s, idle.head_s) + idle.last_s
+    found = np.maximum(work + np.maximum(idle.first_s + idle.tail_s, drained), 0.0)
+    if not asked.separate[device]:
         area = counts @ np.array([item.area for item in items])
-        found = np.maximum(found, _filled(asked, device, items, waits.head_s, area))
+        found = np.maximum(found, _filled(asked, device, items, idle.head_s, area))
         if len(items) == 1 and not items[0].policy.ops:
             found = np.maximum(found, [_slots(asked, device, items[0], int(n)) for n in counts[:, 0]])
     return np.asarray(found, dtype=float)
@@ -82,7 +82,7 @@ def _device(asked: Asked, device: int, items: list[Item], table: Floats) -> Floa
 def device_fits(asked: Asked, device: int, items: list[Item]) -> bool:
     """Whether every op finds room; in a chain of stages a micro-batch's earlier stashes are there as well."""
     room = asked.room[device]
-    if asked.apart[device]:
+    if asked.separate[device]:
         return room >= 0
     for item in items:
         if item.left + item.running[0] > room or item.stash + item.running[1] > room:
@@ -93,7 +93,7 @@ def device_fits(asked: Asked, device: int, items: list[Item]) -> bool:
     return not asked.chain or max(together.values()) <= room
 
 
-class Waits:
+class DeviceIdle:
     """Seconds in which a device is certainly idle, `counts` micro-batches of each item at most.
 
     head_s: before its first F. first_s: before its first I, at t at the earliest: until then it runs F and R
@@ -110,7 +110,7 @@ class Waits:
         self.tail_s = max(asked.steps[device], min(item.finish for item in items))
         self.first_s, self.last_s = self.head_s, -inf
         self.ahead_bytes = room - min(item.running[0] for item in items)
-        if asked.apart[device]:
+        if asked.separate[device]:
             return
         work = most_work(((n, item.ahead) for n, item in pairs), self.ahead_bytes)
         self.first_s = max(self.head_s, min(item.first_i for item in items) - work)
@@ -181,8 +181,8 @@ def _any_shares(asked: Asked, batches: int) -> float:
             continue
         if not device_fits(asked, device, items):
             return inf
-        waits = Waits(asked, device, items, [batches] * len(items))
-        idle[device] = waits.first_s + waits.tail_s
+        gaps = DeviceIdle(asked, device, items, [batches] * len(items))
+        idle[device] = gaps.first_s + gaps.tail_s
         for item in items:
             load[device, item.pipeline] += item.work
     used = [device for device, items in enumerate(asked.items) if items]

@@ -86,7 +86,7 @@ class Asked:
             for device in devices:
                 self.steps[device] += step_seconds(candidate, costs, stage, device)
         self.items: list[list[Item]] = [[] for _ in self.room]
-        self.apart = [False] * len(self.room)
+        self.separate = [False] * len(self.room)
         self.chain = all((s, s + 1) in self._edges for s in range(len(candidate.stages) - 1))
         self.round_s: list[float] = []
         self._known: dict[StashPolicy, _Sizes] = {}
@@ -163,7 +163,7 @@ class Asked:
             rest=times.rest[s],
         )
         if a != b:
-            self.apart[a] = self.apart[b] = True
+            self.separate[a] = self.separate[b] = True
             lone = replace(item, remake=0.0, inputs=0.0, weights=0.0, stash=0, after=0, left=0, waiting=0, area=0.0)
             self.items[a].append(replace(lone, finish=trip + i + item.rest))
             item = replace(item, forward=0.0, first_f=item.first_f + f, waiting=0)

@@ -19,7 +19,7 @@ from ..problem import SearchSpace
 
 
 @dataclass(frozen=True)
-class Waits:
+class IdleTimes:
     """Seconds at the least in a plan of some step, for the device of rank 0, 1, ... in each respect.
 
     head: before its first op, and tail: after its last one (both ranked by the lowest layer). first: before its first
@@ -134,7 +134,7 @@ class Layers:
         room = np.cumsum(np.sort(self.speeds)[::-1]) * step_s
         return min(int((room < self.batches * self.work.sum() * (1 - 1e-9)).sum()), len(self.speeds) - 1)
 
-    def waits(self, step_s: float) -> Waits:
+    def idle_times(self, step_s: float) -> IdleTimes:
         """The least waits in plans of this step.
 
         On a route, devices have different lowest layers and different highest ones: with K routes, before the
@@ -156,7 +156,7 @@ class Layers:
         first = self._first_path / self.fastest + all_hops + home
         after = np.concatenate([[0.0], np.cumsum(self.inputs)])[ranks] / self.fastest + hops
         tail = after if not self.weights.any() else 0.0 * after
-        return Waits(before, tail, first, ahead + self._last_path / self.fastest + all_hops, stay)
+        return IdleTimes(before, tail, first, ahead + self._last_path / self.fastest + all_hops, stay)
 
     def _stay_hops(self, step_s: float) -> Floats:
         """Per layer, the seconds of the messages behind it and back: devices that hold what is behind it."""

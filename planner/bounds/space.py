@@ -16,7 +16,7 @@ from ..basics import check_time
 from ..partition import Floats
 from ..plan import Problem
 from ..problem import SearchSpace
-from .layers import Layers, Waits
+from .layers import IdleTimes, Layers
 from .whole import any_plan
 
 _CLOSE = 1e-9
@@ -38,8 +38,8 @@ def space(problem: Problem, space: SearchSpace) -> float:
 
     def ruled_out(step_s: float) -> bool:
         check_time()
-        waits = layers.waits(step_s)
-        return any(test.fails(layers, waits, step_s) for test in tests)
+        idle = layers.idle_times(step_s)
+        return any(test.fails(layers, idle, step_s) for test in tests)
 
     low, high = least * (1 - _CLOSE), least
     while high > 0 and ruled_out(high):
@@ -96,11 +96,11 @@ class Filled:
     recompute: bool
     offload: bool
 
-    def fails(self, layers: Layers, waits: Waits, step_s: float) -> bool:
-        kept = layers.stash * waits.stay + layers.after * layers.weights / layers.fastest
+    def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
+        kept = layers.stash * idle.stay + layers.after * layers.weights / layers.fastest
         room = float(layers.limits.sum() - layers.static.sum())
         if self.price == inf:
-            return bool(_area(layers, waits, step_s) < layers.batches * kept.sum() * (1 - _CLOSE))
+            return bool(_area(layers, idle, step_s) < layers.batches * kept.sum() * (1 - _CLOSE))
         own = (layers.forward + layers.inputs) / layers.fastest
         short = layers.stash * own + layers.after * layers.weights / layers.fastest
         cheapest = self.price * kept
@@ -117,9 +117,9 @@ def _filling(layers: Layers, space: SearchSpace) -> Iterator[Filled]:
     if not (space.recompute or space.offload):
         yield Filled(inf, 0.0, False, False)
         return
-    waits = layers.waits(inf)
+    idle = layers.idle_times(inf)
     own = (layers.forward + layers.inputs) / layers.fastest
-    saved = layers.stash * (waits.stay - own)
+    saved = layers.stash * (idle.stay - own)
     links = [0.0]
     if space.offload:
         if not np.isfinite(layers.host_bandwidth):
@@ -135,7 +135,7 @@ def _scale(saved: Floats) -> float:
     return max(float(saved.max()), 1e-300)
 
 
-def _area(layers: Layers, waits: Waits, step_s: float) -> float:
+def _area(layers: Layers, idle: IdleTimes, step_s: float) -> float:
     """Byte-seconds of stashes that all devices can hold within a step.
 
     Where stashes stay on their devices, none holds one before its first F. Memory fills no faster than F makes
@@ -146,7 +146,7 @@ def _area(layers: Layers, waits: Waits, step_s: float) -> float:
     largest = float(layers.limits.max())
     area = room * step_s
     left = room
-    for head in np.sort(waits.head) if layers.local else ():
+    for head in np.sort(idle.head) if layers.local else ():
         area -= head * min(left, largest)
         left -= min(left, largest)
     rising = float(_ratio(layers.stash, layers.forward).max(initial=0.0)) * layers.fastest
@@ -156,7 +156,7 @@ def _area(layers: Layers, waits: Waits, step_s: float) -> float:
     falling = float(max(part.max(initial=0.0) for part in frees)) * layers.fastest
     above = max(0.0, room / count - float(layers.stash.max()))
     ramps = sum(max(0.0, largest) / rate for rate in (rising, falling) if rate > 0)
-    if step_s >= float(waits.head.max()) + ramps:
+    if step_s >= float(idle.head.max()) + ramps:
         area -= sum(count * above * above / (2 * rate) for rate in (rising, falling) if rate > 0)
     return area
 
@@ -186,13 +186,13 @@ class Waited:
     pooled: bool
     offload: bool = False
 
-    def fails(self, layers: Layers, waits: Waits, step_s: float) -> bool:
+    def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
         price = (self.ahead or 0.0) + (self.behind or 0.0)
         need = self._need(layers) + price * layers.static
         if self.pooled:
-            return self._pooled(layers, waits, step_s, price, float(need.sum()))
-        first = waits.first if self.ahead is not None else waits.head if self.behind is None else 0.0 * waits.head
-        last = waits.last if self.behind is not None else self._tail(layers, waits)
+            return self._pooled(layers, idle, step_s, price, float(need.sum()))
+        first = idle.first if self.ahead is not None else idle.head if self.behind is None else 0.0 * idle.head
+        last = idle.last if self.behind is not None else self._tail(layers, idle)
         with_all = self._capacity(layers, step_s - first - last, price)
         if self.ahead is not None and self.behind is not None:
             some = self._capacity(layers, step_s - np.maximum(first, last), price)
@@ -210,8 +210,8 @@ class Waited:
             return np.zeros(0)
         return np.asarray(layers.batches * np.concatenate([layers.forward, layers.inputs + layers.weights]))
 
-    def _tail(self, layers: Layers, waits: Waits) -> Floats:
-        return waits.tail if self.ahead is None and layers.together else 0.0 * waits.tail
+    def _tail(self, layers: Layers, idle: IdleTimes) -> Floats:
+        return idle.tail if self.ahead is None and layers.together else 0.0 * idle.tail
 
     def _need(self, layers: Layers) -> Floats:
         need = layers.work.copy()
@@ -235,9 +235,9 @@ class Waited:
             found.append(p * layers.limits + np.maximum(0.0, over).sum())
         return np.asarray(np.min(found, axis=0))
 
-    def _pooled(self, layers: Layers, waits: Waits, step_s: float, price: float, need: float) -> bool:
-        first = float(waits.first.min()) if self.ahead is not None else 0.0
-        last = float(waits.last.min()) if self.behind is not None else 0.0
+    def _pooled(self, layers: Layers, idle: IdleTimes, step_s: float, price: float, need: float) -> bool:
+        first = float(idle.first.min()) if self.ahead is not None else 0.0
+        last = float(idle.last.min()) if self.behind is not None else 0.0
         host = layers.host_bandwidth if self.offload else 0.0
         limit = float(layers.limits.sum())
         held = layers.batches * float(layers.stash.sum()) + float(layers.static.sum())

@@ -99,7 +99,7 @@ class Homes:
         return np.asarray((self.device != self.back) & self.where(lambda row: row.crosses))
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         """Whether some stage has two devices."""
         return bool((self.device != self.back).any())
 

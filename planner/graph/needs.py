@@ -180,9 +180,9 @@ def _copy_needs(needs: Needs, homes: Homes, ops: Ops, machine: Machine) -> None:
     needs.add(Why.STASH, fetch, homes.takers(ops, fetch), latency)
     # on another device nothing else makes a backward wait for its forward, while there is no FETCH yet
     user = homes.takers(ops, offload)
-    apart = (user >= 0) & (ops.device[user] != ops.device[offload])
-    if apart.any():
-        needs.add(Why.STASH, offload[apart], user[apart], machine.host_latency_s[ops.device[offload[apart]]])
+    far = (user >= 0) & (ops.device[user] != ops.device[offload])
+    if far.any():
+        needs.add(Why.STASH, offload[far], user[far], machine.host_latency_s[ops.device[offload[far]]])
     # a fetch uses the memory of every stash that leaves before it in the list; fetches follow one another
     leaving = ops.where(Kind.OFFLOAD, Kind.SEND_S)
     after = np.searchsorted(fetch, leaving)

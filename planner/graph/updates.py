@@ -22,10 +22,10 @@ _ENDS = frozenset({Kind.B, Kind.W})
 _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W})
 _PREDICTED = frozenset({Kind.F, Kind.B, Kind.I})
 
-Orders = tuple[tuple[Op, ...], ...]
+OpLists = tuple[tuple[Op, ...], ...]
 
 
-def with_updates(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> Orders:
+def with_updates(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> OpLists:
     """The compute orders with STEPs where they have none of a stage, and with all PREDICTs anew.
 
     Raises PlanError where an update's backwards do not all stand before those of the next, on one stage and device.
@@ -147,7 +147,7 @@ def _step_places(
     return found
 
 
-def with_predictions(plan: Plan) -> Orders:
+def with_predictions(plan: Plan) -> OpLists:
     """The plan's lists with a PREDICT directly before every pass and every SEND_P that takes predicted weights.
 
     The lists have neither PREDICTs nor SEND_Ps yet: a SEND_P's PREDICT follows the STEP, those for several devices in

@@ -88,15 +88,15 @@ class Versions:
         return found
 
 
-Place = dict[tuple[int, int], int]
+Newest = dict[tuple[int, int], int]
 
 
-def _newest(plan: Scheduled) -> tuple[Place, Place]:
+def _newest(plan: Scheduled) -> tuple[Newest, Newest]:
     """The newest version at the place of every F: STEPs of its stage before it, or new parameters that arrived.
 
     And the devices of the forwards, in list order, that run where their stage is not stepped.
     """
-    owners, found, remote = holders(plan), Place(), Place()
+    owners, found, remote = holders(plan), Newest(), Newest()
     for device, order in enumerate(plan.orders):
         made: dict[int, int] = {}
         for op in order:

@@ -4,11 +4,13 @@ Places SENDs, RECVs, copies, gradient sums and updates where the orders do not s
 with `complete.py`; `plans.py` makes plans with forecasts of it.
 """
 
+from .complete import Orders
 from .period import period_seconds
 from .plans import Assembled, assemble, assembled
 from .repetition import repeat
 
 __all__ = [
+    "Orders",
     "Assembled",
     "assemble",
     "assembled",

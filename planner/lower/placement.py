@@ -226,10 +226,10 @@ def place_receives(lowering: Lowering, order: Ints, jobs: Jobs) -> None:
     times, links, ops = _Forecast(lowering, order, jobs), lowering.links, lowering.ops
     start, target = times.start(links.send), ops.device[links.receive]
     number = times.count(target, jobs.end[times.in_line], start)
-    if len(ops.where(Kind.SEND_S)) or lowering.homes.apart:
+    if len(ops.where(Kind.SEND_S)) or lowering.homes.separate:
         ranks = times.rank[times.in_line]
         number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
-    if lowering.homes.apart:
+    if lowering.homes.separate:
         number = number + _behind_forwards(lowering, times, number)
     users = _users(lowering)
     needed = np.where(users >= 0, lowering.slot[users], lowering.end_slot[target])

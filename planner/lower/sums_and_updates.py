@@ -42,7 +42,7 @@ def _add_step_end(lowering: Lowering) -> None:
     _add_ties(lowering, owners, last)
     order = np.lexsort((stage, after, device))
     stage, device = stage[order], device[order]
-    returns = parameter_returns(lowering.candidate, lowering.costs) if lowering.homes.apart else []
+    returns = parameter_returns(lowering.candidate, lowering.costs) if lowering.homes.separate else []
     if not returns:
         lowering.add(Kind.STEP, stage, none, none, device, lowering.end_slot[device], HERE)
         return
@@ -92,7 +92,7 @@ def _add_sums(lowering: Lowering) -> None:
         if len(copies) > 1:
             for device in copies:
                 _add_sum(lowering, Kind.TIE, device, [s for s in tie.stages if device in owners[s]], tie.number)
-    if lowering.homes.apart:
+    if lowering.homes.separate:
         _add_returns(lowering)
 
 

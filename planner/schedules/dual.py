@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..plan import Op
 from .layout import Layout, backward, forward, input_backward, pipeline, require, weight_backward
 
-Place = Callable[[int, int], tuple[int, int]]
+Placement = Callable[[int, int], tuple[int, int]]
 """(leg, number of the micro-batch on that leg) -> (stage, micro-batch)."""
 
 
@@ -64,7 +64,7 @@ class _Legs:
     The eight phases of the published schedule, in the numbers of the device's distance from the middle.
     """
 
-    def __init__(self, depth: int, rank: int, count: int, place: Place) -> None:
+    def __init__(self, depth: int, rank: int, count: int, place: Placement) -> None:
         self.order: list[Op] = []
         self._place = place
         self._forwards = [0, 0]

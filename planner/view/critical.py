@@ -33,7 +33,7 @@ _TOGETHER = {
 _SORTS = {"compute": "computing", "link": "links", "copy": "copies", "reduce": "reductions", "latency": "latency"}
 
 
-class Waits(NamedTuple):
+class Waiting(NamedTuple):
     """`after` starts no earlier than `lag` seconds after `before` has ended."""
 
     before: Ints
@@ -41,7 +41,7 @@ class Waits(NamedTuple):
     lag: Floats
 
 
-def waits(jobs: Jobs) -> Waits:
+def all_waiting(jobs: Jobs) -> Waiting:
     """All that jobs wait for, sorted by the waiting job: their precedences, and whoever had their link before them."""
     first, resource = jobs.occupied
     user = np.repeat(np.arange(len(first) - 1), np.diff(first))
@@ -52,7 +52,7 @@ def waits(jobs: Jobs) -> Waits:
     after = np.concatenate([jobs.precedences.after, user[1:][same]])
     lag = np.concatenate([jobs.precedences.lag, np.zeros(int(same.sum()))])
     by_job = np.argsort(after, kind="stable")
-    return Waits(before[by_job], after[by_job], lag[by_job])
+    return Waiting(before[by_job], after[by_job], lag[by_job])
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Walk:
     def __init__(self, timeline: Timeline) -> None:
         jobs = timeline.jobs
         self.jobs, self.close = jobs, timeline.step_s * CLOSE
-        self.waits = waits(jobs)
+        self.waits = all_waiting(jobs)
         self.first = np.searchsorted(self.waits.after, np.arange(len(jobs.start) + 1))
         self.device = np.append(jobs.ops.device, np.full(len(jobs.start) - len(jobs.ops), -1))
         self.in_line = np.append(jobs.ops.in_line, np.zeros(len(jobs.start) - len(jobs.ops), dtype=np.bool_))

@@ -15,7 +15,7 @@ import numpy as np
 from ..forecast import jobs_of_ops
 from ..graph import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
-from .critical import Binding, CriticalPath, waits
+from .critical import Binding, CriticalPath, all_waiting
 from .svg import direction
 from .text import among, count_pipelines, device_limit, updating
 
@@ -117,7 +117,7 @@ class _Items:
     def waits(self) -> dict[str, Any]:
         """What items wait for. `count`: of how many items each waits; one entry each, item after item, in `back` (its
         number, counted back from the waiting item's) and `lag_s`."""
-        found = waits(self.jobs)
+        found = all_waiting(self.jobs)
         before, after, lag = self._pairs(found.before, found.after, found.lag)
         order = np.lexsort((before, after))
         before, after, lag = before[order], after[order], lag[order]

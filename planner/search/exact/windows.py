@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from ortools.sat.python import cp_model
 from ...basics import PlanError
 from ...bounds import finish_seconds, message_seconds
 from ...graph import Candidate, route, stash_policy
-from ...lower import assemble
+from ...lower import Orders, assemble
 from ...plan import Kind, Op, Plan
 from ...simulate import simulate
 from ..common import TOLERANCE, excess, limits
@@ -27,7 +27,6 @@ from .resources import memories_suffice, one_at_a_time
 from .solver import Effort, Outcome, run
 from .timetable import Time, Timetable
 
-Orders = Sequence[Sequence[Op]]
 _WORK = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 _NOTHING = Outcome(False, False, False, 0, 0.0)
 

@@ -20,7 +20,7 @@ from ..named import Order, device_orders, splits
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules
-from .tables import Place, Split, places
+from .tables import Split, StageTables, places
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Alternative:
         return f"{self.method}: {groups}{len(self.order)} stages on devices {_short(self.order)}"
 
     @cached_property
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[StageTables]:
         each = self.update // self.width
         policy = WEIGHT_POLICIES[self.method]
         return places(self.split.intervals, self.order, self.split.whole, self.split.groups, each, policy)

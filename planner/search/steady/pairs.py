@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import stash_policy
-from .tables import Floats, Intervals, Ints, Place
+from .tables import Floats, Intervals, Ints, StageTables
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Intervals that may be a stage at one place, one entry each, by first layer: as of Intervals and Place.
+    """Intervals that may be a stage at one place, one entry each, by first layer: as of Intervals and StageTables.
 
     before, behind: bytes sent over the cuts at its ends, at least.
     """
 
-    place: Place
+    place: StageTables
     first: Ints
     end: Ints
     forward: Floats
@@ -61,7 +61,7 @@ class Pairs:
         return order[np.unique(self.first[order], return_index=True)[1]]
 
 
-def pairs_within(c: Intervals, place: Place, k: int, count: int, period: float) -> Pairs:
+def pairs_within(c: Intervals, place: StageTables, k: int, count: int, period: float) -> Pairs:
     """The intervals at place k of `count` whose work takes no longer than the period (seconds)."""
     spare = c.size - 1 - count
     rows, columns = slice(k, k + spare + 1), slice(k + 1, k + spare + 2)

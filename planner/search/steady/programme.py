@@ -25,7 +25,7 @@ from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, stash_policy
 from ..common import HOPE, SECONDS, TOLERANCE
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
-from .tables import Floats, Intervals, Place
+from .tables import Floats, Intervals, StageTables
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Programme:
     def __init__(
         self,
         intervals: Intervals,
-        places: Sequence[Place],
+        places: Sequence[StageTables],
         rules: Rules,
         stashes: Sequence[str],
         most: int,

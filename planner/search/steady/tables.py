@@ -127,7 +127,7 @@ def _tied(chain: Chain) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Place:
+class StageTables:
     """One place of the pipeline on its device: matrices [i, j] as of Intervals, in seconds and bytes.
 
     Attributes:
@@ -157,7 +157,7 @@ class Place:
 
 def places(
     intervals: Intervals, order: Sequence[int], whole: Problem, groups: Groups, update: int, policy: WeightPolicy
-) -> list[Place]:
+) -> list[StageTables]:
     """The places of a pipeline whose stages lie on these devices of the first group, in order.
 
     `update`: micro-batches of a group an update, over which a reduction's time on links is spread.
@@ -173,7 +173,7 @@ def _place(
     groups: Groups,
     update: int,
     policy: WeightPolicy,
-) -> Place:
+) -> StageTables:
     problem, device = intervals.chain.problem, order[k]
     cluster, kind = problem.cluster, problem.cluster.devices[device].kind
     members = tuple(sorted(group[device] for group in groups))
@@ -182,7 +182,7 @@ def _place(
     host = cluster.node_groups[cluster.devices[device].node]
     many = intervals.own / _MANY
     reduce = many * rate
-    return Place(
+    return StageTables(
         intervals.forward / kind.speed,
         intervals.backward / kind.speed,
         _there_and_back(intervals, order, k),

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from ...basics import PlanError
 from ...graph import Candidate
-from ...lower import Assembled, assembled, period_seconds
+from ...lower import Assembled, Orders, assembled, period_seconds
 from ...partition import Cuts, compositions
-from ...plan import Op
 from ..common import SIZE, TOLERANCE, Session, lacking
 from .build import excess_for_long
-
-Orders = Sequence[Sequence[Op]]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ...graph import (
     update_size,
     with_returns,
 )
+from ...lower import Orders
 from ...partition import Cuts, Floats, bottleneck, trace
 from ...plan import Kind, Op, Pipeline
 from ...problem import WEIGHT_POLICIES, Link
@@ -35,7 +36,7 @@ from ..named import Order, device_orders, place, with_recomputation
 from .build import LATE, NEVER, SOON
 from .rules import Rules
 from .tables import Intervals
-from .trials import Orders, Trial, every_cut
+from .trials import Trial, every_cut
 
 Row = tuple[str, ...]
 """A stash policy for every stage."""

@@ -25,7 +25,7 @@ from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
-from contraflow.executor.measure.layer_run import LayerRun, trace_layer
+from contraflow.executor.measure.layer_run import Example, LayerRun, trace_layer
 from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.eager import EagerProgram
@@ -318,9 +318,10 @@ class Attending(nn.Module):
 def test_the_target_counts_while_a_layer_runs_that_keeps_nothing(engine: Engine) -> None:
     """Its stage has it by then, and no stash yet of which it is a part."""
     model, layer, x = chain([partial(Attending, 8)] * 2, 8), Attending(8), torch.randn(2, 5, 8)
-    program = trace_layer(model, layer, 1, x, None, torch.float32, engine, check=False, needs_input_grad=False)
+    on = Example(1, x, None, differentiated=False)
+    program = trace_layer(model, layer, on, torch.float32, engine, check=False)
     none, small, large = (
-        LayerRun(program, layer, 1, x, None, awaiting).costs(time.perf_counter, 1, 0)["workspace_bytes"]
+        LayerRun(program, layer, on, awaiting).costs(time.perf_counter, 1, 0)["workspace_bytes"]
         for awaiting in (0, 16, 4096)
     )
     assert (small - none, large - none) == (16, 4096)

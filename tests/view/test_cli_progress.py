@@ -19,7 +19,8 @@ from contraflow.planner.search.driver import Progress
 from contraflow.planner.search.orders.ready import warm
 
 _TELLS_ITS_PHASE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
 from contraflow.__main__ import cli
 from contraflow.planner.cli.progress import SearchProgress
 SearchProgress.__call__ = lambda self, progress: print(progress.phase, progress.step_s, file=sys.stderr, flush=True)

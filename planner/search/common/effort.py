@@ -4,8 +4,8 @@ None of them decides what is true: tolerances aside, bounds, "optimal" and what 
 only what is found in the time.
 
 `benchmarks/effort.py` halves and doubles some of them, one at a time, on random problems with a fixed deterministic
-effort: `benchmarks/results/effort.json`; "Measured:" stands before another measurement. What says "Not measured." is not,
-nor are seconds of the clock and tolerances.
+effort: `benchmarks/results/effort.json`; "Measured:" stands before another measurement. What says "Not measured." is
+not, nor are seconds of the clock and tolerances.
 
 Numbers that compiled kernels read stand beside these: numba keeps what it compiled by the kernel's own file.
 """
@@ -214,8 +214,8 @@ class Models:
     ended: float = 0.9
     """A solve that took less of its effort and time than this share has ended by itself. Not measured."""
     fitted: int = 6
-    """A candidate is solved again with other limits so often where its plan does not fit. Of 300 small random instances
-    244 get a plan; 234 with three tries that never take off less again."""
+    """A candidate is solved again with other limits so often where its plan does not fit. Measured: of 300 small
+    random instances 244 get a plan; 234 with three tries that never take off less again."""
     mirror: float = 0.4
     """Share of a solve's effort that mirrored schedules get. Not measured."""
     ratio: int = 64

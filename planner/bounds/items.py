@@ -132,7 +132,7 @@ class Asked:
         a, b = pipeline.forward[s], pipeline.backward[s]
         f, i, w, stash = times.forward[s], times.inputs[s], times.weights[s], int(costs.stash_bytes[s])
         remake = float(costs.forward_s[s]) / self.candidate.problem.cluster.devices[b].kind.speed if row.remade else 0.0
-        out, away, back = self._moving_seconds(policy, s, b)
+        out, away, back = self._moving_seconds(row, policy, s, b)
         trip = max(times.trip[s], out + away + back + remake)
         after = min(stash, int(costs.weight_stash_bytes[s])) if w > 0 else 0
         held, all_along, _ = self._sizes(row)
@@ -141,7 +141,9 @@ class Asked:
         if row.ops:
             least = {Kind.F: f + out, Kind.OFFLOAD: away, Kind.SEND_S: away, Kind.FETCH: back, Kind.RECV_S: back}
             least[Kind.R] = remake
-            more = sum((size[s] - waiting) * (least[begin] + i * (end is Kind.B)) for begin, end, size in held)
+            for begin, end, size in held:
+                if size[s] > waiting:
+                    more += (size[s] - waiting) * (least[begin] + (i if end is Kind.B else 0.0))
         item = Item(
             pipeline=number,
             stage=s,
@@ -179,12 +181,12 @@ class Asked:
             self._known[row] = [(x, y, size.tolist()) for x, y, size in held], least.tolist(), moved
         return self._known[row]
 
-    def _moving_seconds(self, policy: str, s: int, device: int) -> tuple[float, float, float]:
+    def _moving_seconds(self, row: StashPolicy, policy: str, s: int, device: int) -> tuple[float, float, float]:
         """Seconds at the least that a stash is on its way out, gone, and on its way back; 0 where it never leaves."""
-        row, cluster = stash_policy(policy), self.candidate.problem.cluster
+        cluster = self.candidate.problem.cluster
         if not row.leaves:
             return 0.0, 0.0, 0.0
-        peer, size = ship_target(policy), self._sizes(row)[2][s]
+        peer, size = ship_target(policy) if row.names_device else None, self._sizes(row)[2][s]
         host = cluster.node_groups[cluster.devices[device].node].host_link
         out, back = (host, host) if peer is None else (cluster.link(device, peer), cluster.link(peer, device))
         return out.occupation_s(size), out.latency_s, back.occupation_s(size) + back.latency_s

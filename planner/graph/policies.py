@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..basics import PlanError, shown
@@ -178,19 +179,22 @@ class StashPolicy:
 
         Weights apart. The intervals follow one another from F to B.
         """
+        return [(begin, end, _total(contents, costs)) for begin, end, contents in self._intervals]
+
+    @cached_property
+    def _intervals(self) -> list[tuple[Kind, Kind, tuple[Content, ...]]]:
         kinds = sorted({Kind.F, Kind.B, *self.ops}, key=_INSTANTS.__getitem__)
-        found = []
-        for begin, end in zip(kinds, kinds[1:], strict=False):
-            inside = [
-                hold.content
-                for hold in self.holds
-                if hold.where is Where.HOME
-                and hold.content is not VERSION
-                and _INSTANTS[hold.begin] <= _INSTANTS[begin]
-                and _INSTANTS[hold.end] >= _INSTANTS[end]
-            ]
-            found.append((begin, end, _total(inside, costs)))
-        return found
+        own = [hold for hold in self.holds if hold.where is Where.HOME and hold.content is not VERSION]
+        return [(begin, end, _during(own, begin, end)) for begin, end in pairwise(kinds)]
+
+
+def _during(holds: Iterable[Hold], begin: Kind, end: Kind) -> tuple[Content, ...]:
+    """What is held from one op to another."""
+    return tuple(
+        hold.content
+        for hold in holds
+        if _INSTANTS[hold.begin] <= _INSTANTS[begin] and _INSTANTS[hold.end] >= _INSTANTS[end]
+    )
 
 
 def _total(contents: Iterable[Content], costs: StageCosts) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -31,10 +31,13 @@ def batch_of(data: Dataset, seed: int, step: int, micro_batch: int, size: int) -
     return _drawn(data, lambda: data.batch(seed, step, micro_batch, size), seed, step, micro_batch)
 
 
-def targets_of(data: Dataset, seed: int, step: int, micro_batch: int, size: int) -> Tensor:
-    """The targets of `batch_of`, where the data set can without its inputs."""
-    if not isinstance(data, TargetedDataset) or not callable(data.targets):  # torchvision's are a tensor
-        return batch_of(data, seed, step, micro_batch, size)[1]
+def tells_targets(data: Dataset) -> TypeGuard[TargetedDataset]:
+    """Whether the data set can give targets without their inputs."""
+    return isinstance(data, TargetedDataset) and callable(data.targets)  # torchvision's are a tensor
+
+
+def targets_of(data: TargetedDataset, seed: int, step: int, micro_batch: int, size: int) -> Tensor:
+    """The targets of `batch_of`, of a data set that `tells_targets`."""
     return _drawn(data, lambda: data.targets(seed, step, micro_batch, size), seed, step, micro_batch)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...models import Dataset
-from ...models.sampling import batch_of, targets_of
+from ...models.sampling import batch_of, targets_of, tells_targets
 from ..basics import RunError
 
 
@@ -28,6 +28,8 @@ def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, sa
 
 def targets_alone(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> Tensor:
     """The targets of a micro-batch, without its inputs where that can be. Raises DataError, as `inputs_and_targets`."""
+    if not tells_targets(data):
+        return inputs_and_targets(data, seed, step, micro_batch, samples)[1]
     where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
     found: Any = _asked(where, lambda: targets_of(data, seed, step, micro_batch, samples))
     if not isinstance(found, Tensor):

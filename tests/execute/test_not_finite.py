@@ -19,6 +19,7 @@ from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
+from contraflow.executor.state.batches import DataError, targets_alone
 from contraflow.models import load, resolve
 from contraflow.models.protocol import LayeredModel, LayerSpec
 
@@ -184,6 +185,14 @@ def test_data_that_is_not_what_was_asked_for_ends_the_run(kind: str) -> None:
     with pytest.raises(ExecutionError, match=f"data set 'odd', step 1, micro-batch 2: {line}") as caught:
         execute(planned(PLAN), 3, transport="threads", self_check=False, data=Odd(change))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["none", "fewer", "more", "ends"])
+def test_whoever_asks_for_targets_alone_is_told_the_same(kind: str) -> None:
+    """The last stage may be the first to ask."""
+    change, line = DATA[kind]
+    with pytest.raises(DataError, match=f"data set 'odd', step 1, micro-batch 2: {line}"):
+        targets_alone(Odd(change), 0, 1, 2, 2)
 
 
 @pytest.mark.parametrize("kind", DATA)

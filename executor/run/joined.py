@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -50,28 +51,34 @@ class Joined:
         """
         with self._one_voice(), self._watched() as watchdog:
             self._watchdog = watchdog
-            job, failure = None, None
             try:
-                with ended_by_sigterm():
-                    job = prepare()
-                    self._require_world()
-                    mine = Presence.of(job)
-            except Exception as error:
-                failure, mine = error, Presence.unable(error)
-            self._join()
-            try:
-                try:
-                    call_roll(mine, _gathered, _tell_once)
-                except (RunError, ExecutionError) as refused:
-                    raise refused from failure
-                except Exception as error:
-                    raise self._lost("has lost the others before training", error) from error
-                assert job is not None  # a failure is refused
+                with ended_by_sigterm(), nullcontext() if watchdog is None else watchdog.heeding_sigterm():
+                    job = self._agreed(prepare)
                 if watchdog is not None:
                     watchdog.watcher = Watcher(job.plan, job.options.timeout_s, orders_at=job.orders_at)
                 yield job
             finally:
-                dist.destroy_process_group()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+
+    def _agreed(self, prepare: Callable[[], Job]) -> Job:
+        """The job, once all ranks are in the default process group and mean the same."""
+        job, failure = None, None
+        try:
+            job = prepare()
+            self._require_world()
+            mine = Presence.of(job)
+        except Exception as error:
+            failure, mine = error, Presence.unable(error)
+        self._join()
+        try:
+            call_roll(mine, _gathered, _tell_once)
+        except (RunError, ExecutionError) as refused:
+            raise refused from failure
+        except Exception as error:
+            raise self._lost("has lost the others before training", error) from error
+        assert job is not None  # a failure is refused
+        return job
 
     def run(self, job: Job, collected: Collector) -> list[RankReport]:
         """Trains; every rank gets the result."""
@@ -128,9 +135,13 @@ class Joined:
         except (RunError, ExecutionError) as error:
             error.told = not self._store.first_word()
             raise
+        except KeyboardInterrupt:
+            if not self._store.first_word():
+                raise SilentExit(128 + signal.SIGINT) from None
+            raise
         except SystemExit as ending:  # torchrun ends the ranks that are left when one has died: that one is the cause
             if self._watchdog is not None:
-                self._watchdog.end_if_lost(0.0)
+                self._watchdog.end_if_left()
             if not self._store.first_word():
                 raise SilentExit(ending.code) from None
             raise

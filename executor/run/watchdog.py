@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import struct
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from ..watch import Board, Doing, Hang, ProcessState, Siblings, Slot, Stillness, Watcher, under_torchrun
@@ -45,6 +48,8 @@ class Watchdog:
         self._heard: dict[int, tuple[bytes, int]] = {}
         self._count = 0
         self._over = threading.Event()
+        self._signals: int | None = None
+        self._asked = False
 
     def __enter__(self) -> Watchdog:
         self._board.write(self._rank, Doing.STARTING, -1, -1, -1, time.monotonic_ns())
@@ -59,20 +64,23 @@ class Watchdog:
     def _watch(self) -> None:
         suspected_s = 0.0
         while not self._over.wait(self._beat_s):
+            self._follow_sigterm()
             self._follow_parent()
             hang = self._hang()
             suspected_s = suspected_s + self._beat_s if hang is not None else 0.0
             if hang is not None and (hang.rank == self._rank or suspected_s > self._grace_s):
-                self._end(hang.text, self._store.first_word())
+                self._end_unless_over(hang.text, self._store.first_word())
 
-    def _end(self, text: str, aloud: bool) -> None:
-        if self._over.is_set():
-            return
+    def _end_unless_over(self, text: str, aloud: bool) -> None:
+        if not self._over.is_set():
+            self._end(text, aloud)
+
+    def _end(self, text: str, aloud: bool, code: int = 1) -> None:
         if aloud:
             sys.stderr.write(f"contraflow: {text}\n")
             sys.stderr.flush()
         self._siblings.kill_stopped()
-        os._exit(1)
+        os._exit(code)
 
     # ------------------------------------------------------------ who started the ranks
 
@@ -81,25 +89,25 @@ class Watchdog:
         if not under_torchrun():
             return
         if self._siblings.orphaned:
-            self._end(f"torchrun has ended; rank {self._rank} was {self._at()}", self._siblings.first)
+            self._end_unless_over(f"torchrun has ended; rank {self._rank} was {self._at()}", self._siblings.first)
         slot, state = Slot(Doing.WAITING), self._siblings.parent
         still = self._parents.seconds([slot], [time.monotonic_ns()], {0: state}).get(0, 0.0)
         if still > self.watcher.timeout_s:
             first = self._siblings.first
             self._siblings.resume_parent()
-            self._end(f"torchrun has been stopped: it has not run for {self.watcher.timeout_s:g} s", first)
+            self._end_unless_over(f"torchrun has been stopped: it has not run for {self.watcher.timeout_s:g} s", first)
 
     def _at(self) -> str:
         return self.watcher.where(self._rank, self._board.read(self._rank))
 
     # ------------------------------------------------------------ the ranks
 
-    def end_if_lost(self, patience_s: float = _NOTICED_S) -> None:
+    def end_if_lost(self) -> None:
         """Ends this process, which has lost a connection, if a rank of this machine has ended; tells which, and where.
 
         At once: torchrun ends it as soon as it notices.
         """
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + _NOTICED_S
         while True:
             gone = self._gone(self._siblings.states())
             if gone is not None:
@@ -108,6 +116,36 @@ class Watchdog:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.01)
+
+    @contextmanager
+    def heeding_sigterm(self) -> Iterator[None]:
+        """While it lasts, a SIGTERM that this process handles is noticed also where its main thread waits in torch."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._signals, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(written)
+
+    def _follow_sigterm(self) -> None:
+        """Ends this rank a beat after a SIGTERM that its main thread has not come to since."""
+        if self._asked:
+            self.end_if_left()
+            self._end("terminated", self._store.first_word(), 128 + signal.SIGTERM)
+        if self._signals is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._asked = signal.SIGTERM in os.read(self._signals, 64)
+
+    def end_if_left(self) -> None:
+        """Ends this process, which torchrun has asked to end, if a rank of this machine has ended before."""
+        gone = self._siblings.missing()
+        if gone is not None:
+            self._listen()
+            self._end(self._ended(gone, self._known()[0][gone]).text, self._store.first_word())
 
     def _hang(self) -> Hang | None:
         mine, states = self._board.read(self._rank), self._siblings.states()

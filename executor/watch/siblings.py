@@ -45,6 +45,22 @@ class Siblings:
             self._look()
         return {rank: process_state(pid) for rank, pid in self._processes.items()}
 
+    def missing(self) -> int | None:
+        """The lowest rank that torchrun has started here and that has ended, seen or not; None: all are there.
+
+        To be asked when torchrun ends this rank: it has started all by then.
+        """
+        alive = {self._rank, *(rank for rank, state in self.states().items() if not state.over)}
+        return next((rank for rank in self._local() if rank not in alive), None)
+
+    def _local(self) -> range:
+        """All ranks of this machine, as torchrun says."""
+        local, count = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+        if not (under_torchrun() and local.isdecimal() and count.isdecimal()):
+            return range(0)
+        first = self._rank - int(local)
+        return range(first, first + int(count))
+
     def kill_stopped(self) -> None:
         """Ends the ranks that are stopped: they would follow no request to end."""
         for rank, pid in self._processes.items():

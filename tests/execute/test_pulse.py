@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import faulty
+import os
 
+import faulty
+import pytest
+
+from contraflow.executor.run.watchdog import Watchdog
 from contraflow.executor.watch import Board, Doing, Slot, Watcher
 from contraflow.executor.watch.proc import ProcessState
 from contraflow.executor.watch.pulse import Stillness
@@ -83,3 +87,20 @@ def test_a_beat_leaves_the_slot_alone() -> None:
     board.beat(1, 17)
     assert board.read(1) == COMPUTING
     assert board.beats() == [0, 17]
+
+
+def test_whoever_is_ended_by_torchrun_names_the_rank_that_has_ended_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though it never saw that rank, and its own watch is over."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    board = Board(bytearray(Board.size(2)))
+    watchdog = Watchdog(WATCHER, board, 0)
+    with watchdog:
+        pass
+    watchdog.end_if_left()
+    assert codes == [1]
+    assert capsys.readouterr().err == "contraflow: rank 1 has ended without a result, last seen while starting\n"

@@ -120,6 +120,16 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_import_that_a_document_shows_is_there(path: Path) -> None:
+    """Names and modules of the package; whatever else its blocks do is run by CI."""
+    shown = re.findall(r"^ *from (contraflow[\w.]*) import ([\w, ]+)$", path.read_text(), flags=re.MULTILINE)
+    for module, names in shown:
+        for name in re.findall(r"(\w+)(?: as \w+)?", names):
+            found = importlib.import_module(module)
+            assert hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}"), f"{module}: {name}"
+
+
 @pytest.mark.parametrize("path", [*DOCUMENTS, *sorted(RESULTS.glob("*.md"))], ids=lambda path: path.name)
 def test_every_file_that_a_document_names_is_there(path: Path) -> None:
     """By the end of its path; in CONTRIBUTING.md but for the table of old names."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..basics import InputError, write_text
+from ..basics import InputError, format_bytes, write_text
 from ..formats import load_graph
 from ..partition.dag import (
     BANDWIDTH,
@@ -146,6 +146,16 @@ class _Cut:
     seconds: float
 
 
+def _unfit(cut: _Cut) -> str:
+    """What was asked for and cannot be had, with the numbers given."""
+    asked = cut.devices
+    layers = f" of {len(cut.instance.model.layers)} layers" if isinstance(cut.instance, LayerInstance) else ""
+    exactly = "exactly" if objective_of(cut.instance) == "overlap" else "at most"
+    stages = "" if asked.count is None else f" into {exactly} {asked.count} stages"
+    limit = "" if asked.limit_bytes is None else f" within {format_bytes(int(asked.limit_bytes))} each"
+    return f"no partition{layers}{stages}{limit} fits"
+
+
 def _report(found: PublishedCut, cut: _Cut, output: Path | None, as_json: bool) -> None:
     """Prints and writes the answer; exit code 1 where there is no partition."""
     times: Sequence[float] = ()
@@ -158,7 +168,7 @@ def _report(found: PublishedCut, cut: _Cut, output: Path | None, as_json: bool) 
     elif found.objective is not None:
         _print(found, times, unit_of(cut.instance))
     if found.objective is None:
-        why = "no partition fits" if found.status == "infeasible" else "no partition found, and none ruled out"
+        why = _unfit(cut) if found.status == "infeasible" else "no partition found, and none ruled out"
         say(f"contraflow: {found.status}: {why}", err=True)
         stop(1)
     if output is not None and not as_json:

@@ -71,7 +71,7 @@ def test_no_partition_is_an_answer_with_exit_code_1(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["status"] == "infeasible"
     assert json.loads(result.stdout)["file"] is None
     assert not out.exists()
-    assert run(GNMT, "--devices", 99).stderr == "contraflow: infeasible: no partition fits\n"
+    assert run(GNMT, "--devices", 99).stderr == "contraflow: infeasible: no partition into exactly 99 stages fits\n"
 
 
 @pytest.mark.parametrize(

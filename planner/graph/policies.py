@@ -154,6 +154,14 @@ class StashPolicy:
         return tuple(hold.content for hold in away if hold.content is not VERSION)
 
     @cached_property
+    def resting(self) -> tuple[Content, ...]:
+        """What stays on the device between forward and backward: while the rest is away, or until an R."""
+        begin, end = (Kind.F, Kind.R if self.remade else Kind.B)
+        if self.leaves:
+            begin, end = sorted(self.ops - {Kind.R}, key=_INSTANTS.__getitem__)
+        return next(contents for first, last, contents in self._intervals if (first, last) == (begin, end))
+
+    @cached_property
     def versioned(self) -> bool:
         """Whether a version of the weights goes along."""
         return any(hold.content is VERSION and hold.where is not Where.HOME for hold in self.holds)

@@ -6,21 +6,22 @@ have a room of their own with a command: `dag/`.
 
 from .chain import Chain, Cuts, Floats, bottleneck, compositions, cut, lightest, link_seconds, trace
 from .folded import fold
-from .mixed import AWAY, QUARTERS, choices, cut_mixed, kept
+from .mixed import cut_mixed
+from .stash_choice import KEPT, QUARTERS, StashChoice, choices
 
 __all__ = [
-    "AWAY",
     "Chain",
     "Cuts",
     "Floats",
+    "KEPT",
     "QUARTERS",
+    "StashChoice",
     "bottleneck",
     "compositions",
     "cut",
     "cut_mixed",
     "choices",
     "fold",
-    "kept",
     "lightest",
     "link_seconds",
     "trace",

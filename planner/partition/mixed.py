@@ -1,40 +1,15 @@
-"""Cuts for orders that do not fit with every stash kept: every stage gets the cheapest stash choice that fits.
-
-A choice says what happens to the stashes of a stage: 0 to QUARTERS, how many of every four micro-batches are
-recomputed (0 keeps all), or AWAY, all are copied to the host.
-"""
+"""Cuts for orders that do not fit with every stash kept: every stage gets the cheapest stash choice that fits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ..basics import PlanError
-from ..graph import KEEP, OFFLOAD, RECOMPUTE
+from ..graph import INCOMING, STASH, Content, StashPolicy
 from .chain import Chain, Cuts, Floats, _cheapest, bottleneck, link_seconds, trace
-
-QUARTERS = 4
-AWAY = QUARTERS + 1
-HELD = 3
-"""Stashes of an AWAY stage that its device holds: one leaving, one coming back, one in use."""
-
-
-def kept(in_flight: int, choice: int) -> int:
-    """Most whole stashes alive at once under a choice, of so many micro-batches in flight one after the other."""
-    if choice == AWAY:
-        return min(in_flight, HELD)
-    return in_flight // QUARTERS * (QUARTERS - choice) + min(in_flight % QUARTERS, QUARTERS - choice)
-
-
-def choices(policies: Collection[str]) -> list[int]:
-    """The choices that these policies allow, beside keeping. Raises PlanError for policies that have none."""
-    for policy in policies:
-        if policy not in (KEEP, RECOMPUTE, OFFLOAD):
-            raise PlanError(f"no stash choice for policy {policy!r}; known: {KEEP}, {RECOMPUTE}, {OFFLOAD}")
-    recomputed = range(1, QUARTERS + 1) if RECOMPUTE in policies else ()
-    return [0, *recomputed, *([AWAY] if OFFLOAD in policies else [])]
+from .stash_choice import StashChoice, choices
 
 
 def cut_mixed(
@@ -57,28 +32,56 @@ def cut_mixed(
 
 
 def _tables(
-    chain: Chain, devices: Sequence[int], in_flight: Sequence[int], options: Sequence[int], less: Sequence[int]
+    chain: Chain, devices: Sequence[int], in_flight: Sequence[int], options: Sequence[StashChoice], less: Sequence[int]
 ) -> Iterator[Floats]:
     """Per stage, the seconds of every interval of layers under its cheapest choice; infinite where none fits."""
-    forward = _intervals(chain.costs.forward_s)
-    stash = _intervals(chain.costs.stash_bytes.astype(float))
-    entering = chain.boundary_bytes[:, None] + _intervals(chain.costs.input_bytes.astype(float))
     static = chain.bytes(0)
+    priced = {choice.policy: _Priced(chain, choice.row) for choice in options}
     for s, device in enumerate(devices):
         room = chain.limit(device) - (less[device] if len(less) else 0) - static
-        speed, occupation = chain.speed(device), link_seconds(chain, devices, s)[0]
         best = np.full_like(static, np.inf)
         for choice in options:
-            whole = kept(in_flight[s], choice)
-            held = whole * stash
-            seconds = chain.seconds / speed
-            if 0 < choice <= QUARTERS:
-                held = held + (in_flight[s] - whole) * entering + stash
-                seconds = seconds + choice / QUARTERS * forward / speed
-            elif choice == AWAY:
-                seconds = np.maximum(seconds, stash * host_seconds(chain, device))
-            best = np.minimum(best, np.where(held <= room, seconds, np.inf))
-        yield np.maximum(best, occupation[:, None])
+            fits = priced[choice.policy].bytes(choice, in_flight[s]) <= room
+            best = np.minimum(best, np.where(fits, priced[choice.policy].seconds(choice, device), np.inf))
+        yield np.maximum(best, link_seconds(chain, devices, s)[0][:, None])
+
+
+class _Priced:
+    """What a policy holds and takes, of every interval of layers as a stage."""
+
+    def __init__(self, chain: Chain, row: StashPolicy) -> None:
+        self.chain, self.work = chain, chain.seconds
+        self.stash, self.resting = self._bytes([STASH]), self._bytes(row.resting)
+        self.moved = self._bytes(row.moved if row.leaves else ())
+        self.forward = _intervals(chain.costs.forward_s)
+
+    def _bytes(self, contents: Iterable[Content]) -> Floats:
+        chain = self.chain
+        found = _intervals(np.zeros(len(chain)))
+        for content in contents:
+            of_layers = chain.costs.input_bytes if content is INCOMING else content.bytes(chain.costs)
+            found = found + _intervals(of_layers.astype(float))
+            if content is INCOMING:
+                found = found + chain.boundary_bytes[:, None]
+        return found
+
+    def bytes(self, choice: StashChoice, in_flight: int) -> Floats:
+        """The most that is held with so many micro-batches in flight; where a stash is made again, one as well."""
+        kept = choice.kept(in_flight)
+        held = kept * self.stash + (in_flight - kept) * self.resting + choice.moving(in_flight) * self.moved
+        return held + self.stash if choice.row.remade else held
+
+    def seconds(self, choice: StashChoice, device: int) -> Floats:
+        """Seconds of a micro-batch, whether computing or copying takes longer, or both wait for each other."""
+        speed = self.chain.speed(device)
+        forward, seconds = self.forward / speed, self.work / speed
+        if choice.row.remade:
+            seconds = seconds + choice.share * forward
+        if choice.row.hosted:
+            copy_s = self.moved * host_seconds(self.chain, device)
+            waiting = choice.waiting_s(copy_s, forward, self.work / speed - forward)
+            seconds = np.maximum(seconds, choice.share * copy_s) + waiting
+        return seconds
 
 
 def host_seconds(chain: Chain, device: int) -> float:

@@ -10,12 +10,11 @@ from instances import one_layer_a_stage, uniform
 from contraflow.planner import Cluster, Link, SearchSpace, Workload, bounds, plan
 from contraflow.planner.basics.errors import PlanError
 from contraflow.planner.graph import Candidate
-from contraflow.planner.partition.mixed import choices
+from contraflow.planner.partition import StashChoice, choices
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.search.exact.instance import Rules, Stash
 from contraflow.planner.search.exact.search import solve
 from contraflow.planner.search.exact.solver import Effort
-from contraflow.planner.search.named.stash_choices import _policy
 from contraflow.planner.search.orders.arrays import build
 from contraflow.planner.search.steady.alternatives import alternatives
 
@@ -85,5 +84,9 @@ def test_tables_by_kind_refuse_other_kinds() -> None:
         else:
             with pytest.raises(KeyError):
                 stash.running(kind)
-    with pytest.raises(KeyError):
-        _policy(6, 0)
+
+
+@pytest.mark.parametrize(("name", "quarters", "depth"), [("recompute", 5, 0), ("recompute", 1, 1), ("offload", 4, 0)])
+def test_what_is_no_choice_is_refused(name: str, quarters: int, depth: int) -> None:
+    with pytest.raises(PlanError, match="no stash choice"):
+        StashChoice(name, quarters, depth)

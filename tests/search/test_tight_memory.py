@@ -13,8 +13,9 @@ import pytest
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, evaluate, plan
 from contraflow.planner.graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
 from contraflow.planner.lower.plans import assembled
+from contraflow.planner.partition import QUARTERS, choices
 from contraflow.planner.partition.chain import Chain
-from contraflow.planner.partition.mixed import AWAY, QUARTERS, cut_mixed, kept
+from contraflow.planner.partition.mixed import cut_mixed
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.schedules import build, capped, variants
 from contraflow.planner.search.common import Clock, Session
@@ -129,13 +130,15 @@ def _worst(chain: Chain, ends: tuple[int, ...], policies: tuple[str, ...]) -> fl
         transit = 2 * (int(i > 0) + int(j < 7))
         room = chain.limit(0) - float(chain.static_bytes[0, i:j].sum()) - transit
         options = [(work, flight * stash)]
-        if RECOMPUTE in policies:
-            for choice in range(1, QUARTERS + 1):
-                whole = min(flight, QUARTERS - choice)
-                options.append((work + choice / QUARTERS * forward, whole * stash + (flight - whole) + stash))
-        if OFFLOAD in policies:
-            slow = stash / chain.problem.cluster.nodes[0].host_link.bandwidth
-            options.append((max(work, slow), kept(flight, AWAY) * stash))
+        slow = stash / chain.problem.cluster.nodes[0].host_link.bandwidth
+        for choice in choices(policies)[1:]:
+            whole = min(flight, QUARTERS - choice.quarters)
+            if choice.policy == RECOMPUTE:
+                options.append((work + choice.quarters / QUARTERS * forward, whole * stash + (flight - whole) + stash))
+                continue
+            share, backward = choice.quarters / QUARTERS, work - forward
+            late = {3: 0.0, 2: max(0.0, slow - forward) + max(0.0, slow - backward), 1: 2 * slow}[choice.depth]
+            options.append((max(work, share * slow) + share * late, min(flight, whole + choice.depth) * stash))
         worst = max(worst, min((seconds for seconds, held in options if held <= room), default=math.inf))
     return worst
 

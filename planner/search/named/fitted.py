@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ...basics import PlanError
 from ...graph import OFFLOAD, Candidate
 from ...lower import Assembled, assembled
-from ...partition import cut_mixed
+from ...partition import KEPT, cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
 from ..common import COUNT, Session, balanced, missing, policies
@@ -85,7 +85,8 @@ def _mixed(
     for orders in _halved(layout, not_split(session.space, plain)):
         chosen = lightened(plain, orders, allowed, less, session.incumbent.worth_s)
         if chosen is not None:
-            useful = chosen[1] < session.incumbent.worth_s and (any(chosen[0].values()) or not only_short)
+            changed = not only_short or any(choice != KEPT for choice in chosen[0].values())
+            useful = changed and chosen[1] < session.incumbent.worth_s
             return _assembled(session, with_choices(plain, chosen[0]), orders, layout.name, less) if useful else None
     return None
 

@@ -1,7 +1,7 @@
 """What happens to stashes under a given order: on every device the cheapest choices that fit its memory.
 
-They are those of partition.mixed. Memory is what stages hold at the fullest instants of the order; tensors in transit
-enter as two at each boundary, and the simulation has the last word.
+They are those of partition.stash_choice. Memory is what stages hold at the fullest instants of the order; tensors in
+transit enter as two at each boundary, and the simulation has the last word.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, regroup, route, stash_policy, static_bytes
-from ...partition import AWAY, QUARTERS, choices, kept
+from ...graph import Candidate, StashPolicy, regroup, route, stash_policy, static_bytes
+from ...partition import KEPT, QUARTERS, StashChoice, choices
 from ...plan import Kind, Op
 from ..common import limits
 from .fullest import Fullest, Ints, Unit, fullest
 
+Floats = NDArray[np.float64]
 TURNS = (0, 2, 1, 3)
-"""In which order micro-batches of four join those that are recomputed: they take turns."""
+"""In which order micro-batches of four join those that are not kept: they take turns."""
 
 
 def lightened(
@@ -30,22 +31,22 @@ def lightened(
     policies: Collection[str],
     less: Sequence[int],
     most_s: float = math.inf,
-) -> tuple[dict[Unit, int], float] | None:
+) -> tuple[dict[Unit, StashChoice], float] | None:
     """The choice for every unit of a candidate under these compute orders, and the seconds of its busiest device.
 
     None where some device does not hold what the order needs in less than most_s. `less`: bytes taken off every
     device's limit.
     """
     options = choices(policies)
-    found: dict[Unit, int] = {}
+    found: dict[Unit, StashChoice] = {}
     worst = 0.0
     static = [sum(parts.values()) for parts in static_bytes(candidate, candidate.costs)]
     instants = fullest(orders, candidate.pipelines, len(candidate.stages))
     for d, limit in enumerate(limits(candidate.problem)):
         if not orders[d]:
             continue
-        device = _Device.of(candidate, d, instants[d], limit - static[d] - less[d])
-        chosen = device.choose(options, most_s)
+        device = _Device.of(candidate, options, d, instants[d], limit - static[d] - less[d])
+        chosen = device.choose(most_s)
         if chosen is None:
             return None
         found.update(zip(device.full.units, chosen, strict=True))
@@ -53,20 +54,14 @@ def lightened(
     return found, worst
 
 
-def with_choices(candidate: Candidate, chosen: Mapping[Unit, int]) -> Candidate:
+def with_choices(candidate: Candidate, chosen: Mapping[Unit, StashChoice]) -> Candidate:
     """The candidate with a row of stash policies for every micro-batch."""
     rows: dict[int, tuple[str, ...]] = {}
     stages = range(len(candidate.stages))
     for p, pipeline in enumerate(candidate.pipelines):
-        four = [tuple(_policy(chosen.get((p, s), 0), turn) for s in stages) for turn in TURNS]
+        four = [tuple(chosen.get((p, s), KEPT).of(turn) for s in stages) for turn in TURNS]
         rows.update((m, four[k % QUARTERS]) for k, m in enumerate(pipeline.micro_batches))
     return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows)
-
-
-def _policy(choice: int, turn: int) -> str:
-    if not 0 <= choice <= AWAY:
-        raise KeyError(choice)
-    return OFFLOAD if choice == AWAY else RECOMPUTE if turn < choice else KEEP
 
 
 def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
@@ -82,32 +77,33 @@ def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> 
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Device:
     """One device's units, and what they take when most is alive.
 
-    counts: micro-batches a step. Bytes of a stash, of what is left between I and W, and of what recomputation keeps;
-    seconds of forward and backward, of forward, and of a copy to the host.
+    options: every choice. counts: micro-batches a step. Bytes of a stash and of what is left between I and W; seconds
+    of forward and backward, of forward, and of a byte that is copied to the host.
     """
 
+    candidate: Candidate
+    options: list[StashChoice]
     full: Fullest
     room: int
     counts: Ints
+    stage: Ints
     stash: Ints
     later: Ints
-    entering: Ints
-    work_s: NDArray[np.float64]
-    forward_s: NDArray[np.float64]
-    copy_s: NDArray[np.float64]
+    work_s: Floats
+    forward_s: Floats
+    host_s: float
 
     @classmethod
-    def of(cls, candidate: Candidate, device: int, full: Fullest, room: int) -> _Device:
+    def of(cls, candidate: Candidate, options: list[StashChoice], device: int, full: Fullest, room: int) -> _Device:
         """The device of a candidate under an order, with `room` bytes beside what stays all step."""
         costs, cluster = candidate.costs, candidate.problem.cluster
         stage = np.array([s for _, s in full.units])
         kind = cluster.devices[device].kind
         group = cluster.node_groups[cluster.devices[device].node]
-        host = group.host_link_shared_by / group.host_link.bandwidth
         transit = 2 * sum(
             size
             for producer, consumer, size in costs.edges
@@ -115,12 +111,18 @@ class _Device:
             if (p.forward[producer] == device) != (p.forward[consumer] == device)
         )
         return cls(
-            full, int(room - transit - costs.workspace_bytes[stage].max()),
-            np.array([len(candidate.pipelines[p].micro_batches) for p, _ in full.units]),
-            costs.stash_bytes[stage], costs.weight_stash_bytes[stage], costs.incoming_bytes[stage],
-            (costs.forward_s + costs.backward_s)[stage] / kind.speed, costs.forward_s[stage] / kind.speed,
-            costs.stash_bytes[stage] * host,
-        )  # fmt: skip
+            candidate=candidate,
+            options=options,
+            full=full,
+            room=int(room - transit - costs.workspace_bytes[stage].max()),
+            counts=np.array([len(candidate.pipelines[p].micro_batches) for p, _ in full.units]),
+            stage=stage,
+            stash=costs.stash_bytes[stage],
+            later=costs.weight_stash_bytes[stage],
+            work_s=(costs.forward_s + costs.backward_s)[stage] / kind.speed,
+            forward_s=costs.forward_s[stage] / kind.speed,
+            host_s=group.host_link_shared_by / group.host_link.bandwidth,
+        )
 
     @cached_property
     def _most_alive(self) -> int:
@@ -133,66 +135,97 @@ class _Device:
         return np.asarray(self.full.pending @ self.later, dtype=np.int64)
 
     @cached_property
-    def _held(self) -> list[list[Ints]]:
+    def _held(self) -> dict[StashChoice, list[Ints]]:
         """Bytes of every unit under every choice at every instant."""
-        found = []
-        for k in range(len(self.full.units)):
-            live, choices = self.full.live[:, k], []
-            for choice in range(AWAY + 1):
-                whole = np.array([kept(n, choice) for n in range(self._most_alive)])[live]
-                again = self.entering[k] if 0 < choice <= QUARTERS else 0
-                choices.append(whole * self.stash[k] + (live - whole) * again)
-            found.append(choices)
+        alive = range(self._most_alive)
+        found = {}
+        for choice in self.options:
+            whole, moving = (np.array([f(n) for n in alive], dtype=np.int64) for f in (choice.kept, choice.moving))
+            resting, moved = self._bytes[choice.row]
+            found[choice] = [
+                whole[live] * self.stash[k] + (live - whole[live]) * resting[k] + moving[live] * moved[k]
+                for k, live in enumerate(self.full.live.T)
+            ]
         return found
 
-    def bytes(self, chosen: Sequence[int]) -> int:
+    @cached_property
+    def _bytes(self) -> dict[StashPolicy, tuple[Ints, Ints]]:
+        """By policy, the bytes of every unit that stay on the device, and those that leave it."""
+        costs, nothing = self.candidate.costs, 0 * self.stash
+        rows = dict.fromkeys(choice.row for choice in self.options)
+        return {
+            row: (
+                sum((content.bytes(costs)[self.stage] for content in row.resting), start=nothing),
+                row.moved_bytes(costs)[self.stage] if row.leaves else nothing,
+            )
+            for row in rows
+        }
+
+    def bytes(self, chosen: Sequence[StashChoice]) -> int:
         """The most that is alive under these choices."""
         total, again = self._pending.copy(), 0
         for k, choice in enumerate(chosen):
-            total += self._held[k][choice]
-            if 0 < choice <= QUARTERS:
-                again = max(again, int(self.stash[k] - self.entering[k]))
+            total += self._held[choice][k]
+            if choice.row.remade:
+                resting, moved = self._bytes[choice.row]
+                again = max(again, int(self.stash[k] - resting[k] - moved[k]))
         return int(total.max(initial=0)) + again
 
-    def seconds(self, chosen: Sequence[int]) -> float:
+    def seconds(self, chosen: Sequence[StashChoice]) -> float:
         """What the device computes, or its host link copies in one direction, if that takes longer."""
-        choice = np.array(chosen)
-        remade = np.where(choice <= QUARTERS, choice / QUARTERS, 0.0) * self.forward_s
-        copies = self.counts @ np.where(choice == AWAY, self.copy_s, 0.0)
-        return float(max(self.counts @ (self.work_s + remade), copies))
+        remade = np.array([choice.share * choice.row.remade for choice in chosen])
+        return float(max(self.counts @ (self.work_s + remade * self.forward_s), self.counts @ self._copy_s(chosen)))
 
-    def choose(self, options: Sequence[int], most_s: float) -> list[int] | None:
+    def _copy_s(self, chosen: Sequence[StashChoice]) -> Floats:
+        """Seconds that a micro-batch of every unit takes of the host link in one direction, on average."""
+        bytes_out = [c.share * self._bytes[c.row][1][k] if c.row.hosted else 0.0 for k, c in enumerate(chosen)]
+        return np.array(bytes_out) * self.host_s
+
+    def price(self, chosen: Sequence[StashChoice]) -> float:
+        """The same, and what the device may wait for copies where it may hold few: other units run meanwhile."""
+        return self.seconds(chosen) + sum(self._waiting_s(k, choice) for k, choice in enumerate(chosen))
+
+    def _waiting_s(self, unit: int, choice: StashChoice) -> float:
+        if not choice.row.hosted:
+            return 0.0
+        copy_s = self._bytes[choice.row][1][unit] * self.host_s
+        forward_s = self.forward_s[unit]
+        waiting = choice.waiting_s(copy_s, forward_s, self.work_s[unit] - forward_s)
+        return float(self.counts[unit] * waiting / len(self.counts))
+
+    def choose(self, most_s: float) -> list[StashChoice] | None:
         """Choices under which the device holds its order: by turns what costs least time a byte; None without any.
 
         Nor where they take most_s seconds.
         """
-        chosen = [0] * len(self.full.units)
+        chosen = [KEPT] * len(self.full.units)
         held = self.bytes(chosen)
         while held > self.room:
-            before, best = self.seconds(chosen), None
-            if before >= most_s:
+            if self.seconds(chosen) >= most_s:
                 return None
-            for k, choice in self._changes(chosen, options):
+            before, best = self.price(chosen), None
+            for k, choice in self._changes(chosen):
                 other = [*chosen[:k], choice, *chosen[k + 1 :]]
                 saved = held - self.bytes(other)
                 if saved > 0:
-                    price = ((self.seconds(other) - before) / min(saved, held - self.room), -saved)
-                    best = min(best or (price, other), (price, other))
+                    price = ((self.price(other) - before) / min(saved, held - self.room), -saved)
+                    if best is None or price < best[0]:
+                        best = (price, other)
             if best is None:
                 return None
             chosen = best[1]
             held = self.bytes(chosen)
         return self._eased(chosen)
 
-    def _changes(self, chosen: Sequence[int], options: Sequence[int]) -> list[tuple[int, int]]:
-        return [(k, choice) for k, old in enumerate(chosen) for choice in options if choice > old]
+    def _changes(self, chosen: Sequence[StashChoice]) -> list[tuple[int, StashChoice]]:
+        return [(k, choice) for k, old in enumerate(chosen) for choice in self.options if choice != old]
 
-    def _eased(self, chosen: list[int]) -> list[int]:
+    def _eased(self, chosen: list[StashChoice]) -> list[StashChoice]:
         """The choices with as little recomputation and as few copies as still fit, unit by unit."""
         for k, old in enumerate(chosen):
-            for choice in range(old):
+            for choice in self.options[: self.options.index(old)]:
                 other = [*chosen[:k], choice, *chosen[k + 1 :]]
-                if self.bytes(other) <= self.room and self.seconds(other) <= self.seconds(chosen):
+                if self.bytes(other) <= self.room and self.price(other) <= self.price(chosen):
                     chosen = other
                     break
         return chosen

@@ -64,6 +64,23 @@ TASKS = {
     "lstm-reviews": Task("lstm-reviews", "reviews:32", 9000, 4, 32, 2, (("adam", 1e-3),)),
     "gnmt-tiny": Task("gnmt-tiny", "verses:24", 8000, 4, 32, 1, (("adam", 1e-3),)),
 }
+_IMAGES = "fashion-mnist-images:8000/5000"
+SMALL = {
+    **{
+        name: Task(name, _IMAGES, 8000, 4, 32, 1, (("momentum", rate),))
+        for name, rate in (
+            ("alexnet-tiny", 1e-2),
+            ("vgg-tiny", 1e-2),
+            ("googlenet-tiny", 3e-2),
+            ("inception-tiny", 3e-2),
+            ("resnet-tiny", 3e-2),
+        )
+    },
+    "lstm-reviews": Task("lstm-reviews", "reviews:32", 9000, 4, 32, 4, (("adam", 1e-3),)),
+    "gnmt-tiny": Task("gnmt-tiny", "verses:24", 8000, 4, 32, 1, (("adam", 3e-3),)),
+    "gnmt-tiny-deep": Task("gnmt-tiny-deep", "verses:24", 8000, 4, 32, 1, (("adam", 3e-3),)),
+}
+"""Small versions of the eight networks of PipeOptim's evaluation, with the optimizer that it trains them with."""
 
 
 def methods(stages: int) -> tuple[Method, ...]:
@@ -98,23 +115,27 @@ class Outcome:
 
 def train(run: Run) -> Outcome:
     """Trains and measures; not finite where training diverges."""
+    task = TASKS[run.task]
+    return trained(task, run.optimizer, run.method, run.seed, dict(task.rates)[run.optimizer])
+
+
+def trained(task: Task, optimizer: str, method: Method, seed: int, rate: float) -> Outcome:
+    """Trains a task at a learning rate and measures; not finite where training diverges."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    task, method = TASKS[run.task], run.method
     size = task.batch if method.whole else task.batch // method.micro_batches
     model, each = resolve(task.model), method.micro_batches
     updates = task.epochs * (task.samples // (size * each))
-    rate = dict(task.rates)[run.optimizer]
     training = Training(rate, "linear", lr_floor=task.floor * rate)
     data = load(f"{task.data},micro-batches={each}")
     if method.policy == FLUSH:
-        reference = train_reference(model, each, size, run.optimizer, updates, run.seed, data=data, training=training)
+        reference = train_reference(model, each, size, optimizer, updates, seed, data=data, training=training)
         losses, state = reference.losses, reference.state
     else:
-        made = _plan(run.task, run.optimizer, method.policy, size, each)
-        emulated = emulate(made, _epochs(updates, task.epochs), model, data, seed=run.seed, training=training)
+        made = _plan(task, optimizer, method.policy, size, each)
+        emulated = emulate(made, _epochs(updates, task.epochs), model, data, seed=seed, training=training)
         losses, state = emulated.losses, emulated.state
-    layers = nn.Sequential(*_layers(model, run.seed, state))
+    layers = nn.Sequential(*_layers(model, seed, state))
     return Outcome(losses, *_held_out(layers, model, task.data))
 
 
@@ -124,11 +145,10 @@ def _epochs(updates: int, epochs: int) -> list[int]:
 
 
 @cache
-def _plan(task: str, optimizer: str, policy: str, size: int, each: int) -> Plan:
+def _plan(task: Task, optimizer: str, policy: str, size: int, each: int) -> Plan:
     """Stages, policy, and a run long enough to fill the pipeline: the emulation makes runs of its own lengths."""
-    chosen = TASKS[task]
-    content = analytic_profile(resolve(chosen.model), size, PRESETS["V100-16GB"], data=load(chosen.data))
-    graph, count = ModelGraph.from_dict(content), chosen.stages
+    content = analytic_profile(resolve(task.model), size, PRESETS["V100-16GB"], data=load(task.data))
+    graph, count = ModelGraph.from_dict(content), task.stages
     run = each * (count + 1)
     problem = Problem(graph, Cluster.uniform(count), Workload(run, optimizer, update_every=each))
     order = one_f_one_b(count, run)

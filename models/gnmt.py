@@ -217,10 +217,13 @@ def _published(layers: int) -> GNMTConfig:
     return GNMTConfig(layers, 1024, 50, 50, 32_320, True, 0.2, "random-tokens:100x32320/50x32320")
 
 
+def _on_verses(layers: int) -> GNMTConfig:
+    return GNMTConfig(layers, 64, VERSE_LENGTH, VERSE_LENGTH, VERSE_VOCABULARY, False, 0.0, f"verses:{VERSE_LENGTH}")
+
+
 CONFIGS = {
-    "gnmt-tiny": GNMTConfig(
-        *(3, 64, VERSE_LENGTH, VERSE_LENGTH, VERSE_VOCABULARY, False, 0.0, f"verses:{VERSE_LENGTH}"),
-    ),
+    "gnmt-tiny": _on_verses(3),
+    "gnmt-tiny-deep": _on_verses(5),
     # PipeDream's names (Narayanan et al. 2019, table 1) count LSTM layers of encoder and decoder together.
     "gnmt-8": _published(4),
     "gnmt-16": _published(8),

@@ -1,5 +1,5 @@
 """Networks of branching modules: GoogLeNet (Szegedy et al. 2015, arXiv:1409.4842) and Inception-V3 (Szegedy et al.
-2016, arXiv:1512.00567), without auxiliary classifiers, and a small one for images of 28x28.
+2016, arXiv:1512.00567), without auxiliary classifiers, and small ones for images of 28x28.
 
 GoogLeNet is the form whose weights are in use: BatchNorm, and 3x3 where the paper has 5x5 convolutions. A module is one
 layer with its branches inside.
@@ -181,8 +181,18 @@ TINY: Chain = (
     ("inception2", (v1(8, 8, 12, 4, 8, 4), _HALVE)),
     ("inception3", (v1(16, 8, 16, 4, 8, 8),)),
 )
+_TINY_ROWS = (Conv(8), Conv(12, (1, 7)), Conv(16, (7, 1)))
+_TINY_FORK = Fork(((Conv(12, (1, 3)),), (Conv(12, (3, 1)),)))
+TINY_V3: Chain = (
+    ("conv1", (Conv(8, 3, 2),)),
+    ("mixed5", (Fork(((Conv(8),), (Conv(6), Conv(8, 5)), (Conv(8), Conv(12, 3), Conv(12, 3)), (_AVERAGE, Conv(4)))),)),
+    ("mixed6a", (Fork(((Conv(16, 3, 2, True),), (Conv(8), Conv(12, 3), Conv(12, 3, 2, True)), (_REDUCE,))),)),
+    ("mixed6b", (Fork(((Conv(16),), _TINY_ROWS, (_AVERAGE, Conv(16)))),)),
+    ("mixed7", (Fork(((Conv(16),), (Conv(12), _TINY_FORK), (_AVERAGE, Conv(12)))),)),
+)
 PRESETS: dict[str, Callable[[], LayeredModel]] = {
     "googlenet-tiny": partial(inception, "googlenet-tiny", 1, TINY, 10, 0.0, "mnist-5k-images"),
+    "inception-tiny": partial(inception, "inception-tiny", 1, TINY_V3, 10, 0.0, "fashion-mnist-images:8000/5000"),
     "googlenet": partial(inception, "googlenet", 3, GOOGLENET, 1000, 0.2, "random-images:3x224/1000"),
     "inception-v3": partial(inception, "inception-v3", 3, INCEPTION_V3, 1000, 0.5, "random-images:3x299/1000"),
 }

@@ -1,5 +1,5 @@
 """Convolutions in a row: AlexNet in its one-column form (Krizhevsky 2014, arXiv:1404.5997) and VGG-16 (Simonyan and
-Zisserman 2015, arXiv:1409.1556, configuration D), and a small one for images of 28x28. No response normalisation."""
+Zisserman 2015, arXiv:1409.1556, configuration D), and small ones for images of 28x28. No response normalisation."""
 
 from __future__ import annotations
 
@@ -87,6 +87,15 @@ def _blocks(*blocks: tuple[int, ...]) -> tuple[Conv, ...]:
 
 
 CONFIGS = {
+    "alexnet-tiny": VGGConfig(
+        channels=1,
+        convolutions=(Conv(16, 5, 1, 2, pool=3), Conv(32, 5, 1, 2, pool=3), Conv(48), Conv(32), Conv(32, pool=3)),
+        grid=2,
+        hidden=(128, 64),
+        classes=10,
+        dropouts=(0.0, 0.0, 0.0),
+        data="fashion-mnist-images:8000/5000",
+    ),
     "vgg-tiny": VGGConfig(
         channels=1,
         convolutions=_blocks((8,), (16, 16), (32,)),

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 runs: Any = importlib.import_module("convergence_runs")
 report: Any = importlib.import_module("convergence_report")
 benchmark: Any = importlib.import_module("convergence")
+rates: Any = importlib.import_module("rates")
 
 
 @pytest.fixture
@@ -55,6 +56,26 @@ def test_runs_are_kept(tmp_path: Path) -> None:
     benchmark.save(found, tmp_path / "runs.json")
     assert benchmark.load(tmp_path / "runs.json") == found
     assert benchmark.measured(list(found), benchmark.load(tmp_path / "runs.json"), 1, None) == found
+
+
+def test_each_method_has_its_own_best_rate() -> None:
+    """The least mean held-out loss over seeds; one seed that diverges rules a rate out; seeds are compared in pairs."""
+    losses = {
+        "synchronous": {0.1: (1.0, 2.0), 0.3: (0.5, math.nan)},
+        "pipeoptim": {0.1: (2.0, 2.0), 0.3: (1.0, 1.5)},
+        "spectrain": {0.1: (1.5, 3.0), 0.3: (2.0, 3.0)},
+    }
+    found = {
+        rates.Run("vgg-tiny", method, rate, seed): rates.Measured(0.5, loss, loss)
+        for method in rates.METHODS
+        for rate, each in losses.get(method, losses["pipeoptim"]).items()
+        for seed, loss in enumerate(each)
+    }
+    made = {row[1]: row for row in rates.rows(found)}
+    columns = rates.COLUMNS.index("best rate"), rates.COLUMNS.index("same rate"), len(rates.COLUMNS) - 1
+    assert [made["synchronous"][k] for k in columns] == ["0.1", "0.1", "0 of 2, 1 of 2"]
+    assert [made["spectrain"][k] for k in columns] == ["0.1", "0.1", "0 of 2, 1 of 2"]
+    assert [made["pipeoptim"][k] for k in columns] == ["0.3", "0.1", ""]
 
 
 @pytest.mark.usefixtures("fashion")

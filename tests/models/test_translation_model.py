@@ -160,6 +160,9 @@ def test_a_fused_lstms_flops_are_those_of_its_products() -> None:
     [
         ("mlp-fashion", 60, 60, 0.7),
         ("vgg-tiny", 32, 32, 0.85),
+        ("alexnet-tiny", 32, 16, 0.9),
+        ("inception-tiny", 16, 4, 0.8),
+        ("gnmt-tiny-deep", 10, 1, 0.9),
         ("gnmt-tiny", 16, 16, 0.85),
         ("googlenet-tiny", 12, 1, 0.8),
         ("lstm-reviews", 25, 1, 0.6),

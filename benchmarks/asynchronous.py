@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tables import Origin, Table, origin, savable
+
 from contraflow.executor.measure.machine import measure_machine
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.launch import execute
@@ -27,6 +29,10 @@ from contraflow.planner.graph.versions import Versions, update_size
 SYNCHRONOUS = "best synchronous"
 PLAIN = "pipedream"
 LIMIT = 0.9
+COLUMNS = [
+    "plan", "stale", "forecast ms", "measured ms", "measured / forecast", "synchronous / this", "of planned peak",
+]  # fmt: skip
+TIGHT_COLUMNS = ["plan", "stashes by stage", "planned peak", "of it measured", "forecast ms", "measured ms"]
 USUAL = {
     "model": "gpt-small", "micro_batch_size": 4, "micro_batches": 8, "optimizer": "adam", "processes": [2, 4],
     "updates": 8, "rounds": 3,
@@ -99,8 +105,8 @@ def staleness(made: Plan) -> int:
     return max(Versions.of(made).most_stale.values()) if made.forecast and made.forecast.period_s else 0
 
 
-def throughput(setting: Setting, processes: int, methods: list[str]) -> str:
-    """A table: every method beside the best synchronous plan."""
+def throughput(setting: Setting, processes: int, methods: list[str], by: Origin) -> Table:
+    """Every method beside the best synchronous plan."""
     graph, cluster = profiled(setting, processes)
     workload = Workload(setting.micro_batches, setting.optimizer)
     plans = {SYNCHRONOUS: found(graph, cluster, workload, SearchSpace(), setting.time_limit)}
@@ -109,18 +115,14 @@ def throughput(setting: Setting, processes: int, methods: list[str]) -> str:
         plans[method] = found(graph, cluster, workload, space, setting.time_limit)
     results = measured(plans, setting)
     base = results[SYNCHRONOUS][0]
-    lines = [
-        f"{setting.model}, {processes} processes, {setting.micro_batches} micro-batches of {setting.micro_batch_size}",
-        "",
-        "| plan | stale | forecast ms | measured ms | measured / forecast | synchronous / this | of planned peak |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    size = f"{setting.micro_batches} micro-batches of {setting.micro_batch_size}"
+    note = f"{setting.model}, {processes} processes, {size}"
+    lines = []
     for name, made in plans.items():
         seconds, peaks = results[name]
-        row = [name, staleness(made), f"{1000 * each_s(made):.1f}", f"{1000 * seconds:.1f}"]
-        row += [f"{seconds / each_s(made):.3f}", f"{base / seconds:.3f}", f"{max(peaks):.3f}"]
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    return "\n".join(lines)
+        row = [name, str(staleness(made)), f"{1000 * each_s(made):.1f}", f"{1000 * seconds:.1f}"]
+        lines.append([*row, f"{seconds / each_s(made):.3f}", f"{base / seconds:.3f}", f"{max(peaks):.3f}"])
+    return Table.made(replace(by, note=note), COLUMNS, lines)
 
 
 def least_limit(graph: ModelGraph, cluster: Cluster, workload: Workload, space: SearchSpace, seconds: float) -> int:
@@ -135,8 +137,8 @@ def least_limit(graph: ModelGraph, cluster: Cluster, workload: Workload, space: 
     return fits
 
 
-def in_little_memory(setting: Setting, processes: int, share: float) -> str:
-    """A table: PipeDream, and what does its work within `share` of the least memory that it takes on any cut."""
+def in_little_memory(setting: Setting, processes: int, share: float, by: Origin) -> Table:
+    """PipeDream, and what does its work within `share` of the least memory that it takes on any cut."""
     graph, cluster = profiled(setting, processes)
     workload = Workload(setting.micro_batches, setting.optimizer)
     kept = SearchSpace(PLAIN, offload=False, recompute=False)
@@ -159,21 +161,18 @@ def in_little_memory(setting: Setting, processes: int, share: float) -> str:
     results = measured(plans, setting)
     missing = "; ".join(lack.missing for lack in refused.violations)
     size = f"micro-batches of {setting.micro_batch_size}"
-    lines = [
+    note = (
         f"{setting.model}, {processes} processes, {size}, {setting.optimizer}; limit {tight.memory_limit_bytes} bytes "
-        f"a device but for the first row: {share:g} of the {least} bytes that {PLAIN} takes at least, on any cut",
-        "",
-        f"{PLAIN} within the limit: {refused.status}: {missing}",
-        "",
-        "| plan | stashes by stage | planned peak | of it measured | forecast ms | measured ms |",
-        "|---|---|---|---|---|---|",
-    ]
+        f"a device but for the first row: {share:g} of the {least} bytes that {PLAIN} takes at least, on any cut; "
+        f"{PLAIN} within the limit: {refused.status}: {missing}"
+    )
+    lines = []
     for name, made in plans.items():
         assert made.forecast is not None
         seconds, peaks = results[name]
         row = [name, ", ".join(made.stash[0]), format_bytes(max(made.forecast.peak_bytes)), f"{max(peaks):.3f}"]
-        lines.append(f"| {' | '.join([*row, f'{1000 * each_s(made):.1f}', f'{1000 * seconds:.1f}'])} |")
-    return "\n".join(lines)
+        lines.append([*row, f"{1000 * each_s(made):.1f}", f"{1000 * seconds:.1f}"])
+    return Table.made(replace(by, note=note), TIGHT_COLUMNS, lines)
 
 
 def arguments() -> argparse.Namespace:
@@ -190,6 +189,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of every search")
     parser.add_argument("--memory", action="store_true", help="PipeDream in little memory instead")
     parser.add_argument("--share", type=float, default=LIMIT, help="of the least memory that it takes")
+    savable(parser)
     given = parser.parse_args()
     for name, value in (LITTLE if given.memory else USUAL).items():
         if getattr(given, name) is None:
@@ -204,12 +204,15 @@ def main() -> int:
         given.model, given.micro_batch_size, given.micro_batches, given.optimizer, given.updates, given.rounds,
         given.time_limit,
     )  # fmt: skip
+    by = origin()
     for processes in given.processes:
         if given.memory:
-            print(in_little_memory(setting, processes, given.share))
+            name, table = "memory", in_little_memory(setting, processes, given.share, by)
         else:
-            print(throughput(setting, processes, given.methods))
-        print()
+            name, table = "throughput", throughput(setting, processes, given.methods, by)
+        print(f"{table.origins[0].note}\n\n{table.text()}\n")
+        if given.save:
+            table.save(f"asynchronous/{name}-{processes}")
     return 0
 
 

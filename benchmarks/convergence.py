@@ -19,8 +19,9 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
-from convergence_report import plot, rows, table
+from convergence_report import plot, tables
 from convergence_runs import TASKS, Method, Outcome, Run, methods, train
+from tables import origin, savable
 
 
 def wanted(chosen: argparse.Namespace) -> list[Run]:
@@ -82,16 +83,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps every run there, and takes known ones from it")
+    savable(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG (needs matplotlib)")
     return parser.parse_args()
 
 
 def main() -> int:
     """Trains, prints the table, draws the plot."""
-    chosen = arguments()
+    chosen, made = arguments(), origin()
     runs = wanted(chosen)
     found = measured(runs, load(chosen.json), chosen.workers, chosen.json)
-    print(table(rows(found)))
+    for name, table in tables(found, made).items():
+        print(f"{name}\n\n{table.text()}\n")
+        if chosen.save:
+            table.save(f"convergence/{name}")
     if chosen.plot is not None and found:
         plot(found, chosen.plot)
     return 0 if len(found) == len(runs) else 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from convergence_runs import Outcome, Run
+from tables import Origin, Table
 
 SMOOTHED = 25
 """Updates that a point of the plot is the mean of."""
@@ -16,8 +17,8 @@ HIGHEST = 1.5
 """Of the first loss: what rises further leaves the plot."""
 REFERENCE, RIVAL = "synchronous", "pipeoptim"
 """What all methods are compared with, seed by seed."""
-_HEAD = ("method", "updates", "held-out accuracy", "mean training loss", f"above {REFERENCE}", f"above {RIVAL}",
-         "last tenth")  # fmt: skip
+_HEAD = ["method", "updates", "held-out accuracy", "mean training loss", f"above {REFERENCE}", f"above {RIVAL}",
+         "last tenth"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,20 +86,19 @@ def _above(base: Mapping[int, Outcome], means: Mapping[int, float]) -> Spread | 
     return Spread.of(found) if found else None
 
 
-def table(found: Iterable[Row]) -> str:
-    """Markdown, one table for each task and optimizer."""
-    lines: list[str] = []
-    last = None
-    for row in found:
-        if (row.task, row.optimizer) != last:
-            last = row.task, row.optimizer
-            lines += ["", f"**{row.task}, {row.optimizer}**", ""]
-            lines += [f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|"]
-        gap = "" if row.gap is None or row.method == REFERENCE else row.gap
-        behind = "" if row.behind is None or row.method == RIVAL else row.behind
-        cells = row.method, row.updates, row.accuracy, row.loss, gap, behind, row.late
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines[1:])
+def tables(found: Mapping[Run, Outcome], made: Origin) -> dict[str, Table]:
+    """One table for each task and optimizer, by them and the number of seeds."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows(found):
+        seeds = {run.seed for run in found if (run.task, run.optimizer) == (row.task, row.optimizer)}
+        parts.setdefault(f"{row.task}-{row.optimizer}-{len(seeds)}", []).append(row)
+    return {name: Table.made(made, _HEAD, [_cells(row) for row in part]) for name, part in parts.items()}
+
+
+def _cells(row: Row) -> list[str]:
+    gap = "" if row.gap is None or row.method == REFERENCE else row.gap
+    behind = "" if row.behind is None or row.method == RIVAL else row.behind
+    return [*map(str, (row.method, row.updates, row.accuracy, row.loss, gap, behind, row.late))]
 
 
 def plot(found: Mapping[Run, Outcome], path: Path) -> None:

@@ -91,7 +91,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--devices", type=int, default=64)
     arguments.add_argument("--micro-batches", type=int, default=512)
-    arguments.add_argument("--save", action="store_true", help="for the documents: benchmarks/results/evaluate.json")
+    tables.savable(arguments)
     given = arguments.parse_args()
     made, rows = tables.origin(), list[list[str]]()
     print(row(*COLUMNS))
@@ -114,7 +114,7 @@ def main() -> None:
             rows.append([case, shape, str(ops), *(f"{time:.3f}" for time in times), "".join(growth)])
             print(row(*rows[-1]))
     if given.save:
-        tables.Table(made, list(COLUMNS), rows).save("evaluate")
+        tables.Table.made(made, list(COLUMNS), rows).save("evaluate")
 
 
 if __name__ == "__main__":

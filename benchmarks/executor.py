@@ -4,7 +4,7 @@ Everything runs in one set of gloo processes with one thread each, step by step 
 does slows all alike. Layers and machine are profiled once, before. Exit code 1 when two contenders, which train the
 same model on the same data, come to different losses.
 
-    python benchmarks/executor.py --markdown              gpt-small, 2 processes, 8 micro-batches of 4: under 6 minutes
+    python benchmarks/executor.py                         gpt-small, 2 processes, 8 micro-batches of 4: under 6 minutes
     python benchmarks/executor.py --plans 1f1b zb-v       some plans only
 """
 
@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from executor_rows import (
     steps,
     wrong_losses,
 )
-from tables import origin
+from tables import origin, savable
 
 from contraflow.executor.measure.machine import measure_machine
 from contraflow.executor.measure.profile import profile_model
@@ -137,7 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="after these, three rounds will do")
     parser.add_argument("--profile-rounds", type=int, default=usual.profile_rounds)
     parser.add_argument("--time-limit", type=float, default=usual.time_limit, help="seconds of the search")
-    parser.add_argument("--markdown", action="store_true")
+    savable(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes the rows there")
     return parser.parse_args()
 
@@ -145,14 +145,22 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Prints the tables; 1 when something trained to other losses than the rest."""
     given = vars(arguments())
-    markdown, target = given.pop("markdown"), given.pop("json")
+    save, target = given.pop("save"), given.pop("json")
     setting = Setting(**given | {"plans": tuple(given["plans"])})
     made, began, before = origin(), time.perf_counter(), os.getloadavg()[0]
     result = measure(setting)
-    tables = [speed_table(result.speed), overhead_table(result.overhead), forecast_table(result.forecast)]
-    print("\n\n".join(table.text(markdown) for table in tables if table.rows))
     seconds, after = time.perf_counter() - began, os.getloadavg()[0]
-    print(f"\n{asdict(setting)}\nload {before:.1f} before, {after:.1f} after; {seconds:.0f} s")
+    busy = f"load {before:.1f} before, {after:.1f} after; {seconds:.0f} s"
+    made = replace(made, note=busy)
+    shown = {
+        "speed": speed_table(result.speed, made),
+        "overhead": overhead_table(result.overhead, made),
+        "forecast": forecast_table(result.forecast, made),
+    }
+    print("\n\n".join(f"{name}\n\n{table.text()}" for name, table in shown.items() if table.rows))
+    print(f"\n{asdict(setting)}\n{busy}")
+    for name, table in shown.items() if save else ():
+        table.save(f"executor/{name}")
     for fault in result.faults:
         tell(f"WRONG: {fault}")
     if target is not None:

@@ -6,34 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
-from typing import NamedTuple
 
 from executor_contender import Outcome, Rounds
+from tables import Origin, Table
 
 from contraflow.planner import Plan
 from contraflow.planner.plan import COMPUTE, RECEIVES, Kind
 
 SAME_LOSS = 1e-3
 """Relative; what adding in another order makes of a loss after some steps of Adam, at first mere signs."""
-
-
-class Table(NamedTuple):
-    """A title, the columns' names and rows of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-    def text(self, markdown: bool) -> str:
-        """Aligned text, or Markdown."""
-        lines = [self.columns, *self.rows]
-        widths = [max(len(line[k]) for line in lines) for k in range(len(self.columns))]
-        padded = [[x.ljust(w) for x, w in zip(line, widths, strict=True)] for line in lines]
-        if not markdown:
-            return "\n".join([self.title, "", *("  ".join(line).rstrip() for line in padded)])
-        padded.insert(1, ["-" * width for width in widths])
-        return "\n".join([f"## {self.title}", "", *("| " + " | ".join(line) + " |" for line in padded)])
-
 
 # ---------------------------------------------------------------- speed
 
@@ -73,13 +54,10 @@ def losses(rounds: Rounds) -> list[float]:
     return [mean({m: x for rank in ranks for m, x in rank.losses.items()}.values()) for ranks in rounds]
 
 
-def speed_table(rows: Sequence[Speed]) -> Table:
-    """Ratios above 1: ours is faster."""
-    return Table(
-        "Step time against torch.distributed.pipelining, on the same stages",
-        ("plan", "ms", "torch's schedule", "ms", "torch's / ours"),
-        [(r.plan, _ms(r.ours_s), r.peer, _ms(r.theirs_s), f"{r.ratio:.3f}") for r in rows],
-    )
+def speed_table(rows: Sequence[Speed], made: Origin) -> Table:
+    """Step time against torch.distributed.pipelining, on the same stages; ratios above 1: ours is faster."""
+    lines = [[r.plan, _ms(r.ours_s), r.peer, _ms(r.theirs_s), f"{r.ratio:.3f}"] for r in rows]
+    return Table.made(made, ["plan", "ms", "torch's schedule", "ms", "torch's / ours"], lines)
 
 
 # ---------------------------------------------------------------- overhead
@@ -172,19 +150,17 @@ def _ready_s(ranks: Sequence[Outcome], rank: int, kind: Kind, stage: int, m: int
     return max((r.end_s for r in others if (r.op.kind, r.op.stage, r.op.micro_batch) in wanted), default=0.0)
 
 
-def overhead_table(rows: Sequence[Overhead]) -> Table:
-    """Milliseconds and ratios."""
-    return Table(
-        "Step time against the ops of the device that computes most",
-        ("plan", "step ms", "ops ms", "step / ops", "waits for ops", "for messages", "own", "without waits for ops"),
+def overhead_table(rows: Sequence[Overhead], made: Origin) -> Table:
+    """Step time against the ops of the device that computes most: milliseconds and ratios."""
+    waits = ["waits for ops", "for messages", "own", "without waits for ops"]
+    lines = [
         [
-            (
-                r.plan, _ms(r.step_s), _ms(r.ops_s), f"{r.over:.3f}", _ms(r.waited_s), _ms(r.messages_s), _ms(r.own_s),
-                f"{r.beyond_plan:.3f}",
-            )
-            for r in rows
-        ],
-    )  # fmt: skip
+            r.plan, _ms(r.step_s), _ms(r.ops_s), f"{r.over:.3f}", _ms(r.waited_s), _ms(r.messages_s), _ms(r.own_s),
+            f"{r.beyond_plan:.3f}",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    return Table.made(made, ["plan", "step ms", "ops ms", "step / ops", *waits], lines)
 
 
 # ---------------------------------------------------------------- forecast
@@ -214,15 +190,11 @@ class Foretold:
         )
 
 
-def forecast_table(rows: Sequence[Foretold]) -> Table:
-    """The last row is the median of the errors' magnitudes."""
-    lines = [(r.plan, _ms(r.forecast_s), _ms(r.measured_s), f"{r.error:+.1%}", f"{r.ops:.3f}") for r in rows]
-    lines.append(("median", "", "", f"{median_error(rows):.1%}", ""))
-    return Table(
-        f"Forecast against measurement, {len(rows)} plans after one profile",
-        ("plan", "forecast ms", "measured ms", "error", "ops measured / forecast"),
-        lines,
-    )
+def forecast_table(rows: Sequence[Foretold], made: Origin) -> Table:
+    """Forecast against measurement, of all plans after one profile; the last row is the median of the errors' sizes."""
+    lines = [[r.plan, _ms(r.forecast_s), _ms(r.measured_s), f"{r.error:+.1%}", f"{r.ops:.3f}"] for r in rows]
+    lines.append(["median", "", "", f"{median_error(rows):.1%}", ""])
+    return Table.made(made, ["plan", "forecast ms", "measured ms", "error", "ops measured / forecast"], lines)
 
 
 def median_error(rows: Iterable[Foretold]) -> float:

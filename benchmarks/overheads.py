@@ -5,32 +5,29 @@ the looks (`--on-nan stop`) takes turns step by step in the same processes; one 
 take turns process by process. Ratios are of medians: of the wall clock, which other work disturbs, and of processor
 time, which it hardly does.
 
-    python benchmarks/overheads.py --json benchmarks/results/overheads.json        5 minutes on two cores
+    python benchmarks/overheads.py --save        5 minutes on two cores
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from executor_contender import Ours
 from executor_plans import plans
+from tables import Table, origin, savable
 
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.allocator import keep_freed_memory
@@ -41,8 +38,8 @@ from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Workload
 
-ROOT = Path(__file__).resolve().parents[1]
 PLANS = ("1f1b", "1f1b offload")
+COLUMNS = ["what, plan", "of processor time", "of the clock", "steps", "s a step"]
 OWN_ARENAS = 0
 """As many as the C library makes."""
 
@@ -98,7 +95,12 @@ class Ratio:
 
         wall, processor = (middle(with_it, n) / middle(without, n) for n in ("wall_s", "processor_s"))
         count = sum(len(steps.wall_s) for steps in with_it)
-        return cls(what, plan, round(wall, 4), round(processor, 4), count, round(middle(with_it, "wall_s"), 4))
+        return cls(what, plan, wall, processor, count, middle(with_it, "wall_s"))
+
+    def cells(self) -> list[str]:
+        """Of the table."""
+        ratios = f"{self.processor:.4f}", f"{self.wall:.4f}"
+        return [f"{self.what}, {self.plan}", *ratios, str(self.steps), f"{self.step_s:.3f}"]
 
 
 def _rank(rank: int, jobs: dict[str, Job], arenas: int, rounds: int, folder: str) -> None:
@@ -162,27 +164,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="steps of each by turns [%(default)s]")
     parser.add_argument("--repeats", type=int, default=4, metavar="N", help="processes of each kind [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also writes them there")
+    savable(parser)
     options = parser.parse_args()
-    load = os.getloadavg()[0]
-    ratios = measure(options.rounds, options.repeats)
-    for ratio in ratios:
-        print(
-            f"{ratio.what}, {ratio.plan}: {ratio.wall:.3f} of the clock, {ratio.processor:.3f} of processor time"
-            f" ({ratio.steps} steps of {ratio.step_s:.3f} s)"
-        )
-    if options.json is not None:
-        commit = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"],
-            capture_output=True, text=True, check=False,
-        ).stdout.strip()  # fmt: skip
-        content: dict[str, Any] = {
-            "command": f"python benchmarks/overheads.py --rounds {options.rounds} --repeats {options.repeats}",
-            "commit": commit, "date": datetime.now(UTC).date().isoformat(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} before",
-            "ratios": [asdict(ratio) for ratio in ratios],
-        }  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    made = replace(origin(), note=f"load {os.getloadavg()[0]:.1f} before")
+    table = Table.made(made, COLUMNS, [ratio.cells() for ratio in measure(options.rounds, options.repeats)])
+    print(table.text())
+    if options.save:
+        table.save("overheads")
     return 0
 
 

@@ -32,9 +32,9 @@ def row(file: str, devices: int | None) -> list[str]:
 def main() -> None:
     """Prints the table, and saves it where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="for the documents: benchmarks/results/published.json")
+    tables.savable(parser)
     given = parser.parse_args()
-    table = tables.Table(tables.origin(), COLUMNS, [row(*case) for case in CASES])
+    table = tables.Table.made(tables.origin(), COLUMNS, [row(*case) for case in CASES])
     print(table.markdown())
     if given.save:
         table.save("published")

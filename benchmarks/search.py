@@ -25,6 +25,7 @@ import search_cases as cases
 from peers import zero_bubble_ilp
 from search_cases import Case
 from search_rows import GOOD, Effort, Row, faults, named, print_rows, solve, versus
+from tables import savable
 
 from contraflow.planner import InputError, Plan, Progress, evaluate
 from contraflow.planner.graph import Candidate
@@ -230,7 +231,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--solver", choices=zero_bubble_ilp.SOLVERS, default="cp-sat", help="of the peer in case 6")
     parser.add_argument("--quick", action="store_true", help="small instances only")
-    parser.add_argument("--markdown", action="store_true")
+    savable(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes the rows there, one by one")
     return parser.parse_args()
 
@@ -243,7 +244,7 @@ def main() -> int:
         seconds, given.named_limit, given.seed, given.workers, given.quick, tuple(given.pipelines), given.solver
     )
     warm()  # compiled once, cached on disk: not part of any row's seconds
-    return print_rows(rows(sorted(set(given.case)), given.only, effort), given.markdown, given.json)
+    return print_rows(rows(sorted(set(given.case)), given.only, effort), given.json, "search" if given.save else None)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import search_cases as cases
 from search_cases import Case
-from tables import origin
+from tables import Origin, Table, origin
 
 from contraflow.planner import InputError, Plan, Progress, check, evaluate, plan
-from contraflow.planner.plan import Kind
+from contraflow.planner.plan import PROVEN_GAP, Kind
 from contraflow.planner.schedules import SCHEDULES
 
 GOOD = 1e-6
@@ -22,7 +22,10 @@ GOOD = 1e-6
 
 @dataclass
 class Row:
-    """One line of the table; steps in the case's time unit, `seconds` of planning."""
+    """One line of the table; steps in the case's time unit, `seconds` of planning.
+
+    shapes_bound: the bound of that part of the space of which more is proven, where there is one.
+    """
 
     case: int
     name: str
@@ -32,6 +35,7 @@ class Row:
     goal: float | None = None
     ours: float | None = None
     bound: float | None = None
+    shapes_bound: float | None = None
     gap: float | None = None
     peak: str = ""
     seconds: float = 0.0
@@ -146,6 +150,7 @@ def solve(case: Case, effort: Effort, row: Row, on_progress: Callable[[Progress]
         row.verdict = result.status
         return None
     forecast = evaluate(result.plan)
+    row.shapes_bound = None if result.among is None else result.among.bound_s
     row.ours, row.gap = forecast.step_s, forecast.step_s / result.bound_s - 1 if result.bound_s else None
     row.peak = f"{max(forecast.peak_bytes) / case.unit_bytes:.4g} {case.unit}"
     row.faults += faults(result.plan)
@@ -175,31 +180,22 @@ def versus(case: Case, effort: Effort) -> Row:
     return row.judge()
 
 
-# ------------------------------------------------------------------ the table
+# ------------------------------------------------------------------ the tables
 
-COLUMNS = (
-    "case",
-    "instance",
-    "limit",
-    "best peer",
-    "its step",
-    "goal",
-    "ours",
-    "bound",
-    "gap",
-    "peak",
-    "s",
-    "",
-    "note",
-)
+COLUMNS = [
+    "case", "instance", "limit", "best peer", "its step", "goal", "ours", "bound", "gap", "peak", "s", "", "note",
+]  # fmt: skip
+PEERS = ["instance", "best peer", "step", "ours", "bound", "ours / peer", "s", "plan"]
+"""Of documents: one row an instance."""
+
+
+def number(value: float | None) -> str:
+    """Five digits; whole ones in full."""
+    return "-" if value is None else f"{value:.5g}" if value < 100 else f"{value:.1f}".removesuffix(".0")
 
 
 def cells(row: Row) -> list[str]:
-    """A row as the table shows it."""
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.5g}" if value < 100 else f"{value:.1f}".removesuffix(".0")
-
+    """A row as it is printed."""
     gap = "-" if row.gap is None else f"{max(0.0, row.gap):.2%}"
     steps = [number(row.peer_step), number(row.goal), number(row.ours), number(row.bound), gap]
     return [
@@ -208,24 +204,70 @@ def cells(row: Row) -> list[str]:
     ]  # fmt: skip
 
 
-def table(found: list[Row], markdown: bool) -> str:
-    """Aligned text, or a Markdown table."""
-    lines = [list(COLUMNS), *map(cells, found)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS))]
-    if not markdown:
-        return "\n".join("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines)
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)) + " |" for line in lines)
+def reached(row: Row) -> str:
+    """Our step, whether it is proven to be the least, or why there is none."""
+    if row.ours is None:
+        return row.verdict
+    return number(row.ours) + (" (optimal)" if row.gap is not None and row.gap <= PROVEN_GAP else "")
 
 
-def print_rows(rows: Iterable[Row], markdown: bool, target: Path | None) -> int:
-    """Prints rows as they come, on stderr, and the table in the end; also to a JSON file. 1 when a row has a fault."""
+def proven(row: Row) -> str:
+    """What no plan asked for is below, and what none of the shapes of which all were looked at is."""
+    if row.shapes_bound is None or row.bound is None or row.shapes_bound <= row.bound * (1 + GOOD):
+        return number(row.bound)
+    return f"{number(row.bound)}; {number(row.shapes_bound)} of its shapes"
+
+
+def against_peers(found: Iterable[Row], made: Origin) -> Table:
+    """One row an instance, ours beside the best peer."""
+
+    def line(row: Row) -> list[str]:
+        ratio = "" if row.ours is None or not row.peer_step else f"{row.ours / row.peer_step:.3f}"
+        steps = [number(row.peer_step), reached(row), proven(row), ratio]
+        return [f"{row.name}; {row.limit}", row.peer or "-", *steps, f"{row.seconds:.1f}", row.note]
+
+    return Table.made(made, PEERS, [line(row) for row in found])
+
+
+def side_by_side(found: Iterable[Row], made: Origin) -> Table:
+    """Rows called "instance: way" as one row an instance with a column for every way, the last one over the others."""
+    instances: dict[str, dict[str, Row]] = {}
+    for row in found:
+        instance, _, way = row.name.rpartition(": ")
+        instances.setdefault(f"{instance}; {row.limit}", {})[way] = row
+    ways = list(dict.fromkeys(way for ours in instances.values() for way in ours))
+    lines = []
+    for name, ours in instances.items():
+        last = ours.get(ways[-1])
+        others = [row.ours for way, row in ours.items() if row is not last and row.ours is not None]
+        ratio = f"{last.ours / min(others):.3f}" if last is not None and last.ours is not None and others else ""
+        steps = [reached(ours[way]) if way in ours else "" for way in ways]
+        lines.append([name, *steps, "" if last is None else proven(last), ratio])
+    return Table.made(made, ["instance", *ways, "bound", f"{ways[-1]} / best other"], lines)
+
+
+def table(found: list[Row], made: Origin) -> Table:
+    """Everything about all rows, for people at a terminal."""
+    return Table.made(made, COLUMNS, [cells(row) for row in found])
+
+
+def print_rows(rows: Iterable[Row], target: Path | None, document: str | None) -> int:
+    """Prints rows as they come, on stderr, and the table in the end; 1 when a row has a fault.
+
+    target: JSON of the rows, written one by one. document: whose tables are saved, one for every case, rows of several
+    ways beside each other apart.
+    """
     found: list[Row] = []
-    made = asdict(origin())
+    made = origin()
     for row in rows:
         found.append(row)
         print("  ".join(cells(row)), file=sys.stderr, flush=True)
         if target is not None:
-            target.write_text(json.dumps({"origin": made, "rows": [asdict(x) for x in found]}, indent=1))
-    print(table(found, markdown))
+            target.write_text(json.dumps({"origin": asdict(made), "rows": [asdict(x) for x in found]}, indent=1))
+    print(table(found, made).text())
+    for case in sorted({row.case for row in found}) if document is not None else ():
+        for shape, several in ((against_peers, False), (side_by_side, True)):
+            ours = [row for row in found if row.case == case and (": " in row.name) is several]
+            if ours:
+                shape(ours, made).save(f"{document}/case-{case}{'-ways' if several else ''}")
     return 1 if any(row.faults for row in found) else 0

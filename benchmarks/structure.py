@@ -1,4 +1,4 @@
-"""Stages, devices, directions and stashes decided together: the tables of docs/structure.md.
+"""Stages, devices, directions and stashes decided together: the tables of benchmarks/results/structure.md.
 
 Every plan is simulated again by `evaluate` and judged by `check`. Exit code 1 when one fails the checker, exceeds its
 limit, or when a bound lies above a plan of its space. Cases: 1 single techniques and the joint search; 2 forward and
@@ -26,6 +26,7 @@ import structure_cases as cases
 import structure_steady as steady
 from search_cases import Case
 from search_rows import Effort, Row, best_named, faults, named, print_rows, solve
+from tables import savable
 
 from contraflow.planner import ModelGraph, Plan, SearchSpace, evaluate, plan
 from contraflow.planner.basics.errors import InputError
@@ -81,7 +82,7 @@ def vgg(effort: Effort) -> Iterator[Row]:
         for name, space in cases.TECHNIQUES.items():
             if memory is None and name != "keep":
                 continue
-            row = Row(1, f"VGG-16, 4 devices: {name}, a mini-batch", "")
+            row = Row(1, f"VGG-16, 4 devices, a mini-batch: {name}", "")
             case = cases.vgg(batches, memory, replace(space, pipelines=1))
             row.limit = case.limit
             found = solve(case, effort, row)
@@ -110,7 +111,7 @@ def separate(effort: Effort) -> Iterator[Row]:
                 steps = {}
                 for apart in (False, True):
                     case = cases.apart(limit, apart, bandwidth, True, weights)
-                    row = Row(2, f"{case.name}: {'two devices, ship' if apart else 'one device'}", case.limit)
+                    row = Row(2, f"{case.name}: {'two devices' if apart else 'one device'} a stage", case.limit)
                     solve(case, effort, row)
                     steps[apart] = row.ours
                     if apart and steps[False] is not None:
@@ -315,7 +316,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small instances only")
-    parser.add_argument("--markdown", action="store_true")
+    savable(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes the rows there, one by one")
     return parser.parse_args()
 
@@ -326,7 +327,8 @@ def main() -> int:
     seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
     effort = Effort(seconds, given.named_limit, given.seed, given.workers, given.quick, (1,), "cp-sat")
     warm()
-    return print_rows(rows(sorted(set(given.case)), given.only, given.scheme, effort), given.markdown, given.json)
+    found = rows(sorted(set(given.case)), given.only, given.scheme, effort)
+    return print_rows(found, given.json, "structure" if given.save else None)
 
 
 if __name__ == "__main__":

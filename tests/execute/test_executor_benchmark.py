@@ -43,14 +43,13 @@ def test_torchs_schedules_and_ours_train_to_the_same_losses() -> None:
     assert [row.plan for row in result.forecast] == list(ours)
     for row in result.overhead:
         assert row.step_s >= row.ops_s > 0
-    tables = (
-        rows.speed_table(result.speed),
-        rows.overhead_table(result.overhead),
-        rows.forecast_table(result.forecast),
-    )
-    for table in tables:
-        assert len(table.text(False).splitlines()) == len(table.rows) + 3
-        assert all(line.startswith("| ") for line in table.text(True).splitlines()[2:])
+    made_by = rows.Origin("python benchmarks/executor.py", "1", "a machine", "2026-11-22")
+    speed, overhead = rows.speed_table(result.speed, made_by), rows.overhead_table(result.overhead, made_by)
+    forecast = rows.forecast_table(result.forecast, made_by)
+    for table, count in ((speed, 3), (overhead, 4), (forecast, 5)):
+        assert len(table.rows) == count
+        assert len(table.text().splitlines()) == count + 1
+        assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_plans_with_moving_stashes_pass_the_checker() -> None:

@@ -19,6 +19,7 @@ cases: Any = importlib.import_module("search_cases")
 ilp: Any = importlib.import_module("peers.zero_bubble_ilp")
 rows: Any = importlib.import_module("search_rows")
 search: Any = importlib.import_module("search")
+made: Any = rows.Origin("python benchmarks/search.py", "1", "a machine", "2026-11-22")
 
 
 def every_uniform_case() -> list[Any]:
@@ -115,7 +116,23 @@ def test_the_table_tells_faults_and_missed_goals() -> None:
     bad.peers_above_bound([("peer", 100.0)])
     assert good.judge().verdict == "MISSED 1.100"
     assert bad.judge().verdict == "FAULT"
-    text, markdown = rows.table([good, bad], False), rows.table([good, bad], True)
+    text = rows.table([good, bad], made).text()
     assert "bound 105 above peer: 100" in text
     assert len(text.splitlines()) == 3
-    assert all(line.startswith("| ") for line in markdown.splitlines())
+
+
+def test_ways_stand_beside_each_other_and_rows_measured_again_replace_those_before() -> None:
+    """A column a way; of a table measured twice every row has its own origin."""
+    steps = {"keep": None, "offload": 30.0, "all": 27.0}
+    found = [rows.Row(4, f"gpt: {way}", "8 GiB", ours=s, bound=27.0, verdict="no plan") for way, s in steps.items()]
+    ways = rows.side_by_side(found, made)
+    assert ways.columns == ["instance", "keep", "offload", "all", "bound", "all / best other"]
+    assert ways.rows == [["gpt; 8 GiB", "no plan", "30", "27", "27", "0.900"]]
+    later = replace(made, commit="2")
+    first = rows.against_peers([rows.Row(1, name, "4", "peer", 100.0, ours=90.0, gap=0.0) for name in "abc"], made)
+    again = rows.against_peers([rows.Row(1, "b", "4", "peer", 100.0, ours=80.0, gap=0.1)], later)
+    both = first.renewed(again)
+    assert [row[3] for row in both.rows] == ["90 (optimal)", "80", "90 (optimal)"]
+    assert (both.origins, both.of) == ([made, later], [0, 1, 0])
+    assert both.markdown().endswith(f"{made}\n\nb; 4: {later}")
+    assert again.renewed(ways) == ways

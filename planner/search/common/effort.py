@@ -154,6 +154,8 @@ class Counts:
     """Updates by which two runs differ from which the predictions of a steady state are counted. Not measured."""
     extremes: int = 3
     """Plans whose stash choices are looked at one by one, of those that recompute every stash. Not measured."""
+    guest_devices: int = 3
+    """Devices beside a stage's mirror to which its stashes may be shipped, those with most room. Not measured."""
     stash_groups: int = 4
     """Groups of a pipeline's micro-batches whose stashes are chosen on their own. Not measured."""
     fitted_choices: int = 4

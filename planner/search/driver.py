@@ -47,6 +47,7 @@ from .named import (
     run_mixed,
     run_named,
     run_remade,
+    run_shipped,
     search_widths,
     splits,
 )
@@ -110,7 +111,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     if hint is not None and space.schedule == "search":
         run_hint(session, hint)
     _first(session, orders)
-    same = searched(problem, space, session.two_devices) == unrestricted(problem, space)
+    same = searched(problem, space, session.ships) == unrestricted(problem, space)
     proof.of_searched(proof.asked_s)
     if not (same or space.schedule != "search"):
         proof.of_searched(_space_bound(session))
@@ -145,7 +146,7 @@ def _first_plan(session: Session, orders: list[Order]) -> None:
 def _space_bound(session: Session) -> float:
     if session.space.schedule != "search":
         return asked(session.problem, session.space).bound_s
-    return bounds.space(session.problem, searched(session.problem, session.space, session.two_devices))
+    return bounds.space(session.problem, searched(session.problem, session.space, session.ships))
 
 
 def _quick(session: Session, orders: list[Order]) -> None:
@@ -163,7 +164,8 @@ def _quick(session: Session, orders: list[Order]) -> None:
             _quick(small, orders)
             take_over(session, small, orders)
     else:
-        steps = (run_lightest, run_least_memory, run_first_plan, run_mixed, run_named, run_capped, run_remade)
+        fitted = (run_first_plan, run_mixed, run_named, run_capped, run_remade, run_shipped)
+        steps = (run_lightest, run_least_memory, *fitted)
         for step in steps if searching else (run_named,):
             for order in orders:
                 step(session, order)

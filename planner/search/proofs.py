@@ -92,18 +92,16 @@ def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Prov
     together_s = 0.0
     if used <= known and all(p.forward == p.backward for p in plan.pipelines):
         together_s = session.bound_s
-        if session.two_devices:
+        if session.ships:
             together_s = bounds.space(problem, searched(problem, space, False))
         yield Proven(f"{TOGETHER}, {stashes}", together_s)
     grouped = _in_groups(session, plan, orders)
-    shapes_s = min(proof.together_s if session.two_devices else proof.shapes_s, proof.widths_s)
+    shapes_s = min(proof.together_s if session.ships else proof.shapes_s, proof.widths_s)
     if grouped and together_s and math.isfinite(shapes_s):
         yield Proven(f"{TOGETHER}, {SHAPES}, {stashes}", max(together_s, shapes_s))
-    if not session.two_devices:
-        return
-    if all(policy in known or policy.startswith("ship>") for policy in used):
+    if session.ships and all(policy in known or policy.startswith("ship>") for policy in used):
         yield Proven(f"{APART}, {stashes} or shipped", session.bound_s)
-    shapes_s = min(proof.shapes_s, proof.widths_s)
+    shapes_s = min(proof.shapes_s, proof.widths_s) if session.two_devices else math.inf
     if (grouped or _goes_anywhere(session, plan)) and math.isfinite(shapes_s):
         text = f"{TOGETHER}, {SHAPES}, {stashes}, and of {ANYWHERE}"
         yield Proven(text, max(session.bound_s, shapes_s))

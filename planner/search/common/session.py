@@ -42,7 +42,9 @@ class Session:
         self.chain = Chain.of(self.problem)
         searching = self.space.schedule == "search"
         self.two_devices = searching and pays(self.problem, self.space) and searchable(self.problem)
-        """Whether stages may have two devices, and ship their stashes."""
+        """Whether stages may have two devices, chosen together with everything else."""
+        self.ships = searching and pays(self.problem, self.space)
+        """Whether stashes may be shipped to other devices."""
         self.smaller: Session | None = None
         """The search of the same problem with fewer micro-batches, where there is one."""
 

@@ -149,7 +149,9 @@ class Hunt:
 
     @property
     def _nearest_s(self) -> float:
-        """The smallest bound of all candidates."""
+        """The smallest bound of all candidates, and of those that are not listed: which ship at more devices."""
+        if self.session.ships and not self.session.two_devices:
+            return min(self._together_s, self.session.bound_s)
         return min(
             [
                 self._together_s,

@@ -19,6 +19,7 @@ from .portfolio import (
     run_remade,
     try_layout,
 )
+from .shipped import run_shipped
 from .stash_choices import with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
@@ -39,6 +40,7 @@ __all__ = [
     "run_mixed",
     "run_named",
     "run_remade",
+    "run_shipped",
     "run_least_memory",
     "search_widths",
     "splits",

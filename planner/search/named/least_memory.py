@@ -92,7 +92,7 @@ def overfull(problem: Problem, space: SearchSpace, kept: bool) -> bool:
 
 def overfull_here(session: Session) -> bool:
     """The same for what a session searches."""
-    problem, space = session.problem, replace(session.space, separate_backward=session.two_devices)
+    problem, space = session.problem, replace(session.space, separate_backward=session.ships)
     return overfull(problem, space, not policies(problem, session.space))
 
 

@@ -1,8 +1,8 @@
 """Which stashes go to another device and back (BPipe, Kim et al. 2023): from where memory lacks to where there is room.
 
-What happens to a stage's stashes takes memory of two devices, so both are followed over time: what an order holds with
-its stashes where they are, less what is gone, and what guests take. A quarter of a stage's micro-batches goes at a time,
-to the device that is left with most room, priced by the seconds on its link.
+A shipped stash takes memory of two devices, so both are followed over time: what an order holds with its stashes where
+they are, less what is gone, and what guests take. A quarter of a stage's micro-batches goes at a time, priced by the
+seconds on the link, to the device that is left with most room.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
+from ...forecast import Timeline
 from ...graph import KEEP, SHIP, Candidate, Floats, Ints, regroup
 from ...partition import QUARTERS
 from ...plan import Kind
-from ...forecast import Timeline
 from ..common import COUNT, limits
 from .fullest import Unit
 from .stash_choices import TURNS
@@ -68,7 +68,7 @@ class _Step:
 
 
 class Shipping:
-    """The choice for one simulated order in which every stash is where its policy says; `less`: bytes off the limits."""
+    """The choice for one simulated order. `less`: bytes taken off every device's limit."""
 
     def __init__(self, candidate: Candidate, timeline: Timeline, less: Sequence[int]) -> None:
         self.candidate, self.timeline = candidate, timeline

@@ -194,7 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of plan(), and of each opponent")
     parser.add_argument("--named-limit", type=float, default=120.0, help="seconds of all named schedules by hand")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--save", metavar="NAME", help="for documents: benchmarks/results/NAME.json")
+    tables.savable(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes everything there, case by case")
     return parser.parse_args()
 
@@ -218,15 +218,16 @@ def main() -> int:
         if given.json is not None:
             content = {"origin": asdict(origin), "matches": [asdict(match) for match in matches]}
             given.json.write_text(json.dumps(content, indent=1) + "\n")
-    table = tables.Table(origin, titles(players), [line(match, players) for match in matches])
-    score = tables.Table(origin, SUMMARY, list(summary(matches, players)))
+    table = tables.Table.made(origin, titles(players), [line(match, players) for match in matches])
+    score = tables.Table.made(origin, SUMMARY, list(summary(matches, players)))
     print(table.markdown())
     if players:
         print(score.markdown())
     if given.save:
-        table.save(given.save)
+        name = "mechanisms/random" if given.random else "mechanisms/opponents" if players else "mechanisms/table"
+        table.save(name)
         if players:
-            score.save(f"{given.save}-score")
+            score.save(f"{name}-score")
     return 0 if all(match.sound for match in matches) else 1
 
 

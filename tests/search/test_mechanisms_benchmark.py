@@ -1,4 +1,4 @@
-"""Who plays against plan(): the opponents reach what is known, everything they offer is checked, and losses are told."""
+"""Who plays against plan(): opponents reach what is known, everything they offer is checked, losses are told."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def test_shipping_to_the_mirror_device_by_hand_gives_the_steps_of_the_table() ->
         best = opponents.by_hand(case, 60)
         assert best.seconds <= case.goal_s
         assert best.who.startswith("1f1b, ship")
-        assert fits(best.plan) and not check(best.plan) and not best.faults
+        assert fits(best.plan)
+        assert not check(best.plan)
+        assert not best.faults
 
 
 def test_random_search_finds_separate_devices_where_memory_is_tight() -> None:
@@ -58,9 +60,11 @@ def test_a_match_tells_losses_and_what_an_opponent_contradicts() -> None:
     theirs = opponents.Best("1f1b", 10.0, object())
     match = mechanisms.Match("case", seconds=10.0, bound=9.0, status="optimal")
     match.meet("by hand", theirs)
-    assert match.result("by hand") == "tie" and match.sound
+    assert match.result("by hand") == "tie"
+    assert match.sound
     match = mechanisms.Match("case", seconds=11.0, bound=10.5, status="optimal")
     match.meet("by hand", theirs)
-    assert match.result("by hand") == "loss" and not match.sound
+    assert match.result("by hand") == "loss"
+    assert not match.sound
     assert len(match.faults) == 2
     assert match.ratio("by hand") == pytest.approx(10 / 11)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from meta import parameter_count
 from runs import STEPS, Case, assert_equals_reference, planned
 from torch import nn
 from traced_stages import traced
 
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage.program import named_buffers, named_parameters
-from contraflow.models import LayeredModel, build_layer, load, resolve
+from contraflow.models import build_layer, load, resolve
 from contraflow.models.bert import BERTConfig, Head, bert, pretraining_loss
 from contraflow.models.data import FIRST, MASK, NOT_MASKED, SEPARATOR, UnknownData, first_segment
 from contraflow.models.llama import Attention as RotaryAttention
 from contraflow.models.llama import LlamaConfig, RMSNorm, _rotate, llama
-
-
-def parameter_count(model: LayeredModel) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for layer in model.layers for p in layer.build().parameters())
 
 
 @pytest.mark.parametrize(

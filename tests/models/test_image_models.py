@@ -6,20 +6,15 @@ from itertools import accumulate
 
 import pytest
 import torch
+from meta import on_meta, parameter_count
 from torch import Tensor, nn
 from traced_stages import traced
 
 from contraflow.executor.measure.analytic import analytic_profile
 from contraflow.executor.measure.profile import profile_model
-from contraflow.models import LayeredModel, build_layer, load, resolve
+from contraflow.models import build_layer, load, resolve
 from contraflow.models.inception import Conv, Fork, build, outputs_of
 from contraflow.planner.problem.presets import PRESETS
-
-
-def on_meta(model: LayeredModel) -> list[nn.Module]:
-    """The layers, without memory."""
-    with torch.device("meta"):
-        return [layer.build() for layer in model.layers]
 
 
 @pytest.mark.parametrize(
@@ -35,9 +30,9 @@ def on_meta(model: LayeredModel) -> list[nn.Module]:
 def test_published_networks_have_exactly_the_known_number_of_parameters(name: str, layers: int, count: int) -> None:
     """Counted on the meta device, where a chain of their layers also turns images into 1,000 logits."""
     model = resolve(name)
-    built = on_meta(model)
+    built = list(on_meta(model).values())
     assert len(built) == layers
-    assert sum(p.numel() for module in built for p in module.parameters()) == count
+    assert parameter_count(model) == count
     assert isinstance(model.data, str)
     x = load(model.data).batch(0, 0, 0, 2)[0].to("meta")
     assert nn.Sequential(*built)(x).shape == (2, 1000)
@@ -64,7 +59,7 @@ def test_images_shrink_as_the_papers_tables_say(name: str, shapes: dict[str, tup
     model = resolve(name)
     assert isinstance(model.data, str)
     first = load(model.data).batch(0, 0, 0, 1)[0].to("meta")
-    outputs = list(accumulate(on_meta(model), lambda x, module: module(x), initial=first))[1:]
+    outputs = list(accumulate(on_meta(model).values(), lambda x, module: module(x), initial=first))[1:]
     found = {layer.name: tuple(x.shape) for layer, x in zip(model.layers, outputs, strict=True)}
     assert {layer: found[layer] for layer in shapes} == {k: (1, n, side, side) for k, (n, side) in shapes.items()}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from meta import parameter_count
 from packaged import installed
 
 from contraflow.models import (
@@ -25,17 +27,6 @@ from contraflow.models import (
     resolve,
 )
 from contraflow.models.data import UnknownData
-
-
-def parameter_count(model: LayeredModel) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for layer in model.layers for p in layer.build().parameters())
-
-
-@pytest.mark.parametrize(("name", "count"), [("gpt2-64", 1.39e9), ("gpt2", 1.63e8)])
-def test_gpt2_has_the_published_number_of_parameters(name: str, count: float) -> None:
-    """GPT-2 with 64 blocks of width 1280 and an untied head has 1.39e9 parameters (Chimera's model)."""
-    assert parameter_count(resolve(name)) == pytest.approx(count, rel=0.5e-2)
 
 
 @pytest.mark.parametrize("name", [name for name in names() if "tiny" in name])
@@ -177,3 +168,25 @@ def test_layers_of_a_users_function_start_alike_in_every_process(
             assert torch.equal(a, b)
     other = build_layer(model.layers[0], 8, 0)
     assert not torch.equal(next(other.parameters()), next(built[0][0].parameters()))
+
+
+def rounded(count: int, like: str) -> str:
+    """A count as a document has it: in full, or in thousands, millions or billions with as many digits."""
+    number, _, unit = like.partition(" ")
+    size = {"k": 10**3, "M": 10**6, "G": 10**9}.get(unit)
+    return f"{count:,}" if size is None else f"{count / size:.{len(number.partition('.')[2])}f} {unit}"
+
+
+def test_the_document_has_every_model_with_its_number_of_parameters() -> None:
+    """docs/models.md: names in the first column, numbers in the column "parameters"; tied parameters count once."""
+    said: dict[str, str] = {}
+    place = 0
+    for line in (Path(__file__).parents[2] / "docs" / "models.md").read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"\s*\|\s*", line.strip("| "))]
+        if cells[0] == "name":
+            place = cells.index("parameters") if "parameters" in cells else 0
+        elif place and (models := re.findall(r"`([\w-]+)`", cells[0])) and line.startswith("|"):
+            said |= zip(models, re.findall(r"[\d.,]*\d(?: [kMG]\b)?", cells[place]), strict=True)
+    assert set(said) == set(names())
+    found = {name: rounded(parameter_count(resolve(name)), like) for name, like in said.items()}
+    assert found == said

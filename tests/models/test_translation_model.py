@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from meta import parameter_counts
 from packaged import installed
 from torch import Tensor, nn
 
@@ -37,10 +38,7 @@ def built(config: GNMTConfig) -> dict[str, nn.Module]:
 )
 def test_gnmt_has_the_known_number_of_parameters(name: str, count: int) -> None:
     """Layer by layer as PipeDream's profiles of both have it; decoder0's attention is normalised, with 1,025 more."""
-    model = resolve(name)
-    with torch.device("meta"):
-        layers = {layer.name: layer.build() for layer in model.layers}
-    counts = {layer: sum(p.numel() for p in module.parameters()) for layer, module in layers.items()}
+    counts = parameter_counts(resolve(name))
     assert sum(counts.values()) == count
     depth = (len(counts) - 2) // 2
     assert counts["embedding"] == 33_095_680

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,10 +22,12 @@ from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.model_graph import SharedParameters
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
+from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.driver import Progress, Stale
 from contraflow.planner.search.steady.alternatives import alternatives
 from contraflow.planner.search.steady.build import built, excess_for_long, with_period
 from contraflow.planner.search.steady.programme import Stage
+from contraflow.planner.search.steady.search import Steady
 
 METHODS = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
 
@@ -199,6 +202,20 @@ def test_never_worse_than_a_named_schedule_that_fits() -> None:
     for name, method in (("pipedream", "stash"), ("pipedream-2bw", "2bw"), ("naive-async", "naive")):
         named = search(model, cluster, workload, SearchSpace(name))
         assert period(solved(model, cluster, method, memory_limit_bytes=60)) <= period(named) * (1 + 1e-9)
+
+
+def test_its_first_plan_recomputes_where_stashes_do_not_fit() -> None:
+    """Thirteen devices with room for two of thirteen stashes."""
+    layers = [
+        Layer(f"layer{k}", 1.0, 1.0, 1.0, stash_bytes=1000, output_bytes=50, parameter_bytes=10) for k in range(39)
+    ]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(13, 6000, Link(1000.0)), Workload(39, update_every=1))
+    began = time.monotonic()
+    session = Session(problem, SearchSpace(asynchronous=("stash",)), Clock(began + 60, None, began))
+    Steady(session).first_named()
+    assert session.best is not None
+    assert {policy for row in session.best.stash for policy in row} == {RECOMPUTE}
+    assert check(session.best) == []
 
 
 def test_infeasible_says_how_many_bytes_are_missing() -> None:

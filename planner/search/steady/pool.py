@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...graph import stash_policy
+from ...graph import KEEP, RECOMPUTE, stash_policy
+from ...partition import cut
 from ...plan import Plan
 from .alternatives import Alternative
 from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
@@ -68,6 +69,23 @@ class Pool:
             return None
         excess = excess_for_long(plan)
         return Tried(alternative, stages, plan if excess.total else with_period(plan), excess)
+
+
+def alternating(alternative: Alternative) -> Iterator[Stages]:
+    """One forward, one backward on the cut that balances best, from a full pipeline to one micro-batch at a time.
+
+    Stashes are kept, then recomputed where they may be, so that of those that fit the fastest tends to come first.
+    """
+    chain, order, count = alternative.split.chain, alternative.order, len(alternative.order)
+    for most in dict.fromkeys((count, (count + 1) // 2, 2, 1)):
+        flights = [min(most, count - k) for k in range(count)]
+        found = cut(chain, order, flights) or cut(chain, order, [0] * count, buffers=0)
+        if found is None:
+            return
+        ends = (0, *found, len(chain))
+        for stash in (KEEP, RECOMPUTE):
+            if stash in alternative.stashes:
+                yield tuple(Stage(ends[k], ends[k + 1], stash, flights[k]) for k in range(count))
 
 
 def neighbours(alternative: Alternative, stages: Stages) -> Iterator[Stages]:

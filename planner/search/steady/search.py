@@ -11,7 +11,7 @@ from ...basics import InputError, OutOfTime, PlanError, until
 from ...bounds import possible
 from ...graph import KEEP, Candidate, Versions, ship_target
 from ...lower import assemble
-from ...partition import cut, lightest
+from ...partition import lightest
 from ...plan import Plan
 from ...problem import SearchSpace
 from ...schedules import ALTERNATING
@@ -38,7 +38,7 @@ from ..named import device_orders, overfull, own_orders
 from .alternatives import Alternative, alternatives
 from .build import excess_for_long
 from .named_steady import plan_named
-from .pool import Pool, Tried, neighbours
+from .pool import Pool, Tried, alternating, neighbours
 from .programme import Margin, Stage
 
 ALTERNATING_PLANS = (
@@ -137,14 +137,10 @@ class Steady:
 
     def first_named(self) -> None:
         """One forward, one backward on the cut that balances best, with the first method: a plan to begin with."""
-        a = self.every[0]
-        chain, count = a.split.chain, len(a.order)
-        flights = [count - k for k in range(count)]
-        found = cut(chain, a.order, flights) or cut(chain, a.order, [0] * count, buffers=0)
-        if found is not None:
-            ends = (0, *found, len(chain))
-            stages = [Stage(ends[k], ends[k + 1], KEEP, flights[k]) for k in range(count)]
-            self._try(a, tuple(stages))
+        for stages in alternating(self.every[0]):
+            self._try(self.every[0], stages)
+            if self.over or self.session.best is not None:
+                return
 
     def named(self) -> None:
         """The named schedules of these methods on their best cuts."""
@@ -169,6 +165,8 @@ class Steady:
                 return
             if not tried.excess.total:
                 break
+            if self.session.best is None and self._large(alternative):
+                self.first_named()
             spare = tuple(a + b for a, b in zip(margin.spare, tried.over, strict=True))
             margin = replace(margin, spare=spare, shared=margin.shared or tried.excess.hosts > 0)
             found = self._roomier(alternative, margin)

@@ -128,9 +128,10 @@ def simulated(setting: Setting, scheme: str, shape: Shape) -> Outcome | None:
         made = assembled(candidate, orders, scheme)
     except InputError:
         return None
-    wrong = check(made.plan) if batches * shape.depth <= 256 else ()
-    assert not wrong, wrong[0]
     forecast = made.forecast
+    if max(forecast.peak_bytes) <= P100.memory_bytes and batches * shape.depth <= 256:
+        wrong = check(made.plan)
+        assert not wrong, wrong[0]
     seconds = forecast.step_s if forecast.period_s is None else forecast.period_s * 2 * each
     return Outcome(seconds, max(forecast.peak_bytes), shape, width)
 

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from instances import nothing_better, uniform
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Result, SearchSpace, Workload, check, evaluate
 from contraflow.planner import plan as search
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph import OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
+from contraflow.planner.graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
 from contraflow.planner.graph.versions import Versions
 from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Kind, Problem
@@ -26,7 +27,7 @@ from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.driver import Progress, Stale
 from contraflow.planner.search.steady.alternatives import alternatives
 from contraflow.planner.search.steady.build import built, excess_for_long, with_period
-from contraflow.planner.search.steady.programme import Stage
+from contraflow.planner.search.steady.programme import Choice, Stage
 from contraflow.planner.search.steady.search import Steady
 
 METHODS = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
@@ -202,6 +203,28 @@ def test_never_worse_than_a_named_schedule_that_fits() -> None:
     for name, method in (("pipedream", "stash"), ("pipedream-2bw", "2bw"), ("naive-async", "naive")):
         named = search(model, cluster, workload, SearchSpace(name))
         assert period(solved(model, cluster, method, memory_limit_bytes=60)) <= period(named) * (1 + 1e-9)
+
+
+def test_some_micro_batches_of_a_stage_are_recomputed_where_only_some_have_to_be() -> None:
+    """The first of three equal stages has room for two of the three stashes that a full pipeline has there."""
+    layers = [Layer(f"layer{k}", 1.0, 2.0, separable=False, stash_bytes=1000, output_bytes=10) for k in range(3)]
+    cluster = Cluster.uniform(3, 2300, Link(1e6))
+    found = solved(ModelGraph.chain(layers), cluster, "2bw", update_every=4)
+    assert found.plan is not None
+    assert {row[0] for row in found.plan.stash} == {KEEP, RECOMPUTE}
+    assert 3.0 < period(found) < 4.0
+
+
+@pytest.mark.parametrize("quarters", range(5))
+def test_most_stashes_that_are_kept_are_those_of_some_row_of_micro_batches(quarters: int) -> None:
+    stage = Stage(0, 1, RECOMPUTE, 3, quarters)
+    kept = [stage.policy(k) == KEEP for k in range(40)]
+    assert sum(kept) == 10 * (4 - quarters)
+    for count in range(1, 12):
+        rows = [kept[a : a + count] for a in range(20)]
+        most = max(map(sum, rows))
+        assert most == Choice(RECOMPUTE, quarters).kept(np.array([float(count)]))[0]
+        assert quarters == 4 or any(row[0] for row in rows if sum(row) == most)
 
 
 def test_its_first_plan_recomputes_where_stashes_do_not_fit() -> None:

@@ -20,12 +20,13 @@ from .portfolio import (
     try_layout,
 )
 from .shipped import run_shipped
-from .stash_choices import with_recomputation
+from .stash_choices import TURNS, with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
 __all__ = [
     "Order",
     "Phases",
+    "TURNS",
     "cuts_for",
     "device_orders",
     "overfull",

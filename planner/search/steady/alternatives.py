@@ -13,6 +13,7 @@ import numpy as np
 from ...basics import WorkloadError
 from ...bounds import load
 from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
+from ...partition import QUARTERS
 from ...plan import Problem
 from ...problem import WEIGHT_POLICIES, SearchSpace
 from ..common import SIZE, priced
@@ -28,7 +29,7 @@ class Alternative:
     """One weight policy on one order of devices in equal groups.
 
     below_s: no plan of it has a shorter period (seconds). least: the programme's solution, once it is known. deadline:
-    time.monotonic() at which solving ends.
+    time.monotonic() at which solving ends. quarters: of a stage's micro-batches that may be recomputed.
     """
 
     method: str
@@ -40,12 +41,18 @@ class Alternative:
     least: Least | None = None
     closed: bool = False
     deadline: float = math.inf
+    quarters: tuple[int, ...] = (QUARTERS,)
 
     @property
     def name(self) -> str:
         """In words, for those who ask what was looked at."""
         groups = f"{self.width} groups, " if self.width > 1 else ""
-        return f"{self.method}: {groups}{len(self.order)} stages on devices {_short(self.order)}"
+        some = ", some micro-batches recomputed" if len(self.quarters) > 1 else ""
+        return f"{self.method}: {groups}{len(self.order)} stages on devices {_short(self.order)}{some}"
+
+    def mixed(self) -> Alternative:
+        """The same where quarters of a stage's micro-batches may be recomputed: nothing is known of it."""
+        return replace(self, quarters=tuple(range(1, QUARTERS + 1)), below_s=0.0, least=None, closed=False)
 
     @cached_property
     def _places(self) -> list[StageTables]:
@@ -59,7 +66,9 @@ class Alternative:
         each = self.update // width
         rules = Rules(WEIGHT_POLICIES[self.method], each, width > 1, workload.staleness_limit)
         most = workload.micro_batches // width - each
-        return Programme(self.split.intervals, self._places, rules, stashes or self.stashes, most, margin)
+        return Programme(
+            self.split.intervals, self._places, rules, stashes or self.stashes, most, margin, self.quarters
+        )
 
     @property
     def width(self) -> int:

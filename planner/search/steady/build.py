@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...basics import PlanError
 from ...forecast import simulate_orders
-from ...graph import Candidate, StageCosts, stash_policy, update_size
+from ...graph import StageCosts, regroup, stash_policy, update_size
 from ...lower import assembled, period_seconds, repeat
 from ...plan import Kind, Op, Pipeline, Plan
 from ..common import excess, host_excess
@@ -35,9 +35,12 @@ def built(
         pipelines.append(Pipeline(route, route, mine))
         for s, (device, stage) in enumerate(zip(route, _sloping(stages), strict=True)):
             orders[device] = list(_listed(s, stage, mine, leaving))
-    rows = tuple(tuple(stage.stash for stage in stages) for _ in pipelines)
+    rows = {
+        m: tuple(stage.policy(k) for stage in stages) for p in pipelines for k, m in enumerate(p.micro_batches)
+    }  # fmt: skip
     try:
-        return assembled(Candidate(problem, names, tuple(pipelines), rows, weights), orders, source, period=False).plan
+        candidate = regroup(problem, names, pipelines, rows, weights)
+        return assembled(candidate, orders, source, period=False).plan
     except PlanError:
         return None
 
@@ -59,22 +62,21 @@ def _sloping(stages: Sequence[Stage]) -> list[Stage]:
 
 def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
     """F, B, R and FREE of one stage."""
-    policy = stash_policy(stage.stash)
-    again, away = policy.remade, policy.hosted and leaving is not None
+    policies = [stash_policy(stage.policy(k)) for k in range(len(micro_batches))]
     started = 0
 
     def forward() -> Iterator[Op]:
         nonlocal started
         gone = started - 1 - (leaving or 0)
-        if away and gone >= 0:
+        if leaving is not None and gone >= 0 and policies[gone].hosted:
             yield Op(Kind.FREE, s, micro_batches[gone])
         yield Op(Kind.F, s, micro_batches[started])
         started += 1
 
     while started < min(stage.in_flight, len(micro_batches)):
         yield from forward()
-    for m in micro_batches:
-        if again:
+    for m, policy in zip(micro_batches, policies, strict=True):
+        if policy.remade:
             yield Op(Kind.R, s, m)
         yield Op(Kind.B, s, m)
         if started < len(micro_batches):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...graph import KEEP, RECOMPUTE, stash_policy
-from ...partition import cut
+from ...partition import QUARTERS, cut
 from ...plan import Plan
 from .alternatives import Alternative
 from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
@@ -89,11 +89,14 @@ def alternating(alternative: Alternative) -> Iterator[Stages]:
 
 
 def neighbours(alternative: Alternative, stages: Stages) -> Iterator[Stages]:
-    """Solutions that differ in one stash policy, one number in flight, or one layer between two stages."""
+    """Solutions that differ in one stash policy or its share, one number in flight, or one layer between two stages."""
     for k, stage in enumerate(stages):
         for stash in alternative.stashes:
             if stash != stage.stash:
-                yield _with(stages, k, replace(stage, stash=stash))
+                yield _with(stages, k, replace(stage, stash=stash, quarters=QUARTERS))
+        for quarters in (stage.quarters - 1, stage.quarters + 1) if stage.stash != KEEP else ():
+            if 1 <= quarters <= QUARTERS:
+                yield _with(stages, k, replace(stage, quarters=quarters))
         for more in (1, -1):
             if stage.in_flight + more >= 1:
                 yield _with(stages, k, replace(stage, in_flight=stage.in_flight + more))

@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from ...basics import PlanError, check_time
-from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, stash_policy
+from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, StashPolicy, stash_policy
+from ...partition import QUARTERS
 from ..common import HOPE, SECONDS, TOLERANCE
+from ..named import TURNS
 from .pairs import Pairs, pairs_within
 from .rules import Flags, Rules
 from .tables import Floats, Intervals, StageTables
@@ -43,12 +46,54 @@ class Margin:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a solution: layers first..end-1, its stash policy, and its micro-batches in flight."""
+    """A stage of a solution: layers first..end-1, its stash policy, and its micro-batches in flight.
+
+    quarters: of the micro-batches whose stashes have the policy; the others are kept. The programme has all of them.
+    """
 
     first: int
     end: int
     stash: str
     in_flight: int
+    quarters: int = QUARTERS
+
+    def policy(self, count: int) -> str:
+        """Of the stash of the `count`th micro-batch that its device takes, from 0 on."""
+        return self.stash if TURNS[count % QUARTERS] < self.quarters else KEEP
+
+
+class Choice(NamedTuple):
+    """What may happen to the stashes of a stage: a policy for so many quarters of the micro-batches."""
+
+    stash: str
+    quarters: int
+
+    @property
+    def row(self) -> StashPolicy:
+        """What the policy does."""
+        return stash_policy(self.stash)
+
+    def again(self, c: Pairs) -> Floats:
+        """Seconds of recomputing, of an average micro-batch."""
+        share = self.quarters / QUARTERS if self.row.remade else 0.0
+        return np.asarray(share * c.forward, dtype=np.float64)
+
+    def kept(self, in_flight: Floats) -> Floats:
+        """Most stashes that are kept of so many micro-batches in a row; some such row begins with one that is kept."""
+        if self.quarters == QUARTERS:
+            return np.zeros_like(in_flight)
+        most = _KEPT[self.quarters]
+        whole, rest = np.divmod(np.where(np.isfinite(in_flight), in_flight, 0.0), QUARTERS)
+        return np.asarray(whole * most[-1] + most[rest.astype(np.int64)], dtype=np.float64)
+
+
+def _most_kept(quarters: int) -> Floats:
+    """Most of 0, 1, .. QUARTERS micro-batches in a row whose stash is kept where so many quarters are not."""
+    kept = [turn >= quarters for turn in TURNS * 2]
+    return np.array([max(sum(kept[a : a + n]) for a in range(QUARTERS)) for n in range(QUARTERS + 1)], dtype=np.float64)
+
+
+_KEPT = [_most_kept(quarters) for quarters in range(QUARTERS + 1)]
 
 
 @dataclass(frozen=True)
@@ -62,8 +107,9 @@ class _Best:
 class Programme:
     """The programme of a pipeline with a stage on each of these places.
 
-    stashes: policies allowed, the first preferred. most: micro-batches in flight at the most. last_gradient: bytes
-    of the last update's gradients that predictions need, a byte of parameters.
+    stashes: policies allowed, the first preferred. most: micro-batches in flight at the most. quarters: of the
+    micro-batches that may be recomputed while the others are kept. last_gradient: bytes of the last update's gradients
+    that predictions need, a byte of parameters.
     """
 
     def __init__(
@@ -74,12 +120,18 @@ class Programme:
         stashes: Sequence[str],
         most: int,
         margin: Margin = Margin(),
+        quarters: Sequence[int] = (QUARTERS,),
     ) -> None:
         self.intervals, self.places, self.rules = intervals, places, rules
         self.stashes, self.most, self.margin = tuple(stashes), most, margin
         for stash in self.stashes:
             if stash not in (KEEP, RECOMPUTE, OFFLOAD, OFFLOAD_WEIGHTS):
                 raise PlanError(f"the search without a flush knows no stash policy {stash!r}")
+        self.choices = [
+            Choice(stash, n)
+            for stash in self.stashes
+            for n in (quarters if stash_policy(stash).remade else (QUARTERS,))
+        ]
         workload = intervals.chain.problem.workload
         needed = rules.policy.predicts and workload.keeps_gradient(rules.policy.momentum_first)
         self.last_gradient = workload.gradient_bytes(1) if needed else 0
@@ -148,8 +200,8 @@ class Programme:
         check_time()
         pairs = self._within(k, period)
         trips, flights = [np.full(len(pairs), np.inf)], [np.full(len(pairs), np.inf)]
-        for stash in self.stashes:
-            trip, in_flight = self._trips(k, pairs, period, after, stash, rules)
+        for choice in self.choices:
+            trip, in_flight = self._trips(k, pairs, period, after, choice, rules)
             trips.append(trip)
             flights.append(in_flight)
         every, flying = np.stack(trips[1:]), np.stack(flights[1:])
@@ -162,7 +214,8 @@ class Programme:
         for n in chosen.tolist():
             first, which = int(pairs.first[n]), int(stash[n])
             trip[first] = every[which, n]
-            found[first] = Stage(first, int(pairs.end[n]), self.stashes[which], int(flying[which, n]))
+            choice = self.choices[which]
+            found[first] = Stage(first, int(pairs.end[n]), choice.stash, int(flying[which, n]), choice.quarters)
         return _Best(trip, found)
 
     def _within(self, k: int, period: float) -> Pairs:
@@ -173,9 +226,11 @@ class Programme:
             self._pairs[k] = known
         return known[1]
 
-    def _trips(self, k: int, c: Pairs, period: float, after: Floats, stash: str, rules: Rules) -> tuple[Floats, Floats]:
+    def _trips(
+        self, k: int, c: Pairs, period: float, after: Floats, stash: Choice, rules: Rules
+    ) -> tuple[Floats, Floats]:
         """Least round trips and numbers in flight of every interval; infinite where it is not allowed."""
-        again = c.forward if stash_policy(stash).remade else 0.0
+        again = stash.again(c)
         predicted = c.predict if rules.predicts_backward(k) else 0.0
         asked = self._asked(c, after, stash)
         step = np.maximum(1 / rules.update, self.margin.steps) * c.step
@@ -193,36 +248,35 @@ class Programme:
             trip, in_flight = np.where(good, here, trip), np.where(good, flying, in_flight)
         return trip, in_flight
 
-    def _asked(self, c: Pairs, after: Floats, stash: str) -> Floats:
+    def _asked(self, c: Pairs, after: Floats, stash: Choice) -> Floats:
         """Seconds that a micro-batch is away at the least: through the stages behind, or to the host and back."""
         behind = after[c.end]
         if c.place.last:
-            asked = c.work + behind + (c.forward if stash_policy(stash).remade else 0.0)
+            asked = c.work + behind + stash.again(c)
         else:
             asked = c.work + np.where(np.isinf(behind) | c.waits, behind + c.there_and_back, 0.0)
-        if stash_policy(stash).hosted:
-            asked = np.maximum(asked, c.work + 2 * (c.copied(stash) + c.place.copy_latency))
+        if stash.row.hosted:
+            asked = np.maximum(asked, c.work + 2 * (c.copied(stash.stash) + c.place.copy_latency))
         return np.asarray(asked, dtype=np.float64)
 
-    def _busy(self, c: Pairs, stash: str) -> Floats:
+    def _busy(self, c: Pairs, stash: Choice) -> Floats:
         """Seconds a micro-batch on links, on the host link, and from an update's first backward to the next one's."""
-        found = np.maximum(c.links, c.copied(stash) * (c.place.host_share if self.margin.shared else 1.0))
+        found = np.maximum(c.links, c.copied(stash.stash) * (c.place.host_share if self.margin.shared else 1.0))
         if not self.rules.reduced:
             return found
         update = self.rules.update
-        again = c.forward if stash_policy(stash).remade else 0.0
         waiting = c.reduce + np.where(c.reduce > 0, c.place.reduce_latency, 0.0) + c.step
-        between = (update - 1) * (c.forward + again) + waiting
+        between = (update - 1) * (c.forward + stash.again(c)) + waiting
         return np.maximum(found, c.backward + between / update)
 
-    def _allowed(self, k: int, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Flags:
+    def _allowed(self, k: int, c: Pairs, period: float, stash: Choice, in_flight: Floats, rules: Rules) -> Flags:
         """Whether so many in flight are allowed, and fit the device as far as lower estimates tell."""
         allowed = rules.allowed(in_flight, c.late, k == 0) & (in_flight <= self.most)
         return np.asarray(allowed & (self._bytes(k, c, period, stash, in_flight, rules) <= c.place.limit))
 
-    def _bytes(self, k: int, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:
+    def _bytes(self, k: int, c: Pairs, period: float, stash: Choice, in_flight: Floats, rules: Rules) -> Floats:
         """Memory at the forward or the backward that needs more: stashes, weights, tensors sent and received."""
-        row = stash_policy(stash)
+        row = stash.row
         copies = np.zeros_like(in_flight) if row.versioned else rules.copies(in_flight, c.late)
         ahead = rules.predicted_share(k, in_flight, c.late) > 0
         at_forward = c.behind + c.held * (np.maximum(copies - 1, 0.0) + ahead)
@@ -231,14 +285,18 @@ class Programme:
         if not row.ops:
             peak = in_flight * c.stash + np.maximum(at_forward, at_backward)
         elif row.remade:
-            peak = np.maximum(in_flight * c.incoming + at_forward, (in_flight - 1) * c.incoming + c.stash + at_backward)
+            kept, others = stash.kept(in_flight), stash.kept(in_flight - 1)
+            before = kept * c.stash + (in_flight - kept) * c.incoming
+            during = (1 + others) * c.stash + (in_flight - 1 - others) * c.incoming
+            any_kept = at_backward if stash.quarters < QUARTERS else at_forward
+            peak = np.maximum(before + np.maximum(at_forward, any_kept), during + at_backward)
         elif row.hosted:
             # a version that comes back is on the device besides the newest during the backward
             back = c.held if row.versioned else 0.0
             passing = np.maximum(at_forward, at_backward + back) + c.stash
-            peak = np.maximum(passing, self._resting(c, period, stash, in_flight, rules))
+            peak = np.maximum(passing, self._resting(c, period, stash.stash, in_flight, rules))
         else:
-            raise PlanError(f"search without a flush: no bytes for stash policy {stash!r}")
+            raise PlanError(f"search without a flush: no bytes for stash policy {stash.stash!r}")
         return np.asarray(fixed + peak + (self.margin.spare[k] if self.margin.spare else 0), dtype=np.float64)
 
     def _resting(self, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ... import bounds
 from ...basics import InputError, OutOfTime, PlanError, until
 from ...bounds import possible
-from ...graph import KEEP, Candidate, Versions, ship_target
+from ...graph import KEEP, RECOMPUTE, Candidate, Versions, ship_target
 from ...lower import assemble
 from ...partition import lightest
 from ...plan import Plan
@@ -43,8 +43,8 @@ from .programme import Margin, Stage
 
 ALTERNATING_PLANS = (
     "plans with one stage a device, on all devices or alike on equal groups of them, that alternate forwards and whole "
-    "backwards with a fixed number of micro-batches in flight, at most a run without one update, and fit the memory in "
-    "their steady state"
+    "backwards with a fixed number of micro-batches in flight, at most a run without one update, treat stashes of a "
+    "stage alike, and fit the memory in their steady state"
 )
 
 
@@ -102,6 +102,8 @@ class Steady:
         self.explore()
         if not self.proven:
             self.named()
+        self.mix()
+        if not self.proven:
             self.polish()
 
     def explore(self) -> None:
@@ -178,6 +180,15 @@ class Steady:
             if found is not None and not self.over:
                 self._try(alternative, found)
 
+    def mix(self) -> None:
+        """The alternatives again where stages may recompute some of their micro-batches and keep the others."""
+        for a in sorted(self.every, key=lambda a: a.below_s):
+            if RECOMPUTE in a.stashes and not self.over and self.best_s > self.session.proof.asked_s:
+                mixed = a.mixed()
+                mixed.solve(self.best_s * (1 - TOLERANCE.period))
+                if mixed.least is not None:
+                    self.build(mixed)
+
     def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
         found = alternative.within(self.best_s * (1 - TOLERANCE.period), margin)
         return None if found is None else found.stages
@@ -194,10 +205,13 @@ class Steady:
         return tried
 
     def polish(self) -> None:
-        """From the best solutions built to better ones next to them, as long as there are any."""
+        """From the best solution of every alternative to better ones next to it, as long as there are any."""
         starts = sorted((t for t in self.pool.known.values() if t is not None), key=lambda t: t.score)
-        fit = [t for t in starts if not t.excess.total]
-        for start in [*fit[:1], *[t for t in starts if t.excess.total][:2]]:
+        fit: dict[int, Tried] = {}
+        for t in starts:
+            if not t.excess.total:
+                fit.setdefault(id(t.alternative), t)
+        for start in [*fit.values(), *[t for t in starts if t.excess.total][:2]]:
             here: Tried | None = start
             while here is not None:
                 here = self._better(here)
@@ -260,12 +274,13 @@ class Steady:
 
 
 def alternates(plan: Plan) -> bool:
-    """Whether a plan has one stage a device and one device a stage, and no other way for its stashes than the host."""
+    """Whether a plan has one stage a device, one device and one stash policy a stage, and ships no stash."""
     routes = {p.forward for p in plan.pipelines if p.micro_batches}
     devices = [device for route in routes for device in route]
     same = all(p.forward == p.backward for p in plan.pipelines)
     shipped = any(ship_target(policy) is not None for row in plan.stash for policy in row)
-    return same and not shipped and len(set(devices)) == len(devices)
+    rows = {(p.forward, row) for p, row in zip(plan.pipelines, plan.stash, strict=True) if p.micro_batches}
+    return same and not shipped and len(rows) == len(routes) and len(set(devices)) == len(devices)
 
 
 def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:

@@ -19,13 +19,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 
 import search_cases as cases
 from peers import zero_bubble_ilp
 from search_cases import Case
-from search_rows import GOOD, Effort, Row, faults, named, print_rows, solve, versus
-from tables import savable
+from search_rows import GOOD, Effort, Row, effort_options, faults, named, print_rows, solve, versus
 
 from contraflow.planner import InputError, Plan, Progress, evaluate
 from contraflow.planner.graph import Candidate
@@ -225,24 +223,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--case", type=int, nargs="+", choices=range(1, 7), default=list(range(1, 7)))
     parser.add_argument("--only", default="", help="rows whose instance contains this text")
     parser.add_argument("--pipelines", type=int, nargs="+", default=[1], help="cases 1 and 2 with so many pipelines")
-    parser.add_argument("--time-limit", type=float, help="seconds a plan (60; quick: 5)")
-    parser.add_argument("--named-limit", type=float, default=10, help="seconds a named schedule")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--solver", choices=zero_bubble_ilp.SOLVERS, default="cp-sat", help="of the peer in case 6")
-    parser.add_argument("--quick", action="store_true", help="small instances only")
-    savable(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also writes the rows there, one by one")
+    effort_options(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     """Prints the table; 1 when a plan or a bound is wrong."""
     given = arguments()
-    seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
-    effort = Effort(
-        seconds, given.named_limit, given.seed, given.workers, given.quick, tuple(given.pipelines), given.solver
-    )
+    effort = replace(Effort.of(given), pipelines=tuple(given.pipelines), solver=given.solver)
     warm()  # compiled once, cached on disk: not part of any row's seconds
     return print_rows(rows(sorted(set(given.case)), given.only, effort), given.json, "search" if given.save else None)
 

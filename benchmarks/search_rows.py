@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import search_cases as cases
 from search_cases import Case
-from tables import Origin, Table, origin
+from tables import Origin, Table, origin, savable
 
 from contraflow.planner import InputError, Plan, Progress, check, evaluate, plan
 from contraflow.planner.plan import PROVEN_GAP, Kind
@@ -70,8 +71,25 @@ class Effort:
     seed: int
     workers: int
     quick: bool
-    pipelines: tuple[int, ...]
-    solver: str
+    pipelines: tuple[int, ...] = (1,)
+    solver: str = "cp-sat"
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> Effort:
+        """What `effort_options` have been given."""
+        seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
+        return cls(seconds, given.named_limit, given.seed, given.workers, given.quick)
+
+
+def effort_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of every benchmark of the search."""
+    parser.add_argument("--time-limit", type=float, help="seconds a plan (60; quick: 5)")
+    parser.add_argument("--named-limit", type=float, default=10, help="seconds a named schedule")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="small instances only")
+    savable(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also writes the rows there, one by one")
 
 
 # ------------------------------------------------------------------ one row

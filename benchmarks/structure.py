@@ -19,14 +19,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import search_cases
 import structure_cases as cases
 import structure_steady as steady
 from search_cases import Case
-from search_rows import Effort, Row, best_named, faults, named, print_rows, solve
-from tables import savable
+from search_rows import Effort, Row, best_named, effort_options, faults, named, print_rows, solve
 
 from contraflow.planner import ModelGraph, Plan, SearchSpace, evaluate, plan
 from contraflow.planner.basics.errors import InputError
@@ -311,23 +309,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="instances of cases 3, 5, 6 and 7 that contain this text")
     every = [*SCHEMES, "search", *steady.METHODS]
     parser.add_argument("--scheme", nargs="+", choices=every, default=every, help="rows of case 6; all by default")
-    parser.add_argument("--time-limit", type=float, help="seconds a plan (60; quick: 5)")
-    parser.add_argument("--named-limit", type=float, default=10, help="seconds a named schedule")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="small instances only")
-    savable(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also writes the rows there, one by one")
+    effort_options(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     """Prints the table; 1 when a plan or a bound is wrong."""
     given = arguments()
-    seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
-    effort = Effort(seconds, given.named_limit, given.seed, given.workers, given.quick, (1,), "cp-sat")
     warm()
-    found = rows(sorted(set(given.case)), given.only, given.scheme, effort)
+    found = rows(sorted(set(given.case)), given.only, given.scheme, Effort.of(given))
     return print_rows(found, given.json, "structure" if given.save else None)
 
 

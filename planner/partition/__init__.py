@@ -1,19 +1,23 @@
 """Cutting the layer graph into stages: dynamic programmes over a chain, one way, both ways, or with stash policies.
 
 Imports the problem and the operation graph; knows no order of ops. Begin with `chain.py`. Graphs that are no chains
-have a room of their own with a command: `dag/`.
+have a room of their own with a command, `dag/`; `layer_orders.py` makes chains of them.
 """
 
-from .chain import Chain, Cuts, Floats, bottleneck, compositions, cut, lightest, link_seconds, trace
+from .chain import Chain, Cuts, Floats, bottleneck, compositions, cut, least_load, lightest, link_seconds, trace
+from .dag import Effort
 from .folded import fold
+from .layer_orders import LayerOrder, other_orders
 from .mixed import cut_mixed
 from .stash_choice import KEPT, QUARTERS, StashChoice, choices
 
 __all__ = [
     "Chain",
     "Cuts",
+    "Effort",
     "Floats",
     "KEPT",
+    "LayerOrder",
     "QUARTERS",
     "StashChoice",
     "bottleneck",
@@ -22,7 +26,9 @@ __all__ = [
     "cut_mixed",
     "choices",
     "fold",
+    "least_load",
     "lightest",
     "link_seconds",
+    "other_orders",
     "trace",
 ]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,13 @@ class Chain:
         ends = (0, *cuts, len(self))
         return tuple(self.names[a:b] for a, b in pairwise(ends))
 
+    def cuts_into(self, stages: Stages) -> bool:
+        """Whether these stages, whatever the order of the layers in each, are some cut of this chain."""
+        ends = (0, *accumulate(map(len, stages)))
+        return ends[-1] == len(self) and all(
+            set(self.names[a:b]) == set(stage) for (a, b), stage in zip(pairwise(ends), stages, strict=True)
+        )
+
 
 def _prefix(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
@@ -225,11 +232,7 @@ def cut(
         return None
 
     def tables() -> Iterator[Floats]:
-        for s, device in enumerate(devices_of_stage):
-            occupation, _ = link_seconds(chain, devices_of_stage, s)
-            table = np.maximum(chain.seconds / chain.speed(device), occupation[:, None])
-            table[chain.bytes(in_flight[s], buffers, replicated) > share * chain.limit(device)] = np.inf
-            yield table
+        return _loads(chain, devices_of_stage, in_flight, buffers, share, replicated)
 
     worst, choices = bottleneck(tables(), size)
     if math.isinf(worst):
@@ -244,6 +247,30 @@ def cut(
     if not chain.boundary_bytes[1:-1].any():
         return trace(choices, size - 1)
     return trace(_cheapest(communication(), size)[1], size - 1)
+
+
+def _loads(
+    chain: Chain,
+    devices_of_stage: Sequence[int],
+    in_flight: Sequence[int],
+    buffers: int = 2,
+    share: float = 1.0,
+    replicated: bool = False,
+) -> Iterator[Floats]:
+    """Seconds a micro-batch of every interval as stage s, or of the link into it; infinite where it does not fit."""
+    for s, device in enumerate(devices_of_stage):
+        occupation, _ = link_seconds(chain, devices_of_stage, s)
+        table = np.maximum(chain.seconds / chain.speed(device), occupation[:, None])
+        table[chain.bytes(in_flight[s], buffers, replicated) > share * chain.limit(device)] = np.inf
+        yield table
+
+
+def least_load(chain: Chain, devices_of_stage: Sequence[int], in_flight: Sequence[int], buffers: int = 2) -> float:
+    """Seconds a micro-batch takes of the busiest device, or link, on `cut`'s cut; infinite where none fits."""
+    size = len(chain) + 1
+    if len(devices_of_stage) >= size:
+        return math.inf
+    return bottleneck(_loads(chain, devices_of_stage, in_flight, buffers), size)[0]
 
 
 def lightest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -204,6 +204,16 @@ class ModelGraph:
 
         order = networkx.lexicographical_topological_sort(self.graph(), key=lambda name: self.index[name])
         return tuple(self.index[name] for name in order)
+
+    @cached_property
+    def straight(self) -> bool:
+        """Whether there is one topological order only: every layer takes something from the one before it."""
+        names, edges = [self.layers[position].name for position in self.topological], set(self.edges)
+        return all(pair in edges for pair in zip(names, names[1:], strict=False))
+
+    def in_order(self, positions: Sequence[int]) -> ModelGraph:
+        """The same layers and edges, the layers as in this topological order of their positions."""
+        return replace(self, layers=tuple(self.layers[position] for position in positions))
 
     @cached_property
     def fingerprint(self) -> str:

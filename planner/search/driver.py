@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from dataclasses import replace
+from itertools import chain
 
 from .. import bounds
 from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, until
@@ -33,6 +34,7 @@ from .common import (
     shortages,
     unanswered,
 )
+from .layer_orders import best_in_layer_orders, in_layer_orders
 from .named import (
     Order,
     Phases,
@@ -90,11 +92,11 @@ def plan(
     if space.schedule in ASYNCHRONOUS:
         from .steady import plan_named
 
-        return plan_named(session, orders)
+        return best_in_layer_orders(session, lambda part, _: plan_named(part, orders))
     if space.asynchronous:
         from .steady import search_steady
 
-        return search_steady(session, hint)
+        return best_in_layer_orders(session, lambda part, start: search_steady(part, start or hint))
     try:
         with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
             _search(session, orders, hint)
@@ -117,7 +119,11 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         proof.of_searched(_space_bound(session))
     if math.isinf(proof.bound_s) or (space.schedule == "search" and overfull_here(session)):
         return
-    by_turns(session, _space_bound, lambda part: _search_space(part, orders))
+
+    def search(part: Session) -> None:
+        by_turns(part, _space_bound, lambda turn: _search_space(turn, orders))
+
+    in_layer_orders(session, search, lambda part: _at_once(part, orders))
 
 
 def _first(session: Session, orders: list[Order]) -> None:
@@ -125,6 +131,12 @@ def _first(session: Session, orders: list[Order]) -> None:
     alone = session.space.schedule == "search" and session.best is None
     if session.ops > SIZE.one_cut and alone and math.isfinite(session.proof.asked_s):
         run_capped(session, orders[0])
+
+
+def _at_once(session: Session, orders: list[Order]) -> None:
+    """A first plan: one micro-batch at a time, and one forward, one backward where that takes little."""
+    run_lightest(session, orders[0])
+    run_first_plan(session, orders[0])
 
 
 def _search_space(session: Session, orders: list[Order]) -> None:
@@ -197,7 +209,8 @@ def _answer(session: Session, orders: list[Order]) -> Result:
         return _no_plan(session, orders)
     whole = told_of(session.problem, session.space, session.proof.asked_s, best)
     solver = "CP-SAT" if session.space.schedule == "search" else ""
-    return answered(session, joined(best), whole, parts_of(session, orders, best), _considered(session), solver)
+    parts = chain(*(parts_of(part, orders, best) for part in (session, *session.reordered)))
+    return answered(session, joined(best), whole, parts, _considered(session), solver)
 
 
 def _considered(session: Session) -> tuple[Considered, ...]:

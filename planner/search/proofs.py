@@ -14,7 +14,7 @@ from ..partition import compositions
 from ..plan import Kind, Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import build
-from .common import SIZE, Proven, Session, binding, in_words, including, policies, routes
+from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, policies, routes
 from .common import told_of as told_of_space
 from .named import Order, device_orders, overfull, parts, splits
 
@@ -95,15 +95,18 @@ def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Prov
         if session.ships:
             together_s = bounds.space(problem, searched(problem, space, False))
         yield Proven(f"{TOGETHER}, {stashes}", together_s)
-    grouped = _in_groups(session, plan, orders)
+    straight = problem.model.straight
+    cuttable = straight or session.chain.cuts_into(plan.stages)
+    along = "" if straight else f", {ONE_ORDER}"
+    grouped = cuttable and _in_groups(session, plan, orders)
     shapes_s = min(proof.together_s if session.ships else proof.shapes_s, proof.widths_s)
     if grouped and together_s and math.isfinite(shapes_s):
-        yield Proven(f"{TOGETHER}, {SHAPES}, {stashes}", max(together_s, shapes_s))
+        yield Proven(f"{TOGETHER}, {SHAPES}{along}, {stashes}", max(together_s, shapes_s))
     if session.ships and all(policy in known or policy.startswith("ship>") for policy in used):
         yield Proven(f"{APART}, {stashes} or shipped", session.bound_s)
     shapes_s = min(proof.shapes_s, proof.widths_s) if session.two_devices else math.inf
-    if (grouped or _goes_anywhere(session, plan)) and math.isfinite(shapes_s):
-        text = f"{TOGETHER}, {SHAPES}, {stashes}, and of {ANYWHERE}"
+    if (grouped or (cuttable and _goes_anywhere(session, plan))) and math.isfinite(shapes_s):
+        text = f"{TOGETHER}, {SHAPES}, {stashes}, and of {ANYWHERE}{along}"
         yield Proven(text, max(session.bound_s, shapes_s))
 
 
@@ -156,6 +159,8 @@ def nothing_fits(session: Session) -> bool:
     if space.schedule == "search":
         return overfull(problem, space, kept=binding(problem) and not (space.recompute or space.offload))
     if session.clock.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):
+        return False
+    if not problem.model.straight:  # only the cuts of some orders of the layers were
         return False
     stages = {len(found.candidate.stages) for found in session.seen} or {session.stages}
     return all(compositions(len(session.chain), count, SIZE.listed_cuts) is not None for count in stages)

@@ -142,7 +142,7 @@ def problems(draw: st.DrawFn) -> GraphProblem:
 
 def agrees(problem: GraphProblem) -> None:
     expected = best_of_all(problem)
-    found = graph.cut_graph(problem, workers=1)
+    found = graph.cut_graph(problem, graph.Effort(workers=1))
     if math.isinf(expected):
         assert found.status == "infeasible"
         assert found.partition is found.objective is found.bound is None

@@ -6,6 +6,7 @@
 """
 
 from .costs import count, loads
+from .ideals import narrow_order, random_order
 from .instance import (
     BANDWIDTH,
     OBJECTIVES,
@@ -18,21 +19,30 @@ from .instance import (
     objective_of,
     unit_of,
 )
+from .problem import GraphProblem, Group, Tensor
 from .published import PublishedCut, solve
+from .search import Effort, cut_graph
 
 __all__ = [
     "BANDWIDTH",
     "Devices",
+    "Effort",
+    "GraphProblem",
+    "Group",
     "Instance",
     "LayerInstance",
     "NodeBlock",
     "OBJECTIVES",
     "Objective",
     "PublishedCut",
+    "Tensor",
     "configure",
     "count",
+    "cut_graph",
     "loads",
+    "narrow_order",
     "objective_of",
+    "random_order",
     "solve",
     "unit_of",
 ]

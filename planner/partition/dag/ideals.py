@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...basics import end_asked
+from ...basics import check_time, end_asked
 from .problem import SLACK, Block, GraphProblem, Partition
 
 Floats = NDArray[np.float64]
@@ -265,13 +265,14 @@ def best_chain(
 
     A block runs plain where that fits the memory, otherwise with all its groups lean, which is exact only for
     problems without lean groups. `relaxed`: memory without limit, for a lower bound. Raises KeyboardInterrupt once
-    Ctrl-C has asked for the end: what it has by then says nothing.
+    Ctrl-C has asked for the end, and OutOfTime at a deadline: what it has by then says nothing.
     """
     family = _Family.of(problem, masks)
     table = _Table(problem, len(masks))
     for i in range(len(masks) - 2, -1, -1):
         if end_asked():
             raise KeyboardInterrupt
+        check_time()
         later = family.larger(i, upper)
         if not len(later):
             continue

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ortools.sat.python import cp_model
 
@@ -30,12 +30,13 @@ _POLL_S = 0.005
 class Found:
     """What one solve says: a partition of at most the cap, if any; `done`: the solver has proven its answer.
 
-    `bound`: no partition of at most the cap takes less, in ticks; None: there is none.
+    `bound`: no partition of at most the cap takes less, in ticks; None: there is none. `effort`: deterministic seconds.
     """
 
     partition: Partition | None
     bound: int | None
     done: bool
+    effort: float = 0.0
 
 
 class StageModel:
@@ -222,12 +223,16 @@ class StageModel:
                 for t in self.range(g)[:-1]:
                     self.model.add_hint(self.within[g][t], int(s <= t))
 
-    def solve(self, seconds: float, workers: int, seed: int) -> Found:
+    def solve(self, seconds: float, workers: int, seed: int, deterministic: float | None = None) -> Found:
         """Runs the solver; ends early when an improvement makes a smaller model possible."""
         if not self.possible:
             return Found(None, None, True)
-        race = [_Run(self, seconds, seed + number, number) for number in range(min(2, max(1, workers)))]
+        limits = (seconds, deterministic)
+        race = [_Run(self, limits, seed + number, number) for number in range(min(2, max(1, workers)))]
         first = _race(race)
+        return replace(self._found(first, race), effort=first.solver.response_proto.deterministic_time)
+
+    def _found(self, first: _Run, race: Sequence[_Run]) -> Found:
         if first.status == cp_model.INFEASIBLE:
             return Found(None, None, True)
         bound = None if self.decide else max(math.ceil(run.solver.best_objective_bound - 1e-6) for run in race)
@@ -254,10 +259,12 @@ class StageModel:
 class _Run:
     """One single-threaded solve in a thread of its own."""
 
-    def __init__(self, model: StageModel, seconds: float, seed: int, number: int) -> None:
+    def __init__(self, model: StageModel, limits: tuple[float, float | None], seed: int, number: int) -> None:
         self.solver = cp_model.CpSolver()
         parameters = self.solver.parameters
-        parameters.max_time_in_seconds = max(seconds, 0.01)
+        parameters.max_time_in_seconds = max(limits[0], 0.01)
+        if limits[1] is not None:
+            parameters.max_deterministic_time = limits[1]
         parameters.num_workers = 1
         parameters.random_seed = seed
         parameters.linearization_level = 1 - number

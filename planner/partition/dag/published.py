@@ -16,7 +16,7 @@ from ...formats import PipeDreamProfile, PiperInstance, PlacementInstance
 from .costs import count
 from .instance import Devices, Instance, LayerInstance, NodeBlock, configure
 from .problem import GraphProblem, Group, Lean, Tensor, moved
-from .search import GraphCut, OnBetter, cut_graph
+from .search import Effort, GraphCut, OnBetter, cut_graph
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -62,7 +62,7 @@ def solve(
         if on_better is not None:
             on_better(value * scale, bound * scale)
 
-    result = cut_graph(problem, time_limit=time_limit, workers=workers, seed=seed, on_better=told)
+    result = cut_graph(problem, Effort(time_limit, workers), seed, told)
     if result.partition is None:
         return PublishedCut(result.status, None, None, ())
     blocks = tuple(

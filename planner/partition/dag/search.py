@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ...basics import InputError, end_asked, heeding_ctrl_c
+from ...basics import InputError, OutOfTime, check_time, end_asked, heeding_ctrl_c
 from . import ideals as graph_ideals
 from .problem import GraphProblem, Merged, Partition, inseparable, merge, objective
 from .windows import Ticks, WindowRule
@@ -46,6 +46,28 @@ _MOST_PAIRS = 2e9
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How long a graph is cut.
+
+    Attributes:
+        seconds: of the clock.
+        workers: threads of CP-SAT; more than two are not used.
+        deterministic: CP-SAT's deterministic seconds, in one thread: what is found then depends on the clock only where
+            `seconds` are too few. None: without a limit.
+        decisions: groups times stages up to which a model is built. None: always.
+    """
+
+    seconds: float = 60.0
+    workers: int = 2
+    deterministic: float | None = None
+    decisions: int | None = None
+
+    def allows(self, problem: GraphProblem) -> bool:
+        """Whether a model of this problem is worth building."""
+        return self.decisions is None or len(problem) * problem.stages <= self.decisions
+
+
+@dataclass(frozen=True)
 class GraphCut:
     """The answer: the largest load and a proven lower bound of it, in the problem's unit; None: no partition."""
 
@@ -58,9 +80,7 @@ class GraphCut:
 @heeding_ctrl_c()
 def cut_graph(
     problem: GraphProblem,
-    *,
-    time_limit: float = 60.0,
-    workers: int = 2,
+    effort: Effort = Effort(),
     seed: int = 0,
     on_better: OnBetter | None = None,
 ) -> GraphCut:
@@ -74,9 +94,9 @@ def cut_graph(
         return GraphCut("infeasible", None, None, None)
     devices = (min(problem.accelerators, len(problem)), min(problem.cpus, len(problem)))
     problem = replace(problem, accelerators=devices[0], cpus=devices[1])
-    search = _Search(problem, time.monotonic() + time_limit, workers, seed, on_better)
-    with suppress(KeyboardInterrupt):
-        search.run(time_limit)
+    search = _Search(problem, effort, seed, on_better)
+    with suppress(KeyboardInterrupt, OutOfTime):
+        search.run()
     return search.answer()
 
 
@@ -92,10 +112,9 @@ def _check(problem: GraphProblem) -> None:
 class _Search:
     """The best known partition of a problem, the best bound, and the way to close the gap."""
 
-    def __init__(
-        self, problem: GraphProblem, deadline: float, workers: int, seed: int, on_better: OnBetter | None
-    ) -> None:
-        self.problem, self.deadline, self.workers, self.seed = problem, deadline, workers, seed
+    def __init__(self, problem: GraphProblem, effort: Effort, seed: int, on_better: OnBetter | None) -> None:
+        self.problem, self.effort, self.seed = problem, effort, seed
+        self.deadline, self.deterministic = time.monotonic() + effort.seconds, effort.deterministic
         self.on_better = on_better
         self.upper, self.best = math.inf, None  # type: tuple[float, Partition | None]
         self.lower, self.nothing = 0.0, _NOTHING * _most(problem)
@@ -113,14 +132,19 @@ class _Search:
         """Seconds; none once Ctrl-C has asked for the end."""
         return 0.0 if end_asked() else self.deadline - time.monotonic()
 
-    def run(self, time_limit: float) -> None:
+    def run(self) -> None:
         """Improves until it is proven that nothing is better, or the time is up."""
         whole = merge(self.problem, ()) if not self._lean else _unmerged(self.problem)
-        self._through_orders(whole, _ORDER_SHARE * time_limit)
+        modelled = self.effort.allows(whole.problem)
+        self._through_orders(whole, (_ORDER_SHARE if modelled else 1.0) * self.effort.seconds)
         while not self.proven and self.left > 0:
             merged = whole if self._lean else merge(self.problem, inseparable(self.problem, self.upper))
-            if not self._every_ideal(merged) and not self._solver(merged):
+            if not self._every_ideal(merged) and not (self._open(merged) and self._solver(merged)):
                 break
+
+    def _open(self, merged: Merged) -> bool:
+        """Whether the effort allows a model, and is not used up."""
+        return self.effort.allows(merged.problem) and (self.deterministic is None or self.deterministic > 0)
 
     @property
     def _lean(self) -> bool:
@@ -145,7 +169,8 @@ class _Search:
         for order in graph_ideals.orders(merged.problem, _ORDERS, self.seed):
             seen.append(order)
             self._chain(merged, graph_ideals.prefixes([order]))
-            if time.monotonic() > end or end_asked():
+            check_time()
+            if end_asked() or (self.deterministic is None and time.monotonic() > end):
                 return
         if self.best is not None:
             self._polish(merged)
@@ -185,9 +210,9 @@ class _Search:
         known = self.best is not None
         target = self.upper * (1 - _EXACT) if known else _most(merged.problem)
         decide = not self.improved
-        found = self._ask(merged, target, decide=decide, seconds=(_DECIDE_SHARE if decide else 1.0) * self.left)
-        if decide and found.partition is None and not found.done and self.left > 0:
-            found = self._ask(merged, target, decide=False, seconds=self.left)
+        found = self._ask(merged, target, decide=decide, share=_DECIDE_SHARE if decide else 1.0)
+        if decide and found.partition is None and not found.done and self.left > 0 and self._open(merged):
+            found = self._ask(merged, target, decide=False, share=1.0)
         if found.partition is None and found.done:
             self.lower, self.proven = (target if known else math.inf), True
             return True
@@ -198,8 +223,8 @@ class _Search:
         self.proven = self.closed
         return better or self.proven
 
-    def _ask(self, merged: Merged, target: float, *, decide: bool, seconds: float) -> Found:
-        """One run of CP-SAT for a partition of at most the target: any, or the best."""
+    def _ask(self, merged: Merged, target: float, *, decide: bool, share: float) -> Found:
+        """One run of CP-SAT for a partition of at most the target: any, or the best; `share` of what is left for it."""
         from .model import StageModel
 
         ticks = Ticks.of(merged.problem)
@@ -208,7 +233,11 @@ class _Search:
         model = StageModel(merged.problem, ticks, WindowRule(merged.problem, ticks), cap, lower, decide=decide)
         if self.best is not None:
             model.hint(_into(merged, self.best))
-        found = model.solve(seconds, self.workers, self.seed)
+        if self.deterministic is None:
+            found = model.solve(share * self.left, self.effort.workers, self.seed)
+        else:
+            found = model.solve(self.left, 1, self.seed, share * self.deterministic)
+            self.deterministic -= found.effort
         if found.bound is not None:
             self.lower = max(self.lower, min(ticks.time(found.bound), target))
         return found

@@ -5,7 +5,7 @@ Imports the rooms below the search, and none of the search. Begin with `session.
 measurement).
 """
 
-from .answer import Proven, Result, answered, in_words, including, told, told_of, unanswered
+from .answer import ONE_ORDER, Proven, Result, answered, in_words, including, told, told_of, unanswered
 from .balance import Order, balanced
 from .clock import Budget, Clock
 from .considered import Considered, describe
@@ -22,6 +22,7 @@ __all__ = [
     "COUNT",
     "HOPE",
     "MODEL",
+    "ONE_ORDER",
     "RACE",
     "SECONDS",
     "SHARE",

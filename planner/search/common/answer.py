@@ -18,6 +18,9 @@ from .effort import TOLERANCE
 from .fit import Lack
 from .session import Session
 
+ONE_ORDER = "stages contiguous in one order of the layers, which is the plan's"
+"""Of a model that is no chain: what is proven of cuts is proven of those along one order of its layers."""
+
 
 @dataclass(frozen=True)
 class Proven:

@@ -95,6 +95,14 @@ class Clock:
             self.effort = None if effort is None else effort * (1 - share)
             self.interrupt(inner.interrupted)
 
+    def set_aside(self, share: float) -> float | None:
+        """Takes a share off the effort that is left and returns it; None where effort is not limited."""
+        if self.effort is None:
+            return None
+        aside = share * self.effort
+        self.effort -= aside
+        return aside
+
     @contextmanager
     def hurried(self, share: float) -> Iterator[None]:
         """This clock itself, with a share of the time and of the effort that are left."""

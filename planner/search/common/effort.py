@@ -50,6 +50,16 @@ class Shares:
     """The quick plans of another way. Time only. Not measured."""
     probe: float = 0.18
     """Each of the ways that are probed; then the best gets the rest. Not measured."""
+    at_once: float = 0.1
+    """A first plan of a large graph, before it is cut. Time only. Not measured."""
+    layer_orders: float = 0.1
+    """Cutting a graph to find orders of its layers. Not measured."""
+    layer_order: float = 0.4
+    """The search on another order of the layers than the file's; twice where two promise more. Not measured."""
+    own_order: float = 0.5
+    """Then the file's order, before the rest goes to the one that found the best plan. Not measured."""
+    own_steady: float = 0.5
+    """The file's order without a flush, before others. Time only. Not measured."""
     fewer_first: float = 0.5
     """The race with fewer micro-batches, where there is one. Not measured."""
 
@@ -102,6 +112,11 @@ class Sizes:
     """Deterministic seconds of packing. Not measured."""
     every_cap: int = 16
     """Stages up to which every cap on micro-batches in flight is tried, not a few. Not measured."""
+    cut_at_once: int = 2000
+    """Layers times stages of a graph up to which it is cut before there is a plan. Measured: with 325 layers and 4
+    stages half a second, with 920 and 4 two and a half."""
+    cut_decisions: int = 8000
+    """Layers times stages of a graph up to which CP-SAT looks for better cuts. Not measured."""
     fewer_stages: int = 16
     """Devices a group up to which plans without a flush that leave some out are tried too. Not measured."""
     ordered_blocks: int = 4
@@ -139,6 +154,8 @@ class Counts:
     """Races of one round at most, so that no two rounds race alike: no effort. Not measured."""
     balanced: int = 1500
     """Random moves of boundaries in search of a cut that finishes all devices together. Not measured."""
+    layer_orders: int = 2
+    """Orders of a graph's layers that are searched beside the file's, at most. Not measured."""
     frontier_limits: int = 3
     """Limits of a frontier at least: one too low, the lowest that is not, and one that does not bind. Not measured."""
     leanest: int = 3
@@ -285,6 +302,10 @@ class Hopes:
     """Memory is thought to hold the step back where it is more than so many times its bound. Not measured."""
     best_window: float = 0.6
     """Share of the windows that go to the best order, the others to any. Not measured."""
+    better_order: float = 0.002
+    """An order of a graph's layers is searched where a stage time promises to be less by this share. Not measured."""
+    passing: float = 1e-3
+    """How closely estimates of a graph's period without a flush are solved that are no bounds. Not measured."""
     uneven: float = 0.1
     """What an uneven cut costs: of the mean load, for a stage twice the mean of all. Not measured."""
     worst: float = 24.0

@@ -47,6 +47,8 @@ class Session:
         """Whether stashes may be shipped to other devices."""
         self.smaller: Session | None = None
         """The search of the same problem with fewer micro-batches, where there is one."""
+        self.reordered: list[Session] = []
+        """Searches of the same problem on other orders of its layers."""
 
     @property
     def stages(self) -> int:
@@ -116,6 +118,11 @@ class Session:
         """Takes up the search of the same problem with fewer micro-batches, where there is one, and returns it."""
         self.smaller = smaller
         return smaller
+
+    def reorder(self, parts: list[Session]) -> list[Session]:
+        """Takes up the searches on other orders of the model's layers, and returns them."""
+        self.reordered = parts
+        return parts
 
     def inner(self, problem: Problem, space: SearchSpace, heard: OnProgress, rounds: Rounds | None = None) -> Session:
         """A search of a smaller problem, with a clock, a best plan and bounds of its own."""

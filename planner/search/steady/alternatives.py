@@ -16,12 +16,12 @@ from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS
 from ...partition import QUARTERS
 from ...plan import Problem
 from ...problem import WEIGHT_POLICIES, SearchSpace
-from ..common import SIZE, priced
+from ..common import HOPE, SIZE, TOLERANCE, priced
 from ..named import Order, device_orders, splits
 from .bisect import Least, least_period
 from .programme import Margin, Programme
 from .rules import Rules
-from .tables import Split, StageTables, places
+from .tables import Intervals, Split, StageTables, places
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Alternative:
 
     below_s: no plan of it has a shorter period (seconds). least: the programme's solution, once it is known. deadline:
     time.monotonic() at which solving ends. quarters: of a stage's micro-batches that may be recomputed.
+    passing: whether all tensors that cross a cut are taken to be sent over it: no bound then, but nearer to the truth
+    for models that are no chains, and solved less closely.
     """
 
     method: str
@@ -42,6 +44,7 @@ class Alternative:
     closed: bool = False
     deadline: float = math.inf
     quarters: tuple[int, ...] = (QUARTERS,)
+    passing: bool = False
 
     @property
     def name(self) -> str:
@@ -54,11 +57,15 @@ class Alternative:
         """The same where quarters of a stage's micro-batches may be recomputed: nothing is known of it."""
         return replace(self, quarters=tuple(range(1, QUARTERS + 1)), below_s=0.0, least=None, closed=False)
 
+    @property
+    def _intervals(self) -> Intervals:
+        return self.split.passing if self.passing else self.split.intervals
+
     @cached_property
     def _places(self) -> list[StageTables]:
         each = self.update // self.width
         policy = WEIGHT_POLICIES[self.method]
-        return places(self.split.intervals, self.order, self.split.whole, self.split.groups, each, policy)
+        return places(self._intervals, self.order, self.split.whole, self.split.groups, each, policy)
 
     def programme(self, margin: Margin = Margin(), stashes: tuple[str, ...] | None = None) -> Programme:  # noqa: B008
         """The programme of one group with this margin, by default with all stash policies allowed."""
@@ -66,9 +73,7 @@ class Alternative:
         each = self.update // width
         rules = Rules(WEIGHT_POLICIES[self.method], each, width > 1, workload.staleness_limit)
         most = workload.micro_batches // width - each
-        return Programme(
-            self.split.intervals, self._places, rules, stashes or self.stashes, most, margin, self.quarters
-        )
+        return Programme(self._intervals, self._places, rules, stashes or self.stashes, most, margin, self.quarters)
 
     @property
     def width(self) -> int:
@@ -84,7 +89,8 @@ class Alternative:
         """The least period of all groups together, if it is at most `cap_s`. Raises OutOfTime."""
         programme = self.programme(margin, stashes)
         below_s = max(self.below_s * self.width, programme.floor_s)
-        found = least_period(programme, below_s, cap_s * self.width, self.deadline)
+        close = HOPE.passing if self.passing else TOLERANCE.period
+        found = least_period(programme, below_s, cap_s * self.width, self.deadline, close)
         if found is None:
             return None
         return replace(found, below_s=found.below_s / self.width, period_s=found.period_s / self.width)

@@ -20,10 +20,16 @@ class Least:
     stages: tuple[Stage, ...]
 
 
-def least_period(programme: Programme, below_s: float, cap_s: float, deadline: float = math.inf) -> Least | None:
+def least_period(
+    programme: Programme,
+    below_s: float,
+    cap_s: float,
+    deadline: float = math.inf,
+    close: float = TOLERANCE.period,
+) -> Least | None:
     """The least period above `below_s`, which none goes below, and at most `cap_s`; None where there is none.
 
-    Raises OutOfTime at `deadline` (of time.monotonic()).
+    It is found to a share of `close`. Raises OutOfTime at `deadline` (of time.monotonic()).
     """
 
     def solve(period: float) -> tuple[Stage, ...] | None:
@@ -38,13 +44,13 @@ def least_period(programme: Programme, below_s: float, cap_s: float, deadline: f
     if stages is None:
         return None
     low = min(below_s, high)
-    first = max(low, 1e-300) * (1 + TOLERANCE.period)
+    first = max(low, 1e-300) * (1 + close)
     if first < high:
         found = solve(first)
         if found is not None:
             return Least(low, first, found)
         low = first
-    while high > low * (1 + TOLERANCE.period):
+    while high > low * (1 + close):
         middle = (low + high) / 2
         found = solve(middle)
         if found is None:

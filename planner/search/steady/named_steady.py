@@ -18,7 +18,19 @@ from ...partition import Cuts, Floats, bottleneck, link_seconds, trace
 from ...plan import Kind, Plan
 from ...problem import WEIGHT_POLICIES, Workload
 from ...schedules import Layout, build
-from ..common import COUNT, SECONDS, Considered, Proven, Result, Session, answered, in_words, shortages, unanswered
+from ..common import (
+    COUNT,
+    ONE_ORDER,
+    SECONDS,
+    Considered,
+    Proven,
+    Result,
+    Session,
+    answered,
+    in_words,
+    shortages,
+    unanswered,
+)
 from ..named import Order, place
 from .trials import Trial, Tried, every_cut
 from .two_devices import TwoDevices
@@ -143,12 +155,13 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     Raises InputError where the schedule does not exist for these numbers.
     """
     batches = session.problem.workload.micro_batches
-    bound_s, tried = load(session.problem) / batches, Tried(complete=False)
+    every_s, tried = load(session.problem) / batches, Tried(complete=False)
+    bound_s, straight = every_s, session.problem.model.straight
     try:
         with until(session.clock.deadline + SECONDS.grace):
             placed = _places(session, orders)
             bound_s = max(bound_s, min(one.bound_s for one in placed))
-            tried.complete = all(one.complete for one in placed)
+            tried.complete = straight and all(one.complete for one in placed)
             for one in placed:
                 tried.run(session, one.trials())
     except KeyboardInterrupt:
@@ -156,7 +169,10 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
         tried.complete = False
     except OutOfTime:
         tried.complete = False
-    return _answer(session, tried, Proven(in_words(session.space), bound_s))
+    text = in_words(session.space)
+    if straight:
+        return _answer(session, tried, Proven(text, bound_s), [])
+    return _answer(session, tried, Proven(text, every_s), [Proven(f"{text}, {ONE_ORDER}", bound_s)])
 
 
 def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | TwoDevices]:
@@ -165,11 +181,11 @@ def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | TwoDevi
     return [_Placed.of(session, order) for order in orders]
 
 
-def _answer(session: Session, tried: Tried, whole: Proven) -> Result:
+def _answer(session: Session, tried: Tried, whole: Proven, parts: list[Proven]) -> Result:
     best, fit_s = tried.best, None if tried.best is None else tried.best_s
     what = f"{session.space.schedule} on its best cuts: {tried.simulated} simulated, {tried.fit} fit"
     considered = (Considered(what, whole.bound_s, fit_s, "simulated"),)
     if best is None:
         short = shortages(tried.least_bad.plan) if tried.least_bad is not None else ()
         return unanswered(whole.bound_s, short, tried.complete, considered)
-    return answered(session, best.plan, whole, (), considered)
+    return answered(session, best.plan, whole, parts, considered)

@@ -18,6 +18,7 @@ from ...schedules import ALTERNATING
 from ..common import (
     COUNT,
     HOPE,
+    ONE_ORDER,
     SECONDS,
     SIZE,
     TOLERANCE,
@@ -161,6 +162,10 @@ class Steady:
         assert alternative.least is not None
         alternative.closed = True
         stages, margin = alternative.least.stages, Margin(spare=(0,) * len(alternative.order))
+        if not self.problem.model.straight:
+            likely = self._roomier(replace(alternative, passing=True), margin)
+            if likely is not None:
+                self._try(alternative, likely)
         for _ in range(COUNT.roomier_large if self._large(alternative) else COUNT.roomier):
             tried = self._try(alternative, stages)
             if self.over or tried is None or self.best_s <= alternative.below_s * (1 + TOLERANCE.proven):
@@ -240,7 +245,12 @@ class Steady:
 
     def _parts(self, plan: Plan) -> list[Proven]:
         """What is proven of the plans that this search finds, where the plan may be one of them."""
-        return [Proven(ALTERNATING_PLANS, self.bound_s)] if math.isfinite(self.bound_s) and alternates(plan) else []
+        if not (math.isfinite(self.bound_s) and alternates(plan)):
+            return []
+        chain, straight = self.session.chain, self.problem.model.straight
+        if straight:
+            return [Proven(ALTERNATING_PLANS, self.bound_s)]
+        return [Proven(f"{ALTERNATING_PLANS}, {ONE_ORDER}", self.bound_s)] if chain.cuts_into(plan.stages) else []
 
     def _nothing_fits(self) -> bool:
         """Whether no plan fits, whatever its shape."""

@@ -53,13 +53,20 @@ class Intervals:
     late: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, chain: Chain, replicated: bool) -> Intervals:
-        """Of a chain of layers; `replicated`: every stage has replicas elsewhere."""
+    def of(cls, chain: Chain, replicated: bool, passing: bool = False) -> Intervals:
+        """Of a chain of layers; `replicated`: every stage has replicas elsewhere.
+
+        `passing`: all tensors that cross a cut are sent over it, those for later stages too: nearer to what stages wait
+        for than the least where the model is no chain, and no bound.
+        """
         costs = chain.costs
         direct = {e.producer: e.bytes for e in costs.edges if e.consumer == e.producer + 1}
         ends = range(len(chain) + 1)
         crossing = np.array([float(direct.get(cut - 1, 0)) for cut in ends])
         waits = np.array([cut - 1 in direct for cut in ends])
+        if passing:
+            crossing = chain.boundary_bytes
+            waits = crossing > 0
         return cls(
             chain,
             _sums(costs.forward_s),
@@ -264,3 +271,8 @@ class Split:
     def intervals(self) -> Intervals:
         """What its intervals of layers cost."""
         return Intervals.of(self.chain, len(self.groups) > 1)
+
+    @cached_property
+    def passing(self) -> Intervals:
+        """The same where all tensors that cross a cut are sent over it."""
+        return Intervals.of(self.chain, len(self.groups) > 1, passing=True)

@@ -48,8 +48,8 @@ from .named import (
     run_lightest,
     run_mixed,
     run_named,
+    run_relieved,
     run_remade,
-    run_shipped,
     search_widths,
     splits,
 )
@@ -121,9 +121,15 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         return
 
     def search(part: Session) -> None:
-        by_turns(part, _space_bound, lambda turn: _search_space(turn, orders))
+        by_turns(part, _space_bound, lambda turn: _relieved(turn, orders), lambda turn: _search_space(turn, orders))
 
     in_layer_orders(session, search, lambda part: _at_once(part, orders))
+
+
+def _relieved(session: Session, orders: list[Order]) -> None:
+    """Named orders with all that their stashes may become."""
+    for order in orders:
+        run_relieved(session, order)
 
 
 def _first(session: Session, orders: list[Order]) -> None:
@@ -167,6 +173,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
     if session.rounds.resumed:
         for order in orders:
             run_mixed(session, order, copies=True)
+        _relieved(session, orders)
         return
     small = session.scale_down(fewer_batches(session, _space_bound))
     if small is not None:
@@ -176,7 +183,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
             _quick(small, orders)
             take_over(session, small, orders)
     else:
-        fitted = (run_first_plan, run_mixed, run_named, run_capped, run_remade, run_shipped)
+        fitted = (run_first_plan, run_mixed, run_named, run_capped, run_remade, run_relieved)
         steps = (run_lightest, run_least_memory, *fitted)
         for step in steps if searching else (run_named,):
             for order in orders:

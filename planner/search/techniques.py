@@ -13,10 +13,20 @@ from ..graph import OFFLOAD
 from .common import SHARE, SIZE, Session, policies
 
 
-def by_turns(session: Session, bound: Callable[[Session], float], search: Callable[[Session], None]) -> None:
-    """Searches the space, in turns where stashes may be copied and the problem is neither small nor large."""
+def by_turns(
+    session: Session,
+    bound: Callable[[Session], float],
+    named: Callable[[Session], None],
+    search: Callable[[Session], None],
+) -> None:
+    """Searches the space, in turns where stashes may be copied and the problem is neither small nor large.
+
+    `named`: tries the named orders with all that stashes may become.
+    """
     plain = _plain(session, bound)
     if plain is not None:
+        with session.clock.hurried(SHARE.named_first, 0.0):
+            named(session)
         _search_plain(session, plain, search, SHARE.without_copies)
         session.rounds.take_up(plain.rounds, plain.best is not None)
         if not session.done:

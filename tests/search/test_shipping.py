@@ -10,14 +10,14 @@ import pytest
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, plan
 from contraflow.planner.basics import ScheduleError
 from contraflow.planner.forecast import simulate_orders
-from contraflow.planner.graph import Candidate, ship_target
+from contraflow.planner.graph import SHIP, Candidate, ship_target
 from contraflow.planner.lower.plans import assembled
 from contraflow.planner.partition import QUARTERS
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import Layout, build
 from contraflow.planner.search.common import limits
 from contraflow.planner.search.named.portfolio import whole_backwards
-from contraflow.planner.search.named.shipping import Shipping, with_guests
+from contraflow.planner.search.named.relief import Relief, with_quarters
 from contraflow.planner.search.proofs import unrestricted
 
 STASH, PARAMETERS, OUTPUT = 100, 1000, 4
@@ -45,8 +45,8 @@ def test_1f1b_takes_no_longer_where_others_have_room_for_what_it_lacks(devices: 
     problem, layout = crowded(devices, batches, room), build("1f1b", devices, batches)
     candidate = named(problem, layout)
     whole = simulate_orders(candidate, candidate.costs, assembled(candidate, layout.orders).ops.lists())
-    guests = Shipping(candidate, whole, [0] * devices).choose()
-    found = assembled(with_guests(candidate, guests), layout.orders).plan
+    guests = Relief(candidate, whole, [SHIP], [0] * devices).choose()
+    found = assembled(with_quarters(candidate, guests), layout.orders).plan
     assert check(found) == []
     assert max(map(len, guests.values())) < QUARTERS
     assert found.forecast is not None
@@ -72,7 +72,7 @@ def test_nothing_is_shipped_over_links_that_have_no_time_for_it() -> None:
     problem, layout = crowded(8, 32, 6, bandwidth=1.0), build("1f1b", 8, 32)
     candidate = named(problem, layout)
     whole = simulate_orders(candidate, candidate.costs, assembled(candidate, layout.orders).ops.lists())
-    assert Shipping(candidate, whole, [0] * 8).choose() == {}
+    assert Relief(candidate, whole, [SHIP], [0] * 8).choose() == {}
 
 
 def test_guests_are_nearby_where_they_can_be() -> None:
@@ -84,10 +84,10 @@ def test_guests_are_nearby_where_they_can_be() -> None:
     layout = build("1f1b", 8, 32)
     candidate = named(problem, layout)
     whole = simulate_orders(candidate, candidate.costs, assembled(candidate, layout.orders).ops.lists())
-    guests = Shipping(candidate, whole, [0] * 8).choose()
+    guests = Relief(candidate, whole, [SHIP], [0] * 8).choose()
     assert guests
     for (_, stage), targets in guests.items():
-        assert all(cluster.same_node(stage, target) for target in targets)
+        assert all(cluster.same_node(stage, ship_target(target) or 0) for target in targets)
 
 
 def random_problem(rng: random.Random) -> tuple[Problem, Layout]:
@@ -121,8 +121,8 @@ def test_no_bound_is_above_a_plan_that_ships(seed: int) -> None:
     guests = {}
     for p, s in rng.sample(units, rng.randint(1, len(units))):
         others = [d for d in range(devices) if d != layout.pipelines[p].forward[s]]
-        guests[p, s] = [rng.choice(others) for _ in range(rng.randint(1, QUARTERS))]
-    found = assembled(with_guests(candidate, guests), layout.orders)
+        guests[p, s] = [f"{SHIP}>{rng.choice(others)}" for _ in range(rng.randint(1, QUARTERS))]
+    found = assembled(with_quarters(candidate, guests), layout.orders)
     tight = replace(problem, workload=replace(problem.workload, memory_limit_bytes=max(found.forecast.peak_bytes)))
     made = assembled(replace(found.candidate, problem=tight), layout.orders).plan
     assert check(made) == []
@@ -145,11 +145,11 @@ def test_what_is_foreseen_is_about_what_is_simulated(seed: int) -> None:
     peaks = [memory.peak_bytes for memory in whole.device_memory]
     limit = round(sum(peaks) / len(peaks) * rng.uniform(0.9, 1.1))
     tight = replace(candidate, problem=replace(problem, workload=replace(problem.workload, memory_limit_bytes=limit)))
-    guests = Shipping(tight, whole, [0] * len(peaks)).choose()
-    found = assembled(with_guests(tight, guests), orders)
+    guests = Relief(tight, whole, [SHIP], [0] * len(peaks)).choose()
+    found = assembled(with_quarters(tight, guests), orders)
     assert check(found.plan) == [] or max(found.forecast.peak_bytes) > limit
     homes = {tight.pipelines[p].forward[s] for p, s in guests}
     over = [max(0, peak - room) for peak, room in zip(peaks, limits(tight.problem), strict=True)]
     assert all(over[device] > 0 for device in homes)
     for targets in guests.values():
-        assert all(peaks[target] < limit for target in targets)
+        assert all(peaks[ship_target(target) or 0] < limit for target in targets)

@@ -104,15 +104,16 @@ class Clock:
         return aside
 
     @contextmanager
-    def hurried(self, share: float) -> Iterator[None]:
-        """This clock itself, with a share of the time and of the effort that are left."""
+    def hurried(self, share: float, effort_share: float | None = None) -> Iterator[None]:
+        """This clock itself, with shares of the time and of the effort that are left."""
         deadline, effort = self.deadline, self.effort
         self.deadline = time.monotonic() + share * max(0.0, self.remaining_s)
-        self.effort = None if effort is None else share * effort
+        lent = share if effort_share is None else effort_share
+        self.effort = None if effort is None else lent * effort
         try:
             yield
         finally:
-            self.deadline, self.effort = deadline, None if effort is None else effort * (1 - share)
+            self.deadline, self.effort = deadline, None if effort is None else effort * (1 - lent)
 
     def budget(self, share: float) -> Budget:
         """A share of the deterministic limit; without one, a share of the time that is left."""

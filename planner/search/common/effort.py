@@ -32,6 +32,8 @@ class Shares:
 
     scaled_down: float = 0.6
     """For the problem with fewer micro-batches, where there is one. Not measured."""
+    named_first: float = 0.3
+    """For named orders with copies to the host, before the space without copies is searched. Not measured."""
     without_copies: float = 0.6
     """For the space without copies to the host, where there are others. Not measured."""
     with_copies: float = 0.4
@@ -308,6 +310,9 @@ class Hopes:
     """How closely estimates of a graph's period without a flush are solved that are no bounds. Not measured."""
     uneven: float = 0.1
     """What an uneven cut costs: of the mean load, for a stage twice the mean of all. Not measured."""
+    hidden: float = 0.1
+    """Share of their seconds that copies, messages and recomputation cost a step where nothing is too busy for them.
+    Not measured."""
     worst: float = 24.0
     """Exponent by which the worst device counts most in a cut. Not measured."""
     slack: float = 0.2

@@ -19,7 +19,7 @@ from .portfolio import (
     run_remade,
     try_layout,
 )
-from .shipped import run_shipped
+from .relieved import run_relieved
 from .stash_choices import TURNS, with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
@@ -41,7 +41,7 @@ __all__ = [
     "run_mixed",
     "run_named",
     "run_remade",
-    "run_shipped",
+    "run_relieved",
     "run_least_memory",
     "search_widths",
     "splits",

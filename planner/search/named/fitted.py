@@ -106,7 +106,7 @@ def _assembled(
     ready = with_recomputation(candidate, orders)
     try:
         if any(OFFLOAD in row for row in candidate.stash):
-            ready = _woven(session, candidate, ready, less) or []
+            ready = woven(session, candidate, ready, less) or []
         return assembled(candidate, ready, name) if ready else None
     except PlanError:
         return None
@@ -126,7 +126,7 @@ def halved(order: Sequence[Op], whole: Collection[int]) -> list[Op]:
     return found
 
 
-def _woven(
+def woven(
     session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], less: Sequence[int]
 ) -> list[list[Op]] | None:
     """Compute orders with the places at which copied stashes leave and come back; None where they do not fit."""

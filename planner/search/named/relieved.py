@@ -1,0 +1,175 @@
+"""Named orders whose stashes are shipped, copied to the host or made again where their devices do not hold them.
+
+Orders are taken by what they take with every stash kept, which none of them comes below: the first ones are fitted, and
+those that could not be better any more are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ... import bounds
+from ...basics import PlanError, check_time
+from ...forecast import Timeline, simulate_orders
+from ...graph import SHIP, Candidate, stash_policy
+from ...lower import Assembled, assembled
+from ...partition import Cuts, cut
+from ...plan import Op
+from ...schedules import Layout, capped
+from ..common import COUNT, SIZE, Session, balanced, missing, policies
+from .fitted import woven
+from .fullest import in_flight
+from .portfolio import Order, busiest_s, caps, named_layouts, not_split, place, whole_backwards
+from .relief import Relief, with_quarters
+from .stash_choices import with_recomputation
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """An order with every stash kept, simulated."""
+
+    candidate: Candidate
+    orders: list[list[Op]]
+    timeline: Timeline
+    name: str
+
+
+def run_relieved(session: Session, order: Order) -> None:
+    """Every named order, and 1F1B with fewer micro-batches in flight, made to fit by what its stashes may become."""
+    ways = list(_ways(session))
+    if not ways or len(order) < 2:
+        return
+    kept = sorted(_simulated(session, order), key=lambda one: one.timeline.step_s)
+    short: list[tuple[Kept, Candidate]] = []
+    for one in kept:
+        for allowed in ways:
+            if session.done or one.timeline.step_s >= session.best_s:
+                break
+            short += _fit(session, one, allowed)
+    for one, candidate in short:
+        if session.done or one.timeline.step_s >= session.best_s:
+            return
+        _wait(session, one, candidate)
+
+
+def _ways(session: Session) -> Iterator[tuple[str, ...]]:
+    """Sets of policies: all together, then each alone."""
+    allowed = (*policies(session.problem, session.space), *([SHIP] if session.ships else []))
+    yield from dict.fromkeys(some for some in (allowed, *((policy,) for policy in allowed)) if some)
+
+
+def _simulated(session: Session, order: Order) -> Iterator[Kept]:
+    simulated = 0
+    for layout in _layouts(session, len(order)):
+        count = 2 * session.problem.workload.micro_batches * layout.stages
+        if session.done or simulated + count > SIZE.remade_ops:
+            return
+        if layout.stages > len(session.chain):
+            continue
+        simulated += count
+        placed = place(layout, order, len(session.problem.cluster))
+        for cuts in list(_cuts(session, placed))[: 1 if count > SIZE.one_cut else None]:
+            found = _kept(session, placed, cuts)
+            if found is not None:
+                yield found
+
+
+def _layouts(session: Session, devices: int) -> Iterator[Layout]:
+    batches = session.problem.workload.micro_batches
+    yield from named_layouts(session.space, devices, batches, len(session.chain))
+    if session.space.schedule == "search":
+        for most in caps(devices, 2 * batches * devices > SIZE.one_cut):
+            yield capped(devices, batches, most)
+
+
+def _cuts(session: Session, layout: Layout) -> Iterator[Cuts]:
+    """Equal seconds, of stages or devices, and equal seconds where every stage and its mirror share their room."""
+    route, flights = layout.pipelines[0].forward, in_flight(layout)
+    shared = [(a + b + 1) // 2 for a, b in zip(flights, reversed(flights), strict=True)]
+    share = len(set(route)) / len(route)
+    found = [balanced(session.chain, route), cut(session.chain, route, [0] * layout.stages, buffers=0)]
+    found.append(cut(session.chain, route, shared, buffers=2, share=share))
+    yield from dict.fromkeys(cuts for cuts in found if cuts is not None)
+
+
+def _kept(session: Session, layout: Layout, cuts: Cuts) -> Kept | None:
+    """A placed layout with its stashes kept, simulated; None where it cannot be the best."""
+    check_time()
+    plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
+    whole = not_split(session.space, plain)
+    orders = [whole_backwards(order, whole) for order in layout.orders]
+    if busiest_s(plain) >= session.incumbent.worth_s or _least_s(session, plain) >= session.best_s:
+        return None
+    try:
+        with session.clock.simulating():
+            timeline = simulate_orders(plain, plain.costs, assembled(plain, orders).ops.lists())
+    except PlanError:
+        return None
+    return Kept(plain, orders, timeline, layout.name)
+
+
+def _least_s(session: Session, candidate: Candidate) -> float:
+    """No order of the candidate takes less, whatever becomes of its stashes."""
+    shares = tuple(len(pipeline.micro_batches) for pipeline in candidate.pipelines)
+    roomy = [1 << 60] * len(session.problem.cluster)
+    return bounds.candidate(candidate, shares, session.space.split_backward, roomy)
+
+
+def _fit(session: Session, one: Kept, allowed: Collection[str]) -> Iterator[tuple[Kept, Candidate]]:
+    """Changes what does not fit, with less memory each time it still does not; the last candidate where none fits."""
+    less, before = [0] * len(session.problem.cluster), None
+    for _ in range(COUNT.fitted):
+        if session.done:
+            return
+        check_time()
+        relief = Relief(one.candidate, one.timeline, allowed, less)
+        quarters = relief.choose()
+        if not quarters or quarters == before:
+            break
+        before, candidate = quarters, with_quarters(one.candidate, quarters)
+        found = _lowered(session, candidate, with_recomputation(candidate, one.orders), one.name)
+        if found is None:
+            return
+        over = missing(found)
+        if not any(over):
+            if found.forecast.step_s < session.best_s:
+                session.offer(found.plan, one.name)
+            return
+        if relief.short:
+            break
+        less = [a + b for a, b in zip(less, over, strict=True)]
+    if before:
+        yield one, with_quarters(one.candidate, before)
+
+
+def _lowered(
+    session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str
+) -> Assembled | None:
+    """The order with copies where they delay nothing; None where it does not run."""
+    try:
+        with session.clock.simulating():
+            found = assembled(candidate, orders, name)
+    except PlanError:
+        return None
+    session.remember(found)
+    return found
+
+
+def _wait(session: Session, one: Kept, candidate: Candidate) -> None:
+    """Where stashes go to the host alone: forwards wait until those before them have left."""
+    used = {stash_policy(policy) for row in candidate.stash for policy in row}
+    if not any(row.hosted for row in used) or any(row.shipped for row in used):
+        return
+    orders, less = with_recomputation(candidate, one.orders), [0] * len(session.problem.cluster)
+    for _ in range(COUNT.fitted):
+        waiting = woven(session, candidate, orders, less)
+        found = None if waiting is None else _lowered(session, candidate, waiting, one.name)
+        if found is None:
+            return
+        over = missing(found)
+        if not any(over):
+            if found.forecast.step_s < session.best_s:
+                session.offer(found.plan, one.name)
+            return
+        less = [a + b for a, b in zip(less, over, strict=True)]

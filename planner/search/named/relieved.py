@@ -143,9 +143,7 @@ def _fit(session: Session, one: Kept, allowed: Collection[str]) -> Iterator[tupl
         yield one, with_quarters(one.candidate, before)
 
 
-def _lowered(
-    session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str
-) -> Assembled | None:
+def _lowered(session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str) -> Assembled | None:
     """The order with copies where they delay nothing; None where it does not run."""
     try:
         with session.clock.simulating():

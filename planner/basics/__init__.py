@@ -4,7 +4,7 @@ Imports nothing of the planner. Whoever reads a file begins with `reading.py`, w
 """
 
 from . import reading
-from .compilation import cache_folder, on_disk
+from .compilation import cache_folder, drop_stale, on_disk
 from .deadline import OutOfTime, check_time, time_left, until
 from .errors import ClusterError, InputError, ModelError, PlanError, ScheduleError, WorkloadError
 from .escapes import SHOWN, listed, one_line, printable, printable_lines, shown
@@ -82,6 +82,7 @@ __all__ = [
     "ask_to_end",
     "check_time",
     "collecting_seldom",
+    "drop_stale",
     "end_asked",
     "heeding_ctrl_c",
     "file_name",

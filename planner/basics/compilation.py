@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -23,3 +25,27 @@ def on_disk(function: object) -> bool:
         return any(file.stat().st_mtime >= since for file in folder.glob(f"*.{plain.__name__}-*.nbc"))
     except OSError:
         return False
+
+
+def drop_stale(callers: Iterable[object], sources: Iterable[object]) -> None:
+    """Removes what is on disk of jitted functions that call others, of these modules, which have changed since.
+
+    numba looks at a function's own file only. Does nothing where no cache can be written.
+    """
+    texts = [Path(str(getattr(module, "__file__", ""))).read_bytes() for module in sources]
+    digest = hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+    for function in callers:
+        folder, plain = cache_folder(function), getattr(function, "py_func", None)
+        if folder is None or plain is None:
+            continue
+        stem = Path(plain.__code__.co_filename).stem
+        marker = folder / f"{stem}.{digest}.kernels"
+        try:
+            if not folder.is_dir() or marker.exists():
+                continue
+            for pattern in (f"{stem}.*.nbi", f"{stem}.*.nbc", f"{stem}.*.kernels"):
+                for old in folder.glob(pattern):
+                    old.unlink(missing_ok=True)
+            marker.touch()
+        except OSError:
+            continue

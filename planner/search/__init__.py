@@ -1,7 +1,7 @@
 """The search for plans: named schedules, exact models, orders at scale, and the driver that shares out the effort.
 
 Imports every room below view and cli. Begin with `driver.py`, which is `plan()`, and docs/search.md; the rooms inside
-stand on one another: `common`, `orders`, `named`, `exact`, then `techniques`, `scale` and `steady`.
+stand on one another: `common`, `orders` and `separate`, `named`, `exact`, then `techniques`, `scale` and `steady`.
 """
 
 from .common import Proven

@@ -20,6 +20,7 @@ from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, own_orders
 from .orders import Arm, search_orders
+from .separate import search_separate
 
 
 def improve(session: Session, orders: list[Order]) -> None:
@@ -39,8 +40,11 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     fixed = session.clock.fixed
     if hunt.solvable:
         _hunt(hunt, session.clock.budget(exact))
-    if session.only_two_devices and not _done(session):  # races and windows know one device a stage
+    if session.separate and not session.done:
+        _place(session, orders, exact)
+    if _only_two_devices(session) and not _done(session):  # races and windows know one device a stage
         _hunt(hunt, session.clock.budget(1 - exact if fixed else 1.0))
+        _place_again(session, orders)
         return
     if not _done(session):
         budget = session.clock.budget(annealing if fixed else annealing / (1 - exact))
@@ -56,13 +60,38 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
         arms = search_orders(
             session, orders, SHARE.again * before, math.inf, COUNT.seeds_a_round * session.rounds.count + number
         )
-        _polish(session, _entries(session, arms), session.clock.budget(1.0))
+        _polish(session, _entries(session, arms), session.clock.budget(1.0 - SHARE.two_devices * session.separate))
+        if session.separate and not _done(session):
+            search_separate(session, orders, session.clock.budget(1.0), number)
         if session.remaining_s > before - SECONDS.no_progress:
             return
 
 
 def _done(session: Session) -> bool:
-    return session.done or session.proof.hopeless
+    return session.done or (session.proof.hopeless and not session.separate)
+
+
+def _only_two_devices(session: Session) -> bool:
+    """Whether nothing but plans with two devices a stage can still be shorter, or fit."""
+    return session.only_two_devices or (session.proof.hopeless and session.separate)
+
+
+def _place(session: Session, orders: list[Order], exact: float) -> None:
+    """Forward and backward devices at any size, with a share of what the first exact search left."""
+    share = SHARE.only_two_devices if _only_two_devices(session) else SHARE.two_devices
+    clock = session.clock
+    search_separate(session, orders, clock.budget(share * (1 - exact) if clock.fixed else share))
+    clock.spend(share)
+
+
+def _place_again(session: Session, orders: list[Order]) -> None:
+    """Further rounds of that, with other random numbers, while there is time."""
+    number = 0
+    while not session.clock.fixed and not _done(session):
+        before, number = session.remaining_s, number + 1
+        search_separate(session, orders, session.clock.budget(SHARE.again), number)
+        if session.remaining_s > before - SECONDS.no_progress:
+            return
 
 
 def _hunt(hunt: Hunt, budget: Budget) -> None:

@@ -17,6 +17,12 @@ KERNELS = "numba keeps what it compiled by the kernel's own file"
 ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
+    "separate/dispatch.py": {"NEVER": KERNELS},
+    "separate/tables.py": dict.fromkeys(
+        ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE"), "rows of tables"
+    )
+    | dict.fromkeys(("QUARTERS", "ROWS", "TYPES"), "how many rows a table has"),
+    "separate/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "exact/floor.py": {"_FAR": "more than any number of ticks"},
     "exact/search.py": {"_NO_LIMIT": "more than any memory"},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
@@ -25,10 +31,13 @@ ELSEWHERE = {
     "steady/tables.py": {"_MANY": "a unit"},
 }
 """Numbers of modules that bound no effort, with the reason why they stand where they do."""
-COMPILED = {"orders/kernels.py", "orders/greedy.py", "orders/anneal.py"}
+COMPILED = {f"orders/{name}.py" for name in ("kernels", "greedy", "anneal")} | {
+    "separate/anneal.py",
+    "separate/dispatch.py",
+}
 PLAIN = {0.0, 0.5, 1.0, 2.0}
 """Fractions that say what they are."""
-TINY = {("steady/bisect.py", 1e-300), ("orders/anneal.py", 1e-300)}
+TINY = {("steady/bisect.py", 1e-300), ("orders/anneal.py", 1e-300), ("separate/anneal.py", 1e-300)}
 """The least number above 0."""
 
 

@@ -9,7 +9,7 @@ from .answer import ONE_ORDER, Proven, Result, answered, in_words, including, to
 from .balance import Order, balanced
 from .clock import Budget, Clock
 from .considered import Considered, describe
-from .effort import ANNEALING, COUNT, HOPE, MODEL, RACE, SECONDS, SHARE, SIZE, TOLERANCE
+from .effort import ANNEALING, COUNT, HOPE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress
 from .rounds import Earlier, Groups, Rounds
@@ -23,6 +23,7 @@ __all__ = [
     "HOPE",
     "MODEL",
     "ONE_ORDER",
+    "PLACE",
     "RACE",
     "SECONDS",
     "SHARE",

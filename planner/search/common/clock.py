@@ -115,6 +115,10 @@ class Clock:
         finally:
             self.deadline, self.effort = deadline, None if effort is None else effort * (1 - lent)
 
+    def spend(self, share: float) -> None:
+        """Takes this share off the deterministic limit that is left, where there is one."""
+        self.effort = None if self.effort is None else self.effort * (1 - share)
+
     def budget(self, share: float) -> Budget:
         """A share of the deterministic limit; without one, a share of the time that is left."""
         if self.effort is not None:

@@ -44,6 +44,11 @@ class Shares:
     """Where exact models can be built. Not measured."""
     large: PhaseShares = PhaseShares(0.0, 0.6, 0.4)
     """Where no exact model is built. Not measured."""
+    two_devices: float = 0.35
+    """Forward and backward devices at any size, of what the first exact search leaves, where they may pay.
+    Not measured."""
+    only_two_devices: float = 0.6
+    """The same where nothing else can be shorter. Not measured."""
     again: float = 0.6
     """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""
     favourite_width: float = 0.5
@@ -96,6 +101,10 @@ class Sizes:
     """Windows of so many times that size take turns at random. Not measured."""
     listed_cuts: int = 40
     """Cuts up to which all are simulated for every schedule; beyond, the dynamic programmes choose. Not measured."""
+    placed_ops: int = 20_000
+    """Ops up to which forward and backward devices are annealed. Not measured."""
+    keyed_ops: int = 20_000
+    """Ops of a plan, all kinds, up to which its times are keys of others. Not measured."""
     two_device_ops: int = 160
     """Ops up to which models are built in which stages have two devices each. Not measured."""
     two_device_devices: int = 6
@@ -290,6 +299,41 @@ class Races:
 
 
 @dataclass(frozen=True)
+class Placings:
+    """The search for forward and backward devices at any size. Effort as in `Races`."""
+
+    rate: float = 5e6
+    """Runs of one op that are one unit. Measured: 4.6e6 a second on one core, 64 to 1,000 ops."""
+    trial: float = 2e5
+    """Runs of one op by which the computer's speed is taken. Not measured."""
+    chunks: tuple[int, ...] = (1, 2)
+    """Stages a device on cuts that no simulated plan has. Not measured."""
+    keyed: int = 3
+    """Named orders of one route and cut whose times are keys, and cuts of them that are tried with plain keys.
+    Not measured."""
+    keyed_orders: int = 12
+    """Named orders whose times are keys, of all routes and cuts. Not measured."""
+    behind: float = 1e-3
+    """Micro-batches that forwards are behind backwards in plain keys: at equal numbers backwards come first.
+    Not measured."""
+    of_an_order: int = 3
+    """Best starts of one order that are annealed. Not measured."""
+    arms: int = 24
+    """Starts that are annealed. Not measured."""
+    rounds: tuple[tuple[int, float], ...] = ((24, 0.3), (8, 0.35), (3, 0.4), (2, 0.5))
+    """How many arms stay on, round after round, and the share of the effort left that each round takes.
+    Not measured."""
+    hot: tuple[float, ...] = (0.05, 0.03, 0.02, 0.05)
+    """First temperature, as a share of the step, round by round. Not measured."""
+    cooled: float = 0.05
+    """Last temperature, as a share of the first. Not measured."""
+    least_moves: int = 50
+    """Moves of one annealing at least. Not measured."""
+    fitted: int = 5
+    """A plan that does not fit is looked for with less memory so often. Not measured."""
+
+
+@dataclass(frozen=True)
 class Hopes:
     """What is expected of something before it is tried."""
 
@@ -382,4 +426,5 @@ class Tolerances:
 
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
-ANNEALING, RACE, MODEL, SECONDS, TOLERANCE = Annealing(), Races(), Models(), Seconds(), Tolerances()
+ANNEALING, RACE, PLACE, MODEL = Annealing(), Races(), Placings(), Models()
+SECONDS, TOLERANCE = Seconds(), Tolerances()

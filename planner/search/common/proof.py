@@ -59,6 +59,10 @@ class Proof:
         """Whether no plan of the shapes searched is shorter than this."""
         return seconds <= self.least_s * (1 + TOLERANCE.proven)
 
+    def searched_reached_by(self, seconds: float) -> bool:
+        """Whether no plan that the search may find is shorter than this, whatever its shape."""
+        return seconds <= self.bound_s * (1 + TOLERANCE.proven)
+
     def together_reached_by(self, seconds: float) -> bool:
         """Whether no plan with one device a stage is shorter than this."""
         return 0 < seconds <= self.together_s * (1 + TOLERANCE.proven)

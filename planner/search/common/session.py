@@ -12,7 +12,7 @@ from ...plan import Plan, Problem
 from ...problem import SearchSpace
 from .clock import Clock
 from .considered import Ledger
-from .effort import TOLERANCE
+from .effort import SIZE, TOLERANCE
 from .fit import fits
 from .incumbent import Incumbent, OnProgress, Progress
 from .proof import Proof
@@ -41,10 +41,12 @@ class Session:
     def __post_init__(self) -> None:
         self.chain = Chain.of(self.problem)
         searching = self.space.schedule == "search"
-        self.two_devices = searching and pays(self.problem, self.space) and searchable(self.problem)
-        """Whether stages may have two devices, chosen together with everything else."""
         self.ships = searching and pays(self.problem, self.space)
-        """Whether stashes may be shipped to other devices."""
+        """Whether stashes may be shipped to other devices, and stages have two."""
+        self.separate = self.ships and not self.space.asynchronous and self.ops <= SIZE.placed_ops
+        """Whether devices of forwards and backwards are searched together with everything else."""
+        self.two_devices = self.separate and searchable(self.problem)
+        """Whether that is also searched exactly."""
         self.smaller: Session | None = None
         """The search of the same problem with fewer micro-batches, where there is one."""
         self.reordered: list[Session] = []
@@ -100,6 +102,8 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether no plan of the shapes searched is shorter than the best."""
+        if self.separate and not self.two_devices:
+            return self.proof.searched_reached_by(self.best_s)
         return self.proof.reached_by(self.best_s)
 
     @property
@@ -110,7 +114,7 @@ class Session:
     @property
     def only_two_devices(self) -> bool:
         """Whether only plans with two devices a stage can still be shorter than the best."""
-        return self.two_devices and self.proof.together_reached_by(self.best_s)
+        return self.separate and self.proof.together_reached_by(self.best_s)
 
     # ---------------------------------------------------------------- parts of a search
 

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import bounds
+from ...basics import drop_stale
 from ...graph import KEEP, OFFLOAD, Candidate
 from ...plan import Op
 from ..common import ANNEALING
-from . import anneal, cache, greedy, kernels
+from . import anneal, greedy, kernels
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
 from .stretch import stretch, windows
@@ -21,7 +22,7 @@ from .translate import from_ops, remade, to_ops, weave
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-cache.refresh()
+drop_stale((anneal.anneal, greedy.hunt), (kernels,))
 
 
 @dataclass(eq=False)

@@ -1,0 +1,171 @@
+"""The search over devices of forwards and backwards at any size: starts, then annealing of fewer and fewer arms.
+
+Rounds are synchronous and every arm has its own random numbers, so the outcome depends on seed and effort, not on
+the number of threads. Effort is counted in runs of one op; PLACE.rate of them are one unit, about a second.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+
+import numpy as np
+
+from ...basics import check_time
+from ...graph import OFFLOAD, RECOMPUTE
+from ..common import PLACE, RACE, SECONDS, TOLERANCE, Budget, Order, Session, excess, limits, policies
+from .arm import Allowed, Arm
+from .case import case_of
+from .dispatch import NEVER
+from .ready import ready
+from .starts import Keys, decisions, keys
+from .tables import AWAY, HOST, KEEP
+from .tables import RECOMPUTE as REMADE
+
+
+def search_separate(session: Session, orders: list[Order], budget: Budget, number: int = 0) -> None:
+    """Improves session.best by plans whose stages have a forward and a backward device each, within the budget.
+
+    `number`: of the call, so that later ones try something else.
+    """
+    seconds = min(budget.deadline - time.monotonic(), session.remaining_s)
+    if min(seconds, budget.effort) < RACE.least or not ready(seconds, session.clock.call_remaining_s):
+        return
+    search = _Search(session, budget, number)
+    arms = search.starts(keys(session, orders))
+    if arms:
+        search.run(arms)
+
+
+class _Search:
+    """One call: its arms, and what is left of its effort."""
+
+    def __init__(self, session: Session, budget: Budget, number: int) -> None:
+        self.session, self.number = session, number
+        self.deadline = min(budget.deadline, session.clock.deadline)
+        self.effort, self.spent = budget.effort, 0.0
+        self.stop = np.zeros(1, dtype=np.int64)
+        known = policies(session.problem, session.space)
+        choices = [KEEP, AWAY, *(code for name, code in ((RECOMPUTE, REMADE), (OFFLOAD, HOST)) if name in known)]
+        self.allowed = Allowed(tuple(choices), session.space.split_backward)
+        self.fitted: dict[int, int] = {}
+
+    # ------------------------------------------------------------ starts
+
+    def starts(self, given: Sequence[Keys]) -> list[Arm]:
+        """The best decisions of every order, best first; those that do not run yet come last."""
+        found: list[Arm] = []
+        for one in given:
+            check_time()
+            tried = sorted(self._started(one), key=lambda arm: arm.seconds)
+            found += tried[: PLACE.of_an_order]
+            if self._over():
+                break
+        found.sort(key=lambda arm: arm.seconds)
+        return found[: PLACE.arms]
+
+    def _started(self, given: Keys) -> Iterator[Arm]:
+        problem = self.session.problem
+        case = case_of(problem, given.stages)
+        devices, slots = len(problem.cluster), max(1, min(limits(problem)) // max(1, int(case.moved[0].max())))
+        for dec in decisions(given, devices, min(slots, case.batches)):
+            if self._over():
+                return
+            seed = self.session.seed * 1009 + self.number * 7919
+            extra = given.extra.copy()
+            arm = Arm(problem, given.stages, case, dec, extra, seed)
+            arm.evaluate()
+            yield arm
+
+    # ------------------------------------------------------------ rounds
+
+    def run(self, arms: list[Arm]) -> None:
+        """Rounds of annealing; the best arms stay on, until time or effort is used up or nothing can be better."""
+        for n, arm in enumerate(arms):
+            arm.seed = arm.seed + 31 * n
+            arm.reseed()
+        self._calibrate(arms)
+        self._offer(arms)
+        for most, share in PLACE.rounds:
+            arms = self._round(arms[:most], share)
+        while arms and not self._over():
+            arms = self._round(arms[: PLACE.rounds[-1][0]], 1.0)
+
+    def _round(self, arms: list[Arm], share: float) -> list[Arm]:
+        """The arms get equal parts of a share of the effort that is left; best first, offered."""
+        if self._over() or not arms:
+            return []
+        began, effort = time.monotonic(), share * (self.effort - self.spent)
+        tasks = []
+        for arm in arms:
+            moves = max(PLACE.least_moves, int(effort / len(arms) * PLACE.rate / arm.ops))
+            tasks.append(partial(arm.improve, self.allowed, moves, self._target, self.stop))
+        self._all(tasks)
+        self.spent += max(effort, SECONDS.tick)
+        arms = sorted((arm for arm in arms if arm.seconds < NEVER), key=lambda arm: arm.seconds)
+        self._offer(arms)
+        taken, left = time.monotonic() - began, self.deadline - time.monotonic()
+        if not self.session.clock.fixed and taken > SECONDS.timed:
+            self.effort = self.spent + max(0.0, left) * effort / taken
+        return arms
+
+    def _calibrate(self, arms: list[Arm]) -> None:
+        """Without a deterministic limit, the effort that the time left allows, measured on one arm."""
+        if self.session.clock.fixed or not math.isfinite(self.deadline):
+            return
+        trial = arms[0].copy(1)
+        trial.improve(self.allowed, 1, 0.0, self.stop)  # compiles
+        began, moves = time.monotonic(), 1 + int(PLACE.trial / trial.ops)
+        trial.improve(self.allowed, moves, 0.0, self.stop)
+        rate = moves * trial.ops / max(SECONDS.tick, time.monotonic() - began)
+        self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / PLACE.rate
+
+    def _all(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Runs tasks on the session's threads; stops them when time is up or Ctrl-C comes."""
+        with ThreadPoolExecutor(self.session.workers) as pool:
+            futures = [pool.submit(task) for task in tasks]
+            try:
+                while wait(futures, timeout=SECONDS.progress).not_done:
+                    self.session.report(_PHASE)
+                    if self.session.over or time.monotonic() >= self.deadline:
+                        self.stop[0] = 1
+            except KeyboardInterrupt:
+                self.stop[0] = 1
+                self.session.clock.interrupt()
+                wait(futures)
+            for future in futures:
+                future.result()
+
+    @property
+    def _target(self) -> float:
+        return self.session.bound_s * (1 + TOLERANCE.proven)
+
+    def _over(self) -> bool:
+        session = self.session
+        if session.over or session.best_s <= self._target or time.monotonic() >= self.deadline:
+            return True
+        return self.spent >= self.effort
+
+    # ------------------------------------------------------------ offers
+
+    def _offer(self, arms: list[Arm]) -> None:
+        """Simulates what promises to beat the best plan; where it does not fit, the arm gets less memory."""
+        for arm in arms:
+            if self.session.over:
+                return
+            for _ in range(PLACE.fitted):
+                if arm.seconds >= self.session.best_s * (1 - TOLERANCE.same):
+                    break
+                plan = arm.plan()
+                if plan is None or self.session.offer(plan, _PHASE):
+                    break
+                over = excess(plan)
+                if not any(over):
+                    break
+                arm.lower(over)
+
+
+_PHASE = "forward and backward devices"

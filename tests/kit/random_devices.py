@@ -2,8 +2,8 @@
 
 Every stage has any forward and any backward device. A run goes from event to event: a stash that must move goes as soon
 as its backward's device has room, then the oldest micro-batch runs first, backwards before forwards; only so many
-micro-batches are under way. Devices change at random, and what is not much worse is kept. Whole backwards, stashes kept,
-no tensors between stages in the account: the plan that comes out is simulated, and counts where it fits. No torch.
+micro-batches are under way. Devices change at random, and what is not much worse is kept. Whole backwards, stashes
+kept, no tensors between stages in the account: the plan that comes out is simulated, and counts where it fits.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class Greedy:
                 found.append((m, 0, -s))
             under_way = s > 0 or k - self.next_b[0] < self.cap
             room = int(self.costs.stash_bytes[s]) <= self.room[d]
-            if self.routes[0][s] == d and k < self.batches and under_way and room:
-                if self.ready_f.get((s, k), 1e300) <= now + 1e-9:
-                    found.append((k, 1, -s))
+            early = self.ready_f.get((s, k), 1e300) <= now + 1e-9
+            if self.routes[0][s] == d and k < self.batches and under_way and room and early:
+                found.append((k, 1, -s))
         if not found:
             return False
         m, forward, s = min(found)

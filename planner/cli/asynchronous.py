@@ -10,7 +10,7 @@ import click
 
 from ..basics import InputError, format_bytes, format_seconds
 from ..plan import Problem
-from ..problem import FLUSH, WEIGHT_POLICIES, SearchSpace
+from ..problem import FLUSH, MOST_SLOWER, WEIGHT_POLICIES, SearchSpace
 from ..schedules import ASYNCHRONOUS, WEIGHTS
 from .common import among_to_dict, print_json
 from .table import Line, print_table
@@ -41,11 +41,18 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="S",
         help="Asynchronous: most updates between a forward's weights and the update its gradient goes into.",
     ),
+    click.option(
+        "--quality-within",
+        type=click.FloatRange(0, 100 * MOST_SLOWER),
+        metavar="PERCENT",
+        help="Several methods: of those slower than the fastest by at most this, the one with the freshest weights "
+        f"(docs/asynchronous.md); 0: the fastest. [default: {100 * SearchSpace().quality_within:g}]",
+    ),
 ]
 
 
 def asynchronous_options(command: _Command) -> _Command:
-    """--asynchronous, --update-every and --staleness-limit."""
+    """--asynchronous, --update-every, --staleness-limit and --quality-within."""
     for decorate in reversed(_OPTIONS):
         command = decorate(command)
     return command
@@ -58,12 +65,20 @@ def methods(options: dict[str, Any], schedule: str = "search") -> tuple[str, ...
     """
     given = options["asynchronous"]
     if given is None:
+        if options["quality_within"] is not None:
+            raise InputError("--quality-within needs --asynchronous")
         for name in ("update_every", "staleness_limit"):
             if options[name] is not None and schedule not in ASYNCHRONOUS:
                 raise InputError(f"--{name.replace('_', '-')} needs --asynchronous or a schedule without a flush")
         return ()
     named = [part.strip() for part in given.split(",")]
     return METHODS if named == [ANY] else SearchSpace(asynchronous=tuple(dict.fromkeys(named))).asynchronous
+
+
+def within(options: dict[str, Any]) -> float:
+    """How much slower than the fastest a better method may be, as a share."""
+    given = options["quality_within"]
+    return SearchSpace().quality_within if given is None else float(given) / 100
 
 
 def fitting(problem: Problem, space: SearchSpace, options: dict[str, Any]) -> SearchSpace:
@@ -104,6 +119,30 @@ def sentence(plan: Plan, forecast: Forecast) -> str:
     stale = ", ".join(map(str, staleness(plan)))
     versions = ", ".join(str(1 + copies) for copies in most_copies(plan))
     return f"{rate}; updates of staleness by stage: {stale}; versions held: {versions}"
+
+
+# ---------------------------------------------------------------- several methods
+
+
+def method_rows(result: Result) -> dict[str, Any]:
+    """What `plan --json` says of several methods; nothing where one was asked for."""
+    return {"methods": [asdict(row) for row in result.methods]} if result.methods else {}
+
+
+def print_methods(result: Result) -> None:
+    """What came of each of several methods; nothing where one was asked for."""
+    if not result.methods:
+        return
+    lines = []
+    for row in result.methods:
+        style = "bold" if row.chosen else None
+        if row.period_s is None or row.staleness is None:
+            lines.append(Line((row.weights, row.status), "dim"))
+            continue
+        period, peak = format_seconds(row.period_s), format_bytes(row.peak_bytes or 0)
+        words = ("yes" if row.predicted else "no", "chosen" if row.chosen else "")
+        lines.append(Line((row.weights, period, peak, str(max(row.staleness)), *words), style))
+    print_table(("method", "a micro-batch", "peak", "staleness", "predicted", ""), lines, words=1)
 
 
 # ---------------------------------------------------------------- several plans

@@ -14,7 +14,7 @@ import click
 from ..plan import Forecast, Plan, Problem
 from ..plan_file import save_plan
 from ..schedules import ASYNCHRONOUS, SCHEDULES
-from .asynchronous import asynchronous_options, fitting, sentence, summary
+from .asynchronous import asynchronous_options, fitting, method_rows, print_methods, sentence, summary
 from .common import OutputFile, among_to_dict, load_problem, print_json, problem_options, say, stop
 from .compare import compare
 from .options import effort_options, search_space, workload_options
@@ -114,10 +114,11 @@ def _report(result: Result, output: Path, as_json: bool, explain: bool, seconds:
         save_plan(made, output)
         if as_json:
             content = _summary(result, made.forecast, seconds, output) | summary(made, made.forecast)
-            print_json(content | _explained(result, explain))
+            print_json(content | method_rows(result) | _explained(result, explain))
         else:
             _print_plan(made, made.forecast, output)
             if explain:
+                print_methods(result)
                 _print_considered(result)
         return
     if as_json:

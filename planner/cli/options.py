@@ -7,7 +7,7 @@ from typing import Any
 from ..basics import InputError
 from ..problem import SearchSpace
 from ..schedules import ASYNCHRONOUS, SCHEDULES, known, spelled_out
-from .asynchronous import methods
+from .asynchronous import methods, within
 
 
 def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
@@ -21,6 +21,7 @@ def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
         split_backward=not options["no_split_backward"],
         separate_backward=not options["no_separate_backward"],
         asynchronous=methods(options, schedule),
+        quality_within=within(options),
     )
 
 

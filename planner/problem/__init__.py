@@ -10,7 +10,7 @@ from .presets import PRESETS, DeviceType
 from .stage_costs import StageCosts
 from .ties import returned_bytes, steps_sent
 from .weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy, policy_of
-from .workload import OPTIMIZER_STATES, PRECISIONS, STEP_COUNTERS, UNFUSED, SearchSpace, Workload
+from .workload import MOST_SLOWER, OPTIMIZER_STATES, PRECISIONS, STEP_COUNTERS, UNFUSED, SearchSpace, Workload
 
 __all__ = [
     "BATCH",
@@ -20,6 +20,7 @@ __all__ = [
     "FLUSH",
     "Layer",
     "Link",
+    "MOST_SLOWER",
     "ModelGraph",
     "NodeGroup",
     "OPTIMIZER_STATES",

@@ -124,6 +124,10 @@ def _whole(value: object, what: str, least: int, most: int) -> None:
     reading.whole(value, what, "workload", least, most)
 
 
+MOST_SLOWER = 1e6
+"""How much slower than the fastest a plan of better quality may be asked to be at most, as a share."""
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """What may be decided. Every technique is allowed unless switched off.
@@ -133,6 +137,8 @@ class SearchSpace:
         schedule: "search", or the name of a schedule to plan with on its best partition.
         pipelines: at most this many pipelines; None: no limit. A named schedule brings its own number.
         replicas: exactly so many equal groups of devices, each with its part of the micro-batches; None: as is best.
+        quality_within: of several weight policies the best one whose plan is slower than the fastest by at most this
+            share (docs/asynchronous.md, "Which method").
     """
 
     schedule: str = "search"
@@ -143,8 +149,11 @@ class SearchSpace:
     separate_backward: bool = True
     asynchronous: tuple[str, ...] = ()
     replicas: int | None = None
+    quality_within: float = 0.05
 
     def __post_init__(self) -> None:
+        with refusing(WorkloadError):
+            reading.number(self.quality_within, "quality_within", "space", MOST_SLOWER)
         for what, count in (("pipelines", self.pipelines), ("replicas", self.replicas)):
             if count is not None:
                 with refusing(WorkloadError):

@@ -35,6 +35,7 @@ from .common import (
     unanswered,
 )
 from .layer_orders import best_in_layer_orders, in_layer_orders
+from .methods import best_method
 from .named import (
     Order,
     Phases,
@@ -96,7 +97,10 @@ def plan(
     if space.asynchronous:
         from .steady import search_steady
 
-        return best_in_layer_orders(session, lambda part, start: search_steady(part, start or hint))
+        def steady(part: Session, start: Plan | None) -> Result:
+            return best_in_layer_orders(part, lambda one, found: search_steady(one, found or start))
+
+        return best_method(session, steady, hint)
     try:
         with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
             _search(session, orders, hint)

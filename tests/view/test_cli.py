@@ -29,7 +29,7 @@ PROBLEM_OPTIONS = {
     "--no-recompute", "--no-split-backward", "--no-separate-backward", "--time-limit", "--deterministic-limit",
     "--seed", "--workers", "--json",
 }  # fmt: skip
-ASYNCHRONOUS_OPTIONS = {"--asynchronous", "--update-every", "--staleness-limit"}
+ASYNCHRONOUS_OPTIONS = {"--asynchronous", "--update-every", "--staleness-limit", "--quality-within"}
 OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--explain", "--output", "-o"},
     "compare": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
@@ -153,6 +153,7 @@ def test_python_dash_m_is_the_same_program(folder: Path) -> None:
         (["--asynchronous", "stash", "--staleness-limit", "-1"], "--staleness-limit"),
         (["--update-every", "2"], "--update-every needs --asynchronous"),
         (["--staleness-limit", "2"], "--staleness-limit needs --asynchronous"),
+        (["--quality-within", "2"], "--quality-within needs --asynchronous"),
         (["--schedule", "fastest"], ", ".join(SCHEDULES)),
         (["--cluster", "/nowhere/cluster.toml"], "/nowhere/cluster.toml"),
         (["-o", "/nowhere/plan.json"], "/nowhere"),

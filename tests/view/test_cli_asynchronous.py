@@ -58,14 +58,45 @@ def test_options_reach_the_plan(tmp_path: Path) -> None:
     result = run(tmp_path, "plan", *more, "-o", tmp_path / "plan.json")
     assert result.exit_code == 0, result.output
     plan = load_plan(tmp_path / "plan.json")
-    assert plan.weights == "2bw"  # the first of those that are equally fast
+    assert plan.weights == "stash"  # equally fast, and only its first stage is late
     assert (plan.problem.workload.update_every, plan.problem.workload.staleness_limit) == (4, 1)
 
 
 def test_any_leaves_out_what_does_not_apply(tmp_path: Path) -> None:
     """One micro-batch an update is too few for double buffering on two stages."""
     result = run(tmp_path, "plan", "--asynchronous", "any", "--update-every", 1, "--json")
-    assert (result.exit_code, json.loads(result.stdout)["weights"]) == (0, "naive")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["weights"]) == (0, "pipeoptim")
+    assert "2bw" not in [row["weights"] for row in found["methods"]]
+
+
+def test_several_methods_are_told_apart(tmp_path: Path) -> None:
+    """Period, peak memory, staleness and predictions of each, in JSON and with --explain; one is chosen."""
+    result = run(tmp_path, "plan", "--asynchronous", "stash,spectrain,naive", "--quality-within", 1, "--json")
+    found = json.loads(result.stdout)
+    rows = {row["weights"]: row for row in found["methods"]}
+    assert list(rows) == ["stash", "spectrain", "naive"]
+    assert [row["weights"] for row in rows.values() if row["chosen"]] == ["spectrain"] == [found["weights"]]
+    assert rows["stash"] | {"peak_bytes": 0} == {
+        "weights": "stash",
+        "status": "optimal",
+        "predicted": False,
+        "chosen": False,
+        "period_s": 3.0,
+        "peak_bytes": 0,
+        "staleness": [1, 0],
+    }
+    told = run(tmp_path, "plan", "--asynchronous", "stash,spectrain,naive", "--explain").stdout
+    assert "predicted" in told
+    assert "chosen" in told
+    assert "methods" not in json.loads(run(tmp_path, "plan", "--asynchronous", "stash", "--json").stdout)
+
+
+def test_what_quality_needs(tmp_path: Path) -> None:
+    """Methods to choose from, and a share."""
+    refused = run(tmp_path, "plan", "--quality-within", 3)
+    assert (refused.exit_code, "--quality-within needs --asynchronous" in refused.output) == (2, True)
+    assert run(tmp_path, "plan", "--asynchronous", "any", "--quality-within", -1).exit_code == 2
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -8,10 +8,11 @@ measurement).
 from .answer import ONE_ORDER, Proven, Result, answered, in_words, including, told, told_of, unanswered
 from .balance import Order, balanced
 from .clock import Budget, Clock
-from .considered import Considered, describe
+from .considered import Considered, MethodFound, describe
 from .effort import ANNEALING, COUNT, HOPE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress
+from .proof import Proof
 from .rounds import Earlier, Groups, Rounds
 from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, with_policy
@@ -36,9 +37,11 @@ __all__ = [
     "Groups",
     "Incumbent",
     "Lack",
+    "MethodFound",
     "OnProgress",
     "Order",
     "Progress",
+    "Proof",
     "Proven",
     "Result",
     "Rounds",

@@ -13,7 +13,7 @@ from .... import __version__
 from ...graph import ship_target, stash_policy
 from ...plan import Kind, Plan, Provenance, gap_of
 from ...problem import FLUSH, SearchSpace
-from .considered import Considered
+from .considered import Considered, MethodFound
 from .effort import TOLERANCE
 from .fit import Lack
 from .session import Session
@@ -87,6 +87,7 @@ class Result:
         violations: without a plan, what the least bad one lacks on every device, or which staleness it has.
         among: the part of that space of which more is proven, and what; None where there is no more to say.
         considered: what was looked at, left out, and why.
+        methods: where several weight policies were allowed, what came of each.
     """
 
     status: str
@@ -96,6 +97,7 @@ class Result:
     violations: tuple[Lack, ...] = ()
     considered: tuple[Considered, ...] = ()
     among: Proven | None = None
+    methods: tuple[MethodFound, ...] = ()
 
     @property
     def seconds(self) -> float | None:

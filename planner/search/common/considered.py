@@ -26,6 +26,26 @@ class Considered:
     outcome: str
 
 
+@dataclass(frozen=True)
+class MethodFound:
+    """What came of one of several weight policies without a flush.
+
+    Attributes:
+        status: of the search with it alone. predicted: whether it predicts weights.
+        chosen: whether its plan is the answer.
+        period_s, peak_bytes, staleness: of its plan: seconds a micro-batch, the most bytes of a device, most updates of
+            staleness of every stage; None without a plan.
+    """
+
+    weights: str
+    status: str
+    predicted: bool
+    chosen: bool
+    period_s: float | None = None
+    peak_bytes: int | None = None
+    staleness: tuple[int, ...] | None = None
+
+
 class Ledger:
     """Notes of one search; of one part, the best step and the least bound are kept."""
 

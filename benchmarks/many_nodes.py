@@ -97,7 +97,8 @@ def best(given: argparse.Namespace) -> Iterator[list[str]]:
     for nodes in given.nodes or NODES[given.model]:
         here = setting(given.model, nodes, given.sums * 1e9)
         base: float | None = None
-        for scheme in FIGURE:
+        for scheme in given.schemes:
+            print(f"{nodes} nodes: {scheme}", file=sys.stderr, flush=True)
             found = at_best(here, scheme, SIZES[given.model])
             if found is None:
                 yield [f"{given.model}, {nodes} nodes: {scheme}", "-", "-", "does not fit", "-"]
@@ -145,6 +146,7 @@ def main() -> int:
     parser.add_argument("--best", action="store_true", help="each scheme at its own best")
     parser.add_argument("--model", choices=tuple(SIZES), default="gpt2-64")
     parser.add_argument("--nodes", type=int, nargs="+")
+    parser.add_argument("--schemes", nargs="*", choices=tuple(FIGURE), default=tuple(FIGURE), help="of --best")
     parser.add_argument("--sizes", type=int, nargs="+", help="micro-batch sizes of plan()")
     parser.add_argument("--sums", type=float, default=3.5, help="GB/s of a gradient sum, as calibrated")
     parser.add_argument("--time-limit", type=float, default=0.0, help="seconds of plan() a micro-batch size; 0: none")

@@ -15,7 +15,7 @@ from itertools import accumulate
 import mechanisms_opponents
 from structure_cases import P100, analytic
 
-from contraflow.planner import Cluster, InputError, Link, ModelGraph, Workload, check
+from contraflow.planner import Cluster, Forecast, InputError, Link, ModelGraph, Workload, check
 from contraflow.planner.graph import KEEP, RECOMPUTE, Candidate
 from contraflow.planner.lower import assembled
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
@@ -114,26 +114,37 @@ def simulated(setting: Setting, scheme: str, shape: Shape) -> Outcome | None:
     if rest or uneven or each < 1 or width < 2 or shape.depth > len(graph.layers) - 2:
         return None
     weights = WEIGHTS.get(scheme, "flush")
-    batches = {"flush": each, "stash": max(6 * each, 2 * shape.depth + 8), "2bw": 6 * each}[weights]
-    update = {"flush": None, "stash": 2, "2bw": 2 * each}[weights]
-    problem = Problem(
-        graph, _groups(setting, scheme, shape, width), Workload(2 * batches, "adam", update_every=update)
-    )  # fmt: skip
+    runs = {
+        "flush": [each],
+        "stash": [2 * shape.depth + 8, 3 * shape.depth + 16],
+        "2bw": [4 * each, 6 * each],
+    }[weights]
     try:
-        layout = build("1f1b" if scheme in WEIGHTS else scheme, shape.depth, batches)
-        pipelines, orders = _twice(layout, shape)
-        policy = RECOMPUTE if shape.recompute else KEEP
-        rows = tuple((policy,) * layout.stages for _ in pipelines)
-        candidate = Candidate(problem, stages(graph, shape.depth, shape.even), pipelines, rows, weights)
-        made = assembled(candidate, orders, scheme)
+        found = [_run(setting, scheme, shape, width, batches, 2 * each) for batches in runs]
     except InputError:
         return None
-    forecast = made.forecast
-    if max(forecast.peak_bytes) <= P100.memory_bytes and batches * shape.depth <= 256:
+    seconds = found[-1].step_s
+    if weights != "flush":  # a mini-batch's share of what the longer run takes longer
+        seconds = (seconds - found[0].step_s) * each / (runs[1] - runs[0])
+    return Outcome(seconds, max(found[-1].peak_bytes), shape, width)
+
+
+def _run(setting: Setting, scheme: str, shape: Shape, width: int, batches: int, whole: int) -> Forecast:
+    """So many micro-batches of each of two groups; `whole`: of both together in a mini-batch. Raises InputError."""
+    weights, graph = WEIGHTS.get(scheme, "flush"), model(setting.model, shape.samples)
+    update = {"flush": None, "stash": 2, "2bw": whole}[weights]
+    cluster = _groups(setting, scheme, shape, width)
+    problem = Problem(graph, cluster, Workload(2 * batches, "adam", update_every=update))
+    layout = build("1f1b" if scheme in WEIGHTS else scheme, shape.depth, batches)
+    pipelines, orders = _twice(layout, shape)
+    policy = RECOMPUTE if shape.recompute else KEEP
+    rows = tuple((policy,) * layout.stages for _ in pipelines)
+    candidate = Candidate(problem, stages(graph, shape.depth, shape.even), pipelines, rows, weights)
+    made = assembled(candidate, orders, scheme, period=False)
+    if weights == "flush" and max(made.forecast.peak_bytes) <= P100.memory_bytes and batches * shape.depth <= 256:
         wrong = check(made.plan)
         assert not wrong, wrong[0]
-    seconds = forecast.step_s if forecast.period_s is None else forecast.period_s * 2 * each
-    return Outcome(seconds, max(forecast.peak_bytes), shape, width)
+    return made.forecast
 
 
 def _groups(setting: Setting, scheme: str, shape: Shape, width: int) -> Cluster:
@@ -168,28 +179,46 @@ def _of_group(order: Sequence[Op], group: int, recompute: bool) -> list[Op]:
 
 
 def at_best(setting: Setting, scheme: str, samples: Sequence[int]) -> Outcome | None:
-    """The fastest shape of a scheme that fits: depth, micro-batch size, recomputation and cut are free."""
+    """The fastest shape of a scheme that fits: depth, micro-batch size, recomputation and cut are free.
+
+    Shapes are simulated by their bounds; those that cannot be faster than the best so far are left out.
+    """
+    shapes = [
+        Shape(2**k, size, recompute, even)
+        for size in samples
+        for k in range(1, 7)
+        for recompute in (False, True)
+        for even in (True, False)
+    ]
+    bounds = {shape: least_s(setting, scheme, shape) for shape in shapes}
     best: Outcome | None = None
-    depths = [2**k for k in range(1, 7)]
-    for size in samples:
-        for depth in depths:
-            for recompute in (False, True):
-                for even in (True, False):
-                    shape = Shape(depth, size, recompute, even)
-                    if best is not None and least_s(setting, scheme, shape) >= best.seconds:
-                        continue
-                    found = simulated(setting, scheme, shape)
-                    if found is not None and found.fits and (best is None or found.seconds < best.seconds):
-                        best = found
+    for shape in sorted(shapes, key=lambda shape: bounds[shape]):
+        if bounds[shape] >= (math.inf if best is None else best.seconds):
+            break
+        found = simulated(setting, scheme, shape)
+        if found is not None and found.fits and (best is None or found.seconds < best.seconds):
+            best = found
     return best
 
 
 def least_s(setting: Setting, scheme: str, shape: Shape) -> float:
-    """Seconds of computing of an average device, which no shape is faster than."""
-    graph = model(setting.model, shape.samples)
-    forward, back = sum(x.forward_s for x in graph.layers), sum(x.backward_s for x in graph.layers)
-    batches = setting.mini_batch / shape.samples
-    found = (forward * (2 if shape.recompute else 1) + back) * batches / setting.nodes
-    if scheme == "gems":  # two micro-batches in flight at most
-        found *= max(1.0, shape.depth / 2)
-    return found if math.isfinite(found) else 0.0
+    """Seconds that a mini-batch of this shape takes at least; infinite where it does not fit or exist.
+
+    The work of an average device; without two directions and with a flush also the last stage's, behind the first
+    forward and before the last backward; of two micro-batches in flight, every pair's way; gradient sums after every
+    micro-batch.
+    """
+    graph, width = model(setting.model, shape.samples), setting.nodes // shape.depth
+    held = 4 * sum(x.parameter_bytes for x in graph.layers) * (2 if scheme in BOTH_WAYS else 1) / shape.depth
+    count = setting.mini_batch / (width * shape.samples)
+    if held > P100.memory_bytes or count < 1 or shape.depth > len(graph.layers) - 2:
+        return math.inf
+    work = {x.name: x.forward_s * (2 if shape.recompute else 1) + x.backward_s for x in graph.layers}
+    total, last = sum(work.values()), sum(work[name] for name in stages(graph, shape.depth, shape.even)[-1])
+    found = count * total / shape.depth
+    if scheme == "gems":
+        return max(found, count * total / 2)
+    if scheme == "pipedream":
+        gradient = sum(x.parameter_bytes for x in graph.layers) / shape.depth
+        return max(found, count * 2 * (width - 1) / width * gradient / setting.sums)
+    return max(found, total + (count - 1) * last) if scheme in ("gpipe", "1f1b") else found

@@ -85,8 +85,6 @@ class Sizes:
     """Ops from which on only few variants of a plan without a flush are simulated. Not measured."""
     remade_ops: int = 400_000
     """Ops of all named schedules that are simulated with every stash recomputed. Not measured."""
-    width_bounds: int = 2400
-    """Ops up to which every way to form groups gets the best bound there is. Not measured."""
     remembered_ops: int = 50_000
     """Ops of a plan, all kinds, up to which everything simulated is kept: it bounds memory. Not measured."""
     annealed_ops: int = 150_000
@@ -227,7 +225,8 @@ class Models:
     listed_ops: int = 200_000
     """F and B of all candidates together up to which cuts are all listed. Not measured."""
     ops: int = 2400
-    """F and B with one stage a device up to which a model is built. Not measured."""
+    """F and B with one stage a device up to which a model is built, and every way to form groups gets the best bound
+    there is. Not measured."""
     choosing: int = 3
     """Where stash policies are chosen, it is this part of them. Not measured."""
     first: float = 0.5
@@ -382,7 +381,7 @@ class Seconds:
     window_least: float = 0.01
     """Deterministic seconds that a window counts for at least."""
     progress: float = 0.2
-    """Between two looks at the clock while arms run."""
+    """Between two looks at the clock while arms run or a solve does."""
     no_progress: float = 0.1
     """A round that took less has nothing to do: rounds end."""
     head_start: float = 0.5
@@ -393,8 +392,6 @@ class Seconds:
     """Those that were left may end within before the process does."""
     solve: float = 0.01
     """A solve at least."""
-    solving: float = 0.25
-    """Between two looks at the clock, and two reports, while a solve runs."""
     stopping: float = 0.02
     """Between two calls to a solve that it stop."""
     shortest: float = 1e-12
@@ -412,17 +409,13 @@ class Tolerances:
     proven: float = PROVEN_GAP
     """A plan whose gap is no larger is optimal."""
     same: float = 1e-9
-    """Round-off of sums of durations: what is not shorter by more is not better."""
-    better: float = 1e-12
-    """A plan takes the best one's place where it is shorter by more."""
-    period: float = 1e-9
-    """How close the periods are between which the least one lies."""
+    """Round-off of sums of durations: what is not shorter by more is not better; periods are looked for so closely."""
     whole: float = 1e-6
     """A solver's bound is a whole number if it lies above it by no more."""
     serial: float = 1e-6
     """A step of one op at a time is taken to be so much longer, so that it is a horizon."""
     sums: float = 1e-12
-    """Round-off of one sum, by which estimates of periods are widened."""
+    """Round-off of one sum: estimates of periods are widened by it, and what is shorter by more is the best plan."""
 
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()

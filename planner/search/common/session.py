@@ -169,7 +169,7 @@ class Session:
         if not fits(plan):
             return False
         assert plan.forecast is not None
-        if self.incumbent.take(plan, TOLERANCE.better):
+        if self.incumbent.take(plan, TOLERANCE.sums):
             self.report(phase)
         return True
 

@@ -161,7 +161,7 @@ def _join(solve: _Solve, bounds: _Bounds, stop: threading.Event, until: float) -
         try:
             if stop.is_set() or end_asked():
                 return True
-            solve.thread.join(min(SECONDS.solving, left))
+            solve.thread.join(min(SECONDS.progress, left))
             if bounds.report is not None and solve.thread.is_alive():
                 bounds.report(bounds.latest)
         except KeyboardInterrupt:

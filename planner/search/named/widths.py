@@ -16,7 +16,7 @@ from ...graph import Candidate, reduce_seconds, ship_target
 from ...lower import assemble
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Earlier, Groups, Progress, Rounds, Session
+from ..common import COUNT, HOPE, MODEL, SECONDS, SHARE, TOLERANCE, Earlier, Groups, Progress, Rounds, Session
 from .least_memory import overfull_here
 from .portfolio import Order, device_orders, own_orders
 
@@ -120,7 +120,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     every.sort(key=lambda width: width.laid_s)
     _each(session, every, phases.quick, every[0] if math.isfinite(every[0].laid_s) else whole)
     _bound_widths(session, whole, every)
-    if 2 * problem.workload.micro_batches * session.stages <= SIZE.width_bounds:
+    if 2 * problem.workload.micro_batches * session.stages <= MODEL.ops:
         for width in every:
             if width is not whole and not session.over and _open(session, width):
                 width.session.proof.of_searched(phases.bound(width.session))

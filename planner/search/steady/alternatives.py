@@ -89,7 +89,7 @@ class Alternative:
         """The least period of all groups together, if it is at most `cap_s`. Raises OutOfTime."""
         programme = self.programme(margin, stashes)
         below_s = max(self.below_s * self.width, programme.floor_s)
-        close = HOPE.passing if self.passing else TOLERANCE.period
+        close = HOPE.passing if self.passing else TOLERANCE.same
         found = least_period(programme, below_s, cap_s * self.width, self.deadline, close)
         if found is None:
             return None

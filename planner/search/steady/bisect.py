@@ -25,7 +25,7 @@ def least_period(
     below_s: float,
     cap_s: float,
     deadline: float = math.inf,
-    close: float = TOLERANCE.period,
+    close: float = TOLERANCE.same,
 ) -> Least | None:
     """The least period above `below_s`, which none goes below, and at most `cap_s`; None where there is none.
 

@@ -86,7 +86,7 @@ class Steady:
 
     def _take(self, plan: Plan, phase: str) -> None:
         """Takes a plan that fits into account, unless it is too stale."""
-        margin = TOLERANCE.period
+        margin = TOLERANCE.same
         if self.incumbent.beaten_by(plan, margin) and not self._stale(plan) and self.incumbent.take(plan, margin):
             self.session.report(phase)
 
@@ -113,7 +113,7 @@ class Steady:
             self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
             if alternative.least is None:
-                alternative.solve(min(self.best_s, self._least_s()) * (1 - TOLERANCE.period))
+                alternative.solve(min(self.best_s, self._least_s()) * (1 - TOLERANCE.same))
             else:
                 self.build(alternative)
 
@@ -123,11 +123,11 @@ class Steady:
 
     def next(self) -> Alternative | None:
         """What may be best: a solution to build if none is known to be shorter, else what is to be solved."""
-        still = [a for a in self.every if not a.closed and a.below_s < self.best_s * (1 - 2 * TOLERANCE.period)]
+        still = [a for a in self.every if not a.closed and a.below_s < self.best_s * (1 - 2 * TOLERANCE.same)]
         if not still:
             return None
         bound_s = min(a.below_s for a in still)
-        solved = [a for a in still if a.least is not None and a.below_s <= bound_s * (1 + 4 * TOLERANCE.period)]
+        solved = [a for a in still if a.least is not None and a.below_s <= bound_s * (1 + 4 * TOLERANCE.same)]
         return solved[0] if solved else min(still, key=lambda a: a.below_s)
 
     def offer_hint(self, hint: Plan) -> None:
@@ -190,12 +190,12 @@ class Steady:
         for a in sorted(self.every, key=lambda a: a.below_s):
             if RECOMPUTE in a.stashes and not self.over and self.best_s > self.session.proof.asked_s:
                 mixed = a.mixed()
-                mixed.solve(self.best_s * (1 - TOLERANCE.period))
+                mixed.solve(self.best_s * (1 - TOLERANCE.same))
                 if mixed.least is not None:
                     self.build(mixed)
 
     def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
-        found = alternative.within(self.best_s * (1 - TOLERANCE.period), margin)
+        found = alternative.within(self.best_s * (1 - TOLERANCE.same), margin)
         return None if found is None else found.stages
 
     def _large(self, alternative: Alternative) -> bool:
@@ -295,7 +295,7 @@ def alternates(plan: Plan) -> bool:
 
 def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:
     """Whether less memory is missing, or as much and the period is shorter."""
-    return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - TOLERANCE.period))
+    return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - TOLERANCE.same))
 
 
 def search_steady(session: Session, hint: Plan | None) -> Result:

@@ -50,7 +50,7 @@ def place(layout: Layout, order: Order, devices: int) -> Layout:
 # ------------------------------------------------------------------ cuts for a layout
 
 
-def cuts_for(session: Session, layout: Layout, most: int = SIZE.listed_cuts) -> Iterator[Cuts]:
+def cuts_for(session: Session, layout: Layout, most: int) -> Iterator[Cuts]:
     """Cuts worth simulating for a placed layout, the most promising first; all of them where they are few."""
     seen: set[Cuts] = set()
     for c in _cuts(session, layout, most):

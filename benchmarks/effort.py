@@ -176,6 +176,9 @@ def main() -> int:
     for number in asked.only or left(numbers(), asked.save):
         if time.monotonic() - began > 60 * asked.minutes:
             break
+        if not searches.readers(number):
+            print(f"{number}: no problem reads it", flush=True)
+            continue
         table = Table.made(made, COLUMNS, [searches.row(number)])
         print("  ".join(table.rows[0]), flush=True)
         if asked.save:

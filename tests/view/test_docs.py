@@ -193,5 +193,5 @@ def test_tables_between_marks_are_made_from_what_was_measured(monkeypatch: pytes
     shown = {name for path in marked for name in tables.names(path.read_text())}
     assert all(origin.commit and origin.machine for name in shown for origin in tables.load(name).origins)
     saved = {path.relative_to(tables.RESULTS).with_suffix("").as_posix() for path in tables.RESULTS.rglob("*.json")}
-    assert {name for name in saved if not name.startswith("reliability/")} - {"effort"} == shown
+    assert {name for name in saved if not name.startswith("reliability/")} == shown
     assert [first for path in tables.RESULTS.glob("*.md") for first in tables.typed(path.read_text())] == []

@@ -3,9 +3,9 @@
 None of them decides what is true: tolerances aside, bounds, "optimal" and what fits do not depend on these numbers,
 only what is found in the time.
 
-`benchmarks/effort.py` halves and doubles some of them, one at a time, on random problems with a fixed deterministic
-effort: `benchmarks/results/effort.json`; "Measured:" stands before another measurement. What says "Not measured." is
-not, nor are seconds of the clock and tolerances.
+`benchmarks/effort.py` halves and doubles them, one at a time, on random problems with a fixed deterministic effort:
+`benchmarks/results/effort.md`; "Measured:" stands before another measurement. What says "Not measured." is not, nor are
+seconds of the clock and tolerances.
 
 Numbers that compiled kernels read stand beside these: numba keeps what it compiled by the kernel's own file.
 """

@@ -35,15 +35,15 @@ class Shares:
     named_first: float = 0.3
     """For named orders with copies to the host, before the space without copies is searched. Not measured."""
     without_copies: float = 0.6
-    """For the space without copies to the host, where there are others. Not measured."""
+    """For the space without copies to the host, where there are others."""
     with_copies: float = 0.4
-    """Then for everything, before the rest goes to the one that found the best plan. Not measured."""
+    """Then for everything, before the rest goes to the one that found the best plan."""
     small: PhaseShares = PhaseShares(0.2, 0.4, 0.2)
-    """Where exact search lists all cuts of a small problem. Not measured."""
+    """Where exact search lists all cuts of a small problem."""
     medium: PhaseShares = PhaseShares(0.05, 0.6, 0.33)
-    """Where exact models can be built. Not measured."""
+    """Where exact models can be built."""
     large: PhaseShares = PhaseShares(0.0, 0.6, 0.4)
-    """Where no exact model is built. Not measured."""
+    """Where no exact model is built."""
     two_devices: float = 0.35
     """Forward and backward devices at any size, of what the first exact search leaves, where they may pay.
     Not measured."""
@@ -52,11 +52,11 @@ class Shares:
     again: float = 0.6
     """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""
     favourite_width: float = 0.5
-    """The quick plans of the most promising way to form groups. Time only. Not measured."""
+    """The quick plans of the most promising way to form groups. Time only."""
     other_width: float = 0.12
-    """The quick plans of another way. Time only. Not measured."""
+    """The quick plans of another way. Time only."""
     probe: float = 0.18
-    """Each of the ways that are probed; then the best gets the rest. Not measured."""
+    """Each of the ways that are probed; then the best gets the rest."""
     at_once: float = 0.1
     """A first plan of a large graph, before it is cut. Time only. Not measured."""
     layer_orders: float = 0.1
@@ -68,7 +68,7 @@ class Shares:
     own_steady: float = 0.5
     """The file's order without a flush, before others. Time only. Not measured."""
     fewer_first: float = 0.5
-    """The race with fewer micro-batches, where there is one. Not measured."""
+    """The race with fewer micro-batches, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -76,72 +76,69 @@ class Sizes:
     """Up to which size something is tried. Ops are F and B with one stage a device, unless they say otherwise."""
 
     exact_first: int = 300
-    """Ops up to which exact search decides about everything together, and comes first with all its weight.
-    Not measured."""
+    """Ops up to which exact search decides about everything together, and comes first with all its weight."""
     one_cut: int = 12_000
-    """Ops from which on every schedule is simulated on one cut only, and a smaller problem comes first.
-    Not measured."""
+    """Ops from which on every schedule is simulated on one cut only, and a smaller problem comes first."""
     steady_variants: int = 60_000
-    """Ops from which on only few variants of a plan without a flush are simulated. Not measured."""
+    """Ops from which on only few variants of a plan without a flush are simulated."""
     remade_ops: int = 400_000
-    """Ops of all named schedules that are simulated with every stash recomputed. Not measured."""
+    """Ops of all named schedules that are simulated with every stash recomputed."""
     remembered_ops: int = 50_000
-    """Ops of a plan, all kinds, up to which everything simulated is kept: it bounds memory. Not measured."""
+    """Ops of a plan, all kinds, up to which everything simulated is kept: it bounds memory."""
     annealed_ops: int = 150_000
-    """Ops of an order, all kinds, up to which it is annealed; beyond, the named orders stand. Not measured."""
+    """Ops of an order, all kinds, up to which it is annealed; beyond, the named orders stand."""
     descended_ops: int = 20_000
-    """Ops of an order, all kinds, up to which its stash choices are looked at one by one. Not measured."""
+    """Ops of an order, all kinds, up to which its stash choices are looked at one by one."""
     window_plan_ops: int = 5000
-    """Ops of a plan, all kinds, up to which windows work on it. Not measured."""
+    """Ops of a plan, all kinds, up to which windows work on it."""
     window_ops: int = 110
-    """Ops of one window, on average over `window_widths`. Not measured."""
+    """Ops of one window, on average over `window_widths`."""
     window_widths: tuple[float, ...] = (0.6, 1.0, 1.6, 2.4)
-    """Windows of so many times that size take turns at random. Not measured."""
+    """Windows of so many times that size take turns at random."""
     listed_cuts: int = 40
-    """Cuts up to which all are simulated for every schedule; beyond, the dynamic programmes choose. Not measured."""
+    """Cuts up to which all are simulated for every schedule; beyond, the dynamic programmes choose."""
     placed_ops: int = 20_000
     """Ops up to which forward and backward devices are annealed. Not measured."""
     keyed_ops: int = 20_000
     """Ops of a plan, all kinds, up to which its times are keys of others. Not measured."""
     two_device_ops: int = 160
-    """Ops up to which models are built in which stages have two devices each. Not measured."""
+    """Ops up to which models are built in which stages have two devices each."""
     two_device_devices: int = 6
-    """Devices up to which they are. Not measured."""
+    """Devices up to which they are."""
     two_device_cuts: int = 12
-    """Cuts up to which all of their candidates are listed. Not measured."""
+    """Cuts up to which all of their candidates are listed."""
     chunks: int = 4
-    """Stages a device at most: it says which shapes a proof speaks of (`proofs.SHAPES`). Not measured."""
+    """Stages a device at most: it says which shapes a proof speaks of (`proofs.SHAPES`)."""
     packed_sizes: int = 24
-    """Different sizes of layers up to which they are packed into devices, to prove that nothing fits. Not measured."""
+    """Different sizes of layers up to which they are packed into devices, to prove that nothing fits."""
     packed_placements: int = 4096
-    """Placements of layers up to which all are tried for that instead. Not measured."""
+    """Placements of layers up to which all are tried for that instead."""
     roomy: float = 0.6
-    """Share of all limits below which layers are not packed: they fit anyhow. Not measured."""
+    """Share of all limits below which layers are not packed: they fit anyhow."""
     packing_effort: float = 2.0
-    """Deterministic seconds of packing. Not measured."""
+    """Deterministic seconds of packing."""
     every_cap: int = 16
-    """Stages up to which every cap on micro-batches in flight is tried, not a few. Not measured."""
+    """Stages up to which every cap on micro-batches in flight is tried, not a few."""
     cut_at_once: int = 2000
     """Layers times stages of a graph up to which it is cut before there is a plan. Measured: with 325 layers and 4
     stages half a second, with 920 and 4 two and a half."""
     cut_decisions: int = 8000
     """Layers times stages of a graph up to which CP-SAT looks for better cuts. Not measured."""
     fewer_stages: int = 16
-    """Devices a group up to which plans without a flush that leave some out are tried too. Not measured."""
+    """Devices a group up to which plans without a flush that leave some out are tried too."""
     ordered_blocks: int = 4
     """Blocks of equal devices up to which all their orders are tried. Not measured."""
     ahead: int = 512
     """Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full.
     Not measured."""
     two_starts: int = 16
-    """Candidates of the race up to which each begins twice. Not measured."""
+    """Candidates of the race up to which each begins twice."""
     fewer_first: int = 200
-    """Devices times micro-batches from which on a race with fewer micro-batches comes first. Not measured."""
+    """Devices times micro-batches from which on a race with fewer micro-batches comes first."""
     left_out: float = 0.3
-    """Share of the micro-batches that a problem with fewer of them does without, at least. Not measured."""
+    """Share of the micro-batches that a problem with fewer of them does without, at least."""
     repeated: int = 24
-    """What is left out is a multiple of it, or of half of it: windows of several micro-batches can then be repeated.
-    Not measured."""
+    """What is left out is a multiple of it, or of half of it: windows of several micro-batches can then be repeated."""
 
 
 @dataclass(frozen=True)
@@ -149,20 +146,19 @@ class Counts:
     """How often, or how many."""
 
     fitted: int = 4
-    """An order that was simulated and exceeds some device is tried so often with as much less memory there.
-    Not measured."""
+    """An order that was simulated and exceeds some device is tried so often with as much less memory there."""
     copy_lead: int = 2
-    """A copied stash is asked for so many ops before its backward. Not measured."""
+    """A copied stash is asked for so many ops before its backward."""
     taken_over: int = 3
     """Best plans with fewer micro-batches that are taken over. Not measured."""
     probed_widths: int = 3
-    """Most promising ways to form groups that are probed before the best gets the rest. Not measured."""
+    """Most promising ways to form groups that are probed before the best gets the rest."""
     polished: int = 4
-    """Arms of the race that windows go on from, beside the best plan. Not measured."""
+    """Arms of the race that windows go on from, beside the best plan."""
     seeds_a_round: int = 64
-    """Races of one round at most, so that no two rounds race alike: no effort. Not measured."""
+    """Races of one round at most, so that no two rounds race alike: no effort."""
     balanced: int = 1500
-    """Random moves of boundaries in search of a cut that finishes all devices together. Not measured."""
+    """Random moves of boundaries in search of a cut that finishes all devices together."""
     layer_orders: int = 2
     """Orders of a graph's layers that are searched beside the file's, at most. Not measured."""
     frontier_limits: int = 3
@@ -173,13 +169,13 @@ class Counts:
     leaner: int = 16
     """By this part of what the leanest plan needs less is asked for. Not measured."""
     roomier: int = 8
-    """A solution without a flush that does not fit is looked for again with more room so often. Not measured."""
+    """A solution without a flush that does not fit is looked for again with more room so often."""
     roomier_large: int = 3
     """The same of a large plan. Not measured."""
     steady_updates: int = 12
-    """Updates by which two runs differ from which the predictions of a steady state are counted. Not measured."""
+    """Updates by which two runs differ from which the predictions of a steady state are counted."""
     extremes: int = 3
-    """Plans whose stash choices are looked at one by one, of those that recompute every stash. Not measured."""
+    """Plans whose stash choices are looked at one by one, of those that recompute every stash."""
     guest_devices: int = 3
     """Devices beside a stage's mirror to which its stashes may be shipped, those with most room. Not measured."""
     stash_groups: int = 4
@@ -195,7 +191,7 @@ class Annealing:
     fills: tuple[float, ...] = (0.3, 0.6, 1.0, -1.0)
     """Rules for weight halves (kernels.run) by turns; the last one moves them like every op. Not measured."""
     hot: tuple[float, ...] = (0.02, 0.012, 0.008, 0.005)
-    """First temperature, as a share of the makespan, round by round."""
+    """First temperature, as a share of the makespan, round by round. Not measured."""
     cooled: float = 0.01
     """Last temperature, as a share of the first. Not measured."""
     leads: tuple[int, ...] = (1, 2, 4)
@@ -268,11 +264,12 @@ class Races:
     rate: float = 40e6
     """Runs of one op that are one unit. Not measured."""
     first: float = 0.2
-    """Share of the effort for short runs of all arms."""
+    """Share of the effort for short runs of all arms. Not measured."""
     restarts: float = 0.2
-    """Share for more starts of the best structures: a start's own quality says little about what it leads to."""
+    """Share for more starts of the best structures: a start's own quality says little about what it leads to.
+    Not measured."""
     restarted: tuple[int, ...] = (9, 6, 4, 2)
-    """How many more starts the best structures of the first round get, the best one most."""
+    """How many more starts the best structures of the first round get, the best one most. Not measured."""
     slice: float = 0.25
     """Effort that a start is worth at least. Not measured."""
     fewest: int = 8
@@ -282,11 +279,12 @@ class Races:
     mutated: int = 3
     """Best arms that get variations of their stash policies in a round. Not measured."""
     mutations: int = 3
-    """Variations of each; while the best plan keeps every stash, as many stay as there are arms."""
+    """Variations of each; while the best plan keeps every stash, as many stay as there are arms. Not measured."""
     mutant: float = 1.1
     """Times the best arm's makespan up to which a variation stays. Not measured."""
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
-    """How many arms stay on, round after round, and the share of the effort left that each round takes."""
+    """How many arms stay on, round after round, and the share of the effort left that each round takes.
+    Not measured."""
     fitted: int = 6
     """An arm gets less memory so often where its order does not fit; then it leaves. Not measured."""
     stretched: int = 8

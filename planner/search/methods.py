@@ -99,7 +99,7 @@ def _part(session: Session, method: str) -> Session:
 
     def heard(event: Progress) -> None:
         if part.best is not None:
-            session.incumbent.take(part.best, TOLERANCE.better)
+            session.incumbent.take(part.best, TOLERANCE.sums)
         session.report(f"{method}, {event.phase}")
 
     part = replace(

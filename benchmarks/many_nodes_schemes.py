@@ -210,8 +210,8 @@ def least_s(setting: Setting, scheme: str, shape: Shape) -> float:
     """
     graph, width = model(setting.model, shape.samples), setting.nodes // shape.depth
     held = 4 * sum(x.parameter_bytes for x in graph.layers) * (2 if scheme in BOTH_WAYS else 1) / shape.depth
-    count = setting.mini_batch / (width * shape.samples)
-    if held > P100.memory_bytes or count < 1 or shape.depth > len(graph.layers) - 2:
+    count = setting.mini_batch / (max(width, 1) * shape.samples)
+    if width < 2 or held > P100.memory_bytes or count < 1 or shape.depth > len(graph.layers) - 2:
         return math.inf
     work = {x.name: x.forward_s * (2 if shape.recompute else 1) + x.backward_s for x in graph.layers}
     total, last = sum(work.values()), sum(work[name] for name in stages(graph, shape.depth, shape.even)[-1])

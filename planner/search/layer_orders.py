@@ -8,12 +8,15 @@ the same problem whose model has its layers in that order; what it finds is told
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+from ..basics import OutOfTime, until
 from ..partition import Effort, LayerOrder, least_load, other_orders
 from ..plan import Plan, Problem
-from .common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Progress, Result, Rounds, Session
+from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Progress, Result, Rounds, Session, binding
 
 Search = Callable[[Session], None]
 
@@ -55,7 +58,10 @@ def best_in_layer_orders(session: Session, search: Callable[[Session, Plan | Non
         best = search(session, None)
     if best.status == "optimal" or session.clock.over(best.plan is not None):
         return best
-    for part in _others(session):
+    others: list[Session] = []
+    with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
+        others = _others(session)
+    for part in others:
         if session.clock.over(best.plan is not None):
             break
         start = None if best.plan is None else replace(best.plan, problem=part.problem)
@@ -71,9 +77,10 @@ def _others(session: Session) -> list[Session]:
     clock, devices = session.clock, tuple(range(session.stages))
     effort = clock.set_aside(SHARE.layer_orders)
     seconds = (1.0 if clock.fixed else SHARE.layer_orders) * max(0.0, clock.remaining_s)
-    found = other_orders(
-        session.chain, devices, Effort(seconds, session.workers, effort, SIZE.cut_decisions), session.seed
-    )
+    with until(time.monotonic() + seconds):
+        found = other_orders(
+            session.chain, devices, Effort(seconds, session.workers, effort, SIZE.cut_decisions), session.seed
+        )
     parts = [_part(session, order) for order in found]
     own = _promises(session)
     promising = sorted((_ratio(_promises(part), own), k) for k, part in enumerate(parts))
@@ -102,13 +109,18 @@ def _part(session: Session, order: LayerOrder) -> Session:
 
 
 def _promises(session: Session) -> list[float]:
-    """Seconds a micro-batch of the slowest stage, or link: with one stage a device or two, in memory and without."""
+    """Seconds a micro-batch of the slowest stage, or link: with one stage a device, or two where that takes no time.
+
+    Where memory binds, within what one forward, one backward needs and without.
+    """
     found = []
-    for each in (1, 2):
+    many = 2 * len(session.chain) * session.stages > SIZE.cut_decisions
+    for each in (1,) if many else (1, 2):
         devices = tuple(range(session.stages)) * each
         flights = [len(devices) - k for k in range(len(devices))]
-        for held, buffers in ((flights, 2), ([0] * len(devices), 0)):
-            found.append(least_load(session.chain, devices, held, buffers))
+        if binding(session.problem):
+            found.append(least_load(session.chain, devices, flights))
+        found.append(least_load(session.chain, devices, [0] * len(devices), buffers=0))
     return found
 
 

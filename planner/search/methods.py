@@ -85,7 +85,7 @@ def best_method(session: Session, search: Search, hint: Plan | None) -> Result:
 def choose(plans: list[Plan], within: float) -> Plan:
     """Of plans with a forecast those at most this share slower than the fastest; of these the best, then the faster."""
     least = min(_seconds(plan) for plan in plans)
-    fast = [plan for plan in plans if _seconds(plan) <= least * (1 + within) * (1 + 1e-9)]
+    fast = [plan for plan in plans if _seconds(plan) <= least * (1 + within) * (1 + TOLERANCE.same)]
     return min(fast, key=lambda plan: (quality(plan), _seconds(plan)))
 
 

@@ -113,11 +113,19 @@ class GraphProblem:
         """The order without the edges that follow from others."""
         import networkx
 
+        direct: list[set[int]] = [set() for _ in self.groups]
+        for source, target in self.edges:
+            direct[target].add(source)
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         graph.add_nodes_from(range(len(self)))
-        graph.add_edges_from(self.edges)
-        reduced = networkx.transitive_reduction(graph)
-        graph.remove_edges_from([edge for edge in self.edges if not reduced.has_edge(*edge)])
+        ancestors: list[int] = []  # of every group, itself included, as bits
+        for target, sources in enumerate(direct):
+            known = 0
+            for source in sorted(sources, reverse=True):  # whoever comes through a later one has been seen by then
+                if not known >> source & 1:
+                    graph.add_edge(source, target)
+                    known |= ancestors[source]
+            ancestors.append(known | 1 << target)
         return graph
 
     @cached_property

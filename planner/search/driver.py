@@ -127,7 +127,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     def search(part: Session) -> None:
         by_turns(part, _space_bound, lambda turn: _relieved(turn, orders), lambda turn: _search_space(turn, orders))
 
-    in_layer_orders(session, search, lambda part: _at_once(part, orders))
+    in_layer_orders(session, search)
 
 
 def _relieved(session: Session, orders: list[Order]) -> None:
@@ -141,12 +141,6 @@ def _first(session: Session, orders: list[Order]) -> None:
     alone = session.space.schedule == "search" and session.best is None
     if session.ops > SIZE.one_cut and alone and math.isfinite(session.proof.asked_s):
         run_capped(session, orders[0])
-
-
-def _at_once(session: Session, orders: list[Order]) -> None:
-    """A first plan: one micro-batch at a time, and one forward, one backward where that takes little."""
-    run_lightest(session, orders[0])
-    run_first_plan(session, orders[0])
 
 
 def _search_space(session: Session, orders: list[Order]) -> None:

@@ -21,30 +21,26 @@ from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Progress, Resu
 Search = Callable[[Session], None]
 
 
-def in_layer_orders(session: Session, search: Search, at_once: Search) -> None:
-    """Searches on the order of the file and on others that promise more, then on the one that has the best plan.
+def in_layer_orders(session: Session, search: Search) -> None:
+    """Searches on the order of the file, on others that promise more, and then on the one that has the best plan.
 
-    `at_once`: finds a first plan in little time. A chain is searched on its only order.
+    A chain is searched on its only order, and so is a graph none of whose orders promises more.
     """
-    if session.problem.model.straight:
+    small = len(session.chain) * session.stages <= SIZE.cut_at_once
+    if session.problem.model.straight or (small and not session.reorder(_others(session))):
         search(session)
         return
     named = session.space.schedule != "search"
-    if named:
+    with session.clock.hurried(1.0 if named else SHARE.own_order):
         search(session)
-    elif len(session.chain) * session.stages > SIZE.cut_at_once:
-        with session.clock.hurried(SHARE.at_once):
-            at_once(session)
-    for part in session.reorder([] if _ended(session) else _others(session)):
+    own_s = session.best_s
+    if not small and not _ended(session):
+        session.reorder(_others(session))
+    for part in session.reordered:
         if not _ended(session):
             _search_part(session, part, search, SHARE.layer_order)
-    if named or _ended(session):
-        return
-    others_s = session.best_s if session.reordered else math.inf
-    with session.clock.hurried(SHARE.own_order if session.reordered else 1.0):
-        search(session)
-    if session.reordered and not _ended(session):
-        _go_on(session, search, others_s)
+    if not (named or _ended(session)):
+        _go_on(session, search, own_s)
 
 
 def best_in_layer_orders(session: Session, search: Callable[[Session, Plan | None], Result]) -> Result:
@@ -147,9 +143,9 @@ def _offer(session: Session, part: Session) -> None:
         session.offer(replace(part.best, problem=session.problem), part.best.provenance.source)
 
 
-def _go_on(session: Session, search: Search, others_s: float) -> None:
-    """What is left goes to the order that has the best plan."""
-    if session.best_s < others_s * (1 - TOLERANCE.same):
+def _go_on(session: Session, search: Search, own_s: float) -> None:
+    """What is left goes to the order that has the best plan; `own_s`: what the file's came to."""
+    if session.best_s >= own_s:
         session.rounds.go_on()
         search(session)
         return

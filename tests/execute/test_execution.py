@@ -35,11 +35,7 @@ IN_THREADS = [
 ]
 
 
-def _name(case: Case) -> str:
-    return "-".join(map(str, case))
-
-
-@pytest.mark.parametrize("case", IN_THREADS, ids=_name)
+@pytest.mark.parametrize("case", IN_THREADS, ids=str)
 def test_threads_equal_single_process(case: Case) -> None:
     """Losses, parameters and buffers after five steps, devices as threads."""
     check = case.schedule == "1f1b"  # one self-check per model is enough

@@ -50,11 +50,7 @@ IN_THREADS = [
 ]
 
 
-def _name(case: Case) -> str:
-    return "-".join(map(str, case))
-
-
-@pytest.mark.parametrize("case", IN_THREADS, ids=_name)
+@pytest.mark.parametrize("case", IN_THREADS, ids=str)
 def test_threads_equal_single_process_within_the_planned_memory(case: Case) -> None:
     """Losses, parameters and buffers after five steps, and every device's peak."""
     result = in_threads(case)

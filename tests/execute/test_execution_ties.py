@@ -59,11 +59,7 @@ IN_THREADS = [
 ]
 
 
-def _name(case: Case) -> str:
-    return "-".join(map(str, case))
-
-
-@pytest.mark.parametrize("case", IN_THREADS, ids=_name)
+@pytest.mark.parametrize("case", IN_THREADS, ids=str)
 def test_threads_equal_single_process(case: Case) -> None:
     """Losses and parameters after five steps; no device needs more memory than planned, and nearly as much."""
     check = case.schedule == "interleaved"

@@ -69,6 +69,11 @@ class Case(NamedTuple):
     weights: str = FLUSH
     update: int | None = None
 
+    def __str__(self) -> str:
+        """Of a test: what differs from the usual."""
+        usual = self._field_defaults
+        return "-".join(str(x) for name, x in self._asdict().items() if name not in usual or usual[name] != x)
+
     @property
     def dtype(self) -> torch.dtype:
         """Adam's in float64: in float32 it amplifies gradients that are mathematically zero."""

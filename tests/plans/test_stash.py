@@ -172,14 +172,19 @@ def test_each_node_has_its_own_host() -> None:
 # ------------------------------------------------------------------ ship
 
 
-def test_a_shipped_stash_by_hand() -> None:
-    """Home is device 0, device 1 runs nothing else: 2 s on the link and a second of latency each way."""
+def shipped(text: str) -> Timeline:
+    """One layer on device 0, which ships micro-batch 0's stash to device 1, where nothing else runs."""
     asked = problem(2, 2)
     model = ModelGraph.chain([asked.model.layers[0]])
     asked = Problem(model, asked.cluster, asked.workload)
     rows = {0: ("ship>1",), 1: ("keep",)}
     candidate = regroup(asked, one_layer_a_stage(model), [Pipeline((0,), (0,), (0, 1))], rows)
-    timeline = simulate(assemble(candidate, [ops("F0 F1 B1 B0"), []]))
+    return simulate(assemble(candidate, [ops(text), []]))
+
+
+def test_a_shipped_stash_by_hand() -> None:
+    """Device 1 runs nothing else: 2 s on the link and a second of latency each way."""
+    timeline = shipped("F0 F1 B1 B0")
     assert [[str(op) for op in order] for order in timeline.orders] == [
         ["0F0", "0SEND_S0>1", "0F1", "0RECV_S0<1", "0B1", "0B0", "0STEP"],
         ["0RECV_S0<0", "0SEND_S0>0"],
@@ -194,12 +199,7 @@ def test_a_shipped_stash_by_hand() -> None:
 
 
 def test_free_waits_for_a_stash_that_is_shipped_off() -> None:
-    asked = problem(2, 2)
-    model = ModelGraph.chain([asked.model.layers[0]])
-    asked = Problem(model, asked.cluster, asked.workload)
-    rows = {0: ("ship>1",), 1: ("keep",)}
-    candidate = regroup(asked, one_layer_a_stage(model), [Pipeline((0,), (0,), (0, 1))], rows)
-    timeline = simulate(assemble(candidate, [ops("F0 SEND_S0>1 FREE0 F1 B1 RECV_S0<1 B0"), []]))
+    timeline = shipped("F0 SEND_S0>1 FREE0 F1 B1 RECV_S0<1 B0")
     assert spans(timeline) == {"F0": (0, 2), "F1": (4, 6), "B1": (6, 8), "B0": (11, 13)}
     assert timeline.devices[0].memory.peak_bytes == 10
     assert [str(op) for op in timeline.orders[0]] == [

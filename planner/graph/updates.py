@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ..basics import PlanError
 from ..plan import Kind, Op, Plan
-from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
+from ..problem import CURRENT, FLUSH, WEIGHT_POLICIES, StageCosts
 from .candidate import Candidate
 from .homes import parameter_returns
 from .replicas import holders
@@ -40,13 +40,17 @@ def with_steps(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> 
     require_sound(candidate)
     late = _summed(candidate)
     owners = holders(candidate)
-    stepped = []
-    for device, order in enumerate(compute_orders):
-        line = [op for op in order if op.kind is not Kind.PREDICT]
+    lines = [[op for op in order if op.kind is not Kind.PREDICT] for order in compute_orders]
+    places: list[dict[int, list[int]]] = []
+    for device, line in enumerate(lines):
         given = {op.stage for op in line if op.kind is Kind.STEP}
         missing = [stage for stage, on in owners.items() if device in on and stage not in given]
-        stepped.append(_with_steps(candidate, device, line, {stage: stage in late for stage in missing}))
-    return stepped
+        places.append(_places(candidate, device, line, {stage: stage in late for stage in missing}))
+    if WEIGHT_POLICIES[candidate.weights].takes != CURRENT and late:
+        first = [{0: mine[0]} if 0 in mine else {} for mine in places]
+        entry = [_stepped(candidate, line, mine) for line, mine in zip(lines, first, strict=True)]
+        _bring_forward(lines, places, Versions.of(on_lists(candidate, entry)).forward)
+    return [_stepped(candidate, line, mine) for line, mine in zip(lines, places, strict=True)]
 
 
 def with_returns(candidate: Candidate, compute_orders: Sequence[Sequence[Op]], ahead: Sequence[int]) -> list[list[Op]]:
@@ -96,31 +100,57 @@ def _summed(candidate: Candidate) -> set[int]:
     return found
 
 
-def _with_steps(candidate: Candidate, device: int, order: list[Op], late: Mapping[int, bool]) -> list[Op]:
-    """One device's list with the STEPs of these stages; `late`: before the next backward."""
+def _places(candidate: Candidate, device: int, order: list[Op], late: Mapping[int, bool]) -> dict[int, list[int]]:
+    """Places in one device's list before which the STEPs of these stages go; `late`: before the next backward."""
     size = update_size(candidate)
     updates = candidate.problem.workload.micro_batches // size
     stashed = WEIGHT_POLICIES[candidate.weights].stashed
     opening = _BACKWARD if stashed else _BACKWARD | {Kind.R}
-    ends: dict[tuple[int, int], int] = {}
+    ends = _last_backwards(order, size)
     heads: dict[tuple[int, int], int] = {}
     for place, op in enumerate(order):
-        key = op.stage, op.micro_batch // size
-        if op.kind in _ENDS:
-            ends[key] = place
         if op.kind in opening:
-            heads.setdefault(key, place)
+            heads.setdefault((op.stage, op.micro_batch // size), place)
+    count = len(order)
+    return {stage: _step_places(device, stage, count, updates, ends, heads, waits) for stage, waits in late.items()}
+
+
+def _last_backwards(order: Sequence[Op], size: int) -> dict[tuple[int, int], int]:
+    """Place of the last backward by stage and update."""
+    return {(op.stage, op.micro_batch // size): place for place, op in enumerate(order) if op.kind in _ENDS}
+
+
+def _bring_forward(
+    lines: Sequence[Sequence[Op]], places: Sequence[dict[int, list[int]]], entered: Mapping[tuple[int, int], int]
+) -> None:
+    """Moves STEPs before the first forward that takes what they make: that of the first stage's version.
+
+    That one was made after every backward of its update, on every stage.
+    """
+    for line, mine in zip(lines, places, strict=True):
+        for place, op in reversed(list(enumerate(line))):
+            if op.kind is Kind.F and op.stage in mine:
+                steps = mine[op.stage]
+                for g in reversed(range(entered[op.stage, op.micro_batch])):
+                    if steps[g] <= place:
+                        break
+                    steps[g] = place
+
+
+def _stepped(candidate: Candidate, order: list[Op], places: Mapping[int, list[int]]) -> list[Op]:
+    """One device's list with STEPs before these places; of one place, by update, then as their backwards end."""
+    size = update_size(candidate)
+    ends = _last_backwards(order, size)
     before: dict[int, list[tuple[int, int, Op]]] = {}
-    for stage, waits in late.items():
-        places = _step_places(device, stage, len(order), updates, ends, heads, waits)
-        for g, place in enumerate(places):
+    for stage, found in places.items():
+        for g, place in enumerate(found):
             step = Op(Kind.STEP, stage, (g + 1) * size - 1)
             before.setdefault(place, []).append((g, ends.get((stage, g), -1), step))
-    found: list[Op] = []
+    made: list[Op] = []
     for place in range(len(order) + 1):
-        found += [step for _, _, step in sorted(before.get(place, ()))]
-        found += order[place : place + 1]
-    return found
+        made += [step for _, _, step in sorted(before.get(place, ()))]
+        made += order[place : place + 1]
+    return made
 
 
 def _step_places(

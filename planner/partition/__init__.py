@@ -9,9 +9,17 @@ from .dag import Effort
 from .folded import fold
 from .layer_orders import LayerOrder, other_orders
 from .mixed import cut_mixed
+from .replicated import Block, Blocks, OnBlocks, cut_replicated, deal, in_flight, sloping
 from .stash_choice import KEPT, QUARTERS, StashChoice, choices
 
 __all__ = [
+    "Block",
+    "Blocks",
+    "OnBlocks",
+    "deal",
+    "in_flight",
+    "cut_replicated",
+    "sloping",
     "Chain",
     "Cuts",
     "Effort",

@@ -51,6 +51,7 @@ from .named import (
     run_named,
     run_relieved,
     run_remade,
+    run_replicas,
     search_widths,
     splits,
 )
@@ -146,7 +147,7 @@ def _first(session: Session, orders: list[Order]) -> None:
 def _search_space(session: Session, orders: list[Order]) -> None:
     ways = list(splits(session.problem, session.space))
     if ways:
-        search_widths(session, orders, ways, Phases(_space_bound, _first_plan, _quick, _long))
+        search_widths(session, orders, ways, Phases(_space_bound, _first_plan, _quick, _long, run_replicas))
     else:
         _first_plan(session, orders)
         _quick(session, orders)
@@ -186,6 +187,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
         for step in steps if searching else (run_named,):
             for order in orders:
                 step(session, order)
+    run_replicas(session)
     for order in orders if searching else ():
         run_least_memory(session, order)
 

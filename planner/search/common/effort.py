@@ -127,6 +127,13 @@ class Sizes:
     """Devices a group up to which plans without a flush that leave some out are tried too."""
     ordered_blocks: int = 4
     """Blocks of equal devices up to which all their orders are tried. Not measured."""
+    every_width: int = 16
+    """Replicas of a stage up to which every number of them is tried. Not measured."""
+    recursion: float = 2e7
+    """Intervals of layers times blocks of devices times stages that are looked at for stages with replicas of their
+    own: about a quarter of a second. Not measured."""
+    listed_ops: int = 12_000
+    """F and B of a plan with replicas of single stages up to which its orders are listed. Not measured."""
     ahead: int = 512
     """Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full.
     Not measured."""
@@ -177,6 +184,14 @@ class Counts:
     """Plans whose stash choices are looked at one by one, of those that recompute every stash."""
     guest_devices: int = 3
     """Devices beside a stage's mirror to which its stashes may be shipped, those with most room. Not measured."""
+    spreads: int = 16
+    """Cuts into stages with replicas of their own that are simulated. Not measured."""
+    numbers_in_flight: int = 4
+    """Numbers in flight of each without a flush: as many as partition.OnBlocks.numbers_in_flight has. Not measured."""
+    polished_spreads: int = 6
+    """Of those, without a flush, the ones that neighbours are looked at of. Not measured."""
+    route_numbers: int = 3
+    """Numbers of routes that are tried where they are limited. Not measured."""
     stash_groups: int = 4
     """Groups of a pipeline's micro-batches whose stashes are chosen on their own. Not measured."""
     fitted_choices: int = 4

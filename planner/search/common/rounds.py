@@ -35,6 +35,7 @@ class Rounds:
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
+        spread: whether stages with replicas of their own have been looked at.
         ledger: what to tell those who ask what was looked at.
     """
 
@@ -43,6 +44,7 @@ class Rounds:
     seen: list[Assembled] = field(default_factory=list)
     widths: dict[Groups, Earlier] = field(default_factory=dict)
     descended: list[Plan] = field(default_factory=list)
+    spread: bool = False
     ledger: Ledger = field(default_factory=Ledger)
 
     @classmethod

@@ -20,6 +20,7 @@ from .portfolio import (
     try_layout,
 )
 from .relieved import run_relieved
+from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
@@ -42,6 +43,11 @@ __all__ = [
     "run_named",
     "run_remade",
     "run_relieved",
+    "run_replicas",
+    "device_rounds",
+    "most_stages",
+    "replicable",
+    "widths_of",
     "run_least_memory",
     "search_widths",
     "splits",

@@ -87,7 +87,8 @@ def _mixed(
         if chosen is not None:
             changed = not only_short or any(choice != KEPT for choice in chosen[0].values())
             useful = changed and chosen[1] < session.incumbent.worth_s
-            return _assembled(session, with_choices(plain, chosen[0]), orders, layout.name, less) if useful else None
+            made = with_choices(plain, chosen[0])
+            return assembled_with(session, made, orders, layout.name, less) if useful else None
     return None
 
 
@@ -99,7 +100,7 @@ def _halved(layout: Layout, whole: frozenset[int]) -> Iterator[list[list[Op]]]:
         yield [halved(whole_backwards(order, every), whole) for order in layout.orders]
 
 
-def _assembled(
+def assembled_with(
     session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str, less: Sequence[int]
 ) -> Assembled | None:
     """The complete lists with what the candidate's policies need; None where the orders do not run."""

@@ -23,12 +23,16 @@ from .portfolio import Order, device_orders, own_orders
 
 @dataclass(frozen=True)
 class Phases:
-    """What a search of one problem consists of: its bound in seconds, a first plan, quick plans, long work on them."""
+    """What a search of one problem consists of: its bound in seconds, a first plan, quick plans, long work on them.
+
+    apart: quick plans whose stages have replicas each in its own number.
+    """
 
     bound: Callable[[Session], float]
     first: Callable[[Session, list[Order]], None]
     quick: Callable[[Session, list[Order]], None]
     long: Callable[[Session, list[Order]], None]
+    apart: Callable[[Session], None]
 
 
 def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
@@ -119,6 +123,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
     _each(session, every, phases.quick, every[0] if math.isfinite(every[0].laid_s) else whole)
+    phases.apart(session)
     _bound_widths(session, whole, every)
     if 2 * problem.workload.micro_batches * session.stages <= MODEL.ops:
         for width in every:

@@ -34,7 +34,7 @@ def built(
         mine = tuple(range(g, batches, width))
         pipelines.append(Pipeline(route, route, mine))
         for s, (device, stage) in enumerate(zip(route, _sloping(stages), strict=True)):
-            orders[device] = list(_listed(s, stage, mine, leaving))
+            orders[device] = list(one_stage(s, stage, mine, leaving))
     rows = {
         m: tuple(stage.policy(k) for stage in stages) for p in pipelines for k, m in enumerate(p.micro_batches)
     }  # fmt: skip
@@ -60,8 +60,8 @@ def _sloping(stages: Sequence[Stage]) -> list[Stage]:
     return found[::-1]
 
 
-def _listed(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
-    """F, B, R and FREE of one stage."""
+def one_stage(s: int, stage: Stage, micro_batches: Sequence[int], leaving: int | None) -> Iterator[Op]:
+    """F, B, R and FREE of one stage, or of one of its replicas: as many ahead as are in flight, then in turn."""
     policies = [stash_policy(stage.policy(k)) for k in range(len(micro_batches))]
     started = 0
 

@@ -41,6 +41,7 @@ from .build import excess_for_long
 from .named_steady import plan_named
 from .pool import Pool, Tried, alternating, neighbours
 from .programme import Margin, Stage
+from .replicas import run_replicas
 
 ALTERNATING_PLANS = (
     "plans with one stage a device, on all devices or alike on equal groups of them, that alternate forwards and whole "
@@ -82,9 +83,9 @@ class Steady:
     def offer(self, plan: Plan | None, phase: str) -> None:
         """Takes a plan with its period into account where it fits."""
         if plan is not None and not excess_for_long(plan).total:
-            self._take(plan, phase)
+            self.take(plan, phase)
 
-    def _take(self, plan: Plan, phase: str) -> None:
+    def take(self, plan: Plan, phase: str) -> None:
         """Takes a plan that fits into account, unless it is too stale."""
         margin = TOLERANCE.same
         if self.incumbent.beaten_by(plan, margin) and not self._stale(plan) and self.incumbent.take(plan, margin):
@@ -101,6 +102,7 @@ class Steady:
         if hint is not None and hint.weights in self.space.asynchronous:
             self.offer_hint(hint)
         self.explore()
+        run_replicas(self.session, self.take)
         if not self.proven:
             self.named()
         self.mix()
@@ -206,7 +208,7 @@ class Steady:
         with self.clock.simulating():
             tried = self.pool.tried(alternative, stages, source)
         if tried is not None and not tried.excess.total:
-            self._take(tried.plan, alternative.name)
+            self.take(tried.plan, alternative.name)
         return tried
 
     def polish(self) -> None:

@@ -1,0 +1,209 @@
+"""Replicas of single stages: consecutive stages with different numbers of devices, micro-batches dealt out round robin.
+
+The stages are those of PipeDream's recursion (partition/replicated.py) for every number of stages; orders are listed on
+the stages' own times, backwards whole or in halves. Equal groups of devices are one case; `widths.py` searches that one
+more closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ... import bounds
+from ...basics import PlanError, check_time
+from ...graph import KEEP, Candidate
+from ...lower import Assembled
+from ...partition import Blocks, Floats, OnBlocks, choices, cut_replicated, deal, in_flight
+from ...plan import Pipeline, Problem
+from ...problem import SearchSpace
+from ..common import COUNT, SIZE, Session, missing, policies
+from .fitted import assembled_with
+from .listed import listed
+from .portfolio import Order, busiest_s, device_orders, not_split
+from .stash_choices import lightened, with_choices
+
+
+def run_replicas(session: Session) -> None:
+    """Stages with replicas of their own on the devices in every order, what is expected to be shortest first."""
+    if session.rounds.spread or session.done or not replicable(session.problem, session.space):
+        return
+    session.rounds.spread = True
+    found = []
+    for order in device_rounds(session.problem):
+        found += [(spread.expected_s, n, spread) for n, spread in enumerate(spreads(session, order))]
+    found.sort(key=lambda entry: entry[:2])
+    for tries, (_, _, spread) in enumerate(found):
+        if session.done or tries >= COUNT.spreads:
+            return
+        try_spread(session, spread)
+
+
+def replicable(problem: Problem, space: SearchSpace) -> bool:
+    """Whether a space has plans in which some stage has replicas of its own."""
+    routes = space.pipelines is None or space.pipelines > 1
+    several = min(len(problem.cluster), problem.workload.micro_batches) > 1
+    return space.schedule == "search" and space.replicas is None and routes and several
+
+
+def device_rounds(problem: Problem) -> list[Order]:
+    """Devices in the orders in which neighbours are replicas: those of stages, and node by node in turns."""
+    devices = problem.cluster.devices
+    found = device_orders(problem, len(devices))
+    inside: dict[int, int] = {}
+    turn = [inside.setdefault(d.node, 0) or 0 for d in devices]
+    for d in devices:
+        turn[d.index] = inside[d.node]
+        inside[d.node] += 1
+    found += [tuple(sorted(order, key=lambda d: turn[d])) for order in found]
+    return list(dict.fromkeys(found))
+
+
+def widths_of(devices: int, most: int, routes: int | None) -> Iterator[list[int]]:
+    """Numbers of replicas to choose from: all, or a few where there are many; with so many routes at most, divisors.
+
+    Every stage's number divides the number of routes.
+    """
+    most = min(most, devices)
+    if routes is not None and routes < devices:
+        for number in range(min(routes, most), 1, -1)[: COUNT.route_numbers]:
+            yield [w for w in range(1, number + 1) if number % w == 0]
+        return
+    every = list(range(1, most + 1))
+    if most > SIZE.every_width:
+        steps = np.unique(np.geomspace(1, most, SIZE.every_width).astype(int)).tolist()
+        every = sorted({*steps, most, devices // 2, devices - 1} & set(every))
+    yield every
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Stages on blocks of an order of devices, and what a step of theirs is expected to take."""
+
+    problem: Problem
+    stages: tuple[tuple[str, ...], ...]
+    blocks: Blocks
+    order: Order
+    expected_s: float
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        """The candidate with every stash kept."""
+        dealt = deal(self.blocks, self.order, self.problem.workload.micro_batches)
+        pipelines = tuple(Pipeline(devices, devices, tuple(ms)) for devices, ms in dealt.items())
+        return Candidate(self.problem, self.stages, pipelines)
+
+    @property
+    def name(self) -> str:
+        """In words, for those who ask what was looked at."""
+        return f"stages with {'-'.join(str(block.width) for block in self.blocks)} replicas"
+
+
+def spreads(session: Session, order: Order) -> Iterator[Spread]:
+    """The best stages of every number of them, with as many in flight as fit."""
+    problem, chain = session.problem, session.chain
+    on = OnBlocks(chain, order)
+    batches, devices = problem.workload.micro_batches, len(order)
+    options = choices((KEEP, *policies(problem, session.space)))
+    size = len(chain) + 1
+    path_s = float(on.forward_s[0, -1] + on.backward_s[0, -1]) / max(chain.speed(d) for d in order)
+    nothing = np.zeros_like(on.own_bytes)
+
+    def table(at: int, width: int) -> Floats:
+        turns = -(-batches // width)
+        after = on.reduce_s(at, width) + on.step_s(at, width) - on.backward_s[0][:, None] / on.speed(at, width)
+        best = np.full_like(on.own_bytes, np.inf)
+        for flying in on.numbers_in_flight(at, width, turns):
+            busy = on.busy_s(at, width, flying, options, nothing)
+            finite = np.maximum(np.where(np.isfinite(busy), busy, 0.0), on.links_s(at, width))
+            seconds = (turns - 1) * np.maximum(finite, on.stay_s() / flying) + np.maximum(after, 0.0)
+            best = np.minimum(best, np.where(np.isfinite(busy), seconds, np.inf))
+        return best
+
+    for widths in widths_of(devices, batches, session.space.pipelines):
+        most = most_stages(size, devices, len(widths))
+        for cost, blocks in cut_replicated(table, size, devices, widths, most).values():
+            if any(block.width > 1 for block in blocks):
+                names = chain.stages(tuple(block.first for block in blocks[1:]))
+                yield Spread(problem, names, blocks, order, path_s + cost)
+
+
+def most_stages(size: int, devices: int, widths: int) -> int:
+    """Stages up to which the recursion is affordable."""
+    return max(2, int(SIZE.recursion / (size * size * devices * widths)))
+
+
+def try_spread(session: Session, spread: Spread) -> None:
+    """Simulates a spread's orders, with stash choices where they do not fit; offers what is shorter and fits."""
+    candidate = spread.candidate
+    shares = tuple(len(pipeline.micro_batches) for pipeline in candidate.pipelines)
+    ops = 2 * session.problem.workload.micro_batches * len(candidate.stages)
+    if ops > SIZE.listed_ops or busiest_s(candidate) >= session.incumbent.worth_s:
+        return
+    least_s = bounds.candidate(candidate, shares, session.space.split_backward)
+    best: float | None = None
+    if least_s < session.best_s:
+        for most, split in _ways(session, spread):
+            if session.done:
+                break
+            step_s = _tried(session, spread, most, split)
+            best = step_s if best is None or (step_s is not None and step_s < best) else best
+    session.ledger.note(spread.name, least_s, best)
+
+
+def _ways(session: Session, spread: Spread) -> Iterator[tuple[tuple[int, ...], tuple[bool, ...]]]:
+    """Numbers in flight and which backwards are split: as many as keep all busy, more, and fewer where memory binds."""
+    whole = not_split(session.space, spread.candidate)
+    stages = range(len(spread.blocks))
+    full = in_flight(spread.blocks)
+    turns = [-(-session.problem.workload.micro_batches // block.width) for block in spread.blocks]
+    halves = [s not in whole for s in stages]
+    numbers = [full, [n + 1 for n in full], [2 * n for n in full], turns, [-(-n // 2) for n in full], [1 for _ in full]]
+    capped = [tuple(min(n, most) for n, most in zip(flights, turns, strict=True)) for flights in numbers]
+    for split in dict.fromkeys((tuple(halves), (False,) * len(halves))):
+        for flights in dict.fromkeys(capped):
+            yield flights, split
+
+
+def _tried(session: Session, spread: Spread, most: Sequence[int], split: Sequence[bool]) -> float | None:
+    """The step of the spread's plan under one way, offered where it is the shortest; None where it does not fit."""
+    allowed = policies(session.problem, session.space)
+    less = [0] * len(session.problem.cluster)
+    for _ in range(COUNT.fitted if allowed else 1):
+        check_time()
+        found = _made(session, spread, most, split, allowed, less)
+        if found is None:
+            return None
+        over = missing(found)
+        if not any(over):
+            if found.forecast.step_s < session.best_s:
+                session.offer(found.plan, "replicas of stages")
+            return found.forecast.step_s
+        less = [a + b for a, b in zip(less, over, strict=True)]
+    return None
+
+
+def _made(
+    session: Session,
+    spread: Spread,
+    most: Sequence[int],
+    split: Sequence[bool],
+    allowed: Collection[str],
+    less: Sequence[int],
+) -> Assembled | None:
+    """The plan with the cheapest stash choices that fit; None where there are none."""
+    candidate = spread.candidate
+    lists = listed(candidate, most, split)
+    if allowed:
+        chosen = lightened(candidate, lists, allowed, less, session.incumbent.worth_s)
+        if chosen is None or chosen[1] >= session.incumbent.worth_s:
+            return None
+        candidate = with_choices(candidate, chosen[0])
+    try:
+        with session.clock.simulating():
+            return assembled_with(session, candidate, lists, "search", less)
+    except PlanError:
+        return None

@@ -49,7 +49,7 @@ class Listed(Emulator):
         for device, order in enumerate(plan.orders):
             for place, op in enumerate(order):
                 if op.kind is Kind.F:
-                    steps = Kind.STEP if plan.pipelines[0].backward[op.stage] == device else Kind.RECV_P
+                    steps = Kind.STEP if any(p.backward[op.stage] == device for p in plan.pipelines) else Kind.RECV_P
                     found = sum(other.kind is steps and other.stage == op.stage for other in order[:place])
                     self.newest[op.stage, op.micro_batch] = found
                     if steps is Kind.RECV_P and found:
@@ -57,12 +57,14 @@ class Listed(Emulator):
 
     def read_by_forward(self, stage: int, m: int) -> int:
         """As the policy says."""
+        if self.policy == "2bw":
+            return min(self.newest[0, k] for k in range(m - m % self.update, m - m % self.update + self.update))
         return self.newest[0 if self.policy == "vertical" else stage, m]
 
     def late(self, stage: int, m: int, version: int) -> int:
         """What is sent is predicted for the first forward that uses it; what was there at first, not at all."""
         plan = self.blueprint.plan
-        if plan.pipelines[0].backward[stage] == plan.pipelines[0].forward[stage]:
+        if all(p.backward[stage] == p.forward[stage] for p in plan.pipelines):
             return m // self.update - version
         return self.first_user[stage, version] // self.update - version if version else 0
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from ...basics import PlanError, check_time
-from ...graph import KEEP, Candidate, stash_policy
+from ...graph import KEEP, regroup, stash_policy
 from ...lower import assembled
-from ...partition import Block, Blocks, Floats, OnBlocks, StashChoice, choices, cut_replicated, deal, sloping
+from ...partition import QUARTERS, Block, Blocks, Floats, OnBlocks, StashChoice, choices, cut_replicated, deal, sloping
 from ...plan import Kind, Op, Pipeline, Plan
 from ...problem import WEIGHT_POLICIES
 from ..common import COUNT, TOLERANCE, Session, priced
@@ -214,18 +214,19 @@ class Replicas:
     def _made(self, way: Way, leaving: int | None) -> Tried | None:
         check_time()
         names = tuple(self.on.chain.names[stage.first : stage.end] for stage in way.stages)
-        dealt = deal(way.blocks, self.order, self.problem.workload.micro_batches)
-        pipelines = tuple(Pipeline(route, route, tuple(ms)) for route, ms in dealt.items())
-        rows = tuple(tuple(stage.stash for stage in way.stages) for _ in pipelines)
+        batches, pairs = self.problem.workload.micro_batches, list(zip(way.stages, way.blocks, strict=True))
+        dealt = deal(way.blocks, self.order, batches)
+        pipelines = [Pipeline(route, route, tuple(ms)) for route, ms in dealt.items()]
+        rows = {m: tuple(stage.policy(m // block.width) for stage, block in pairs) for m in range(batches)}
         orders: list[list[Op]] = [[] for _ in self.problem.cluster.devices]
-        for s, (stage, block, grouped) in enumerate(zip(way.stages, way.blocks, way.grouped, strict=True)):
+        for s, ((stage, block), grouped) in enumerate(zip(pairs, way.grouped, strict=True)):
             for r, device in enumerate(self.on.devices(block.at, block.width)):
-                mine = range(r, self.problem.workload.micro_batches, block.width)
+                mine = range(r, batches, block.width)
                 orders[device] = list(
                     updates_in_a_row(s, stage, mine, self.update) if grouped else one_stage(s, stage, mine, leaving)
                 )
         try:
-            candidate = Candidate(self.problem, names, pipelines, rows, self.method)
+            candidate = regroup(self.problem, names, pipelines, rows, self.method)
             plan = assembled(candidate, orders, "search", period=False).plan
             excess = excess_for_long(plan)
             return Tried(way, plan if excess.total else with_period(plan), excess)
@@ -283,6 +284,9 @@ class Replicas:
             for choice in self.options:
                 if choice.policy != stage.stash:
                     yield replace(way, stages=_with(way.stages, k, replace(stage, stash=choice.policy)))
+            for quarters in (stage.quarters - 1, stage.quarters + 1) if stage.stash != KEEP else ():
+                if 1 <= quarters <= QUARTERS:
+                    yield replace(way, stages=_with(way.stages, k, replace(stage, quarters=quarters)))
             if way.blocks[k].width > 1 and self.update > way.blocks[k].width:
                 yield replace(way, grouped=_with(way.grouped, k, not way.grouped[k]))
 
@@ -320,20 +324,23 @@ def _with(items: tuple[_T, ...], k: int, item: _T) -> tuple[_T, ...]:
 
 def updates_in_a_row(s: int, stage: Stage, micro_batches: Sequence[int], update: int) -> Iterator[Op]:
     """F, B and R of one replica: all backwards of an update, then as many forwards."""
-    again, started = stash_policy(stage.stash).remade, min(stage.in_flight, len(micro_batches))
+    count = len(micro_batches)
+    started = min(stage.in_flight, count)
     yield from (Op(Kind.F, s, m) for m in micro_batches[:started])
-    for g in sorted({m // update for m in micro_batches}):
-        mine = [m for m in micro_batches if m // update == g]
-        for m in mine:
-            if m not in micro_batches[:started]:
-                yield Op(Kind.F, s, m)
+    ended = 0
+    while ended < count:
+        same = [k for k in range(ended, count) if micro_batches[k] // update == micro_batches[ended] // update]
+        for k in same:
+            while started <= k:
+                yield Op(Kind.F, s, micro_batches[started])
                 started += 1
-            if again:
-                yield Op(Kind.R, s, m)
-            yield Op(Kind.B, s, m)
-        for m in micro_batches[started : started + len(mine)]:
-            yield Op(Kind.F, s, m)
-        started = min(len(micro_batches), started + len(mine))
+            if stash_policy(stage.policy(k)).remade:
+                yield Op(Kind.R, s, micro_batches[k])
+            yield Op(Kind.B, s, micro_batches[k])
+        ended += len(same)
+        while started < min(count, ended + stage.in_flight):
+            yield Op(Kind.F, s, micro_batches[started])
+            started += 1
 
 
 def reached(session: Session) -> bool:

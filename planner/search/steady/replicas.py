@@ -265,7 +265,7 @@ class Replicas:
 
     @staticmethod
     def _nearer(found: Tried | None, old: Tried) -> bool:
-        return found is not None and found.score < (old.score[0], old.score[1] * (1 - TOLERANCE.period))
+        return found is not None and found.score < (old.score[0], old.score[1] * (1 - TOLERANCE.same))
 
     def neighbours(self, way: Way) -> Iterator[Way]:
         """Ways that differ in one number in flight, one layer or device between two stages, one policy, one order."""
@@ -357,7 +357,7 @@ def run_replicas(session: Session, take: Take) -> None:
         return
     best: list[tuple[tuple[int, float], int, Replicas, Tried]] = []
     for expected_s, number, part, blocks in _expected(session, take)[: COUNT.spreads]:
-        if reached(session) or expected_s >= session.best_s * (1 - TOLERANCE.period):
+        if reached(session) or expected_s >= session.best_s * (1 - TOLERANCE.same):
             break
         ways = [part.way(blocks, expected_s, more, alike) for alike in (False, True) for more in (0, 1)]
         tries = [part.fitted(way) for way in dict.fromkeys([*ways, *part.fewer(blocks)])]

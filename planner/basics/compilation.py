@@ -14,9 +14,19 @@ def cache_folder(function: object) -> Path | None:
 
 
 def on_disk(function: object) -> bool:
-    """Whether a jitted function is in memory, or on disk from no earlier than its source."""
+    """Whether a jitted function is in memory, or on disk as its source is now.
+
+    numba's own index says so where it can be read: it knows sources by what they say. Else files from no earlier than
+    the source do.
+    """
     if getattr(function, "signatures", None):
         return True
+    index = getattr(getattr(getattr(function, "_cache", None), "_cache_file", None), "_load_index", None)
+    if index is not None:
+        try:
+            return bool(index())
+        except (OSError, ValueError, EOFError):
+            return False
     folder, plain = cache_folder(function), getattr(function, "py_func", None)
     if folder is None or plain is None:
         return False

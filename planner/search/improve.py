@@ -39,7 +39,7 @@ def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
     exact, annealing, windows = share.exact, share.annealing, share.windows
     fixed = session.clock.fixed
     if hunt.solvable:
-        _hunt(hunt, session.clock.budget(exact))
+        _hunt(hunt, session.clock.budget(exact), together_first=True)
     if session.separate and not session.done:
         _place(session, orders, exact)
     if _only_two_devices(session) and not _done(session):  # races and windows know one device a stage
@@ -94,8 +94,8 @@ def _place_again(session: Session, orders: list[Order]) -> None:
             return
 
 
-def _hunt(hunt: Hunt, budget: Budget) -> None:
-    hunt.run(budget.deadline, budget.effort)
+def _hunt(hunt: Hunt, budget: Budget, together_first: bool = False) -> None:
+    hunt.run(budget.deadline, budget.effort, together_first)
 
 
 # ------------------------------------------------------------------ windows

@@ -188,24 +188,28 @@ class Hunt:
             what, self._nearest_s if math.isfinite(self._nearest_s) else 0.0, None, "see the bound"
         )
 
-    def run(self, deadline: float, effort: float) -> None:
-        """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up."""
+    def run(self, deadline: float, effort: float, together_first: bool = False) -> None:
+        """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up.
+
+        `together_first`: those with open devices wait until none with one device a stage can be better.
+        """
         session = self.session
         allowed = self.effort + effort
         while self.solvable and self.effort < allowed and not session.over and time.monotonic() < deadline:
-            node = self._next()
+            node = self._next(together_first)
             if node is None:
                 break
             self._solve(node, deadline, allowed - self.effort)
             self._update()
             session.report("exact search")
 
-    def _next(self) -> Open | None:
+    def _next(self, together_first: bool) -> Open | None:
         """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""
         below = self.session.best_s * (1 - TOLERANCE.same)
         first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
         turns = [node for node in self.separate if node.bound_s < below]
-        if turns and (first is None or min(map(self._turn, turns)) <= first.effort):
+        waiting = together_first and first is not None
+        if turns and not waiting and (first is None or min(map(self._turn, turns)) <= first.effort):
             node = min(turns, key=lambda node: (self._turn(node), node.bound_s, node.number))
             self.separate.remove(node)
             return node

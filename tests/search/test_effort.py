@@ -25,6 +25,7 @@ ELSEWHERE = {
         ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE"), "rows of tables"
     )
     | dict.fromkeys(("QUARTERS", "ROWS", "TYPES"), "how many rows a table has"),
+    "separate/starts.py": {"_SPREAD": "bits"},
     "separate/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "exact/floor.py": {"_FAR": "more than any number of ticks"},
     "exact/search.py": {"_NO_LIMIT": "more than any memory"},

@@ -327,6 +327,11 @@ class Placings:
     behind: float = 1e-3
     """Micro-batches that forwards are behind backwards in plain keys: at equal numbers backwards come first.
     Not measured."""
+    copies: float = 1.0
+    """What stays on a device all the time, as a multiple of its even share, where caps are first chosen.
+    Not measured."""
+    ahead: tuple[int, ...] = (1, 2)
+    """A stash comes back when the backward so many stages later begins, in starts. Not measured."""
     of_an_order: int = 3
     """Best starts of one order that are annealed. Not measured."""
     arms: int = 24

@@ -307,10 +307,11 @@ def next_move(c, dec, lag, extra, w, now):
             if k >= batches or w.cell[STATE, s, k] != waiting or w.stage[REFUSED + leg, s]:
                 continue
             value = k + lag[B, s] + extra[B, s, k]
-            if k - w.stage[DONE + B, s] >= dec[WINDOW, s] or value >= key:
+            if value >= key:
                 continue
             later = min(s + dec[AHEAD, s], w.cell.shape[1] - 1)
-            if later > s and w.stage[BEGUN + B, later] <= k:
+            early = k - w.stage[DONE + B, s] >= dec[WINDOW, s] or (later > s and w.stage[BEGUN + B, later] <= k)
+            if early and (leg == 1 or destination(dec, s, k) == rear):
                 continue
             if leg == 0:
                 ready = idle(c.node, w.link, w.clock, front, destination(dec, s, k), now)

@@ -70,8 +70,10 @@ class _Search:
     def _started(self, given: Keys) -> Iterator[Arm]:
         problem = self.session.problem
         case = case_of(problem, given.stages)
-        devices, slots = len(problem.cluster), max(1, min(limits(problem)) // max(1, int(case.moved[0].max())))
-        for dec in decisions(given, devices, min(slots, case.batches)):
+        devices, held = len(problem.cluster), case.owned.sum() * PLACE.copies / len(problem.cluster)
+        room = max(0.0, min(limits(problem)) - held)
+        slots = max(1, int(room // max(1, int(case.moved[0].max()))))
+        for dec in decisions(given, devices, min(slots, case.batches), self.allowed.menu):
             if self._over():
                 return
             seed = self.session.seed * 1009 + self.number * 7919

@@ -8,19 +8,36 @@ A named order says when its ops run; these times are the keys of the dispatcher,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...graph import KEEP
+from ... import graph
 from ...lower import Assembled
 from ...plan import Kind
 from ...simulate import simulate
 from ..common import PLACE, SIZE, Order, Session, balanced, lacking, routes
 from .case import Stages
-from .tables import AHEAD, CAP, FRONT, HALVES, QUARTERS, REAR, ROWS, TURNS, WINDOW, Floats, Ints
+from .tables import (
+    AHEAD,
+    CAP,
+    FRONT,
+    HALVES,
+    KEEP,
+    POLICY,
+    QUARTERS,
+    REAR,
+    ROWS,
+    TARGET,
+    TURNS,
+    WINDOW,
+    Floats,
+    Ints,
+)
 
+_SPREAD = (0b0000, 0b0001, 0b0101, 0b0111, 0b1111)
+"""Turns of so many quarters."""
 _ROWS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
 
 
@@ -28,13 +45,14 @@ _ROWS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
 class Keys:
     """Stages, the devices of a route through them, and what the ops' keys add to their micro-batches' numbers.
 
-    halves: by stage, whether backwards are split.
+    halves: by stage, whether backwards are split. timed: whether they are the times of an order.
     """
 
     stages: Stages
     route: Order
     extra: Floats
     halves: Ints
+    timed: bool = False
 
 
 def keys(session: Session, orders: list[Order]) -> list[Keys]:
@@ -43,7 +61,7 @@ def keys(session: Session, orders: list[Order]) -> list[Keys]:
     for one in sorted(session.seen, key=_rank):
         candidate = one.candidate
         forward = {(p.forward, p.backward) for p in candidate.pipelines}
-        whole = all(policy == KEEP for row in candidate.stash for policy in row)
+        whole = all(policy == graph.KEEP for row in candidate.stash for policy in row)
         if len(forward) == 1 and whole and len(one.ops) <= SIZE.keyed_ops:
             route = candidate.pipelines[0].forward
             mine = found.setdefault((route, hash(candidate.stages)), [])
@@ -75,7 +93,7 @@ def _keys_of(found: Assembled) -> Keys:
         count[row, op.stage] = k + 1
         extra[row, op.stage, k] = start_s / step_s * batches - k
         halves[op.stage] |= op.kind is Kind.W
-    return Keys(plan.stages, plan.pipelines[0].forward, extra, halves)
+    return Keys(plan.stages, plan.pipelines[0].forward, extra, halves, timed=True)
 
 
 def _plain(session: Session, orders: list[Order], known: list[Keys]) -> Iterator[Keys]:
@@ -96,20 +114,51 @@ def _plain(session: Session, orders: list[Order], known: list[Keys]) -> Iterator
         yield Keys(stages, route, extra, np.zeros(len(stages), dtype=np.int64))
 
 
-def decisions(given: Keys, devices: int, slots: int) -> Iterator[Ints]:
-    """Devices for the stages of an order, with caps: `slots` stashes on a device are shared out in several ways."""
+def decisions(given: Keys, devices: int, slots: int, choices: Sequence[int]) -> Iterator[Ints]:
+    """Devices for the stages of an order, with caps: `slots` stashes on a device are shared out in several ways.
+
+    Where stages have one device each and more stashes than that are alive, also with each of the stash choices.
+    """
     batches, route = given.extra.shape[2], np.array(given.route)
+    half = max(1, slots // 2)
+    shares = {(1, 1, 0), (1, max(1, slots - 1), 0), (half, half, 0), (batches, batches, 0), (1, 1, 1)}
     for front, rear in _places(route, devices):
         apart = bool((front != rear).any())
-        half = max(1, slots // 2)
-        shares = {(1, 1, 0), (1, max(1, slots - 1), 0), (half, half, 0), (batches, batches, 0), (1, 1, 1)}
         for cap, window, ahead in sorted(shares) if apart else [(batches, batches, 0)]:
             dec = np.zeros((ROWS, len(route)), dtype=np.int64)
             dec[FRONT], dec[REAR], dec[HALVES] = front, rear, given.halves
-            dec[TURNS] = (1 << QUARTERS) - 1
-            dec[AHEAD] = ahead
+            dec[TURNS], dec[AHEAD] = (1 << QUARTERS) - 1, ahead
             dec[CAP], dec[WINDOW] = np.where(front == rear, batches, cap), np.where(front == rear, batches, window)
             yield dec
+            if not apart:
+                yield from _eased(given, dec, devices, slots, choices)
+
+
+def _eased(given: Keys, dec: Ints, devices: int, slots: int, choices: Sequence[int]) -> Iterator[Ints]:
+    """The decisions with a stash choice for as many micro-batches as a device does not hold, by quarters."""
+    alive = _alive(given)
+    room = np.maximum(1, slots // np.bincount(dec[FRONT], minlength=devices)[dec[FRONT]])
+    quarters = -(-QUARTERS * np.maximum(0, alive - room) // alive)
+    for policy in choices:
+        for ahead in PLACE.ahead if policy != KEEP and quarters.any() else ():
+            eased = dec.copy()
+            eased[POLICY] = np.where(quarters > 0, policy, KEEP)
+            eased[TARGET], eased[AHEAD] = devices - 1 - dec[FRONT], ahead
+            eased[TURNS] = np.array(_SPREAD)[quarters]
+            eased[CAP] = alive
+            yield eased
+
+
+def _alive(given: Keys) -> Ints:
+    """The most stashes of every stage that are alive at once when ops run at the times that are their keys."""
+    batches = given.extra.shape[2]
+    numbers = np.arange(batches)
+    found = []
+    for s in range(len(given.stages)):
+        begin, end = np.sort(given.extra[0, s] + numbers), np.sort(given.extra[1, s] + numbers)
+        found.append(int((np.arange(1, batches + 1) - np.searchsorted(end, begin)).max()))
+    plain = not given.timed
+    return np.array([min(batches, len(given.stages) - s) if plain else max(1, n) for s, n in enumerate(found)])
 
 
 def _places(route: Ints, devices: int) -> Iterator[tuple[Ints, Ints]]:

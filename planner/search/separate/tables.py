@@ -19,10 +19,10 @@ KEEP, RECOMPUTE, HOST, AWAY = range(4)
 """What becomes of a stash; one that is kept crosses where its backward runs on another device."""
 FRONT, REAR, POLICY, TARGET, TURNS, CAP, WINDOW, AHEAD, HALVES = range(9)
 """Rows of decisions, by stage. FRONT, REAR: devices. TURNS: bits of the micro-batches (by number modulo QUARTERS) that
-have the policy, the others keep; TARGET: where they are shipped. CAP: most
-forwards without their backward, or, where that runs elsewhere, whose stash has not left. WINDOW: a stash
-moves at most so many backwards ahead of its own, and, unless AHEAD is 0, not before the backward of its micro-batch
-begins so many stages later. HALVES: 1 where the backward is split."""
+have the policy, the others keep; TARGET: where they are shipped. CAP: most forwards without their backward, or, where
+that runs elsewhere, whose stash has not left. WINDOW: a stash moves to its backward's device at most so many backwards
+ahead of its own, and, unless AHEAD is 0, not before the backward of its micro-batch begins so many stages later.
+HALVES: 1 where the backward is split."""
 ROWS = 9
 QUARTERS = 4
 

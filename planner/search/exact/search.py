@@ -21,7 +21,7 @@ from ...graph import KEEP, Candidate, regroup
 from ...lower import assemble
 from ...plan import Kind, Pipeline, Plan
 from ...simulate import simulate
-from ..common import MODEL, TOLERANCE, excess, host_excess, limits
+from ..common import COUNT, MODEL, TOLERANCE, excess, host_excess, limits
 from .build import build_instance
 from .durations import Durations, distinct_routes
 from .floor import least_ticks
@@ -110,7 +110,7 @@ class _Search:
         """Solves, and again with less memory while the plan found does not fit."""
         if math.isinf(self.bound_s):
             return self._done(True, math.inf)
-        for attempt in range(MODEL.fitted + 1):
+        for attempt in range(COUNT.fitted + 1):
             first = attempt == 0
             instance = self._instance()
             self.bound_s = max(self.bound_s, least_ticks(instance) * instance.tick.seconds)

@@ -27,7 +27,7 @@ def keep_what_fits(session: Session) -> None:
         if arm.ops > SIZE.descended_ops:
             continue
         arm.seed_with(plan.orders)
-        for _ in range(COUNT.fitted_choices):
+        for _ in range(COUNT.fitted):
             if arm.order is None or session.over:
                 break
             better = _descend(session, arm)

@@ -20,7 +20,7 @@ from ...basics import PlanError
 from ...graph import KEEP, OFFLOAD
 from ...lower import assemble
 from ...plan import Plan
-from ..common import ANNEALING, HOPE, RACE, SECONDS, TOLERANCE, Session, describe, excess, policies
+from ..common import ANNEALING, COUNT, HOPE, RACE, SECONDS, TOLERANCE, Session, describe, excess, policies
 from .arm import Arm
 from .kernels import NEVER, Ints
 from .recut import recut
@@ -218,7 +218,7 @@ class Race:
     def _fitteden(self, arm: Arm, over: list[int]) -> Arm:
         count = self.tighter.get(arm.seed, 0) + 1
         self.tighter[arm.seed] = count
-        if count > RACE.fitted:
+        if count > COUNT.fitted:
             arm.order, arm.seconds = None, NEVER
             return arm
         lowered = arm.lowered or (0,) * len(over)

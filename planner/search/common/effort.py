@@ -205,7 +205,7 @@ class Annealing:
     fills: tuple[float, ...] = (0.3, 0.6, 1.0, -1.0)
     """Rules for weight halves (kernels.run) by turns; the last one moves them like every op. Not measured."""
     hot: tuple[float, ...] = (0.02, 0.012, 0.008, 0.005)
-    """First temperature, as a share of the makespan, round by round. Not measured."""
+    """First temperature, as a share of the makespan, round by round."""
     cooled: float = 0.01
     """Last temperature, as a share of the first. Not measured."""
     leads: tuple[int, ...] = (1, 2, 4)
@@ -275,12 +275,11 @@ class Races:
     rate: float = 40e6
     """Runs of one op that are one unit. Not measured."""
     first: float = 0.2
-    """Share of the effort for short runs of all arms. Not measured."""
+    """Share of the effort for short runs of all arms."""
     restarts: float = 0.2
-    """Share for more starts of the best structures: a start's own quality says little about what it leads to.
-    Not measured."""
+    """Share for more starts of the best structures: a start's own quality says little about what it leads to."""
     restarted: tuple[int, ...] = (9, 6, 4, 2)
-    """How many more starts the best structures of the first round get, the best one most. Not measured."""
+    """How many more starts the best structures of the first round get, the best one most."""
     slice: float = 0.25
     """Effort that a start is worth at least. Not measured."""
     fewest: int = 8
@@ -290,12 +289,11 @@ class Races:
     mutated: int = 3
     """Best arms that get variations of their stash policies in a round. Not measured."""
     mutations: int = 3
-    """Variations of each; while the best plan keeps every stash, as many stay as there are arms. Not measured."""
+    """Variations of each; while the best plan keeps every stash, as many stay as there are arms."""
     mutant: float = 1.1
     """Times the best arm's makespan up to which a variation stays. Not measured."""
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
-    """How many arms stay on, round after round, and the share of the effort left that each round takes.
-    Not measured."""
+    """How many arms stay on, round after round, and the share of the effort left that each round takes."""
     stretched: int = 8
     """Arms of the race with fewer micro-batches that go on with all of them. Not measured."""
     least: float = 0.2

@@ -33,7 +33,8 @@ from mechanisms_opponents import Best
 
 from contraflow.planner import Plan, check, plan
 from contraflow.planner.search.common import fits
-from contraflow.planner.search.orders.ready import warm
+from contraflow.planner.search.orders.ready import warm as warm_orders
+from contraflow.planner.search.separate.ready import warm as warm_devices
 
 SAME = 1e-6
 """Steps that differ by a smaller share are a tie."""
@@ -193,6 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--players", nargs="+", choices=PLAYERS, default=PLAYERS)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of plan(), and of each opponent")
     parser.add_argument("--named-limit", type=float, default=120.0, help="seconds of all named schedules by hand")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no case begins after so many")
     parser.add_argument("--workers", type=int, default=1)
     tables.savable(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes everything there, case by case")
@@ -207,12 +209,16 @@ def main() -> int:
     if given.random is not None:
         flush = None if given.flush is None else given.flush == "with"
         asked = cases.randomly(given.seed, given.random, flush)
-    warm()
+    warm_orders()
+    warm_devices()
+    until = time.monotonic() + 60 * given.minutes
     origin, matches = tables.origin(), []
     for case in asked:
         if not any(text in case.name for text in given.only):
             continue
         began = time.monotonic()
+        if began > until:
+            break
         matches.append(played(case, given, players))
         print(" | ".join(line(matches[-1], players)), f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         if given.json is not None:

@@ -109,6 +109,12 @@ class _Forecast:
     def end(self, items: Ints) -> Floats:
         return self.jobs.end[self.place[items]]
 
+    def latency_s(self, sends: Ints) -> Floats:
+        """Between the end of these messages and their arrival."""
+        found = np.zeros(len(self.ops))
+        found[self.jobs.messages.send] = self.jobs.message_latency_s
+        return np.asarray(found[self.place[sends]])
+
     def count(self, device: Ints, column: Floats | Ints, value: Floats | Ints) -> Ints:
         """How many ops in line (numbered over all devices) come before the first with a larger entry in `column`."""
         found = np.empty(len(device), dtype=np.int64)
@@ -203,9 +209,7 @@ def _add_returns(lowering: Lowering, times: _Forecast, out: Ints) -> None:
     out, user = _by_deadline(lowering, out, times)
     ops, jobs = lowering.ops, times.jobs
     home, away = ops.device[out], ops.peer[out]
-    latency = np.zeros(len(times.ops))
-    latency[jobs.messages.send] = jobs.message_latency_s
-    delay = latency[times.place[out]]
+    delay = times.latency_s(out)
     seconds = times.end(out) - times.start(out)
     begin = _latest_starts(away * ops.devices + home, times.start(user) - delay, seconds)
     begin = np.maximum(begin, times.end(out) + delay)
@@ -222,13 +226,21 @@ def _add_returns(lowering: Lowering, times: _Forecast, out: Ints) -> None:
 
 
 def place_receives(lowering: Lowering, order: Ints, jobs: Jobs) -> None:
-    """Puts every RECV before the op that runs when its message starts, or the one that needs it if that is earlier."""
+    """Puts every RECV before the op that runs when its message starts, or the one that needs it if that is earlier.
+
+    A stash that comes home takes more room than it needs there if it comes early: its message may start late.
+    """
     times, links, ops = _Forecast(lowering, order, jobs), lowering.links, lowering.ops
     start, target = times.start(links.send), ops.device[links.receive]
+    before, alone = links.send, _returning_alone(lowering)
+    if len(alone):
+        start[alone] = np.maximum(start[alone], _latest_returns(lowering, times, alone))
+        before = before.copy()
+        before[alone] = lowering.homes.takers(ops, links.receive[alone])
     number = times.count(target, jobs.end[times.in_line], start)
     if len(ops.where(Kind.SEND_S)) or lowering.homes.separate:
         ranks = times.rank[times.in_line]
-        number = np.minimum(number, times.count(target, ranks, times.rank[times.place[links.send]]))
+        number = np.minimum(number, times.count(target, ranks, times.rank[times.place[before]]))
     if lowering.homes.separate:
         number = number + _behind_forwards(lowering, times, number)
     users = _users(lowering)
@@ -240,6 +252,27 @@ def place_receives(lowering: Lowering, order: Ints, jobs: Jobs) -> None:
     slot = _in_message_order(lowering, pair, slot, times.place[links.send])
     free = by_start[~links.given[by_start]]
     lowering.move_receives(free, slot[free])
+
+
+def _returning_alone(lowering: Lowering) -> Ints:
+    """The messages that bring shipped stashes home, between devices that send each other nothing else that way.
+
+    One that waits for its RECV holds up those behind it.
+    """
+    ops, links = lowering.ops, lowering.links
+    if not lowering.homes.shipped.any():
+        return np.zeros(0, dtype=np.int64)
+    home = links.arriving & lowering.homes.shipped[ops.stage[links.receive], ops.micro_batch[links.receive]]
+    pair = ops.device[links.send] * ops.devices + ops.device[links.receive]
+    return np.flatnonzero(home & ~links.given & ~np.isin(pair, pair[~home | links.given]))
+
+
+def _latest_returns(lowering: Lowering, times: _Forecast, which: Ints) -> Floats:
+    """When these messages start at the latest, one after the other, so that no backward waits."""
+    ops, send = lowering.ops, lowering.links.send[which]
+    deadline = times.start(lowering.homes.takers(ops, send)) - times.latency_s(send)
+    lane = ops.device[send] * ops.devices + ops.device[lowering.links.receive[which]]
+    return _latest_starts(lane, deadline, times.end(send) - times.start(send)) + times.slack
 
 
 def _behind_forwards(lowering: Lowering, times: _Forecast, number: Ints) -> Flags:

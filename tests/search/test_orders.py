@@ -60,6 +60,12 @@ def candidate_of(seed: int, policy: str, silent: bool, mirrored: bool = False) -
     pipelines = tuple(Pipeline(r, r, tuple(m for m in range(batches) if owner[m] == k)) for k, r in enumerate(routes))
     row = tuple(rng.choice(["keep", policy]) for _ in routes[0])
     rows = tuple(row if mirrored else tuple(rng.choice(["keep", policy]) for _ in r) for r in routes)
+    if policy == "ship":
+        away = [(d + 1) % devices for d in line]
+        rows = tuple(
+            tuple(f"ship>{away[d]}" if p == "ship" and away[d] != d else "keep" for d, p in zip(r, row, strict=True))
+            for r, row in zip(routes, rows, strict=True)
+        )
     link = rng.choice([Link(), Link(latency_s=0.3), Link(4.0, 0.1)])
     host = rng.choice([Link(8.0), Link(8.0, 0.1), Link(3.0)])
     cluster = Cluster((NodeGroup(1, devices, DeviceType("x", PLENTY), link, None, host),))
@@ -141,6 +147,50 @@ def test_orders_take_what_the_simulator_says(policy: str) -> None:
             agree(arm, silent=seed % 2 == 0)
             compared += 1
     assert compared > 50
+
+
+def test_orders_that_ship_take_about_what_the_simulator_says() -> None:
+    """Lowering places the messages that bring stashes home: mostly as the arrays have them, or so that less waits."""
+    same, shorter, longer, fitting = 0, 0, 0, 0
+    for seed in range(80):
+        arm = Arm(candidate_of(seed, "ship", seed % 2 == 0), seed % 4 != 0, False, seed)
+        arm.start(8, 0.0, GO)
+        assert arm.order is not None
+        if not arm.arrays.away.any():
+            continue
+        limit = int(random.Random(seed).choice([0.7, 0.9, 1.0]) * max(prefix_peaks(arm.arrays, arm.order)))
+        tight = Arm(limited(arm.candidate, limit), arm.split, False, seed)
+        tight.start(8, 0.0, GO)
+        for one in (arm, tight):
+            if one.order is None:
+                continue
+            one.improve(60, 0.0, GO)
+            plan = assemble(one.candidate, one.ops_by_device())
+            ratio = step_of(plan) / one.seconds
+            assert ratio < 1.15, seed
+            same += abs(ratio - 1) < 1e-9
+            shorter += ratio <= 1 - 1e-9
+            longer += ratio >= 1 + 1e-9
+            fitting += check(plan) == []
+    total = same + shorter + longer
+    assert total > 60
+    assert same > 0.6 * total
+    assert longer < 0.1 * total
+    assert fitting > 0.9 * total
+
+
+def test_a_shipped_stash_takes_room_of_both_devices() -> None:
+    """The second device holds the guests of the first beside its own: four stashes do not fit in three places."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, separable=False, stash_bytes=10) for k in range(2)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(2, PLENTY, Link(10.0)), Workload(4))
+    line = Pipeline((0, 1), (0, 1), (0, 1, 2, 3))
+    given = Candidate(problem, (("l0",), ("l1",)), (line,), (("ship>1", "keep"),))
+    orders = [[Op(Kind.F, 0, m) for m in range(4)] + [Op(Kind.B, 0, m) for m in range(4)]]
+    orders.append([Op(kind, 1, m) for m in range(4) for kind in (Kind.F, Kind.B)])
+    for limit, fits in ((50, True), (20, False)):
+        arm = Arm(limited(given, limit), False, False, 0)
+        arm.seed_with(orders)
+        assert (arm.order is not None) == fits, limit
 
 
 @pytest.mark.parametrize("policy", ["keep", "recompute"])

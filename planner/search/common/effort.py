@@ -210,6 +210,8 @@ class Annealing:
     """Last temperature, as a share of the first. Not measured."""
     leads: tuple[int, ...] = (1, 2, 4)
     """How many ops before its backward an offloaded stash is fetched, in the first orders. Not measured."""
+    elsewhere: float = 0.3
+    """How often stashes that a variation ships go to any device, not to their stage's mirror. Not measured."""
     raised: tuple[float, ...] = (0.5, 1.0, 3.0)
     """First orders of offloaded stashes are made for so much more memory. Not measured."""
     offloaded: tuple[float, ...] = (1.0, 0.4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ... import bounds
 from ...basics import drop_stale
-from ...graph import KEEP, OFFLOAD, Candidate
+from ...graph import KEEP, OFFLOAD, SHIP, Candidate, stash_policy
+from ...partition import QUARTERS
 from ...plan import Op
 from ..common import ANNEALING
 from . import anneal, greedy, kernels
@@ -75,9 +76,20 @@ class Arm:
         return float(kernels.run(self.arrays, work, order, first[:-1].copy(), first[1:].copy(), -1.0, NEVER))
 
     def seed_with(self, orders: Sequence[Sequence[Op]]) -> None:
-        """Starts from known compute orders of the same structure."""
-        self.known = from_ops(self.candidate, self.arrays, orders)
-        self.accept(self.known)
+        """Starts from known compute orders of the same stages and routes, whatever becomes of their stashes."""
+        found = remade(self.arrays, from_ops(self.candidate, self.arrays, orders))
+        for known in self._woven(found) if self.arrays.away.any() else [found]:
+            before = self.order
+            self.accept(known)
+            if self.known is None or self.order is not before:
+                self.known = known
+
+    def _woven(self, order: Ints) -> Iterator[Ints]:
+        """An order with the places at which stashes that leave are gone, and are asked for."""
+        for lead in ANNEALING.leads:
+            woven = weave(self.arrays, order, lead)
+            if woven is not None:
+                yield woven
 
     def start(self, tries: int, target_s: float, stop: Ints) -> None:
         """Greedy orders by random rules; with offloaded stashes, woven into orders that have more memory."""
@@ -91,10 +103,8 @@ class Arm:
             found = self._greedy(base, max(1, tries // len(ANNEALING.raised)), 0.0, stop)
             if found is None:
                 continue
-            for lead in ANNEALING.leads:
-                woven = weave(self.arrays, found, lead)
-                if woven is not None:
-                    self.accept(woven)
+            for woven in self._woven(found):
+                self.accept(woven)
 
     def _greedy(self, arrays: Arrays, tries: int, target_s: float, stop: Ints) -> Ints | None:
         order, rules = np.zeros(int(arrays.first[-1]), dtype=np.int64), np.zeros(greedy.PARAMETERS)
@@ -103,7 +113,7 @@ class Arm:
 
     def _relaxed(self, more: float) -> Arrays:
         """The arrays as if every stash stayed on a device with more memory."""
-        kept = tuple(tuple(KEEP if p == OFFLOAD else p for p in row) for row in self.candidate.stash)
+        kept = tuple(tuple(KEEP if stash_policy(p).leaves else p for p in row) for row in self.candidate.stash)
         extra = [-int(more * max(0, x)) for x in self.arrays.limit]
         return build(replace(self.candidate, stash=kept), self.split, extra, self.folded)
 
@@ -134,13 +144,15 @@ class Arm:
 
     def mutated(self, allowed: Sequence[str], split: bool) -> Arm | None:
         """The arm with the stashes of some neighbouring stages kept, or treated as allowed; None without an order."""
-        if self.order is None or self.arrays.away.any():
+        if self.order is None or any(OFFLOAD in row for row in self.candidate.stash):
             return None
         stages = len(self.candidate.stages)
         first, count = int(self._draw() * stages), 1 + int(self._draw() ** 2 * stages / 2)
         choices = [KEEP, *(policy for policy in allowed if policy != OFFLOAD)]
         policy = choices[int(self._draw() * len(choices))]
         changed = range(first, min(stages, first + count))
+        if policy == SHIP or self.arrays.away.any():
+            return self._reshipped(policy, changed, split)
         rows = tuple(
             tuple(policy if s in changed else old for s, old in enumerate(row)) for row in self.candidate.stash
         )
@@ -154,6 +166,31 @@ class Arm:
         other.known = remade(other.arrays, self.order)
         other.accept(other.known)
         return other if other.order is not None else None
+
+    def _reshipped(self, policy: str, changed: Sequence[int], split: bool) -> Arm | None:
+        """The arm with another choice for these stages of one part of the micro-batches, or of all."""
+        plain = quartered(self.candidate)
+        part = int(self._draw() * (len(plain.pipelines) + 1))
+        rows = list(map(list, plain.stash))
+        for p, pipeline in enumerate(plain.pipelines):
+            for s in changed if part in (p, len(plain.pipelines)) else ():
+                rows[p][s] = self._shipping(pipeline.forward, s) if policy == SHIP else policy
+        candidate = replace(plain, stash=tuple(map(tuple, rows)))
+        if candidate.stash == plain.stash:
+            return None
+        other = Arm(
+            candidate, self.split, False, self.seed + 15485863, self.lowered, bound_s=bound(candidate, split)
+        )  # fmt: skip
+        other.seed_with(self.ops_by_device())
+        return other if other.order is not None else None
+
+    def _shipping(self, route: Sequence[int], stage: int) -> str:
+        """To the stage's mirror, or by chance to another device; kept where there is none."""
+        devices = len(self.candidate.problem.cluster)
+        target = route[len(route) - 1 - stage]
+        if target == route[stage] or self._draw() < ANNEALING.elsewhere:
+            target = (route[stage] + 1 + int(self._draw() * (devices - 1))) % devices
+        return KEEP if target == route[stage] else f"{SHIP}>{target}"
 
     def _draw(self) -> float:
         return float(kernels.draw(self.state))
@@ -184,6 +221,18 @@ class Arm:
         for window in windows(self.arrays, self.order, work.start, more)[: ANNEALING.repetitions]:
             arm.accept(stretch(self.arrays, self.order, work.start, window, more))
         return arm
+
+
+def quartered(candidate: Candidate) -> Candidate:
+    """The candidate with pipelines of its routes for every quarter of their micro-batches, if it has none yet."""
+    if len(candidate.pipelines) > len({pipeline.forward for pipeline in candidate.pipelines}):
+        return candidate
+    parts = [
+        (replace(pipeline, micro_batches=pipeline.micro_batches[k::QUARTERS]), row)
+        for pipeline, row in zip(candidate.pipelines, candidate.stash, strict=True)
+        for k in range(min(QUARTERS, len(pipeline.micro_batches)))
+    ]
+    return replace(candidate, pipelines=tuple(p for p, _ in parts), stash=tuple(row for _, row in parts))
 
 
 def bound(candidate: Candidate, split: bool) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate, static_bytes
+from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate, ship_target, stash_policy, static_bytes
 from ...plan import Pipeline
 from ..common import limits
 from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work
@@ -80,7 +80,7 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
     units = _units(candidate, pipelines, place)
     _require_known(candidate)
     remade = np.array([policy == RECOMPUTE for policy in units.policy])
-    away = np.array([policy == OFFLOAD for policy in units.policy])
+    away = np.array([stash_policy(policy).leaves for policy in units.policy])
     halves = np.array(costs.separable)[units.stage] & split
     speed = np.array([x.kind.speed for x in problem.cluster.devices])[units.home]
     duration = _durations(candidate, units, halves) / np.tile(speed, KINDS)
@@ -106,8 +106,9 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
 def _require_known(candidate: Candidate) -> None:
     """Raises PlanError for what these arrays have no columns for: other policies, two devices a stage."""
     for policy in {policy for row in candidate.stash for policy in row}:
-        if policy not in (KEEP, RECOMPUTE, OFFLOAD):
-            raise PlanError(f"order search: no stash policy {policy!r}; known: {KEEP}, {RECOMPUTE}, {OFFLOAD}")
+        if stash_policy(policy).name not in (KEEP, RECOMPUTE, OFFLOAD, SHIP):
+            known = ", ".join((KEEP, RECOMPUTE, OFFLOAD, SHIP))
+            raise PlanError(f"order search: no stash policy {policy!r}; known: {known}")
     if any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines):
         raise PlanError("order search: forward and backward of a stage run on one device")
 
@@ -150,25 +151,31 @@ def _bytes(
 
 def _copies(
     candidate: Candidate, pipelines: Sequence[Pipeline], place: dict[int, int]
-) -> tuple[Floats, Floats, Ints, Ints]:
-    """By unit: seconds and latency of a copy of its stash over the host link, and the engines out and in."""
+) -> tuple[Floats, Floats, Ints, Ints, Ints]:
+    """By unit: seconds and latency of a copy of its stash over the host link or to another device, the engines or links
+    out and in, and whose guests its stashes are.
+    """
     cluster = candidate.problem.cluster
     devices, first = len(cluster), dict[int, int]()
     for device in cluster.devices:
         first.setdefault(device.node, device.index)
-    rows = []
-    for pipeline in pipelines:
-        for stage, d in enumerate(pipeline.forward):
-            node = cluster.devices[d].node
+    base, rows = devices * devices, []
+    for pipeline, row in zip(pipelines, candidate.stash, strict=False):
+        for stage, (d, policy) in enumerate(zip(pipeline.forward, row, strict=True)):
+            node, target = cluster.devices[d].node, ship_target(policy)
             group = cluster.node_groups[node]
-            shared = place[first[node] + (d - first[node]) // group.host_link_shared_by]
-            seconds = group.host_link.occupation_s(int(candidate.costs.stash_bytes[stage]))
-            rows.append((seconds, group.host_link.latency_s, shared))
-    work, lag, engine = (np.array(column) for column in zip(*rows, strict=True))
-    base = devices * devices
+            link = group.host_link if target is None else cluster.link(d, target)
+            seconds = link.occupation_s(int(candidate.costs.stash_bytes[stage]))
+            if target is None:
+                shared = place[first[node] + (d - first[node]) // group.host_link_shared_by]
+                rows.append((seconds, link.latency_s, base + shared, base + devices + shared, -1))
+            else:
+                there, back = d * devices + target, target * devices + d
+                rows.append((seconds, link.latency_s, there, back, there))
+    work, lag, out, into, lent = (np.array(column) for column in zip(*rows, strict=True))
     return (
         work.astype(np.float64), lag.astype(np.float64),
-        (base + engine).astype(np.int64), (base + devices + engine).astype(np.int64),
+        out.astype(np.int64), into.astype(np.int64), lent.astype(np.int64),
     )  # fmt: skip
 
 
@@ -201,13 +208,15 @@ def scratch(a: Arrays) -> Work:
     """Scratch space for one thread."""
     types, units, most = len(a.home), len(a.batches), int(a.batches.max())
     total, devices = int(a.first[-1]), len(a.first) - 1
+    pairs = devices * devices if (a.lent >= 0).any() else 0
 
     def ints(*shape: int) -> Ints:
         return np.zeros(shape, dtype=np.int64)
 
     return Work(
         ints(types), ints(devices), ints(devices), np.zeros(devices), np.zeros(devices), ints(devices),
-        np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros(devices), np.zeros((units, most)),
+        np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros(devices),
+        ints(devices), ints(pairs), ints(pairs), np.zeros((units, most)),
         np.zeros(a.links), ints(devices), np.zeros(devices, dtype=np.bool_), ints(total), ints(devices),
         ints(devices), ints(total), np.zeros(total), ints(total), ints(types, most),
     )  # fmt: skip

@@ -21,8 +21,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 F, B, W, R, FREE, FETCH = range(6)
-"""Kinds of an op type: forward; backward, or its input half; weight half; recomputation; waiting until an offloaded
-stash has left; fetching it back. An offload itself starts as soon as its forward has ended."""
+"""Kinds of an op type: forward; backward, or its input half; weight half; recomputation; waiting until a stash has left
+for the host or another device; fetching it back. It leaves as soon as its forward has ended."""
 KINDS = 6
 NEVER = 1e300
 _CLOSE = 1e-9
@@ -33,8 +33,9 @@ class Arrays(NamedTuple):
 
     first [devices+1]: a device's slice of an order. By op type: home (device), duration (seconds), need and delta
     (bytes an op holds at most beside the live stashes, and what it leaves). By unit: batches, split (backward in two
-    halves), remade (recomputed), away (offloaded), tail (seconds after its last backward at least), copy_work and
-    copy_lag (seconds of a copy to the host or back, and latency), copy_out and copy_in (engines). in/out: edges of
+    halves), remade (recomputed), away (offloaded or shipped), tail (seconds after its last backward at least),
+    copy_work and copy_lag (seconds of a copy or message there or back, and latency), copy_out and copy_in (engines, or
+    links), lent (whose guests its stashes are: home * devices + target; -1: no other device's). in/out: edges of
     (F or B, unit) in CSR form. By edge: source type, target device, lag (seconds after the message has left), work
     (seconds on its link), link. By device: limit (bytes), load (seconds), and its units, those that a micro-batch
     reaches first in front.
@@ -54,6 +55,7 @@ class Arrays(NamedTuple):
     copy_lag: Floats
     copy_out: Ints
     copy_in: Ints
+    lent: Ints
     in_first: Ints
     in_edge: Ints
     out_first: Ints
@@ -73,8 +75,9 @@ class Arrays(NamedTuple):
 class Work(NamedTuple):
     """Scratch of one thread.
 
-    emptied: by device, when its last offload has left. start, count_at (by position of the complete order) and place
-    (by type and count) describe the order evaluated last; full is that order, weight halves included.
+    emptied: by device, when its last stash has left. peak: by device, the most bytes of its own. guests, most_guests:
+    by lent, bytes on another device, and the most of them. start, count_at (by position of the complete order) and
+    place (by type and count) describe the order evaluated last; full is that order, weight halves included.
     """
 
     counts: Ints
@@ -86,6 +89,9 @@ class Work(NamedTuple):
     arrive: Floats
     gone: Floats
     emptied: Floats
+    peak: Ints
+    guests: Ints
+    most_guests: Ints
     back: Floats
     link_free: Floats
     stack: Ints
@@ -119,6 +125,7 @@ def write(a, w, d, o, begin):
     w.start[q] = begin
     w.count_at[q] = k
     w.place[o, k] = q
+    w.peak[d] = max(w.peak[d], w.held[d] + a.need[o])
     w.written[d] = q + 1
     w.counts[o] = k + 1
     w.held[d] += a.delta[o]
@@ -151,6 +158,39 @@ def copy(work, engine, link_free, now):
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
+def leave(a, w, d, u, k, now):
+    """The stash of a forward that has ended leaves its device."""
+    w.gone[u, k] = copy(a.copy_work[u], a.copy_out[u], w.link_free, now)
+    w.emptied[d] = max(w.emptied[d], w.gone[u, k])
+    x = a.lent[u]
+    if x >= 0:
+        w.guests[x] += a.delta[FETCH * len(a.batches) + u]
+        w.most_guests[x] = max(w.most_guests[x], w.guests[x])
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def come_back(a, w, d, u, k, now):
+    """A stash comes back: from the host behind all that has left before, from another device once it is there."""
+    t = max(now, w.gone[u, k] + a.copy_lag[u])
+    x = a.lent[u]
+    if x < 0:
+        t = max(t, w.emptied[d])
+    else:
+        w.guests[x] -= a.delta[FETCH * len(a.batches) + u]
+    w.back[u, k] = copy(a.copy_work[u], a.copy_in[u], w.link_free, t) + a.copy_lag[u]
+
+
+@numba.njit(cache=True, nogil=True)
+def hosted(a, w):
+    """Whether every device had room for the most guests that it had, beside the most of its own."""
+    devices = len(a.first) - 1
+    w.peak[:] = w.peak - a.limit
+    for x in range(len(w.most_guests)):
+        w.peak[x % devices] += w.most_guests[x]
+    return w.peak.max() <= 0
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
 def arrival(a, w, o, k):
     """When the inputs of the k-th op of type o are there; -1 when that is not known yet."""
     t = 0.0
@@ -169,6 +209,9 @@ def reset(a, w):
     w.link_free[:] = 0.0
     w.arrive[:] = -1.0
     w.emptied[:] = 0.0
+    w.peak[:] = 0
+    w.guests[:] = 0
+    w.most_guests[:] = 0
     w.clock[:] = 0.0
     w.held[:] = 0
     w.left[:] = a.load
@@ -249,10 +292,9 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
             if kind <= B:
                 top = send(a, w, d, o, k, now, top)
                 if kind == F and a.away[u]:
-                    w.gone[u, k] = w.emptied[d] = copy(a.copy_work[u], a.copy_out[u], w.link_free, now)
+                    leave(a, w, d, u, k, now)
             elif kind == FETCH:
-                t = max(now, w.emptied[d], w.gone[u, k] + a.copy_lag[u])
-                w.back[u, k] = copy(a.copy_work[u], a.copy_in[u], w.link_free, t) + a.copy_lag[u]
+                come_back(a, w, d, u, k, now)
             if kind == B and fill >= 0.0 and a.split[u]:
                 w.waiting[w.wait_last[d]] = W * units + u
                 w.wait_last[d] += 1
@@ -270,7 +312,9 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
         w.pointer[d] = p
         w.clock[d] = now
         makespan = max(makespan, now)
-    return NEVER if left > 0 or makespan > worst else makespan
+    if left > 0 or makespan > worst or (len(w.guests) > 0 and not hosted(a, w)):
+        return NEVER
+    return makespan
 
 
 @numba.njit(cache=True, nogil=True)

@@ -51,8 +51,10 @@ def to_ops(candidate: Candidate, a: Arrays, seq: Ints, folded: bool = False) -> 
                 here = candidate.pipelines[0].forward[s] == d
                 place = d if not folded or (q == 0) == here else twin[d]
                 batch = candidate.pipelines[q].micro_batches[counts[o]]
-                orders[place].append(Op(kind, s, batch))
-                if kind == Kind.F and a.away[unit]:
+                shipped = a.lent[unit] >= 0  # lowering finds the places of its messages
+                if kind != Kind.FETCH or not shipped:
+                    orders[place].append(Op(kind, s, batch))
+                if kind == Kind.F and a.away[unit] and not shipped:
                     orders[place].append(Op(Kind.OFFLOAD, s, batch))
             counts[o] += 1
     return orders

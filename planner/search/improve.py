@@ -189,10 +189,10 @@ def _window(
         with until(time.monotonic() + seconds + SECONDS.grace):
             return _found(Effort(seconds, allowed, 1, seed, stop), entry, low, width)
     except (PlanError, OutOfTime):
-        return None, SECONDS.window_least
+        return None, SECONDS.solve
 
 
 def _found(effort: Effort, entry: Polished, low: float, width: float) -> tuple[Plan | None, float]:
     found, outcome = improve_window(entry.candidate, entry.orders, low, low + width, effort, sideways=True)
     better = None if found is None else assemble(entry.candidate, found, "search")
-    return better, max(outcome.effort, SECONDS.window_least)
+    return better, max(outcome.effort, SECONDS.solve)

@@ -390,8 +390,6 @@ class Seconds:
     """A window, without a deterministic limit."""
     window_effort: float = 0.5
     """A window's deterministic seconds, where effort is limited."""
-    window_least: float = 0.01
-    """Deterministic seconds that a window counts for at least."""
     progress: float = 0.2
     """Between two looks at the clock while arms run or a solve does."""
     no_progress: float = 0.1
@@ -403,7 +401,7 @@ class Seconds:
     leaving: float = 30.0
     """Those that were left may end within before the process does."""
     solve: float = 0.01
-    """A solve at least."""
+    """A solve gets at least, and a window counts for at least, of the clock or deterministic."""
     stopping: float = 0.02
     """Between two calls to a solve that it stop."""
     shortest: float = 1e-12

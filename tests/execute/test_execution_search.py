@@ -53,3 +53,32 @@ def test_a_plan_for_little_memory_trains_as_one_process(space: SearchSpace, shar
     assert_equals_reference(CASE, result)
     assert max(worst_excess(result).values()) <= 1.0
     assert max(result.peak_bytes) <= limit
+
+
+def test_a_plan_that_ships_stashes_trains_as_one_process() -> None:
+    """Room for what four devices hold on average: the first ones ship to the last ones, found by the search."""
+    graph = profiled("mlp-deep", CASE.dtype)
+    times = {"forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3}
+    graph = replace(graph, layers=tuple(replace(layer, **times) for layer in graph.layers))
+    case = Case("search", "mlp-deep", 4, 8)
+    space = SearchSpace(pipelines=1, recompute=False, offload=False, split_backward=False, replicas=1)
+    cluster = Cluster((NodeGroup(1, 4, DeviceType("toy", 1 << 40), Link(1e9, 20e-6)),))
+    workload = Workload(8, case.optimizer)
+    roomy = plan(graph, cluster, workload, replace(space, schedule="1f1b"), 20, workers=1).plan
+    assert roomy is not None
+    assert roomy.forecast is not None
+    made = None
+    for share in (0.95, 0.9, 0.85, 0.8, 0.75):
+        limit = int(share * max(roomy.forecast.peak_bytes))
+        found = plan(
+            graph, cluster, replace(workload, memory_limit_bytes=limit), space, 20, workers=1, deterministic_limit=0.2
+        ).plan
+        if found is not None and any(policy.startswith("ship>") for row in found.stash for policy in row):
+            made = found
+            break
+    assert made is not None, "no plan that ships was found"
+    assert check(made) == []
+    for transport in ("threads", "processes"):
+        result = execute(made, STEPS, dtype=case.dtype, transport=transport, return_state=True)
+        assert_equals_reference(case, result)
+        assert max(result.peak_bytes) <= limit

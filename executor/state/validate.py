@@ -93,11 +93,10 @@ def _require_separable(plan: Plan) -> None:
 def _require_chain(plan: Plan) -> None:
     """Stages must hold the model's layers one after another."""
     chain = [layer.name for layer in plan.problem.model.layers]
+    if set(plan.problem.model.edges) != set(pairwise(chain)):
+        raise RunError("only chains are executed yet: the model's layers do not simply follow one another")
     if [name for stage in plan.stages for name in stage] != chain:
         raise RunError("only chains are executed yet: the stages must hold the model's layers in order")
-    edges = set(plan.problem.model.edges)
-    if edges != set(pairwise(chain)):
-        raise RunError("only chains are executed yet: the model's layers do not simply follow one another")
 
 
 def find_model(plan: Plan, model: LayeredModel | str | None) -> LayeredModel:

@@ -15,7 +15,7 @@ from ..basics import ScheduleError
 from .asynchronous import ALTERNATING, ASYNCHRONOUS, WEIGHTS
 from .dual import dualpipe, dualpipe_v
 from .layout import Layout, unsplit
-from .one_way import capped, gpipe, interleaved, looped_bfs, one_f_one_b
+from .one_way import alternating, capped, gpipe, interleaved, looped_bfs, one_f_one_b
 from .two_way import chimera, chimera_doubling, chimera_halving, gems
 from .v_shape import v_half, v_min, zb_v
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2
@@ -147,6 +147,7 @@ __all__ = [
     "SCHEDULES",
     "Scheme",
     "WEIGHTS",
+    "alternating",
     "build",
     "capped",
     "known",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..plan import Op, Pipeline
 from .layout import Layout, backward, forward, pipeline, require
@@ -21,18 +21,20 @@ def gpipe(devices: int, micro_batches: int) -> Layout:
 
 def one_f_one_b(devices: int, micro_batches: int) -> Layout:
     """1F1B with a flush: stage s starts with D - s forwards, then alternates (DAPPLE, arXiv:2007.01045)."""
-    return _alternating("1f1b", devices, micro_batches, devices)
+    return alternating("1f1b", range(devices, 0, -1), micro_batches)
 
 
 def capped(devices: int, micro_batches: int, most: int) -> Layout:
     """1F1B with at most `most` micro-batches in flight on a device; `most` = devices is 1F1B itself."""
-    return _alternating(f"1f1b-capped-{most}", devices, micro_batches, most)
+    return alternating(f"1f1b-capped-{most}", [min(k, most) for k in range(devices, 0, -1)], micro_batches)
 
 
-def _alternating(name: str, devices: int, micro_batches: int, most: int) -> Layout:
+def alternating(name: str, in_flight: Sequence[int], micro_batches: int) -> Layout:
+    """Stage s starts with in_flight[s] forwards, no fewer than the next one, and then alternates."""
+    devices = len(in_flight)
     orders: list[tuple[Op, ...]] = []
     for s in range(devices):
-        warm = min(devices - s, most, micro_batches)
+        warm = min(in_flight[s], micro_batches)
         order = [forward(s, m) for m in range(warm)]
         for m in range(micro_batches):
             order.append(backward(s, m))

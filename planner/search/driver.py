@@ -43,6 +43,7 @@ from .named import (
     overfull_here,
     place,
     run_capped,
+    run_eager,
     run_first_plan,
     run_hint,
     run_least_memory,
@@ -178,11 +179,12 @@ def _quick(session: Session, orders: list[Order]) -> None:
     if small is not None:
         for order in orders:
             run_capped(session, order)
+            run_eager(session, order)
         if not session.done:
             _quick(small, orders)
             take_over(session, small, orders)
     else:
-        fitted = (run_first_plan, run_mixed, run_named, run_capped, run_remade, run_relieved)
+        fitted = (run_first_plan, run_eager, run_mixed, run_named, run_capped, run_remade, run_relieved)
         steps = (run_lightest, run_least_memory, *fitted)
         for step in steps if searching else (run_named,):
             for order in orders:

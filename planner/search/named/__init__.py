@@ -4,6 +4,7 @@ The first plans of every search, which no answer may be worse than. Imports sche
 with `portfolio.py`, then `fitted.py` for tight memory.
 """
 
+from .eager import run_eager
 from .fitted import run_first_plan, run_mixed, try_mixed
 from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
@@ -36,6 +37,7 @@ __all__ = [
     "parts",
     "place",
     "run_capped",
+    "run_eager",
     "run_first_plan",
     "run_hint",
     "run_lightest",

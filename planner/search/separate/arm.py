@@ -15,7 +15,7 @@ from ..common import PLACE
 from . import dispatch as dispatching
 from . import tables
 from .anneal import anneal, value_of
-from .case import Stages, case_of
+from .case import Stages
 from .dispatch import NEVER, dispatch
 from .lists import candidate_of, op_lists
 from .tables import HALVES, Case, Floats, Ints, scratch
@@ -107,11 +107,5 @@ class Arm:
     def copy(self, seed: int) -> Arm:
         """The same decisions with other random numbers."""
         found = replace(self, dec=self.dec.copy(), extra=self.extra.copy(), seed=seed)
-        found.lag, found.patience, found.lowered = self.lag.copy(), self.patience.copy(), self.lowered.copy()
-        return found
-
-    def recut(self, stages: Stages) -> Arm:
-        """The same decisions for other stages, as many."""
-        found = replace(self.copy(self.seed), stages=stages, case=case_of(self.problem, stages))
         found.lag, found.patience, found.lowered = self.lag.copy(), self.patience.copy(), self.lowered.copy()
         return found

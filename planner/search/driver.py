@@ -189,9 +189,20 @@ def _quick(session: Session, orders: list[Order]) -> None:
         for step in steps if searching else (run_named,):
             for order in orders:
                 step(session, order)
+        if not searching:
+            _made_to_fit(session, orders)
     run_replicas(session)
     for order in orders if searching else ():
         run_least_memory(session, order)
+
+
+def _made_to_fit(session: Session, orders: list[Order]) -> None:
+    """A named schedule whose stashes do not fit on its best cut: with what else the flags let become of them."""
+    for order in orders:
+        run_mixed(session, order)
+        run_mixed(session, order, copies=True)
+        run_relieved(session, order)
+        run_remade(session, order)
 
 
 def _long(session: Session, orders: list[Order]) -> None:

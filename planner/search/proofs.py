@@ -16,7 +16,7 @@ from ..problem import SearchSpace
 from ..schedules import build
 from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, policies, routes
 from .common import told_of as told_of_space
-from .named import Order, device_orders, overfull, parts, splits
+from .named import Order, device_orders, overfull, parts, splits, ways
 
 TOGETHER = "plans with forward and backward of a stage on one device"
 APART = "plans of any stages on any devices"
@@ -38,12 +38,18 @@ def asked(problem: Problem, space: SearchSpace) -> Proven:
 def unrestricted(problem: Problem, space: SearchSpace) -> SearchSpace:
     """The space as the bounds see it.
 
-    A named schedule keeps its stashes, and has its own routes. Where every device holds everything, stashes that are
-    kept are as good as any others.
+    A named schedule has its own routes. Where every device holds everything, stashes that are kept are as good as any
+    others.
     """
     if space.schedule != "search":
-        return replace(_of_schedule(problem, space), recompute=False, offload=False, separate_backward=False)
+        own = _of_schedule(problem, space)
+        return own if binding(problem) else _kept(own)
     return space if binding(problem) else replace(space, recompute=False, offload=False)
+
+
+def _kept(space: SearchSpace) -> SearchSpace:
+    """The space with every stash kept where it is made."""
+    return replace(space, recompute=False, offload=False, separate_backward=False)
 
 
 def _of_schedule(problem: Problem, space: SearchSpace) -> SearchSpace:
@@ -78,7 +84,17 @@ def searched(problem: Problem, space: SearchSpace, separate: bool) -> SearchSpac
 def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan) -> Proven:
     """What may be told of a plan, where so much is proven of the space asked for."""
     known = Proven(in_words(space), max(asked_s, bounds.any_plan(problem)))
+    if space.schedule != "search" and binding(problem) and space != _kept(space):
+        return _told_of_named(problem, space, known, plan)
     return told_of_space(space, plan, known, lambda wider: asked(problem, wider).bound_s)
+
+
+def _told_of_named(problem: Problem, space: SearchSpace, known: Proven, plan: Plan) -> Proven:
+    """Stashes of a named schedule are kept where that fits: then more is proven, of such plans."""
+    if {policy for row in plan.stash for policy in row} == {KEEP}:
+        least_s = bounds.space(problem, _kept(unrestricted(problem, space)))
+        return Proven(f"{known.space}, stashes kept", max(known.bound_s, least_s))
+    return known
 
 
 def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Proven]:
@@ -151,12 +167,13 @@ def _in_shapes(plan: Plan, orders: list[Order]) -> bool:
 def nothing_fits(session: Session) -> bool:
     """Whether it is proven that no plan of the space asked for fits.
 
-    Searched: layers that fit no placement. Named: its orders are fixed, so all cuts were simulated.
+    Searched, or with stashes that need not stay: layers that fit no placement. Otherwise a name's orders are fixed, so
+    all cuts were simulated.
     """
     problem, space = session.problem, session.space
     if math.isinf(session.proof.asked_s):
         return True
-    if space.schedule == "search":
+    if space.schedule == "search" or ways(session):
         return overfull(problem, space, kept=binding(problem) and not (space.recompute or space.offload))
     if session.clock.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):
         return False

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, evaluate, plan
-from contraflow.planner.graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from contraflow.planner.graph import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate
 from contraflow.planner.lower.plans import assembled
 from contraflow.planner.partition import QUARTERS, choices
 from contraflow.planner.partition.chain import Chain
@@ -238,3 +238,46 @@ def test_with_copies_allowed_the_search_is_no_worse_than_without() -> None:
     assert check(joint.plan) == []
     assert evaluate(joint.plan).step_s <= evaluate(alone.plan).step_s * (1 + 1e-9)
     assert joint.bound_s <= alone.bound_s * (1 + 1e-9)
+
+
+# ---------------------------------------------------------------- named schedules
+
+
+NO_MOVES = SearchSpace(recompute=False, offload=False, separate_backward=False)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "chimera", "gems", "zb-v"])
+def test_a_named_schedule_that_does_not_fit_recomputes_copies_or_ships_as_flags_allow(name: str) -> None:
+    """Less than its fullest device takes: whatever is allowed makes it fit in less time, and nothing else is used."""
+    roomy = tight(8, 4, 8, 100.0, host=STASH / 0.25)
+    named = SearchSpace(schedule=name)
+    whole = plan(roomy.model, roomy.cluster, roomy.workload, named, 5, workers=1).plan
+    assert whole is not None
+    most = max(evaluate(whole).peak_bytes)
+    problem = replace(roomy, workload=replace(roomy.workload, memory_limit_bytes=int(0.7 * most)))
+    given = problem.model, problem.cluster, problem.workload
+    for space, used in (
+        (replace(named, offload=False, separate_backward=False), {RECOMPUTE}),
+        (replace(named, recompute=False, separate_backward=False), {OFFLOAD}),
+        (named, {RECOMPUTE, OFFLOAD, SHIP}),
+    ):
+        found = plan(*given, space, 5, workers=1)
+        assert found.plan is not None
+        assert check(found.plan) == []
+        assert {policy.partition(">")[0] for row in found.plan.stash for policy in row} - {KEEP} <= used
+        assert found.bound_s <= evaluate(found.plan).step_s
+        assert evaluate(found.plan).step_s >= evaluate(whole).step_s * (1 - 1e-9)
+        alone = plan(*given, replace(NO_MOVES, schedule=name), 5, workers=1).plan
+        assert alone is None or evaluate(alone).step_s >= evaluate(found.plan).step_s
+
+
+def test_a_named_schedule_that_fits_keeps_its_stashes() -> None:
+    problem = tight(8, 4, 8, 8.5, host=STASH / 0.25)
+    given = problem.model, problem.cluster, problem.workload
+    for name in ("1f1b", "zb-h1"):
+        found, kept = (plan(*given, replace(space, schedule=name), 5, workers=1) for space in (SearchSpace(), NO_MOVES))
+        assert found.plan is not None
+        assert kept.plan is not None
+        assert evaluate(found.plan).step_s == evaluate(kept.plan).step_s
+        assert {policy for row in found.plan.stash for policy in row} == {KEEP}
+        assert (found.status, found.bound_s) == (kept.status, kept.bound_s)

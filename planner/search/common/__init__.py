@@ -16,7 +16,7 @@ from .proof import Proof
 from .rounds import Earlier, Groups, Rounds
 from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, with_policy
-from .two_device_space import stash_choices
+from .two_device_space import pays, stash_choices
 
 __all__ = [
     "ANNEALING",
@@ -60,6 +60,7 @@ __all__ = [
     "lacking",
     "limits",
     "missing",
+    "pays",
     "policies",
     "priced",
     "resized",

@@ -20,7 +20,7 @@ from .portfolio import (
     run_remade,
     try_layout,
 )
-from .relieved import run_relieved
+from .relieved import run_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, with_recomputation
 from .widths import Phases, parts, search_widths, splits
@@ -55,5 +55,6 @@ __all__ = [
     "splits",
     "try_layout",
     "try_mixed",
+    "ways",
     "with_recomputation",
 ]

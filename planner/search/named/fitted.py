@@ -82,7 +82,7 @@ def _mixed(
     plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
     if busiest_s(plain) >= session.incumbent.worth_s:
         return None
-    for orders in _halved(layout, not_split(session.space, plain)):
+    for orders in _orders(session, layout, not_split(session.space, plain)):
         chosen = lightened(plain, orders, allowed, less, session.incumbent.worth_s)
         if chosen is not None:
             changed = not only_short or any(choice != KEPT for choice in chosen[0].values())
@@ -92,9 +92,13 @@ def _mixed(
     return None
 
 
-def _halved(layout: Layout, whole: frozenset[int]) -> Iterator[list[list[Op]]]:
-    """The layout's orders with backwards in halves as far as possible; then with no weight half left for later."""
-    yield [halved(whole_backwards(order, whole), whole) for order in layout.orders]
+def _orders(session: Session, layout: Layout, whole: frozenset[int]) -> Iterator[list[list[Op]]]:
+    """The layout's orders; then with no weight half left for later.
+
+    Where the space is searched, backwards are in halves as far as possible: what a name stands for is not.
+    """
+    apart = whole if session.space.schedule == "search" else frozenset(range(layout.stages))
+    yield [halved(whole_backwards(order, whole), apart) for order in layout.orders]
     if any(op.kind == Kind.W for order in layout.orders for op in order):
         every = frozenset(range(layout.stages))
         yield [halved(whole_backwards(order, every), whole) for order in layout.orders]
@@ -138,6 +142,7 @@ def woven(
         weave,
     )
 
-    arrays = build(candidate, session.space.split_backward, less)
+    split = session.space.split_backward and any(op.kind is Kind.I for order in orders for op in order)
+    arrays = build(candidate, split, less)
     woven = weave(arrays, from_ops(candidate, arrays, orders), COUNT.copy_lead)
     return None if woven is None else to_ops(candidate, arrays, woven)

@@ -17,7 +17,7 @@ from ...lower import Assembled, assembled
 from ...partition import Cuts, cut
 from ...plan import Op
 from ...schedules import Layout, capped
-from ..common import COUNT, SIZE, Session, balanced, missing, policies
+from ..common import COUNT, SIZE, Session, balanced, missing, pays, policies
 from .fitted import woven
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, caps, named_layouts, not_split, place, whole_backwards
@@ -37,13 +37,13 @@ class Kept:
 
 def run_relieved(session: Session, order: Order) -> None:
     """Every named order, and 1F1B with fewer micro-batches in flight, made to fit by what its stashes may become."""
-    ways = list(_ways(session))
-    if not ways or len(order) < 2:
+    techniques = ways(session)
+    if not techniques or len(order) < 2:
         return
     kept = sorted(_simulated(session, order), key=lambda one: one.timeline.step_s)
     short: list[tuple[Kept, Candidate]] = []
     for one in kept:
-        for allowed in ways:
+        for allowed in techniques:
             if session.done or one.timeline.step_s >= session.best_s:
                 break
             short += _fit(session, one, allowed)
@@ -53,10 +53,12 @@ def run_relieved(session: Session, order: Order) -> None:
         _wait(session, one, candidate)
 
 
-def _ways(session: Session) -> Iterator[tuple[str, ...]]:
-    """Sets of policies: all together, then each alone."""
-    allowed = (*policies(session.problem, session.space), *([SHIP] if session.ships else []))
-    yield from dict.fromkeys(some for some in (allowed, *((policy,) for policy in allowed)) if some)
+def ways(session: Session) -> list[tuple[str, ...]]:
+    """Sets of policies beside keeping: all together, then each alone."""
+    problem, space = session.problem, session.space
+    ships = session.ships or (space.schedule != "search" and pays(problem, space))
+    allowed = (*policies(problem, space), *([SHIP] if ships else []))
+    return [some for some in dict.fromkeys((allowed, *((policy,) for policy in allowed))) if some]
 
 
 def _simulated(session: Session, order: Order) -> Iterator[Kept]:

@@ -185,7 +185,7 @@ class Counts:
     extremes: int = 3
     """Plans whose stash choices are looked at one by one, of those that recompute every stash."""
     guest_devices: int = 3
-    """Devices beside a stage's mirror to which its stashes may be shipped, those with most room. Not measured."""
+    """Devices beside a stage's mirror to which its stashes may be shipped, those with most room."""
     spreads: int = 16
     """Cuts into stages with replicas of their own that are simulated. Not measured."""
     numbers_in_flight: int = 4
@@ -195,7 +195,7 @@ class Counts:
     route_numbers: int = 3
     """Numbers of routes that are tried where they are limited. Not measured."""
     stash_groups: int = 4
-    """Groups of a pipeline's micro-batches whose stashes are chosen on their own. Not measured."""
+    """Groups of a pipeline's micro-batches whose stashes are chosen on their own."""
 
 
 @dataclass(frozen=True)
@@ -349,33 +349,32 @@ class Hopes:
     """What is expected of something before it is tried."""
 
     of_gap: float = 0.5
-    """How much of the distance to its bound an arm, or a way to form groups, is trusted to make good. Not measured."""
+    """How much of the distance to its bound an arm, or a way to form groups, is trusted to make good."""
     idle: float = 1.5
-    """All devices as one group are tried last where their work takes so many times what the best way may.
-    Not measured."""
+    """All devices as one group are tried last where their work takes so many times what the best way may."""
     cheap_reduction: float = 0.05
-    """Replicas need not be near each other where reductions take no more than this share of the step. Not measured."""
+    """Replicas need not be near each other where reductions take no more than this share of the step."""
     held_back: float = 1.02
-    """Memory is thought to hold the step back where it is more than so many times its bound. Not measured."""
+    """Memory is thought to hold the step back where it is more than so many times its bound."""
     best_window: float = 0.6
-    """Share of the windows that go to the best order, the others to any. Not measured."""
+    """Share of the windows that go to the best order, the others to any."""
     better_order: float = 0.002
     """An order of a graph's layers is searched where a stage time promises to be less by this share. Not measured."""
     passing: float = 1e-3
     """How closely estimates of a graph's period without a flush are solved that are no bounds. Not measured."""
     uneven: float = 0.1
-    """What an uneven cut costs: of the mean load, for a stage twice the mean of all. Not measured."""
+    """What an uneven cut costs: of the mean load, for a stage twice the mean of all."""
     hidden: float = 0.1
     """Share of their seconds that copies, messages and recomputation cost a step where nothing is too busy for them.
     Not measured."""
     worst: float = 24.0
-    """Exponent by which the worst device counts most in a cut. Not measured."""
+    """Exponent by which the worst device counts most in a cut."""
     slack: float = 0.2
-    """How much worse a moved boundary may make a cut at first. Not measured."""
+    """How much worse a moved boundary may make a cut at first."""
     update_room: tuple[float, ...] = (0.5, 1.0)
-    """Shares of an update's STEP that every micro-batch leaves time for, in variants. Not measured."""
+    """Shares of an update's STEP that every micro-batch leaves time for, in variants."""
     narrower: float = 0.7
-    """Intervals that may fit are looked for again when the period is so much shorter: time only. Not measured."""
+    """Intervals that may fit are looked for again when the period is so much shorter: time only."""
 
 
 @dataclass(frozen=True)

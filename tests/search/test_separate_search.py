@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import step_of
+from instances import one_layer_a_stage, step_of
+from random_devices import random_devices
 
 from contraflow.planner import SearchSpace, plan
 from contraflow.planner.check import check
@@ -159,3 +160,19 @@ def test_the_same_effort_finds_the_same_plan() -> None:
     assert first.plan is not None
     assert again.plan is not None
     assert first.plan.orders == again.plan.orders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "batches", "stashes", "slow"), [(3, 6, 2, 1), (5, 10, 2, 3), (6, 8, 3, 1)])
+def test_a_plain_random_search_finds_nothing_better(devices: int, batches: int, stashes: int, slow: int) -> None:
+    """Random devices and a greedy run of each, for as many seconds as plan() has; layers of unequal length."""
+    sizes = {"stash_bytes": 100, "weight_stash_bytes": 100}
+    times = [(1 + 0.3 * (k % 3), 2 - 0.4 * (k % 2)) for k in range(devices)]
+    model = ModelGraph.chain([Layer(f"l{k}", *times[k], separable=False, **sizes) for k in range(devices)])
+    cluster, workload = Cluster.uniform(devices, 100 * stashes, Link(100.0 / slow)), Workload(batches)
+    warm()
+    space = SearchSpace(pipelines=1, recompute=False, offload=False)
+    mine = plan(model, cluster, workload, space, 8, workers=1)
+    other = random_devices(Problem(model, cluster, workload), one_layer_a_stage(model), 8)
+    assert other is not None
+    assert step_of(mine) <= step_of(other) * (1 + TOLERANCE)

@@ -327,6 +327,8 @@ class Placings:
     Not measured."""
     ahead: tuple[int, ...] = (1, 2)
     """A stash comes back when the backward so many stages later begins, in starts. Not measured."""
+    starts: float = 0.2
+    """Share of the effort for starts. Not measured."""
     of_an_order: int = 3
     """Best starts of one order that are annealed. Not measured."""
     arms: int = 24

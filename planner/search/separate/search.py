@@ -7,6 +7,7 @@ the number of threads. Effort is counted in runs of one op; PLACE.rate of them a
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -47,6 +48,7 @@ class _Search:
         self.session, self.number = session, number
         self.deadline = min(budget.deadline, session.clock.deadline)
         self.effort, self.spent = budget.effort, 0.0
+        self.began = time.monotonic()
         self.stop = np.zeros(1, dtype=np.int64)
         known = policies(session.problem, session.space)
         choices = [KEEP, AWAY, *(code for name, code in ((RECOMPUTE, REMADE), (OFFLOAD, HOST)) if name in known)]
@@ -58,29 +60,36 @@ class _Search:
     def starts(self, given: Sequence[Keys]) -> list[Arm]:
         """The best decisions of every order, best first; those that do not run yet come last."""
         found: list[Arm] = []
-        for one in given:
+        for n, one in enumerate(given):
             check_time()
-            tried = sorted(self._started(one), key=lambda arm: arm.seconds)
+            tried = sorted(self._started(one, (n + 1) / len(given)), key=lambda arm: arm.seconds)
             found += tried[: PLACE.of_an_order]
-            if self._over():
-                break
         found.sort(key=lambda arm: arm.seconds)
         return found[: PLACE.arms]
 
-    def _started(self, given: Keys) -> Iterator[Arm]:
+    def _started(self, given: Keys, share: float) -> Iterator[Arm]:
+        """Arms of one order, until this share of what is meant for all starts is used up; in random order."""
         problem = self.session.problem
         case = case_of(problem, given.stages)
         devices, held = len(problem.cluster), case.owned.sum() * PLACE.copies / len(problem.cluster)
         room = max(0.0, min(limits(problem)) - held)
         slots = max(1, int(room // max(1, int(case.moved[0].max()))))
-        for dec in decisions(given, devices, min(slots, case.batches), self.allowed.menu):
-            if self._over():
+        seed = self.session.seed * 1009 + self.number * 7919
+        listed = list(decisions(given, devices, min(slots, case.batches), self.allowed.menu))
+        first, rest = listed[:1], listed[1:]
+        random.Random(seed).shuffle(rest)
+        for dec in first + rest:
+            if self._started_enough(share) or self._over():
                 return
-            seed = self.session.seed * 1009 + self.number * 7919
-            extra = given.extra.copy()
-            arm = Arm(problem, given.stages, case, dec, extra, seed)
+            arm = Arm(problem, given.stages, case, dec, given.extra.copy(), seed)
             arm.evaluate()
+            self.spent += arm.ops / PLACE.rate
             yield arm
+
+    def _started_enough(self, share: float) -> bool:
+        if self.session.clock.fixed:
+            return self.spent > share * PLACE.starts * self.effort
+        return time.monotonic() - self.began > share * PLACE.starts * (self.deadline - self.began)
 
     # ------------------------------------------------------------ rounds
 
@@ -123,7 +132,8 @@ class _Search:
         began, moves = time.monotonic(), 1 + int(PLACE.trial / trial.ops)
         trial.improve(self.allowed, moves, 0.0, self.stop)
         rate = moves * trial.ops / max(SECONDS.tick, time.monotonic() - began)
-        self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / PLACE.rate
+        left_s = max(0.0, self.deadline - time.monotonic())
+        self.effort = self.spent + left_s * self.session.workers * rate / PLACE.rate
 
     def _all(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Runs tasks on the session's threads; stops them when time is up or Ctrl-C comes."""

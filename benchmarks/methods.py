@@ -2,6 +2,7 @@
 
     python benchmarks/methods.py --models --devices 4      samples a second and memory, every model with every method
     python benchmarks/methods.py --transfer                PipeDream with transfer, and PipeFB, over links and memory
+    python benchmarks/methods.py --figure transfer.png     draws what --transfer has saved
 
 The first plans the networks of PipeOptim's evaluation (arXiv:2312.00839) with analytic costs on V100s. The second asks
 for the claim of the paper that separates forward and backward nodes: that PipeDream slows where its stashes must go to
@@ -14,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import tables
 from structure_cases import analytic
@@ -121,11 +123,34 @@ def transfer(name: str, size: int, devices: int, seconds: float) -> Iterator[lis
             yield cells
 
 
+def drawn(path: Path) -> None:
+    """A picture of the saved table: the period over the speed of links, one panel for each memory. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    table = tables.load("methods/transfer")
+    panels: dict[str, list[tuple[float, list[str]]]] = {}
+    for name, *cells in table.rows:
+        room, _, speed = name.partition(": ")[2].rpartition(", ")
+        panels.setdefault(room, []).append((float(speed.removesuffix(" GB/s")), cells))
+    figure = Figure(figsize=(3.2 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (room, rows) in zip(axes, panels.items(), strict=True):
+        for k, way in enumerate(table.columns[1:]):
+            points = [(speed, float(cells[k])) for speed, cells in rows if cells[k] != "-"]
+            axis.plot(*zip(*points, strict=True), marker="os^v"[k], label=way) if points else axis.plot([], label=way)
+        axis.set(title=room, xlabel="GB/s of every link", xscale="log", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(table.columns[0])
+    axes[0].legend(fontsize="x-small")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> int:
     """Prints the tables asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", action="store_true", help="throughput and memory of the full models")
     parser.add_argument("--transfer", action="store_true", help="PipeDream with transfer, and PipeFB")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draws the saved table of --transfer, as PNG")
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--model", default="vgg-16", help="of --transfer")
@@ -133,8 +158,9 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds a plan")
     tables.savable(parser)
     given = parser.parse_args()
-    warm()
     found: dict[str, tables.Table] = {}
+    if given.models or given.transfer:
+        warm()
     if given.models:
         rows = list(throughput(given.devices, given.only, given.time_limit))
         found["methods/models"] = tables.Table.made(tables.origin(), ["samples a second (GiB)", *METHODS], rows)
@@ -145,6 +171,8 @@ def main() -> int:
         print(table.markdown())
         if given.save:
             table.save(name)
+    if given.figure is not None:
+        drawn(given.figure)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from dataclasses import replace
 
 from ... import bounds
@@ -20,6 +21,7 @@ from ..common import (
     HOPE,
     ONE_ORDER,
     SECONDS,
+    SHARE,
     SIZE,
     TOLERANCE,
     Clock,
@@ -101,6 +103,7 @@ class Steady:
         """The hint, all alternatives, and where these leave a gap, named schedules and what is next to the best."""
         if hint is not None and hint.weights in self.space.asynchronous:
             self.offer_hint(hint)
+        self.plainly()
         self.explore()
         run_replicas(self.session, self.take)
         if not self.proven:
@@ -108,6 +111,24 @@ class Steady:
         self.mix()
         if not self.proven:
             self.polish()
+
+    def plainly(self) -> None:
+        """The alternatives without what costs time: stashes kept, then also recomputed, a share of the time for each.
+
+        Where copies to the host are allowed, solutions with them come first, and may take all time without fitting.
+        """
+        every = self.every
+        for plain in ((KEEP,), (KEEP, RECOMPUTE)):
+            if all(set(a.stashes) <= set(plain) for a in every) or self.over:
+                continue
+            until_s = time.monotonic() + SHARE.plainly * self.session.remaining_s
+            self.every = [
+                replace(a, stashes=tuple(s for s in a.stashes if s in plain), deadline=min(a.deadline, until_s))
+                for a in every
+            ]
+            with contextlib.suppress(OutOfTime):
+                self.explore()
+        self.every = every
 
     def explore(self) -> None:
         """A first plan where that takes no time, then alternatives, those with the least bound first."""

@@ -139,6 +139,8 @@ def drawn(path: Path) -> None:
             points = [(speed, float(cells[k])) for speed, cells in rows if cells[k] != "-"]
             axis.plot(*zip(*points, strict=True), marker="os^v"[k], label=way) if points else axis.plot([], label=way)
         axis.set(title=room, xlabel="GB/s of every link", xscale="log", yscale="log")
+        axis.set_xticks([speed for speed, _ in rows], [f"{speed:g}" for speed, _ in rows], minor=False)
+        axis.set_xticks([], minor=True)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(table.columns[0])
     axes[0].legend(fontsize="x-small")

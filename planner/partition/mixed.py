@@ -13,17 +13,24 @@ from .stash_choice import StashChoice, choices
 
 
 def cut_mixed(
-    chain: Chain, devices: Sequence[int], in_flight: Sequence[int], policies: Collection[str], less: Sequence[int] = ()
+    chain: Chain,
+    devices: Sequence[int],
+    in_flight: Sequence[int],
+    policies: Collection[str],
+    less: Sequence[int] = (),
+    more: Sequence[Floats] = (),
 ) -> Cuts | None:
     """The contiguous cut with the smallest bottleneck, each stage under the cheapest choice that fits, or None.
 
     As `chain.cut`, where a stage's seconds contain what it recomputes, and are not less than what its copies take on
-    the host link; of equal cuts, that with the least sum of seconds. `less`: bytes taken off every device's limit.
+    the host link; of equal cuts, that with the least sum of seconds. `less`: bytes taken off every device's limit;
+    `more`: bytes that every interval of layers holds beside, as each stage.
     """
     size = len(chain) + 1
     if len(devices) >= size:
         return None
-    tables = list(_tables(chain, devices, in_flight, choices(policies), less))
+    statics = [chain.bytes(0) + (more[s] if len(more) else 0) for s in range(len(devices))]
+    tables = list(_tables(chain, devices, in_flight, choices(policies), less, statics))
     worst = bottleneck(iter(tables), size)[0]
     if math.isinf(worst):
         return None
@@ -32,12 +39,16 @@ def cut_mixed(
 
 
 def _tables(
-    chain: Chain, devices: Sequence[int], in_flight: Sequence[int], options: Sequence[StashChoice], less: Sequence[int]
+    chain: Chain,
+    devices: Sequence[int],
+    in_flight: Sequence[int],
+    options: Sequence[StashChoice],
+    less: Sequence[int],
+    statics: Sequence[Floats],
 ) -> Iterator[Floats]:
     """Per stage, the seconds of every interval of layers under its cheapest choice; infinite where none fits."""
-    static = chain.bytes(0)
     priced = {choice.policy: _Priced(chain, choice.row) for choice in options}
-    for s, device in enumerate(devices):
+    for s, (device, static) in enumerate(zip(devices, statics, strict=True)):
         room = chain.limit(device) - (less[device] if len(less) else 0) - static
         best = np.full_like(static, np.inf)
         for choice in options:

@@ -281,3 +281,22 @@ def test_a_named_schedule_that_fits_keeps_its_stashes() -> None:
         assert evaluate(found.plan).step_s == evaluate(kept.plan).step_s
         assert {policy for row in found.plan.stash for policy in row} == {KEEP}
         assert (found.status, found.bound_s) == (kept.status, kept.bound_s)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw", "spectrain", "pipeoptim"])
+def test_a_schedule_without_a_flush_that_does_not_fit_recomputes_or_copies(name: str) -> None:
+    roomy = tight(8, 4, 16, 100.0, host=STASH / 0.25)
+    whole = plan(roomy.model, roomy.cluster, roomy.workload, replace(NO_MOVES, schedule=name), 5, workers=1).plan
+    assert whole is not None
+    most = max(evaluate(whole).peak_bytes)
+    problem = replace(roomy, workload=replace(roomy.workload, memory_limit_bytes=int(0.6 * most)))
+    given = problem.model, problem.cluster, problem.workload
+    kept = plan(*given, replace(NO_MOVES, schedule=name), 5, workers=1).plan
+    for space, policy in ((replace(NO_MOVES, recompute=True), RECOMPUTE), (replace(NO_MOVES, offload=True), OFFLOAD)):
+        found = plan(*given, replace(space, schedule=name), 5, workers=1)
+        assert found.plan is not None
+        assert found.seconds is not None
+        assert check(found.plan) == []
+        assert policy in {policy for row in found.plan.stash for policy in row}
+        assert found.bound_s <= found.seconds * (1 + 1e-9)
+        assert kept is None or found.seconds < (evaluate(kept).period_s or 0)

@@ -22,7 +22,7 @@ from .portfolio import (
 )
 from .relieved import run_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
-from .stash_choices import TURNS, with_recomputation
+from .stash_choices import TURNS, lightened, with_choices, with_recomputation
 from .widths import Phases, parts, search_widths, splits
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "run_relieved",
     "run_replicas",
     "device_rounds",
+    "lightened",
     "most_stages",
     "replicable",
     "widths_of",
@@ -56,5 +57,6 @@ __all__ = [
     "try_layout",
     "try_mixed",
     "ways",
+    "with_choices",
     "with_recomputation",
 ]

@@ -61,7 +61,7 @@ def with_choices(candidate: Candidate, chosen: Mapping[Unit, StashChoice]) -> Ca
     for p, pipeline in enumerate(candidate.pipelines):
         four = [tuple(chosen.get((p, s), KEPT).of(turn) for s in stages) for turn in TURNS]
         rows.update((m, four[k % QUARTERS]) for k, m in enumerate(pipeline.micro_batches))
-    return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows)
+    return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows, candidate.weights)
 
 
 def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:

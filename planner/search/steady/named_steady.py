@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,8 @@ from ...basics import OutOfTime, check_time, until
 from ...bounds import load
 from ...forecast import most_copies
 from ...graph import Candidate, on_lists, update_size, with_updates
-from ...partition import Cuts, Floats, bottleneck, link_seconds, trace
+from ...lower import assembled
+from ...partition import Cuts, Floats, bottleneck, cut_mixed, link_seconds, trace
 from ...plan import Kind, Plan
 from ...problem import WEIGHT_POLICIES, Workload
 from ...schedules import Layout, build
@@ -28,10 +29,12 @@ from ..common import (
     Session,
     answered,
     in_words,
+    missing,
+    policies,
     shortages,
     unanswered,
 )
-from ..named import Order, place
+from ..named import Order, lightened, place, with_choices, with_recomputation
 from .trials import Trial, Tried, every_cut
 from .two_devices import TwoDevices
 
@@ -132,6 +135,38 @@ class _Placed:
             candidate = Candidate(problem, chain.stages(cuts), layout.pipelines, (), layout.weights)
             yield Trial(candidate, [lambda: layout.orders], layout.name, least_s)
 
+    def lightened(self, tried: Tried, allowed: Collection[str]) -> None:
+        """Tries the schedule with the cheapest stash choices that fit, less memory each time they do not."""
+        chain, layout, loads = self.session.chain, self.layout, list(self.loads())
+        weights = np.concatenate([[0.0], np.cumsum(chain.costs.trained_bytes)])
+        size = weights[None, :] - weights[:, None]
+        found = [cut_mixed(chain, self.order, layout.in_flight, allowed, more=[n * size for n in self.copies])]
+        worst, choices = bottleneck(iter(loads), len(chain) + 1)
+        found += [trace(choices, len(chain))] if math.isfinite(worst) else []
+        for cuts in dict.fromkeys(c for c in found if c is not None):
+            ends = (0, *cuts, len(chain))
+            least_s = max(float(table[a, b]) for table, a, b in zip(loads, ends, ends[1:], strict=False))
+            plain = Candidate(self.session.problem, chain.stages(cuts), layout.pipelines, (), layout.weights)
+            less = [0] * len(self.session.problem.cluster)
+            for device, n, a, b in zip(self.order, self.copies, ends, ends[1:], strict=False):
+                less[device] = int(n * size[a, b])
+            self._lighten(tried, plain, least_s, allowed, less)
+
+    def _lighten(
+        self, tried: Tried, plain: Candidate, least_s: float, allowed: Collection[str], less: Sequence[int]
+    ) -> None:
+        for _ in range(COUNT.fitted):
+            chosen = lightened(plain, self.layout.orders, allowed, less)
+            if chosen is None or self.session.over:
+                return
+            candidate = with_choices(plain, chosen[0])
+            orders, fit = with_recomputation(candidate, self.layout.orders), tried.fit
+            tried.run(self.session, [Trial(candidate, [lambda orders=orders: orders], self.layout.name, least_s)])  # type: ignore[misc]
+            if tried.fit > fit:
+                return
+            over = missing(assembled(candidate, orders, period=False))
+            less = [a + b for a, b in zip(less, over, strict=True)]
+
 
 def _listed(session: Session, order: Order, workload: Workload) -> Plan:
     """The lists of the session's schedule on some cut, STEPs and PREDICTs included: of ops only, whatever they cost."""
@@ -152,10 +187,13 @@ def _predicts(plan: Plan) -> Counter[int]:
 def plan_named(session: Session, orders: list[Order]) -> Result:
     """The named asynchronous schedule with the shortest period that fits, and a bound on the period.
 
+    Where stashes need not be kept, the cheapest choices that fit are tried as well.
+
     Raises InputError where the schedule does not exist for these numbers.
     """
     batches = session.problem.workload.micro_batches
     every_s, tried = load(session.problem) / batches, Tried(complete=False)
+    allowed = policies(session.problem, session.space)
     bound_s, straight = every_s, session.problem.model.straight
     try:
         with until(session.clock.deadline + SECONDS.grace):
@@ -164,6 +202,10 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
             tried.complete = straight and all(one.complete for one in placed)
             for one in placed:
                 tried.run(session, one.trials())
+            for one in placed if allowed else ():
+                if isinstance(one, _Placed):
+                    one.lightened(tried, allowed)
+                    tried.complete &= tried.best is not None
     except KeyboardInterrupt:
         session.clock.interrupt()
         tried.complete = False

@@ -121,7 +121,7 @@ class Steady:
         for plain in ((KEEP,), (KEEP, RECOMPUTE)):
             if all(set(a.stashes) <= set(plain) for a in every) or self.over:
                 continue
-            until_s = time.monotonic() + SHARE.plainly * self.session.remaining_s
+            until_s = math.inf if self.clock.fixed else time.monotonic() + SHARE.plainly * self.session.remaining_s
             self.every = [
                 replace(a, stashes=tuple(s for s in a.stashes if s in plain), deadline=min(a.deadline, until_s))
                 for a in every

@@ -152,6 +152,7 @@ def _search_space(session: Session, orders: list[Order]) -> None:
     else:
         _first_plan(session, orders)
         _quick(session, orders)
+        run_replicas(session)
         _long(session, orders)
 
 
@@ -191,7 +192,6 @@ def _quick(session: Session, orders: list[Order]) -> None:
                 step(session, order)
         if not searching:
             _made_to_fit(session, orders)
-    run_replicas(session)
     for order in orders if searching else ():
         run_least_memory(session, order)
 

@@ -57,6 +57,10 @@ class Shares:
     """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""
     favourite_width: float = 0.5
     """The quick plans of the most promising way to form groups. Time only."""
+    spreads: float = 0.15
+    """Stages with replicas of their own, with a flush. Time only. Not measured."""
+    steady_spreads: float = 0.5
+    """The same without a flush, once equal groups are solved. Time only. Not measured."""
     other_width: float = 0.12
     """The quick plans of another way. Time only."""
     probe: float = 0.18

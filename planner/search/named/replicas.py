@@ -8,19 +8,20 @@ more closely.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ... import bounds
-from ...basics import PlanError, check_time
+from ...basics import OutOfTime, PlanError, check_time, until
 from ...graph import KEEP, Candidate
 from ...lower import Assembled
 from ...partition import Blocks, Floats, OnBlocks, choices, cut_replicated, deal, in_flight
 from ...plan import Pipeline, Problem
 from ...problem import SearchSpace
-from ..common import COUNT, SIZE, Session, missing, policies
+from ..common import COUNT, SHARE, SIZE, Session, missing, policies
 from .fitted import assembled_with
 from .listed import listed
 from .portfolio import Order, busiest_s, device_orders, not_split
@@ -32,12 +33,18 @@ def run_replicas(session: Session) -> None:
     if session.rounds.spread or session.done or not replicable(session.problem, session.space):
         return
     session.rounds.spread = True
-    found = []
+    with suppress(OutOfTime), session.part(session, SHARE.spreads), until(session.clock.deadline):
+        _run(session)
+    check_time()
+
+
+def _run(session: Session) -> None:
+    found: list[tuple[float, int, Spread]] = []
     for order in device_rounds(session.problem):
         found += [(spread.expected_s, n, spread) for n, spread in enumerate(spreads(session, order))]
     found.sort(key=lambda entry: entry[:2])
-    for tries, (_, _, spread) in enumerate(found):
-        if session.done or tries >= COUNT.spreads:
+    for _, _, spread in found[: COUNT.spreads]:
+        if session.done:
             return
         try_spread(session, spread)
 
@@ -107,7 +114,7 @@ def spreads(session: Session, order: Order) -> Iterator[Spread]:
     problem, chain = session.problem, session.chain
     on = OnBlocks(chain, order)
     batches, devices = problem.workload.micro_batches, len(order)
-    options = choices((KEEP, *policies(problem, session.space)))
+    options = [c for c in choices((KEEP, *policies(problem, session.space))) if c.share in (0, 1)]
     size = len(chain) + 1
     path_s = float(on.forward_s[0, -1] + on.backward_s[0, -1]) / max(chain.speed(d) for d in order)
     nothing = np.zeros_like(on.own_bytes)

@@ -76,7 +76,7 @@ def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
     return tuple(found)
 
 
-@dataclass
+@dataclass(eq=False)
 class Width:
     """One way to form groups and the search on one of them; `groups` of one: the problem itself.
 
@@ -123,7 +123,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
     _each(session, every, phases.quick, every[0] if math.isfinite(every[0].laid_s) else whole)
-    phases.apart(session)
+    _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
+    phases.apart(session)  # not as a plan of the whole: other groups get their time as before
     _bound_widths(session, whole, every)
     if 2 * problem.workload.micro_batches * session.stages <= MODEL.ops:
         for width in every:
@@ -137,16 +138,15 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             break
         _further(session, min(hopeful, key=lambda width: width.guess_s), phases, SHARE.probe)
         _bound_widths(session, whole, every)
-    while not session.over and (hopeful := [width for width in every if _open(session, width)]):
-        left_s = session.remaining_s
-        _further(session, min(hopeful, key=lambda width: (width.laid_s, width.guess_s)), phases, 1.0)
+    done: list[Width] = []
+    while not session.over and (hopeful := [w for w in every if w not in done and _open(session, w)]):
+        left_s, width = session.remaining_s, min(hopeful, key=lambda width: (width.laid_s, width.guess_s))
+        _further(session, width, phases, 1.0)
         _bound_widths(session, whole, every)
-        if (
-            session.clock.fixed
-            or session.space.schedule != "search"
-            or session.remaining_s > left_s - SECONDS.no_progress
-        ):
+        if session.clock.fixed or session.space.schedule != "search":
             break
+        if session.remaining_s > left_s - SECONDS.no_progress:
+            done.append(width)
     for width in every:
         session.rounds.keep(width.groups, width.earlier())
         if width is not whole:

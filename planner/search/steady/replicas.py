@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from ...basics import PlanError, check_time
+from ...basics import OutOfTime, PlanError, check_time, until
 from ...graph import KEEP, regroup, stash_policy
 from ...lower import assembled
 from ...partition import QUARTERS, Block, Blocks, Floats, OnBlocks, StashChoice, choices, cut_replicated, deal, sloping
 from ...plan import Kind, Op, Pipeline, Plan
 from ...problem import WEIGHT_POLICIES
-from ..common import COUNT, TOLERANCE, Session, priced
+from ..common import COUNT, SHARE, TOLERANCE, Session, priced
 from ..named import Order, device_rounds, most_stages, replicable, widths_of
 from .build import LATE, NEVER, SOON, Excess, excess_for_long, one_stage, with_period
 from .programme import Stage
@@ -355,6 +356,12 @@ def run_replicas(session: Session, take: Take) -> None:
     """
     if reached(session) or not replicable(session.problem, session.space):
         return
+    with suppress(OutOfTime), session.part(session, SHARE.steady_spreads), until(session.clock.deadline):
+        _run(session, take)
+    check_time()
+
+
+def _run(session: Session, take: Take) -> None:
     best: list[tuple[tuple[int, float], int, Replicas, Tried]] = []
     for expected_s, number, part, blocks in _expected(session, take)[: COUNT.spreads]:
         if reached(session) or expected_s >= session.best_s * (1 - TOLERANCE.same):

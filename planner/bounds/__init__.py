@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .fixed import candidate
 from .layers import Layers
-from .period import period
+from .period import period, two_sides
 from .space import possible, space
 from .times import Route, finish_seconds, message_seconds, route
 from .whole import EVERY_PLAN, any_plan, critical_path, load
@@ -29,4 +29,5 @@ __all__ = [
     "possible",
     "route",
     "space",
+    "two_sides",
 ]

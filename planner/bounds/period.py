@@ -27,6 +27,33 @@ def period(problem: Problem, space: SearchSpace) -> float:
     return max(found, _packed(items, speeds))
 
 
+def two_sides(problem: Problem, space: SearchSpace) -> float:
+    """The same of plans with one pipeline whose devices run forwards or backwards, of consecutive layers, not both.
+
+    The least greatest load over all cuts of both chains and all splits of the devices, each as fast as the fastest.
+    """
+    chain, devices = Chain.of(problem), problem.cluster.devices
+    fastest = max(device.kind.speed for device in devices)
+    steps = np.array([np.diff(chain.step_s(d)) for d in range(len(devices))]).min(axis=0)
+    forward = chain.costs.forward_s / fastest
+    back = chain.costs.backward_s / fastest + steps / _longest_update(problem, space)
+    sides = [_least_loads(items, len(devices)) for items in (forward, back)]
+    if len(devices) < 2:
+        return np.inf
+    return max(period(problem, space), min(map(max, zip(sides[0][:-1], sides[1][-2::-1], strict=True))))
+
+
+def _least_loads(items: Floats, most: int) -> list[float]:
+    """The least greatest load of consecutive items on 1, 2, .. `most` devices."""
+    before = np.concatenate([[0.0], np.cumsum(items)])
+    table = np.where(np.tri(len(before), dtype=bool), np.inf, before[None, :] - before[:, None])
+    found, best = [], np.where(np.arange(len(before)) == 0, 0.0, np.inf)
+    for _ in range(most):
+        best = np.minimum(best, np.maximum(best[:, None], table).min(axis=0))
+        found.append(float(best[-1]))
+    return found
+
+
 def _longest_update(problem: Problem, space: SearchSpace) -> int:
     """Micro-batches an update in plans of the space, at the most."""
     if problem.workload.update_every is not None:

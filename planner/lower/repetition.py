@@ -98,11 +98,39 @@ def _keeps_in_line(order: Sequence[Op]) -> list[Op]:
 
 
 def _keeps(order: Sequence[Op]) -> list[Op]:
-    """The same, and its FETCHes where each stands directly before the backward that it is for: for lack of room."""
+    """The same, and what stands where it does for lack of room.
+
+    FETCHes where each stands directly before the backward that it is for; a stage's RECV_Ss where each stands directly
+    before one of its backwards, all as many micro-batches before their own.
+    """
     line = [op for op in order if op.kind in _KEPT or op.kind is Kind.FETCH]
     passes = [(op, after) for op, after in pairwise(line) if op.kind is Kind.FETCH]
     waits = all(after.kind in (Kind.B, Kind.I) and after[1:3] == op[1:3] for op, after in passes)
-    return line if waits else _keeps_in_line(order)
+    late = _late(order)
+    kept = _KEPT | {Kind.FETCH} if waits else _KEPT
+    return [op for op in order if op.kind in kept or (op.kind is Kind.RECV_S and op.stage in late)]
+
+
+def _late(order: Sequence[Op]) -> set[int]:
+    """Stages whose RECV_Ss all stand directly before a backward of theirs, equally many micro-batches before their own.
+
+    But for those that are there before the first backward.
+    """
+    waiting, leads, others = list[Op](), dict[int, set[int]](), set[int]()
+    begun: set[int] = set()
+    for op in order:
+        if op.kind is Kind.RECV_S:
+            waiting.append(op)
+        elif op.kind in IN_LINE:
+            for asked in (each for each in waiting if each.stage in begun):
+                if op.kind in (Kind.B, Kind.I) and op.stage == asked.stage:
+                    leads.setdefault(asked.stage, set()).add(asked.micro_batch - op.micro_batch)
+                else:
+                    others.add(asked.stage)
+            waiting.clear()
+            if op.kind in (Kind.B, Kind.I):
+                begun.add(op.stage)
+    return {stage for stage, found in leads.items() if len(found) == 1 and min(found) > 0} - others
 
 
 def _problem(plan: Plan, micro_batches: int) -> Problem:

@@ -74,6 +74,8 @@ class Shares:
     """Then each of the others, before the rest goes to the one that found the best plan. Not measured."""
     own_steady: float = 0.5
     """The file's order without a flush, before others. Time only. Not measured."""
+    own_cuts: float = 0.5
+    """Plans without a flush that cut forwards and backwards on their own. Not measured."""
     fewer_first: float = 0.5
     """The race with fewer micro-batches, where there is one."""
 
@@ -145,6 +147,12 @@ class Sizes:
     ahead: int = 512
     """Micro-batches ahead that are tried at most: a link slower than the work by more keeps no pipeline full.
     Not measured."""
+    chain_cuts: int = 40
+    """Layers up to which forwards and backwards may be cut at each of them; beyond, at so many, then near what is
+    found. Not measured."""
+    shared_cuts: int = 18
+    """Such cuts up to which a device may run any two intervals, one forward and one backward; beyond, the same one, or
+    both at an end of the model. Not measured."""
     two_starts: int = 16
     """Candidates of the race up to which each begins twice."""
     fewer_first: int = 200
@@ -188,6 +196,8 @@ class Counts:
     """A solution without a flush that does not fit is looked for again with more room so often."""
     roomier_large: int = 3
     """The same of a large plan. Not measured."""
+    slower: int = 5
+    """Longer periods that are tried with pieces of two chains that do not fit. Not measured."""
     steady_updates: int = 12
     """Updates by which two runs differ from which the predictions of a steady state are counted."""
     extremes: int = 3
@@ -429,6 +439,13 @@ class Tolerances:
     """A plan whose gap is no larger is optimal."""
     same: float = 1e-9
     """Round-off of sums of durations: what is not shorter by more is not better; periods are looked for so closely."""
+    """Round-off of sums of durations: what is not shorter by more is not better."""
+    better: float = 1e-12
+    """A plan takes the best one's place where it is shorter by more."""
+    period: float = 1e-9
+    """How close the periods are between which the least one lies."""
+    chains: float = 1e-7
+    """The same where forwards and backwards are cut on their own. Not measured."""
     whole: float = 1e-6
     """A solver's bound is a whole number if it lies above it by no more."""
     serial: float = 1e-6

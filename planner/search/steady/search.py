@@ -10,8 +10,9 @@ from dataclasses import replace
 from ... import bounds
 from ...basics import InputError, OutOfTime, PlanError, until
 from ...bounds import possible
+from ...check import check
 from ...graph import KEEP, RECOMPUTE, Candidate, Versions, ship_target
-from ...lower import assemble
+from ...lower import Assembled, assemble
 from ...partition import lightest
 from ...plan import Plan
 from ...problem import SearchSpace
@@ -38,6 +39,7 @@ from ..common import (
     unanswered,
 )
 from ..named import device_orders, overfull, own_orders
+from . import own_cuts
 from .alternatives import Alternative, alternatives
 from .build import excess_for_long
 from .named_steady import plan_named
@@ -106,6 +108,7 @@ class Steady:
         self.plainly()
         self.explore()
         run_replicas(self.session, self.take)
+        self.cut_apart()
         if not self.proven:
             self.named()
         self.mix()
@@ -179,6 +182,21 @@ class Steady:
                 except InputError:
                     continue
                 self.offer(found.plan, name)
+
+    def cut_apart(self) -> None:
+        """Forwards and backwards cut on their own, and forward nodes and backward nodes by name."""
+        every = list(own_cuts.of_search(self.session, self._take_apart, self.space))
+        if every and not self.over and self.best_s > self.session.proof.asked_s * (1 + TOLERANCE.proven):
+            own_cuts.run(self.session, every)
+            for plan in own_cuts.named(self.session, self.space):
+                self.offer(plan, "pipefb")
+
+    def _take_apart(self, found: Assembled) -> bool:
+        """Takes a plan into account where it is shorter, and the checker has nothing against it; whether it is best."""
+        plan = found.plan
+        if self.incumbent.beaten_by(plan, TOLERANCE.period) and not check(plan):
+            self._take(plan, "own cuts")
+        return self.session.best is plan
 
     def build(self, alternative: Alternative) -> None:
         """Builds an alternative's solution; with more room where it does not fit, until it does."""
@@ -268,6 +286,9 @@ class Steady:
 
     def _parts(self, plan: Plan) -> list[Proven]:
         """What is proven of the plans that this search finds, where the plan may be one of them."""
+        return [*own_cuts.proven(self.problem, self.space, plan), *self._alternating(plan)]
+
+    def _alternating(self, plan: Plan) -> list[Proven]:
         if not (math.isfinite(self.bound_s) and alternates(plan)):
             return []
         chain, straight = self.session.chain, self.problem.model.straight

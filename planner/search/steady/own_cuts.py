@@ -1,0 +1,126 @@
+"""Own cuts for forwards and backwards in a search: for every weight policy, way to form groups and order of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ... import bounds
+from ...graph import KEEP
+from ...lower import Assembled
+from ...plan import Plan, Problem
+from ...problem import WEIGHT_POLICIES, SearchSpace
+from ..common import SHARE, Proven, Session, priced
+from ..named import device_orders, splits
+from .alternatives import orders
+from .chains import Crossing, Terms
+from .rules import Rules
+from .separate import TwoChains
+from .tables import Split
+
+ONE_PIPELINE = "plans with one pipeline: one forward and one backward device a stage"
+TWO_SIDES = "plans with one pipeline whose devices run forwards, or backwards, of consecutive layers, not both"
+
+
+def of_search(session: Session, take: Callable[[Assembled], bool], space: SearchSpace) -> Iterator[TwoChains]:
+    """The searches among pairs of cuts that the space allows; none where a stage must have one device."""
+    problem = session.problem
+    if not space.separate_backward:
+        return
+    one = (tuple(range(len(problem.cluster))),)
+    ways = splits(problem, space)
+    for groups in ways if (space.replicas or 1) > 1 else (one, *ways):
+        split = Split(problem, groups)
+        below_s = bounds.period(problem, replace(space, pipelines=1)) if len(groups) == 1 else session.proof.asked_s
+        count = min(len(groups[0]), 2 * len(split.chain))
+        for method in space.asynchronous:
+            rules = rules_of(problem, method, len(groups), count)
+            if rules is None:
+                continue
+            for order in orders(split.small, count):
+                terms = Terms(split, order, rules, choices(split.small, space))
+                yield TwoChains(session, terms, method, "search", take, lambda: session.best_s, below_s)
+
+
+def rules_of(problem: Problem, method: str, width: int, stages: int) -> Rules | None:
+    """What a weight policy asks of each of so many groups; None where its updates do not come out."""
+    workload, policy = problem.workload, WEIGHT_POLICIES[method]
+    update = workload.update_every or policy.least_update(min(stages, len(problem.model.layers)))
+    if update % width or workload.micro_batches // update < 2:
+        return None
+    return Rules(policy, update // width, width > 1, workload.staleness_limit)
+
+
+def choices(problem: Problem, space: SearchSpace) -> tuple[Crossing, ...]:
+    """What may become of stashes that cross, the cheapest first."""
+    kept = tuple(Crossing(KEEP, early) for early in (1.0, 0.5, 0.0))
+    return (*kept, *(Crossing(policy) for policy in priced(problem, space)))
+
+
+def run(session: Session, every: list[TwoChains]) -> None:
+    """The best of each with stashes kept, then everything, within a share of the time. Raises OutOfTime."""
+    with session.clock.hurried(SHARE.own_cuts):
+        for one in every:
+            one.first()
+        for one in every:
+            one.run()
+    for one in every:
+        groups = len(one.terms.split.groups)
+        what = f"{one.method}: own cuts for forwards and backwards" + (f", {groups} groups" if groups > 1 else "")
+        session.ledger.note(what, one.below_s, one.found_s, "simulated" if one.simulated else "")
+
+
+def named(session: Session, space: SearchSpace) -> Iterator[Plan]:
+    """The named schedules of forward nodes and backward nodes, with the space's methods and its switches."""
+    for name, method in WEIGHTS.items():
+        if name in ALTERNATING or method not in space.asynchronous or session.over:
+            continue
+        clock = Clock(session.clock.deadline, None, session.clock.started)
+        asked = SearchSpace(name, offload=space.offload, recompute=space.recompute)
+        try:
+            found = plan_named(Session(session.problem, asked, clock, session.seed), [])
+        except InputError:
+            continue
+        if found.plan is not None:
+            yield found.plan
+
+
+def of_schedule(session: Session, take: Callable[[Assembled], bool], best_s: Callable[[], float]) -> list[TwoChains]:
+    """The same for a named schedule of forward nodes and backward nodes: no device is both."""
+    problem, count = session.problem, min(len(session.problem.cluster), 2 * len(session.chain))
+    rules = rules_of(problem, "stash", 1, count)
+    if rules is None:
+        return []
+    split = Split(problem, (tuple(range(len(problem.cluster))),))
+    allowed = choices(problem, session.space)
+    return [
+        TwoChains(session, Terms(split, order, rules, allowed, shared=False), "stash", session.space.schedule, take, best_s)
+        for order in device_orders(problem, count)
+    ]
+
+
+# ------------------------------------------------------------------ what is proven
+
+
+def proven(problem: Problem, space: SearchSpace, plan: Plan) -> list[Proven]:
+    """What is proven of parts of the space that have a plan: one pipeline, and forward nodes and backward nodes."""
+    routes = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
+    if len(routes) > 1:
+        return []
+    found = [Proven(ONE_PIPELINE, bounds.period(problem, replace(space, pipelines=1)))]
+    forward, backward = routes.pop()
+    if problem.model.straight and two_sides(forward, backward):
+        found.append(Proven(TWO_SIDES, bounds.two_sides(problem, space)))
+    return found
+
+
+def two_sides(forward: tuple[int, ...], backward: tuple[int, ...]) -> bool:
+    """Whether every device of a route runs forwards or backwards, of stages that follow one another."""
+    if set(forward) & set(backward):
+        return False
+    return all(len(_runs(route)) == len(set(route)) for route in (forward, backward))
+
+
+def _runs(route: tuple[int, ...]) -> list[int]:
+    return [device for k, device in enumerate(route) if not k or route[k - 1] != device]
+

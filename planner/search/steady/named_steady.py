@@ -35,6 +35,8 @@ from ..common import (
     unanswered,
 )
 from ..named import Order, lightened, place, with_choices, with_recomputation
+from . import own_cuts
+from .separate import TwoChains
 from .trials import Trial, Tried, every_cut
 from .two_devices import TwoDevices
 
@@ -198,7 +200,9 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     try:
         with until(session.clock.deadline + SECONDS.grace):
             placed = _places(session, orders)
-            bound_s = max(bound_s, min(one.bound_s for one in placed))
+            apart = own_cuts.of_schedule(session, tried) if _two_sided(session) else []
+            cut_s = min(one.below_s if isinstance(one, TwoChains) else one.bound_s for one in apart or placed)
+            bound_s = max(bound_s, cut_s)
             tried.complete = straight and all(one.complete for one in placed)
             for one in placed:
                 tried.run(session, one.trials())
@@ -206,6 +210,8 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
                 if isinstance(one, _Placed):
                     one.lightened(tried, allowed)
                     tried.complete &= tried.best is not None
+            if apart:
+                _cut_apart(session, tried, apart)
     except KeyboardInterrupt:
         session.clock.interrupt()
         tried.complete = False
@@ -217,8 +223,23 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     return _answer(session, tried, Proven(text, every_s), [Proven(f"{text}, {ONE_ORDER}", bound_s)])
 
 
+def _two_sided(session: Session) -> bool:
+    """Whether forwards and backwards of the schedule run on devices of their own."""
+    return bool(build(session.space.schedule, 2, session.problem.workload.micro_batches).ahead)
+
+
+def _cut_apart(session: Session, tried: Tried, every: list[TwoChains]) -> None:
+    """Forwards and backwards on cuts of their own, and on as many devices each as is best."""
+    own_cuts.run(session, every)
+    for one in every if tried.best is None else ():
+        one.shortest_of_memory()
+        if one.least_bad is not None:
+            tried.take(one.least_bad)
+    tried.complete = tried.complete and all(one.hopeless for one in every)
+
+
 def _places(session: Session, orders: list[Order]) -> Sequence[_Placed | TwoDevices]:
-    if build(session.space.schedule, 2, session.problem.workload.micro_batches).ahead:
+    if _two_sided(session):
         return [TwoDevices.of(session, order) for order in TwoDevices.orders(session)]
     return [_Placed.of(session, order) for order in orders]
 

@@ -10,6 +10,7 @@ from ...graph import KEEP
 from ...lower import Assembled
 from ...plan import Plan, Problem
 from ...problem import WEIGHT_POLICIES, SearchSpace
+from ...schedules import WEIGHTS
 from ..common import SHARE, Proven, Session, priced
 from ..named import device_orders, splits
 from .alternatives import orders
@@ -17,6 +18,7 @@ from .chains import Crossing, Terms
 from .rules import Rules
 from .separate import TwoChains
 from .tables import Split
+from .trials import Tried
 
 ONE_PIPELINE = "plans with one pipeline: one forward and one backward device a stage"
 TWO_SIDES = "plans with one pipeline whose devices run forwards, or backwards, of consecutive layers, not both"
@@ -38,7 +40,7 @@ def of_search(session: Session, take: Callable[[Assembled], bool], space: Search
             if rules is None:
                 continue
             for order in orders(split.small, count):
-                terms = Terms(split, order, rules, choices(split.small, space))
+                terms = Terms(split, order, rules, crossings(split.small, space))
                 yield TwoChains(session, terms, method, "search", take, lambda: session.best_s, below_s)
 
 
@@ -51,7 +53,7 @@ def rules_of(problem: Problem, method: str, width: int, stages: int) -> Rules | 
     return Rules(policy, update // width, width > 1, workload.staleness_limit)
 
 
-def choices(problem: Problem, space: SearchSpace) -> tuple[Crossing, ...]:
+def crossings(problem: Problem, space: SearchSpace) -> tuple[Crossing, ...]:
     """What may become of stashes that cross, the cheapest first."""
     kept = tuple(Crossing(KEEP, early) for early in (1.0, 0.5, 0.0))
     return (*kept, *(Crossing(policy) for policy in priced(problem, space)))
@@ -70,32 +72,19 @@ def run(session: Session, every: list[TwoChains]) -> None:
         session.ledger.note(what, one.below_s, one.found_s, "simulated" if one.simulated else "")
 
 
-def named(session: Session, space: SearchSpace) -> Iterator[Plan]:
-    """The named schedules of forward nodes and backward nodes, with the space's methods and its switches."""
-    for name, method in WEIGHTS.items():
-        if name in ALTERNATING or method not in space.asynchronous or session.over:
-            continue
-        clock = Clock(session.clock.deadline, None, session.clock.started)
-        asked = SearchSpace(name, offload=space.offload, recompute=space.recompute)
-        try:
-            found = plan_named(Session(session.problem, asked, clock, session.seed), [])
-        except InputError:
-            continue
-        if found.plan is not None:
-            yield found.plan
-
-
-def of_schedule(session: Session, take: Callable[[Assembled], bool], best_s: Callable[[], float]) -> list[TwoChains]:
+def of_schedule(session: Session, tried: Tried) -> list[TwoChains]:
     """The same for a named schedule of forward nodes and backward nodes: no device is both."""
     problem, count = session.problem, min(len(session.problem.cluster), 2 * len(session.chain))
-    rules = rules_of(problem, "stash", 1, count)
+    method = WEIGHTS[session.space.schedule]
+    rules = rules_of(problem, method, 1, count)
     if rules is None:
         return []
     split = Split(problem, (tuple(range(len(problem.cluster))),))
-    allowed = choices(problem, session.space)
+    allowed, name = crossings(problem, session.space), session.space.schedule
+    below_s = bounds.two_sides(problem, replace(session.space, asynchronous=(method,)))
     return [
-        TwoChains(session, Terms(split, order, rules, allowed, shared=False), "stash", session.space.schedule, take, best_s)
-        for order in device_orders(problem, count)
+        TwoChains(session, terms, method, name, tried.take, lambda: tried.best_s, below_s)
+        for terms in (Terms(split, order, rules, allowed, shared=False) for order in device_orders(problem, count))
     ]
 
 
@@ -123,4 +112,3 @@ def two_sides(forward: tuple[int, ...], backward: tuple[int, ...]) -> bool:
 
 def _runs(route: tuple[int, ...]) -> list[int]:
     return [device for k, device in enumerate(route) if not k or route[k - 1] != device]
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ... import bounds
@@ -16,7 +17,7 @@ from ...lower import Assembled, assemble
 from ...partition import lightest
 from ...plan import Plan
 from ...problem import SearchSpace
-from ...schedules import ALTERNATING
+from ...schedules import ALTERNATING, WEIGHTS
 from ..common import (
     COUNT,
     HOPE,
@@ -171,12 +172,14 @@ class Steady:
             if self.over or self.session.best is not None:
                 return
 
-    def named(self) -> None:
+    def named(self, names: Iterable[str] = ALTERNATING) -> None:
         """The named schedules of these methods on their best cuts."""
-        for name, method in ALTERNATING.items():
-            if method in self.space.asynchronous and not self.over and not self.proven:
+        for name in names:
+            wanted = name not in ALTERNATING or not self.proven
+            if WEIGHTS[name] in self.space.asynchronous and not self.over and wanted:
                 clock = Clock(self.clock.deadline, None, self.clock.started)
-                session = Session(self.problem, SearchSpace(name), clock, self.session.seed)
+                space = SearchSpace(name, offload=self.space.offload, recompute=self.space.recompute)
+                session = Session(self.problem, space, clock, self.session.seed)
                 try:
                     found = plan_named(session, device_orders(self.problem, session.stages))
                 except InputError:
@@ -188,8 +191,7 @@ class Steady:
         every = list(own_cuts.of_search(self.session, self._take_apart, self.space))
         if every and not self.over and self.best_s > self.session.proof.asked_s * (1 + TOLERANCE.proven):
             own_cuts.run(self.session, every)
-            for plan in own_cuts.named(self.session, self.space):
-                self.offer(plan, "pipefb")
+            self.named(name for name in WEIGHTS if name not in ALTERNATING)
 
     def _take_apart(self, found: Assembled) -> bool:
         """Takes a plan into account where it is shorter, and the checker has nothing against it; whether it is best."""

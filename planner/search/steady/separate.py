@@ -39,8 +39,11 @@ class Way:
 class TwoChains:
     """The search among pairs of cuts on one order of devices, for one weight policy.
 
-    take: is given every plan that fits, with its period, and says whether it is the best. best_s: only shorter periods are of use. below_s: no plan has a
-    shorter one. simulated, fit: numbers of plans. best, found_s: pieces of the best plan, and its period. least_bad: what lacks least memory.
+    Attributes:
+        take: is given every plan that fits, with its period, and says whether it is the best.
+        best_s: only shorter periods are of use. below_s: no plan has a shorter one.
+        simulated, fit: numbers of plans. best, found_s: pieces of the best plan, and its period.
+        least_bad: what lacks least memory.
     """
 
     session: Session
@@ -94,7 +97,7 @@ class TwoChains:
     def shortest_of_memory(self) -> None:
         """A plan to say what is missing, where nothing has been simulated."""
         everything = 1 << 62
-        without = replace(self.terms, spare={d: -everything for d in self.terms.order})
+        without = replace(self.terms, spare=dict.fromkeys(self.terms.order, -everything))
         found = least_chains(without, 0.0, self.cap_s) if not self.simulated else None
         if found is not None:
             self.tried(found.pieces, found.period_s)
@@ -181,7 +184,8 @@ class TwoChains:
         """
         table, costs, first = Timetable.of(candidate, 0, period_s), candidate.costs, candidate.pipelines[0]
         allowed, flying = limits(candidate.problem), table.ahead
-        free = [limit - sum(parts.values()) for limit, parts in zip(allowed, static_bytes(candidate, costs), strict=True)]
+        static = static_bytes(candidate, costs)
+        free = [limit - sum(parts.values()) for limit, parts in zip(allowed, static, strict=True)]
         for d, spare in self.terms.spare.items():
             free[self.terms.split.groups[0][d]] -= spare
         space = Counter[int]()
@@ -289,16 +293,14 @@ def _require_runs(candidate: Candidate) -> None:
             if stash_policy(policy).hosted and not cluster.same_node(here, there):
                 raise PlanError(f"devices {here} and {there} have no host in common")
         for tie in candidate.costs.ties:
-            for route in (pipeline.forward, pipeline.backward):
-                homes = [route[stage] for stage in tie.stages]
-                both = {pipeline.forward[s] for s in tie.stages} & {pipeline.backward[s] for s in tie.stages}
-                mixed = any(pipeline.forward[s] != pipeline.backward[s] for s in tie.stages if pipeline.forward[s] in both)
-                if len(set(homes)) < len(homes) or (len(tie.stages) > 1 and mixed):
-                    raise PlanError("stages that share parameters would meet on a device")
+            for device in {*pipeline.forward, *pipeline.backward}:
+                here = [s for s in tie.stages if device in (pipeline.forward[s], pipeline.backward[s])]
+                if len(here) > 1:
+                    raise PlanError(f"device {device} would run stages {here}, which share parameters")
 
 
 def least_period(candidate: Candidate) -> float:
-    """No plan of a candidate has a shorter period: the busiest device, link, NIC or host link, seconds a micro-batch."""
+    """Seconds a micro-batch of the busiest device, link, NIC or host link: no plan of a candidate is faster."""
     costs, cluster, update = candidate.costs, candidate.problem.cluster, update_size(candidate)
     busy: Counter[tuple[object, ...]] = Counter()
     for pipeline, row in zip(candidate.pipelines, candidate.stash, strict=True):

@@ -110,7 +110,7 @@ class Timetable:
         self.backward = found
 
     def _between(self, device: int, asked: float) -> float:
-        """When a device's first backward starts, at `asked` or later, so that its backwards lie between its forwards."""
+        """When a device's first backward starts, from `asked` on, so that its backwards lie between its forwards."""
         mine = [stage for stage, on in enumerate(self.pipeline.forward) if on == device]
         if not mine or self.period_s <= 0:
             return asked
@@ -219,11 +219,15 @@ def arrival_s(link: Link, size: int) -> float:
 
 
 def listed(
-    candidate: Candidate, period_s: float, leads: Sequence[int | None] = (), leaving: int | None = None, waits: bool = False
+    candidate: Candidate,
+    period_s: float,
+    leads: Sequence[int | None] = (),
+    leaving: int | None = None,
+    waits: bool = False,
 ) -> Orders:
     """Compute orders of all pipelines of a candidate, which share no device, new parameters included."""
     tables = [Timetable.of(candidate, number, period_s, leads) for number in range(len(candidate.pipelines))]
-    merged = [[op for part in parts for op in part] for parts in zip(*(t.orders(leaving, waits) for t in tables), strict=True)]
+    each_of = [table.orders(leaving, waits) for table in tables]
+    merged = [[op for part in parts for op in part] for parts in zip(*each_of, strict=True)]
     ahead = [max(each) * len(tables) for each in zip(*(table.ahead for table in tables), strict=True)]
     return with_returns(candidate, merged, ahead)
-

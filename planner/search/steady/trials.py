@@ -73,9 +73,10 @@ class Tried:
                 return
             if trial.least_s <= self.best_s * (1 + TOLERANCE.proven):
                 for found in trial.plans():
-                    self._take(found)
+                    self.take(found)
 
-    def _take(self, found: Assembled) -> None:
+    def take(self, found: Assembled) -> bool:
+        """Takes a plan into account, with its period where it fits; whether it is the best."""
         self.simulated += 1
         if found.forecast.period_s is not None:
             self.fit += 1
@@ -83,6 +84,7 @@ class Tried:
                 self.best = found
         elif lacking(found) < self._missing:
             self.least_bad, self._missing = found, lacking(found)
+        return self.best is found
 
 
 def _better(found: Assembled, best: Assembled) -> bool:

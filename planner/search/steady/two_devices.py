@@ -69,9 +69,10 @@ class TwoDevices:
 
     @classmethod
     def orders(cls, session: Session) -> list[Order]:
-        """Devices in the order of the schedule's: all of them, or two for every layer."""
+        """Devices in the order of the schedule's: an even number of them, at most two for every layer."""
         devices = len(session.problem.cluster)
-        return device_orders(session.problem, min(devices, 2 * len(session.chain)))
+        even = devices - devices % 2 if devices > 1 else devices
+        return device_orders(session.problem, min(even, 2 * len(session.chain)))
 
     @property
     def pipeline(self) -> Pipeline:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -53,6 +53,10 @@ class Piece:
     forward: tuple[int, int] | None
     backward: tuple[int, int] | None
     choice: Crossing = Crossing()
+
+    def with_side(self, side: str, layers: tuple[int, int]) -> Piece:
+        """The same with other layers of one side."""
+        return replace(self, forward=layers) if side == "forward" else replace(self, backward=layers)
 
 
 Pieces = tuple[Piece, ...]
@@ -327,7 +331,7 @@ class Reach:
     def _after(self, state: Flags, device: int) -> Flags:
         """What one device more reaches."""
         found = np.zeros_like(state)
-        before = (state & self.backward_next).any(axis=0)
+        before = np.asarray((state & self.backward_next).any(axis=0))
         for q in range(len(self.choices)):
             forward, backward = self.allowed(device, q)
             here = state[q] & self.forward_next
@@ -344,12 +348,13 @@ class Reach:
         ahead = np.zeros((self.n,) * 3, dtype=np.bool_)
         for old in range(len(self.choices)):
             ahead |= self.links[old] & (state[old] & self.forward_next & ~self.backward_next)[None]
-        behind = self.links[q] & (state & self.backward_next).any(axis=0).T[None]
+        below = np.asarray((state & self.backward_next).any(axis=0))
+        behind = self.links[q] & below.T[None]
         return ahead, np.asarray(behind.transpose(2, 0, 1))
 
     def _shared(self, state: Flags, device: int, q: int) -> Flags:
         """What is reached by a device that runs forwards and backwards of one interval, or of two."""
-        n, some = self.n, state.any(axis=0)
+        n, some = self.n, np.asarray(state.any(axis=0))
         every = np.arange(n)
         if n <= SIZE.shared_cuts:
             ahead, behind = self._meeting(state, q)
@@ -389,7 +394,7 @@ class Reach:
             end = int(ends[-1])
             return Piece(device, (int(at[i]), int(at[end])), None, choice), (q, end, j)
         sides = before & self.backward_next
-        ends = np.flatnonzero(sides.any(axis=0)[i] & backward[j] & self.links[q][j, :, i])
+        ends = np.flatnonzero(np.asarray(sides.any(axis=0))[i] & backward[j] & self.links[q][j, :, i])
         if len(ends):
             end = int(ends[-1])
             return Piece(device, None, (int(at[j]), int(at[end])), choice), (_first(sides[:, i, end]), i, end)
@@ -424,7 +429,7 @@ def least_chains(terms: Terms, below_s: float, cap_s: float) -> Solution | None:
     Raises OutOfTime.
     """
     layers = len(terms.split.chain)
-    found = _bisected(Chains(terms, _spread(terms, layers)), below_s, cap_s)
+    found = _bisected(Chains(terms, spread(terms, layers)), below_s, cap_s)
     if found is None or layers < SIZE.chain_cuts:
         return found
     while True:
@@ -455,7 +460,7 @@ def _bisected(chains: Chains, below_s: float, cap_s: float) -> Solution | None:
     return Solution(low, high, best.pieces())
 
 
-def _spread(terms: Terms, layers: int) -> list[int]:
+def spread(terms: Terms, layers: int) -> list[int]:
     """Layers to cut at: all of them, or the ends of equal shares of the work."""
     if layers < SIZE.chain_cuts:
         return list(range(layers + 1))

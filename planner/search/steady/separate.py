@@ -8,7 +8,7 @@ lack it, and the same pieces are tried with longer periods, which have fewer mic
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +20,7 @@ from ...lower import Assembled, Orders, assembled, period_seconds
 from ...plan import Pipeline
 from ..common import COUNT, SIZE, TOLERANCE, Session, limits
 from .build import LATE, NEVER, SOON, Excess, excess_for_long
-from .chains import Chains, Crossing, Piece, Pieces, Solution, Terms, least_chains, refined
+from .chains import Chains, Crossing, Piece, Pieces, Solution, Terms, least_chains, refined, spread
 from .timetable import Timetable, listed
 
 Taken = Callable[[Assembled], bool]
@@ -120,6 +120,8 @@ class TwoChains:
     def _made_to_fit(self, terms: Terms) -> None:
         """Solves, builds, and leaves more room where memory is missing, until a plan fits or none is of use."""
         seen = set[Pieces]()
+        if math.isinf(self.best_s()):
+            self._lightest(terms)
         for _ in range(COUNT.roomier):
             found = self.solve(terms)
             if found is None or self._done:
@@ -138,6 +140,13 @@ class TwoChains:
                 return
             terms = replace(terms, spare=spare)
             self.terms = replace(self.terms, spare=spare)
+
+    def _lightest(self, terms: Terms) -> None:
+        """A first plan: one micro-batch at a time, on the cuts that the most room is left for."""
+        cap_s = self.cap_s
+        found = Chains(terms, spread(terms, len(terms.split.chain))).reach(cap_s)
+        if found is not None:
+            self.tried(found.pieces(), cap_s)
 
     def slower(self, pieces: Pieces, period_s: float) -> None:
         """The same pieces with the least longer period at which they fit: fewer micro-batches are on their way."""
@@ -294,15 +303,15 @@ def _require_runs(candidate: Candidate) -> None:
                 raise PlanError(f"devices {here} and {there} have no host in common")
         for tie in candidate.costs.ties:
             for device in {*pipeline.forward, *pipeline.backward}:
-                here = [s for s in tie.stages if device in (pipeline.forward[s], pipeline.backward[s])]
-                if len(here) > 1:
-                    raise PlanError(f"device {device} would run stages {here}, which share parameters")
+                mine = [s for s in tie.stages if device in (pipeline.forward[s], pipeline.backward[s])]
+                if len(mine) > 1:
+                    raise PlanError(f"device {device} would run stages {mine}, which share parameters")
 
 
 def least_period(candidate: Candidate) -> float:
     """Seconds a micro-batch of the busiest device, link, NIC or host link: no plan of a candidate is faster."""
     costs, cluster, update = candidate.costs, candidate.problem.cluster, update_size(candidate)
-    busy: Counter[tuple[object, ...]] = Counter()
+    busy: defaultdict[tuple[object, ...], float] = defaultdict(float)
     for pipeline, row in zip(candidate.pipelines, candidate.stash, strict=True):
         share = len(pipeline.micro_batches) / candidate.problem.workload.micro_batches
 
@@ -310,7 +319,7 @@ def least_period(candidate: Candidate) -> float:
             if source == target:
                 return
             seconds = often * size / cluster.link(source, target).bandwidth
-            ends = [("link", source, target)]
+            ends: list[tuple[object, ...]] = [("link", source, target)]
             if not cluster.same_node(source, target):
                 ends = [("out", source), ("in", target)]
             for end in ends:
@@ -350,6 +359,6 @@ def neighbours(pieces: Pieces, choices: Sequence[Crossing]) -> Iterator[Pieces]:
             for moved in (b - 1, b + 1):
                 if a < moved < d:
                     found: list[Piece] = list(pieces)
-                    found[earlier] = replace(pieces[earlier], **{side: (a, moved)})
-                    found[later] = replace(pieces[later], **{side: (moved, d)})
+                    found[earlier] = pieces[earlier].with_side(side, (a, moved))
+                    found[later] = pieces[later].with_side(side, (moved, d))
                     yield tuple(found)

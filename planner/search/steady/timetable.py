@@ -9,6 +9,7 @@ fills and drains too; and new parameters stand where the times say that they arr
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -230,4 +231,24 @@ def listed(
     each_of = [table.orders(leaving, waits) for table in tables]
     merged = [[op for part in parts for op in part] for parts in zip(*each_of, strict=True)]
     ahead = [max(each) * len(tables) for each in zip(*(table.ahead for table in tables), strict=True)]
-    return with_returns(candidate, merged, ahead)
+    return [_posted_early(line) for line in with_returns(candidate, merged, ahead)]
+
+
+def _posted_early(line: Sequence[Op]) -> list[Op]:
+    """A list whose new parameters are asked for right after the stage's forward before the one that takes them.
+
+    So they travel while other stages run; which forwards find them stays the same.
+    """
+    last: dict[int, int] = {}
+    moved: defaultdict[int, list[Op]] = defaultdict(list)
+    for place, op in enumerate(line):
+        if op.kind is Kind.F:
+            last[op.stage] = place
+        elif op.kind is Kind.RECV_P:
+            moved[last.get(op.stage, -1)].append(op)
+    found = moved[-1]
+    for place, op in enumerate(line):
+        if op.kind is not Kind.RECV_P:
+            found.append(op)
+        found += moved[place]
+    return found

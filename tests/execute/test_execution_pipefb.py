@@ -64,7 +64,7 @@ class Ahead(Emulator):
         plan, self.kept, self.ahead = self.blueprint.plan, 4 * self.depth, list[int]()
         for stage in range(self.depth):
             order = plan.orders[plan.pipelines[0].forward[stage]]
-            line = [op.kind for op in order if op.kind in (Kind.F, Kind.RECV_P)]
+            line = [op.kind for op in order if op.stage == stage and op.kind in (Kind.F, Kind.RECV_P)]
             self.ahead.append(line.index(Kind.RECV_P) - self.update + 1)
         return self
 

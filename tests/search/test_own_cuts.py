@@ -1,4 +1,4 @@
-"""Forwards and backwards cut on their own, without a flush: worked out by hand, and against what is searched besides."""
+"""Forwards and backwards cut on their own, without a flush: by hand, and against what is searched besides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from contraflow.planner.search.common.answer import Result
 from contraflow.planner.search.driver import plan as search
 from contraflow.planner.simulate import evaluate
 
-STASH = SearchSpace(asynchronous=("stash",))
+STASH = SearchSpace(asynchronous=("stash",), pipelines=1)
 LINK = Link(1000.0)
 
 

@@ -196,6 +196,8 @@ class Counts:
     """A solution without a flush that does not fit is looked for again with more room so often."""
     roomier_large: int = 3
     """The same of a large plan. Not measured."""
+    near_cuts: int = 100
+    """Plans simulated next to the best one that cuts forwards and backwards on their own. Not measured."""
     slower: int = 5
     """Longer periods that are tried with pieces of two chains that do not fit. Not measured."""
     steady_updates: int = 12
@@ -439,13 +441,8 @@ class Tolerances:
     """A plan whose gap is no larger is optimal."""
     same: float = 1e-9
     """Round-off of sums of durations: what is not shorter by more is not better; periods are looked for so closely."""
-    """Round-off of sums of durations: what is not shorter by more is not better."""
-    better: float = 1e-12
-    """A plan takes the best one's place where it is shorter by more."""
-    period: float = 1e-9
-    """How close the periods are between which the least one lies."""
     chains: float = 1e-7
-    """The same where forwards and backwards are cut on their own. Not measured."""
+    """How closely periods are looked for where forwards and backwards are cut on their own. Not measured."""
     whole: float = 1e-6
     """A solver's bound is a whole number if it lies above it by no more."""
     serial: float = 1e-6

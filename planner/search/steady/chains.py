@@ -171,7 +171,8 @@ class Chains:
 
     def in_flight(self, period: float) -> Floats:
         """Micro-batches between the forward and the backward of every layer."""
-        return np.maximum(np.ceil(self.trip_s[:-1] / period - TOLERANCE.same), 1.0)
+        waiting = self.terms.rules.update - 1  # for the others of their update
+        return np.maximum(np.ceil(self.trip_s[:-1] / period - TOLERANCE.same), 1.0) + waiting
 
     def _before(self, of_layer: Floats) -> Floats:
         """Sums over intervals of what every layer takes."""
@@ -210,6 +211,8 @@ class Chains:
             return self._least_bytes()[0]
         if stash_policy(choice.stash).remade:
             left = self._of(self.x.incoming)
+        elif choice.early >= 1:
+            left = self._largest(costs.stash_bytes.astype(float))
         else:
             left = self._before(self._flying(period, choice)[0] * costs.stash_bytes)
         return np.asarray(self.weights + self._sent + self._of(self.x.held) + self._of(self.x.workspace) + left)

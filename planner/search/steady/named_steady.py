@@ -35,7 +35,7 @@ from ..common import (
     unanswered,
 )
 from ..named import Order, lightened, place, with_choices, with_recomputation
-from . import own_cuts
+from .own_cuts import of_schedule, run_own_cuts
 from .separate import TwoChains
 from .trials import Trial, Tried, every_cut
 from .two_devices import TwoDevices
@@ -200,7 +200,7 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
     try:
         with until(session.clock.deadline + SECONDS.grace):
             placed = _places(session, orders)
-            apart = own_cuts.of_schedule(session, tried) if _two_sided(session) else []
+            apart = of_schedule(session, tried) if _two_sided(session) else []
             cut_s = min(one.below_s if isinstance(one, TwoChains) else one.bound_s for one in apart or placed)
             bound_s = max(bound_s, cut_s)
             tried.complete = straight and all(one.complete for one in placed)
@@ -230,7 +230,7 @@ def _two_sided(session: Session) -> bool:
 
 def _cut_apart(session: Session, tried: Tried, every: list[TwoChains]) -> None:
     """Forwards and backwards on cuts of their own, and on as many devices each as is best."""
-    own_cuts.run(session, every)
+    run_own_cuts(session, every)
     for one in every if tried.best is None else ():
         one.shortest_of_memory()
         if one.least_bad is not None:

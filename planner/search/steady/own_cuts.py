@@ -12,8 +12,7 @@ from ...plan import Plan, Problem
 from ...problem import WEIGHT_POLICIES, SearchSpace
 from ...schedules import WEIGHTS
 from ..common import SHARE, Proven, Session, priced
-from ..named import device_orders, splits
-from .alternatives import orders
+from ..named import Order, device_orders, splits
 from .chains import Crossing, Terms
 from .rules import Rules
 from .separate import TwoChains
@@ -24,9 +23,14 @@ ONE_PIPELINE = "plans with one pipeline: one forward and one backward device a s
 TWO_SIDES = "plans with one pipeline whose devices run forwards, or backwards, of consecutive layers, not both"
 
 
-def of_search(session: Session, take: Callable[[Assembled], bool], space: SearchSpace) -> Iterator[TwoChains]:
-    """The searches among pairs of cuts that the space allows; none where a stage must have one device."""
-    problem = session.problem
+def of_search(
+    session: Session, take: Callable[[Assembled], bool], orders: Callable[[Problem, int], list[Order]]
+) -> Iterator[TwoChains]:
+    """The searches among pairs of cuts that the space allows; none where a stage must have one device.
+
+    orders: of devices, so many, of one group's problem.
+    """
+    problem, space = session.problem, session.space
     if not space.separate_backward:
         return
     one = (tuple(range(len(problem.cluster))),)
@@ -59,7 +63,7 @@ def crossings(problem: Problem, space: SearchSpace) -> tuple[Crossing, ...]:
     return (*kept, *(Crossing(policy) for policy in priced(problem, space)))
 
 
-def run(session: Session, every: list[TwoChains]) -> None:
+def run_own_cuts(session: Session, every: list[TwoChains]) -> None:
     """The best of each with stashes kept, then everything, within a share of the time. Raises OutOfTime."""
     with session.clock.hurried(SHARE.own_cuts):
         for one in every:
@@ -91,7 +95,7 @@ def of_schedule(session: Session, tried: Tried) -> list[TwoChains]:
 # ------------------------------------------------------------------ what is proven
 
 
-def proven(problem: Problem, space: SearchSpace, plan: Plan) -> list[Proven]:
+def proven_apart(problem: Problem, space: SearchSpace, plan: Plan) -> list[Proven]:
     """What is proven of parts of the space that have a plan: one pipeline, and forward nodes and backward nodes."""
     routes = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
     if len(routes) > 1:

@@ -40,10 +40,10 @@ from ..common import (
     unanswered,
 )
 from ..named import device_orders, overfull, own_orders
-from . import own_cuts
-from .alternatives import Alternative, alternatives
+from .alternatives import Alternative, alternatives, orders
 from .build import excess_for_long
 from .named_steady import plan_named
+from .own_cuts import of_search, proven_apart, run_own_cuts
 from .pool import Pool, Tried, alternating, neighbours
 from .programme import Margin, Stage
 from .replicas import run_replicas
@@ -188,16 +188,16 @@ class Steady:
 
     def cut_apart(self) -> None:
         """Forwards and backwards cut on their own, and forward nodes and backward nodes by name."""
-        every = list(own_cuts.of_search(self.session, self._take_apart, self.space))
+        every = list(of_search(self.session, self._take_apart, orders))
         if every and not self.over and self.best_s > self.session.proof.asked_s * (1 + TOLERANCE.proven):
-            own_cuts.run(self.session, every)
+            run_own_cuts(self.session, every)
             self.named(name for name in WEIGHTS if name not in ALTERNATING)
 
     def _take_apart(self, found: Assembled) -> bool:
         """Takes a plan into account where it is shorter, and the checker has nothing against it; whether it is best."""
         plan = found.plan
-        if self.incumbent.beaten_by(plan, TOLERANCE.period) and not check(plan):
-            self._take(plan, "own cuts")
+        if self.incumbent.beaten_by(plan, TOLERANCE.same) and not check(plan):
+            self.take(plan, "own cuts")
         return self.session.best is plan
 
     def build(self, alternative: Alternative) -> None:
@@ -288,7 +288,7 @@ class Steady:
 
     def _parts(self, plan: Plan) -> list[Proven]:
         """What is proven of the plans that this search finds, where the plan may be one of them."""
-        return [*own_cuts.proven(self.problem, self.space, plan), *self._alternating(plan)]
+        return [*proven_apart(self.problem, self.space, plan), *self._alternating(plan)]
 
     def _alternating(self, plan: Plan) -> list[Proven]:
         if not (math.isfinite(self.bound_s) and alternates(plan)):

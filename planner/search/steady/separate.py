@@ -64,7 +64,7 @@ class TwoChains:
     @property
     def cap_s(self) -> float:
         """Longer periods are of no use; of one group."""
-        return min(self.best_s() * (1 - TOLERANCE.period), self._serial_s) * len(self.terms.split.groups)
+        return min(self.best_s() * (1 - TOLERANCE.same), self._serial_s) * len(self.terms.split.groups)
 
     @property
     def _serial_s(self) -> float:
@@ -192,7 +192,8 @@ class TwoChains:
         Estimates of both; what the simulation has found missing (terms.spare) is left free.
         """
         table, costs, first = Timetable.of(candidate, 0, period_s), candidate.costs, candidate.pipelines[0]
-        allowed, flying = limits(candidate.problem), table.ahead
+        allowed, waiting = limits(candidate.problem), self.terms.rules.update - 1
+        flying = [ahead + waiting for ahead in table.ahead]
         static = static_bytes(candidate, costs)
         free = [limit - sum(parts.values()) for limit, parts in zip(allowed, static, strict=True)]
         for d, spare in self.terms.spare.items():
@@ -233,7 +234,7 @@ class TwoChains:
         best: Way | None = None
         try:
             candidate = self.candidate(pieces)
-            if least_period(candidate) >= self.best_s() * (1 - TOLERANCE.period):
+            if least_period(candidate) >= self.best_s() * (1 - TOLERANCE.same):
                 return None
             leads = self.leads(candidate, period_s)
             hosted = any(stash_policy(policy).hosted for policy in candidate.stash[0])
@@ -269,14 +270,15 @@ class TwoChains:
     # ---------------------------------------------------------------- next to a plan
 
     def polish(self, pieces: Pieces) -> None:
-        """From pieces to better ones next to them, as long as there are any."""
+        """From pieces to better ones next to them, as long as there are any and few have been simulated."""
+        most = self.simulated + COUNT.near_cuts
         while True:
             for near in neighbours(pieces, self.terms.choices):
-                if self._done:
+                if self._done or self.simulated >= most:
                     return
                 before = self.best_s()
                 self._fitted(near)
-                if self.best_s() < before * (1 - TOLERANCE.period):
+                if self.best_s() < before * (1 - TOLERANCE.same):
                     pieces = near
                     break
             else:
@@ -287,7 +289,7 @@ class TwoChains:
             least_s = least_period(self.candidate(pieces))
         except PlanError:
             return
-        if least_s >= self.best_s() * (1 - TOLERANCE.period):
+        if least_s >= self.best_s() * (1 - TOLERANCE.same):
             return
         way = self.tried(pieces, least_s * len(self.terms.split.groups))
         if way is not None and way.excess.total:

@@ -74,10 +74,7 @@ def test_a_device_may_run_a_piece_of_both() -> None:
 def test_the_last_layer_is_divided_where_it_is_the_slowest() -> None:
     """Three layers of 1 and 2 s and one of 4 and 8 s on four devices: its backward alone takes 8 s."""
     found = solved(chain([(1, 2), (1, 2), (1, 2), (4, 8)]), Cluster.uniform(4, link=LINK))
-    assert period(found) == pytest.approx(8.0)
-    assert found.among is not None
-    assert found.among.bound_s == pytest.approx(8.0)
-    assert "one pipeline" in found.among.space
+    assert (found.status, period(found)) == ("optimal", pytest.approx(8.0))
 
 
 def test_separate_devices_may_be_forbidden() -> None:

@@ -185,7 +185,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
             _quick(small, orders)
             take_over(session, small, orders)
     else:
-        fitted = (run_first_plan, run_eager, run_mixed, run_named, run_capped, run_remade, run_relieved)
+        fitted = (run_first_plan, run_eager, run_relieved, run_mixed, run_named, run_capped, run_remade)
         steps = (run_lightest, run_least_memory, *fitted)
         for step in steps if searching else (run_named,):
             for order in orders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,12 @@ from contraflow.planner.lower.plans import assembled
 from contraflow.planner.partition import QUARTERS
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import Layout, build
-from contraflow.planner.search.common import limits
+from contraflow.planner.search.common import Clock, Session, limits
 from contraflow.planner.search.named.portfolio import whole_backwards
 from contraflow.planner.search.named.relief import Relief, with_quarters
+from contraflow.planner.search.named.relieved import try_relieved
 from contraflow.planner.search.proofs import unrestricted
+from contraflow.planner.search.scale import take_over
 
 STASH, PARAMETERS, OUTPUT = 100, 1000, 4
 
@@ -153,3 +156,18 @@ def test_what_is_foreseen_is_about_what_is_simulated(seed: int) -> None:
     assert all(over[device] > 0 for device in homes)
     for targets in guests.values():
         assert all(peaks[ship_target(target) or 0] < limit for target in targets)
+
+
+def test_a_named_order_that_shipped_with_few_micro_batches_ships_with_all() -> None:
+    """What a search with fewer micro-batches found is made anew with all of them, on the same cut."""
+    problem, few = crowded(8, 64, 6), crowded(8, 32, 6)
+    session = Session(problem, SearchSpace(replicas=1), Clock(time.monotonic() + 60))
+    small = Session(few, session.space, Clock(time.monotonic() + 60))
+    try_relieved(small, build("1f1b", 8, 32), tuple(range(1, 8)))
+    assert small.best is not None
+    assert small.best_s == pytest.approx(118.36)
+    take_over(session, small, [tuple(range(8))])
+    assert session.best is not None
+    assert check(session.best) == []
+    assert session.best_s == pytest.approx(215.48)
+    assert any(ship_target(policy) is not None for row in session.best.stash for policy in row)

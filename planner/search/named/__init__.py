@@ -20,7 +20,7 @@ from .portfolio import (
     run_remade,
     try_layout,
 )
-from .relieved import run_relieved, ways
+from .relieved import run_relieved, try_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
 from .widths import Phases, parts, search_widths, splits
@@ -56,6 +56,7 @@ __all__ = [
     "splits",
     "try_layout",
     "try_mixed",
+    "try_relieved",
     "ways",
     "with_choices",
     "with_recomputation",

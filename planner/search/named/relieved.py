@@ -40,9 +40,13 @@ def run_relieved(session: Session, order: Order) -> None:
     techniques = ways(session)
     if not techniques or len(order) < 2:
         return
-    kept = sorted(_simulated(session, order), key=lambda one: one.timeline.step_s)
+    kept: list[Kept] = []
+    for one in _simulated(session, order):
+        if not kept:  # at once: simulating all may take all the time there is
+            list(_fit(session, one, techniques[0]))
+        kept.append(one)
     short: list[tuple[Kept, Candidate]] = []
-    for one in kept:
+    for one in sorted(kept, key=lambda one: one.timeline.step_s):
         for allowed in techniques:
             if session.done or one.timeline.step_s >= session.best_s:
                 break
@@ -51,6 +55,15 @@ def run_relieved(session: Session, order: Order) -> None:
         if session.done or one.timeline.step_s >= session.best_s:
             return
         _wait(session, one, candidate)
+
+
+def try_relieved(session: Session, layout: Layout, cuts: Cuts) -> None:
+    """A placed layout on this cut, made to fit by what its stashes may become."""
+    one = _kept(session, layout, cuts)
+    for allowed in ways(session) if one is not None else ():
+        if one is None or session.done or one.timeline.step_s >= session.best_s:
+            return
+        list(_fit(session, one, allowed))
 
 
 def ways(session: Session) -> list[tuple[str, ...]]:

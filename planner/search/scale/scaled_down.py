@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 
 from ... import bounds
 from ...basics import ScheduleError
-from ...graph import KEEP, RECOMPUTE, Candidate
+from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy
 from ...lower import Assembled
+from ...partition import Cuts
 from ...plan import Pipeline, Problem
 from ...schedules import build
 from ..common import COUNT, SIZE, Session, lacking
-from ..named import Order, cuts_for, place, try_layout, try_mixed
+from ..named import Order, cuts_for, place, try_layout, try_mixed, try_relieved
 
 
 def left_out(session: Session) -> int:
@@ -82,10 +83,17 @@ def _named(session: Session, found: Assembled, orders: list[Order]) -> None:
         except ScheduleError:
             return
         placed = place(layout, order, len(session.problem.cluster))
-        if used == {KEEP}:
+        if any(stash_policy(policy).leaves for policy in used):
+            try_relieved(session, placed, _cuts(found.candidate))
+        elif used == {KEEP}:
             try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), layout.name)
         else:
             try_mixed(session, placed, used - {KEEP}, layout.name)
+
+
+def _cuts(candidate: Candidate) -> Cuts:
+    """Where a candidate's layers are cut."""
+    return tuple(accumulate(map(len, candidate.stages[:-1])))
 
 
 def _repeat(session: Session, candidate: Candidate, listed: object) -> None:

@@ -114,7 +114,7 @@ _PROBLEM: list[Callable[[Any], Any]] = [
     click.option("--no-offload", is_flag=True, help="Copy no stash to the host."),
     click.option("--no-recompute", is_flag=True, help="Never recompute a forward."),
     click.option("--no-split-backward", is_flag=True, help="Never split a backward into its two halves."),
-    click.option("--no-separate-backward", is_flag=True, help="Run each backward where its forward ran, and ship no stash."),
+    click.option("--no-separate-backward", is_flag=True, help="Run each backward where its forward ran, ship nothing."),
     click.option(
         "--time-limit",
         type=SecondsLimit(),

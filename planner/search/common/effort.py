@@ -223,11 +223,11 @@ class Annealing:
     """Annealing of one order: its starts, rules and temperatures."""
 
     fills: tuple[float, ...] = (0.3, 0.6, 1.0, -1.0)
-    """Rules for weight halves (kernels.run) by turns; the last one moves them like every op. Not measured."""
+    """Rules for weight halves (kernels.run) by turns; the last one moves them like every op."""
     hot: tuple[float, ...] = (0.02, 0.012, 0.008, 0.005)
     """First temperature, as a share of the makespan, round by round."""
     cooled: float = 0.01
-    """Last temperature, as a share of the first. Not measured."""
+    """Last temperature, as a share of the first."""
     leads: tuple[int, ...] = (1, 2, 4)
     """How many ops before its backward an offloaded stash is fetched, in the first orders. Not measured."""
     elsewhere: float = 0.3
@@ -237,13 +237,13 @@ class Annealing:
     offloaded: tuple[float, ...] = (1.0, 0.4)
     """Shares of a pipeline's stages whose stashes are offloaded, in the simpler structures. Not measured."""
     tries: int = 12
-    """Greedy orders of a start, the best of which is annealed. Not measured."""
+    """Greedy orders of a start, the best of which is annealed."""
     fitted_tries: int = 100
     """The same where an arm begins again with less memory. Not measured."""
     least_moves: int = 50
-    """Moves of one annealing at least. Not measured."""
+    """Moves of one annealing at least."""
     repetitions: int = 24
-    """Windows of time, the shortest a micro-batch first, that are repeated to lengthen an order. Not measured."""
+    """Windows of time, the shortest a micro-batch first, that are repeated to lengthen an order."""
     overload: float = 1.02
     """A device's load may grow to so many times the largest when a layer moves. Not measured."""
 
@@ -262,20 +262,20 @@ class Models:
     choosing: int = 3
     """Where stash policies are chosen, it is this part of them. Not measured."""
     first: float = 0.5
-    """Effort of a candidate's first solve. Not measured."""
+    """Effort of a candidate's first solve."""
     first_open: float = 2.0
     """The same where stages choose their devices. Not measured."""
     longer: int = 4
-    """A candidate's next solve gets so many times the effort. Not measured."""
+    """A candidate's next solve gets so many times the effort."""
     without_shipping: int = 4
     """How many times the effort models with open devices get that ship nothing there and back: they are far smaller.
     Not measured."""
     open_seconds: int = 4
     """Seconds that models with open devices take for one of deterministic time. Not measured."""
     ended: float = 0.9
-    """A solve that took less of its effort and time than this share has ended by itself. Not measured."""
+    """A solve that took less of its effort and time than this share has ended by itself."""
     mirror: float = 0.4
-    """Share of a solve's effort that mirrored schedules get. Not measured."""
+    """Share of a solve's effort that mirrored schedules get."""
     ratio: int = 64
     """Denominators of durations up to which a common divisor is looked for: it says what times are exact.
     Not measured."""
@@ -303,13 +303,13 @@ class Races:
     restarted: tuple[int, ...] = (9, 6, 4, 2)
     """How many more starts the best structures of the first round get, the best one most."""
     slice: float = 0.25
-    """Effort that a start is worth at least. Not measured."""
+    """Effort that a start is worth at least."""
     fewest: int = 8
-    """Structures that are tried in any case. Not measured."""
+    """Structures that are tried in any case."""
     of_starts: float = 0.6
-    """Share of all starts that may be first ones. Not measured."""
+    """Share of all starts that may be first ones."""
     mutated: int = 3
-    """Best arms that get variations of their stash policies in a round. Not measured."""
+    """Best arms that get variations of their stash policies in a round."""
     mutations: int = 3
     """Variations of each; while the best plan keeps every stash, as many stay as there are arms."""
     mutant: float = 1.1

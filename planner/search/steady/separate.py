@@ -18,7 +18,7 @@ from ...basics import PlanError, check_time
 from ...graph import Candidate, require_sound, stash_policy, static_bytes, step_seconds, update_size
 from ...lower import Assembled, Orders, assembled, period_seconds
 from ...plan import Pipeline
-from ..common import COUNT, SIZE, TOLERANCE, Session, limits
+from ..common import COUNT, SECONDS, SIZE, TOLERANCE, Session, limits
 from .build import LATE, NEVER, SOON, Excess, excess_for_long
 from .chains import Chains, Crossing, Piece, Pieces, Solution, Terms, least_chains, refined, spread
 from .timetable import Timetable, listed
@@ -79,7 +79,7 @@ class TwoChains:
         moved = float(x.stash[0, -1] + x.own[0, -1] + x.crossing.sum())
         work = float(2 * x.forward[0, -1] + x.backward[0, -1]) / slowest
         steps = max(float(chain.step_s(device)[-1]) for device in self.terms.order)
-        return max(2 * (work + steps + moved / host), 1e-12) / groups
+        return max(2 * (work + steps + moved / host), SECONDS.shortest) / groups
 
     # ---------------------------------------------------------------- solving and building
 

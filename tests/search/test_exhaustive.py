@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import permutations, product
 
 import pytest
@@ -18,38 +19,45 @@ KEEP_ALL = SearchSpace(pipelines=2, recompute=False, offload=False, separate_bac
 
 
 def every_order(problem: Problem) -> float | None:
-    """The least step over all directions and all orders of two one-layer stages on two devices; None: none fits."""
-    batches = range(problem.workload.micro_batches)
-    stages = tuple((layer.name,) for layer in problem.model.layers)
+    """The least step of all plans with at most two routes of one-layer stages or of one stage; None: none fits."""
     limits = [problem.workload.memory_limit(d.kind.memory_bytes) for d in problem.cluster.devices]
-    best: float | None = None
-    for directions in product((0, 1), repeat=len(batches)):
-        routes = [(0, 1), (1, 0)]
-        taken = [tuple(m for m in batches if directions[m] == k) for k in (0, 1)]
-        pipelines = tuple(Pipeline(r, r, t) for r, t in zip(routes, taken, strict=True) if t)
-        candidate = Candidate(problem, stages, pipelines)
-        work: list[list[Op]] = [[], []]
-        for m in batches:
-            for stage, device in enumerate(routes[directions[m]]):
-                work[device] += [Op(Kind.F, stage, m), Op(Kind.B, stage, m)]
-        for orders in product(*(legal(ops) for ops in work)):
+    found = []
+    for candidate in candidates(problem):
+        work: list[list[list[Op]]] = [[] for _ in problem.cluster.devices]
+        for pipeline in candidate.pipelines:
+            for m in pipeline.micro_batches:
+                passes = [Op(Kind.F, s, m) for s in range(len(candidate.stages))]
+                line = [*passes, *(Op(Kind.B, op.stage, m) for op in reversed(passes))]
+                for device, lines in enumerate(work):
+                    lines.append([op for op in line if pipeline.forward[op.stage] == device])
+        for orders in product(*(merged(lines) for lines in work)):
             try:
                 forecast = assemble(candidate, orders).forecast
             except PlanError:
                 continue
             assert forecast is not None
-            fits = all(peak <= limit for peak, limit in zip(forecast.peak_bytes, limits, strict=True))
-            if fits and (best is None or forecast.step_s < best):
-                best = forecast.step_s
-    return best
+            if all(peak <= limit for peak, limit in zip(forecast.peak_bytes, limits, strict=True)):
+                found.append(forecast.step_s)
+    return min(found, default=None)
 
 
-def legal(ops: list[Op]) -> list[tuple[Op, ...]]:
-    """Orders in which every backward follows its forward."""
+def candidates(problem: Problem) -> Iterator[Candidate]:
+    """All stages, each on a device of its own, and all ways to deal the micro-batches to at most two routes."""
+    names = tuple(layer.name for layer in problem.model.layers)
+    devices, batches = range(len(problem.cluster)), range(problem.workload.micro_batches)
+    for stages in (tuple((name,) for name in names), (names,)):
+        for taken in product(permutations(devices, len(stages)), repeat=len(batches)):
+            routes = dict.fromkeys(taken)
+            if len(routes) <= 2:
+                pipelines = (Pipeline(r, r, tuple(m for m in batches if taken[m] == r)) for r in routes)
+                yield Candidate(problem, stages, tuple(pipelines))
+
+
+def merged(lines: list[list[Op]]) -> list[tuple[Op, ...]]:
+    """Every order of the ops that keeps the order of each line."""
+    counts = [k for k, line in enumerate(lines) for _ in line]
     return [
-        order
-        for order in permutations(ops)
-        if all(order.index(op) > order.index(op._replace(kind=Kind.F)) for op in ops if op.kind == Kind.B)
+        tuple(next(left[k]) for k in turns) for turns in set(permutations(counts)) for left in [[*map(iter, lines)]]
     ]
 
 

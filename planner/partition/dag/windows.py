@@ -47,7 +47,7 @@ class Ticks:
         cpu = [g.cpu_work if problem.cpus else math.inf for g in problem.groups]
         lean = [g.lean.work if g.lean is not None else math.inf for g in problem.groups]
         costs = [t.cost for t in problem.tensors]
-        finite = [v for v in (*work, *cpu, *costs) if math.isfinite(v)]
+        finite = [v for v in (*work, *cpu, *lean, *costs) if math.isfinite(v)]
         total = Fraction(math.fsum(finite)) or Fraction(1)
         decimals = _decimals([*work, *lean]) if problem.overlap else None
         if decimals is None:

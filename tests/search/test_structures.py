@@ -142,7 +142,7 @@ def test_what_is_left_goes_to_the_space_that_holds_the_best_plan(copies_help: bo
         if not part.space.offload:
             part.incumbent.plain = found
 
-    by_turns(whole, lambda _: 1.0, search)
+    by_turns(whole, lambda _: 1.0, lambda _: None, search)
     assert turns[:2] == [(False, False), (True, True)]
     assert turns[2] == (copies_help, True)
 

@@ -209,7 +209,7 @@ def test_the_width_with_the_best_first_plan_gets_its_quick_plans_first() -> None
 
     ways = list(splits(problem, SearchSpace()))
     orders = device_orders(problem, 8)
-    search_widths(searching, orders, ways, Phases(lambda _: 0.0, first, quick, lambda *_: None))
+    search_widths(searching, orders, ways, Phases(lambda _: 0.0, first, quick, lambda *_: None, lambda _: None))
     assert searching.best is not None
     winner = len(searching.best.problem.cluster) // len({frozenset(p.forward) for p in searching.best.pipelines})
     assert seen[0] == winner

@@ -95,3 +95,8 @@ class Rounds:
         if new:
             self.descended.append(plan)
         return new
+
+    def spreads(self) -> bool:
+        """Whether stages with replicas of their own are to be looked at: once."""
+        new, self.spread = not self.spread, True
+        return new

@@ -30,9 +30,8 @@ from .stash_choices import lightened, with_choices
 
 def run_replicas(session: Session) -> None:
     """Stages with replicas of their own on the devices in every order, what is expected to be shortest first."""
-    if session.rounds.spread or session.done or not replicable(session.problem, session.space):
+    if session.done or not (replicable(session.problem, session.space) and session.rounds.spreads()):
         return
-    session.rounds.spread = True
     with suppress(OutOfTime), session.part(session, SHARE.spreads), until(session.clock.deadline):
         _run(session)
     check_time()

@@ -34,6 +34,8 @@ class Shares:
     """For the problem with fewer micro-batches, where there is one. Not measured."""
     named_first: float = 0.3
     """For named orders with copies to the host, before the space without copies is searched. Not measured."""
+    kept_first: float = 0.5
+    """For simulations of named orders with all stashes kept, of the time for fitting them. Time only. Not measured."""
     without_copies: float = 0.6
     """For the space without copies to the host, where there are others."""
     with_copies: float = 0.4

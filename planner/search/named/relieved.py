@@ -14,10 +14,10 @@ from ...basics import PlanError, check_time
 from ...forecast import Timeline, simulate_orders
 from ...graph import SHIP, Candidate, stash_policy
 from ...lower import Assembled, assembled
-from ...partition import Cuts, cut
+from ...partition import QUARTERS, Cuts, cut
 from ...plan import Op
 from ...schedules import Layout, capped
-from ..common import COUNT, SIZE, Session, balanced, missing, pays, policies
+from ..common import COUNT, SHARE, SIZE, Session, balanced, lacking, missing, pays, policies
 from .fitted import woven
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, caps, named_layouts, not_split, place, whole_backwards
@@ -40,17 +40,26 @@ def run_relieved(session: Session, order: Order) -> None:
     techniques = ways(session)
     if not techniques or len(order) < 2:
         return
-    kept: list[Kept] = []
-    for one in _simulated(session, order):
-        if not kept:  # at once: simulating all may take all the time there is
-            list(_fit(session, one, techniques[0]))
-        kept.append(one)
+    for some in (slice(0, 1), slice(1, None)):
+        kept: list[Kept] = []
+        for one in _simulated(session, order, some):
+            if not (kept or some.start):  # at once: simulating all may take all the time there is
+                list(_fit(session, one, techniques[0]))
+            kept.append(one)
+        _fit_all(session, sorted(kept, key=lambda one: one.timeline.step_s), techniques)
+
+
+def _fit_all(session: Session, kept: list[Kept], techniques: list[tuple[str, ...]]) -> None:
+    """Fits orders that come by their step with all stashes kept."""
     short: list[tuple[Kept, Candidate]] = []
-    for one in sorted(kept, key=lambda one: one.timeline.step_s):
+    for one in kept:
         for allowed in techniques:
             if session.done or one.timeline.step_s >= session.best_s:
                 break
             short += _fit(session, one, allowed)
+    for one in kept:
+        for policy in techniques[0]:
+            _lead(session, one, policy)
     for one, candidate in short:
         if session.done or one.timeline.step_s >= session.best_s:
             return
@@ -66,6 +75,19 @@ def try_relieved(session: Session, layout: Layout, cuts: Cuts) -> None:
         list(_fit(session, one, allowed))
 
 
+def _lead(session: Session, one: Kept, policy: str) -> None:
+    """All stashes of the leading stages: what copies and waits do to each other is not foreseen, and may be less."""
+    stages = len(one.candidate.stages)
+    for quarter in range(QUARTERS, 0, -1) if policy != SHIP else ():
+        if session.done or one.timeline.step_s >= session.best_s:
+            return
+        units = [(p, s) for p in range(len(one.candidate.pipelines)) for s in range(-(-stages * quarter // QUARTERS))]
+        candidate = with_quarters(one.candidate, {unit: [policy] * QUARTERS for unit in units})
+        found = _lowered(session, candidate, with_recomputation(candidate, one.orders), one.name)
+        if found is not None and found.forecast.step_s < session.best_s and not lacking(found):
+            session.offer(found.plan, one.name)
+
+
 def ways(session: Session) -> list[tuple[str, ...]]:
     """Sets of policies beside keeping: all together, then each alone."""
     problem, space = session.problem, session.space
@@ -74,17 +96,18 @@ def ways(session: Session) -> list[tuple[str, ...]]:
     return [some for some in dict.fromkeys((allowed, *((policy,) for policy in allowed))) if some]
 
 
-def _simulated(session: Session, order: Order) -> Iterator[Kept]:
-    simulated = 0
+def _simulated(session: Session, order: Order, some: slice) -> Iterator[Kept]:
+    """Every order on some of its cuts; where time is short, those for which there is no more than a share of it."""
+    simulated, least_s = 0, 0.0 if session.clock.fixed else (1 - SHARE.kept_first) * session.remaining_s
     for layout in _layouts(session, len(order)):
         count = 2 * session.problem.workload.micro_batches * layout.stages
-        if session.done or simulated + count > SIZE.remade_ops:
+        if session.done or simulated + count > SIZE.remade_ops or session.remaining_s < least_s:
             return
         if layout.stages > len(session.chain):
             continue
         simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        for cuts in list(_cuts(session, placed))[: 1 if count > SIZE.one_cut else None]:
+        for cuts in list(_cuts(session, placed))[some] if count <= SIZE.one_cut or not some.start else ():
             found = _kept(session, placed, cuts)
             if found is not None:
                 yield found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from async_plans import SCHEDULED, assert_exact
+from async_plans import SCHEDULED, Listed, assert_exact
 from async_plans import run as run_threads
 from click.testing import CliRunner
 from runs import STEPS, run_plans_together
@@ -21,7 +22,10 @@ from contraflow.executor.run.rank import blueprint_of
 from contraflow.models import resolve
 from contraflow.planner import check, load_plan
 from contraflow.planner.plan import Kind, Plan
+from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import ModelGraph
+from contraflow.planner.problem.workload import SearchSpace, Workload
+from contraflow.planner.search.driver import plan as search
 
 BATCHES, SAMPLES = 16, 64
 CLUSTER = """
@@ -102,3 +106,25 @@ def test_processes_equal_the_emulation(tmp_path: Path) -> None:
     assert plan.stash == (("offload",),)
     (found,) = run_plans_together([plan], tmp_path, training=SCHEDULED)
     assert_exact(found, emulated(plan, (STEPS,)))
+
+
+@pytest.mark.parametrize(("devices", "space"), [(3, SearchSpace("pipefb")), (4, SearchSpace(asynchronous=("stash",)))])
+def test_own_cuts_for_forwards_and_backwards_train_as_one_process(devices: int, space: SearchSpace) -> None:
+    """Of uneven layers: stages are what both cuts leave together, and follow one another on a device."""
+    graph = model()
+    times = [(1e-3 * (1 + k % 3), 1e-3 * (1 + (k + 1) % 4)) for k in range(len(graph.layers))]
+    layers = [
+        replace(layer, forward_s=f, backward_input_s=b, backward_weight_s=b)
+        for layer, (f, b) in zip(graph.layers, times, strict=True)
+    ]
+    cluster = Cluster.uniform(devices, link=Link(1e9, 2e-5))
+    workload = Workload(BATCHES, "momentum")
+    plan = search(replace(graph, layers=tuple(layers)), cluster, workload, replace(space, pipelines=1), 5).plan
+    assert plan is not None
+    (pipeline,) = plan.pipelines
+    routes = (pipeline.forward, pipeline.backward)
+    forward, backward = ({k for k, (a, b) in enumerate(pairwise(route)) if a != b} for route in routes)
+    assert forward != backward
+    wanted = Listed(blueprint_of(prepare(plan, BATCHES, dtype=torch.float32, training=SCHEDULED)))
+    wanted.follow(plan)
+    assert_exact(run_threads(plan, (BATCHES,), SCHEDULED, torch.float32), wanted.train((BATCHES,)))

@@ -13,7 +13,7 @@ import numpy as np
 from ...basics import OutOfTime, check_time, until
 from ...bounds import load
 from ...forecast import most_copies
-from ...graph import Candidate, on_lists, update_size, with_updates
+from ...graph import RECOMPUTE, Candidate, on_lists, update_size, with_updates
 from ...lower import assembled
 from ...partition import Cuts, Floats, bottleneck, cut_mixed, link_seconds, trace
 from ...plan import Kind, Plan
@@ -37,7 +37,7 @@ from ..common import (
 from ..named import Order, lightened, place, with_choices, with_recomputation
 from .own_cuts import of_schedule, run_own_cuts
 from .separate import TwoChains
-from .trials import Trial, Tried, every_cut
+from .trials import Trial, Tried, every_cut, lacks_least
 from .two_devices import TwoDevices
 
 
@@ -128,6 +128,17 @@ class _Placed:
         """Whether every cut is tried."""
         return self._every is not None
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether no cut has room for one stash at a time, whatever becomes of the others."""
+        layout, row = self.layout, ((RECOMPUTE,) * self.layout.stages,)
+        return self._every is not None and all(
+            lacks_least(
+                Candidate(self.session.problem, self.session.chain.stages(cuts), layout.pipelines, row, layout.weights)
+            )
+            for cuts in self._every
+        )
+
     def trials(self) -> Iterator[Trial]:
         """A plan of every cut worth simulating; no period is shorter than its heaviest device or link."""
         problem, chain, layout = self.session.problem, self.session.chain, self.layout
@@ -209,7 +220,7 @@ def plan_named(session: Session, orders: list[Order]) -> Result:
             for one in placed if allowed else ():
                 if isinstance(one, _Placed):
                     one.lightened(tried, allowed)
-                    tried.complete &= tried.best is not None
+                    tried.complete &= tried.best is not None or one.hopeless
             if apart:
                 _cut_apart(session, tried, apart)
     except KeyboardInterrupt:

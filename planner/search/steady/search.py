@@ -108,8 +108,8 @@ class Steady:
             self.offer_hint(hint)
         self.plainly()
         self.explore()
-        self.cut_apart()
         run_replicas(self.session, self.take)
+        self.cut_apart()
         if not self.proven:
             self.named()
         self.mix()

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...basics import PlanError
-from ...graph import Candidate
+from ...basics import PlanError, check_time
+from ...graph import Candidate, stash_policy, static_bytes
 from ...lower import Assembled, Orders, assembled, period_seconds
 from ...partition import Cuts, compositions
-from ..common import SIZE, TOLERANCE, Session, lacking
+from ..common import SIZE, TOLERANCE, Session, lacking, limits
 from .build import excess_for_long
 
 
@@ -99,3 +99,18 @@ def every_cut(session: Session, stages: int) -> list[Cuts] | None:
     """All cuts into so many stages, where they and the ops of a plan are few enough to simulate all; else None."""
     small = 2 * session.problem.workload.micro_batches * stages <= SIZE.one_cut
     return compositions(len(session.chain), stages, SIZE.listed_cuts) if small else None
+
+
+def lacks_least(candidate: Candidate) -> int:
+    """Bytes that some device lacks at least: beside what stays, it holds a stash that it makes or uses."""
+    costs, (pipeline,) = candidate.costs, candidate.pipelines
+    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
+    worst = 0
+    check_time()
+    allowed = limits(candidate.problem)
+    for s, policy in enumerate(candidate.stash[0]):
+        here, there = pipeline.forward[s], pipeline.backward[s]
+        held = int(costs.workspace_bytes[s] + costs.stash_bytes[s])
+        forward = int(costs.workspace_bytes[s]) if stash_policy(policy).remade else held
+        worst = max(worst, static[here] + forward - allowed[here], static[there] + held - allowed[there])
+    return worst

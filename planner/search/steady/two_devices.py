@@ -21,7 +21,6 @@ from ...graph import (
     Candidate,
     require_sound,
     stash_policy,
-    static_bytes,
     step_seconds,
     update_size,
     with_returns,
@@ -31,12 +30,12 @@ from ...partition import Cuts, Floats, bottleneck, trace
 from ...plan import Kind, Op, Pipeline
 from ...problem import WEIGHT_POLICIES, Link
 from ...schedules import Layout, build
-from ..common import SIZE, TOLERANCE, Session, limits, priced
+from ..common import SIZE, TOLERANCE, Session, priced
 from ..named import Order, device_orders, place, with_recomputation
 from .build import LATE, NEVER, SOON
 from .rules import Rules
 from .tables import Intervals
-from .trials import Trial, every_cut
+from .trials import Trial, every_cut, lacks_least
 
 Row = tuple[str, ...]
 """A stash policy for every stage."""
@@ -165,7 +164,7 @@ class TwoDevices:
     def complete(self) -> bool:
         """Whether what is tried decides whether anything fits: no cut has room for one stash at a time."""
         row = (RECOMPUTE if self.session.space.recompute else KEEP,) * self.layout.stages
-        return self._every is not None and all(_lacks(self._candidate(row, cuts)) > 0 for cuts in self._every)
+        return self._every is not None and all(lacks_least(self._candidate(row, cuts)) > 0 for cuts in self._every)
 
     def _cuts(self, row: Row) -> list[Cuts]:
         """Cuts worth simulating with these policies, the most promising first; all of them where they are few."""
@@ -179,7 +178,7 @@ class TwoDevices:
     def trials(self) -> Iterator[Trial]:
         """Everything that is tried, what can be fastest first; where nothing can fit, what lacks least memory."""
         found = [trial for row in self.rows for cuts in self._cuts(row) for trial in self._with_all(row, cuts)]
-        lacks = [_lacks(trial.candidate) for trial in found]
+        lacks = [lacks_least(trial.candidate) for trial in found]
         worth = [trial for trial, lack in zip(found, lacks, strict=True) if lack <= 0]
         yield from sorted(worth or [found[int(np.argmin(lacks))]], key=lambda trial: trial.least_s)
 
@@ -210,21 +209,6 @@ class TwoDevices:
         row = candidate.stash[0]
         orders = with_recomputation(candidate, self.layout.orders)
         return with_returns(candidate, [_spared(order, row, leaving, waits) for order in orders], ahead)
-
-
-def _lacks(candidate: Candidate) -> int:
-    """Bytes that some device lacks at least: beside what stays, it holds a stash that it makes or uses."""
-    costs, (pipeline,) = candidate.costs, candidate.pipelines
-    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
-    worst = 0
-    check_time()
-    allowed = limits(candidate.problem)
-    for s, policy in enumerate(candidate.stash[0]):
-        here, there = pipeline.forward[s], pipeline.backward[s]
-        held = int(costs.workspace_bytes[s] + costs.stash_bytes[s])
-        forward = int(costs.workspace_bytes[s]) if stash_policy(policy).remade else held
-        worst = max(worst, static[here] + forward - allowed[here], static[there] + held - allowed[there])
-    return worst
 
 
 def _spared(order: Sequence[Op], row: Row, leaving: int | None, waits: bool) -> list[Op]:

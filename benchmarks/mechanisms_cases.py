@@ -57,6 +57,7 @@ STASHING = SearchSpace(asynchronous=("stash",))
 def table() -> Iterator[Case]:
     """Every row; those of published profiles only where these lie beside the project."""
     yield from _own_models()
+    yield from _computing_alone()
     yield from _replicated()
     yield from _memory()
     yield from _small()
@@ -83,6 +84,18 @@ def _own_models() -> Iterator[Case]:
         yield Case(
             f"{name}, {devices} devices{room}, no flush", model, _server(devices), workload, STASHING, target, source,
             1e-3,
+        )  # fmt: skip
+
+
+def _computing_alone() -> Iterator[Case]:
+    """The same with all the memory there may be and nothing to wait for, as the steps to reach were worked out."""
+    kind = replace(V100, memory_bytes=PLENTY)
+    free = Cluster((NodeGroup(1, 16, kind, Link(), None, Link()),))
+    for name, target in (("vgg-16", "83.6"), ("resnet-101", "37.5")):
+        workload = Workload(6 * 16, "sgd", update_every=1)
+        yield Case(
+            f"{name}, 16 devices, computing alone, no flush", analytic(name, 64, V100, "fp32"), free, workload,
+            STASHING, target, "a cut for each direction, computing alone", 1e-3,
         )  # fmt: skip
 
 

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from convergence_report import REFERENCE, RIVAL, Spread
 from convergence_runs import SMALL, methods, trained
-from tables import RESULTS, Table, origin
+from tables import Table, origin, savable
 
 METHODS = (REFERENCE, RIVAL, "spectrain", "stash", "naive", "2bw")
-COLUMNS = ["task", "method", "best rate", "accuracy", "held-out loss", "training loss", "same rate", "accuracy",
+COLUMNS = ["task, method", "best rate", "accuracy", "held-out loss", "training loss", "same rate", "accuracy",
            "held-out loss", f"seeds better than {RIVAL}"]  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def rows(found: Found) -> list[list[str]]:
             best, here = rates[own], rates[same]
             wins = "" if method == RIVAL else f"{_wins(best, rival[best_rate(rival)])}, {_wins(here, rival[same])}"
             loss = str(_spread(best, "loss"))
-            made.append([task, method, f"{own:g}", *_spreads(best), loss, f"{same:g}", *_spreads(here), wins])
+            made.append([f"{task}, {method}", f"{own:g}", *_spreads(best), loss, f"{same:g}", *_spreads(here), wins])
     return made
 
 
@@ -165,8 +165,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--factors", type=float, nargs="+", default=[1 / 3, 1, 3], help="of the task's rate")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--runs", type=Path, default=RESULTS / "rates-runs.json", metavar="FILE")
-    parser.add_argument("--save", action="store_true", help="writes benchmarks/results/rates.json")
+    parser.add_argument("--runs", type=Path, default=Path("rates-runs.json"), metavar="FILE")
+    savable(parser)
     return parser.parse_args()
 
 
@@ -176,10 +176,10 @@ def main() -> int:
     begun = origin()
     runs = wanted(chosen)
     found = all_measured(runs, chosen.runs, chosen.workers)
-    made = Table(begun, COLUMNS, rows(found))
+    made = Table.made(begun, COLUMNS, rows(found))
     print(made.markdown())
     if chosen.save:
-        made.save("rates")
+        made.save("convergence/rates")
     return 0 if len(found) == len(runs) else 1
 
 

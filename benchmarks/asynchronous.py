@@ -212,7 +212,8 @@ def main() -> int:
             name, table = "throughput", throughput(setting, processes, given.methods, by)
         print(f"{table.origins[0].note}\n\n{table.text()}\n")
         if given.save:
-            table.save(f"asynchronous/{name}-{processes}")
+            of = "" if setting.model == (LITTLE if given.memory else USUAL)["model"] else f"{setting.model}-"
+            table.save(f"asynchronous/{of}{name}-{processes}")
     return 0
 
 

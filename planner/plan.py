@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-from .basics import MOST_STEP_BYTES, WorkloadError
+from .basics import MOST_STEP_BYTES, ModelError, WorkloadError, shown
 from .problem import Cluster, ModelGraph, Workload
 
 
@@ -35,6 +35,7 @@ class Kind(IntEnum):
     RECV_P = 17
     TIE = 18
     PREDICT = 19
+    GATHER = 20
 
 
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP, Kind.PREDICT})
@@ -43,8 +44,8 @@ IN_LINE = COMPUTE | {Kind.FREE}
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.SEND_S, Kind.SEND_P})
 RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B, Kind.RECV_S, Kind.RECV_P})
 COPIES = frozenset({Kind.OFFLOAD, Kind.FETCH})
-COLLECTIVES = frozenset({Kind.REDUCE, Kind.TIE})
-"""Sums of gradients over several devices: posted, and one event for all of them."""
+COLLECTIVES = frozenset({Kind.REDUCE, Kind.TIE, Kind.GATHER})
+"""Sums of gradients over several devices, and what gives all of them all parameters: posted, one event for all."""
 
 _MARKS = {Kind.TIE: "=", Kind.PREDICT: "+"}
 
@@ -53,7 +54,7 @@ class Op(NamedTuple):
     """One operation of a device.
 
     `stage` is the stage that computes, or for a message the stage on this device's side that sends or receives
-    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE, TIE, STEP and
+    it; `peer` is then the stage at the other end (-1 otherwise). `micro_batch` is -1 for REDUCE, TIE, STEP, GATHER and
     parameters; in a plan that updates weights more than once, it is the last micro-batch of the update.
 
     Activations: SEND_F(stage=producer, peer=consumer) meets RECV_F(stage=consumer, peer=producer).
@@ -64,6 +65,8 @@ class Op(NamedTuple):
     ops after it wait until the stash's OFFLOAD (or outgoing SEND_S) has ended, so that its memory can be used.
     REDUCE sums a stage's gradients over its replicas. TIE sums the gradient of tied parameters over all devices that
     hold a copy: `stage` is the lowest member stage that this device trains, `peer` the group's number in the model.
+    GATHER follows the STEP of a stage whose replicas share its optimizer (`Workload.sharded`): REDUCE then leaves every
+    replica the sum of its part, STEP updates that part, GATHER brings all parts to all replicas.
 
     PREDICT writes the weights that the stage will have `peer` updates later, for the next op in line: the F, B or I of
     its stage and micro-batch; the W of a split backward uses them too. Where a stage's forward runs on another device,
@@ -87,7 +90,7 @@ class Op(NamedTuple):
 
     @property
     def collective(self) -> tuple[Kind, int, int]:
-        """Of a REDUCE or TIE: what tells it from the others, the same on all devices that take part."""
+        """Of a REDUCE, TIE or GATHER: what tells it from the others, the same on all devices that take part."""
         return self.kind, self.peer if self.kind == Kind.TIE else self.stage, self.micro_batch
 
 
@@ -105,13 +108,21 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Problem:
-    """What was asked: the model, the cluster and the workload. Raises WorkloadError where sizes would not add up."""
+    """What was asked: the model, the cluster and the workload.
+
+    Raises WorkloadError where sizes would not add up, ModelError where the model is not one of the cluster's teams.
+    """
 
     model: ModelGraph
     cluster: Cluster
     workload: Workload
 
     def __post_init__(self) -> None:
+        if self.model.team != self.cluster.team:
+            raise ModelError(
+                f"model {shown(self.model.name)} has costs for teams of {self.model.team}, the cluster's devices are "
+                f"teams of {self.cluster.team}"
+            )
         count = self.model.total_bytes * self.workload.micro_batches
         if count > MOST_STEP_BYTES:
             each = f"{self.workload.micro_batches} micro-batches of {self.model.total_bytes} bytes"
@@ -177,7 +188,8 @@ class Provenance:
     """Where a plan came from: `source` is the schedule's name or the search, `space` what the forecast's bound covers.
 
     `among`: the part of that space of which more is proven, where there is one; no plan of it takes less than
-    `among_bound_s` seconds, of the step or, without a flush, of the period.
+    `among_bound_s` seconds, of the step or, without a flush, of the period. `points`: of a family, what came of each
+    point (teams, micro-batch size) that was searched together with the plan's own.
     """
 
     version: str = ""
@@ -188,6 +200,7 @@ class Provenance:
     space: str = ""
     among: str = ""
     among_bound_s: float | None = None
+    points: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,3 +62,31 @@ def drop_stale(callers: Iterable[object], sources: Iterable[object]) -> None:
             marker.touch()
         except OSError:
             continue
+
+
+class Aside:
+    """A function of a module, called in a process of its own for what it leaves on disk; ended with the `with`."""
+
+    def __init__(self, module: str, name: str) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {module} import {name}; {name}()"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is for the caller, who ends it
+        )
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.running:
+            self._process.kill()
+        self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        """Whether the function has not returned yet."""
+        return self._process.poll() is None

@@ -1,4 +1,4 @@
-"""Quantities as people write them: "16GiB", "25GB/s", "5us"; plain numbers are bytes, bytes/s and seconds."""
+"""Quantities as people write them: "16GiB", "25GB/s", "200Gb/s", "5us"; numbers are bytes, bytes/s and seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from .errors import InputError
 from .escapes import shown
 
 _BYTES = {"B": 1} | {f"{p}{u}": b ** (k + 1) for k, p in enumerate("KMGT") for u, b in (("iB", 1024), ("B", 1000))}
+_RATES = {f"{unit}/s": float(scale) for unit, scale in _BYTES.items()}
+_RATES |= {f"{p}{bit}/s": 1000**k / 8 for k, p in enumerate(("", *"KMGT")) for bit in ("b", "bit")}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LETTERS = 100  # of a quantity
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*(?:/s)?)\s*")
@@ -51,8 +53,11 @@ def parse_seconds(value: object, what: str) -> float:
 
 
 def parse_bandwidth(value: object, what: str) -> float:
-    """Bytes per second from "25GB/s" or a number, more than zero; raises InputError naming `what`."""
-    rate = _parse(value, what, {f"{unit}/s": scale for unit, scale in _BYTES.items()}, "25GB/s")
+    """Bytes per second from "25GB/s", "200Gb/s", "200Gbit/s" (bits) or a number, more than zero.
+
+    Raises InputError naming `what`.
+    """
+    rate = _parse(value, what, _RATES, "25GB/s")
     if rate <= 0:
         raise InputError(f"{what}: a bandwidth must be more than 0, got {shown(value)}")
     return rate

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..basics import reading
-from ..problem import ModelGraph
+from ..problem import ModelFamily, ModelGraph
 from . import dnn_partitioning, pipedream, piper
 from .dnn_partitioning import PlacementInstance
 from .pipedream import PipeDreamProfile
+from .piper import Mode as PiperMode
 from .piper import PiperInstance
 from .published import FormatError, as_format
 
@@ -24,10 +25,11 @@ __all__ = [
     "FormatError",
     "PipeDreamProfile",
     "PiperInstance",
+    "PiperMode",
     "PlacementInstance",
     "Published",
+    "load_family",
     "load_graph",
-    "load_model",
     "read",
 ]
 
@@ -46,18 +48,24 @@ def read(path: str | Path) -> Published:
 
 def load_graph(path: str | Path) -> Published | ModelGraph:
     """What a model.json or a published file says; raises InputError, one line."""
+    found = _load(path)
+    return ModelGraph.from_dict(found) if isinstance(found, dict) else found
+
+
+def load_family(path: str | Path) -> ModelFamily:
+    """The models in a family's file; of a model.json or a published file, its one. Raises InputError, one line."""
+    found = _load(path)
+    return ModelFamily.from_dict(found) if isinstance(found, dict) else ModelFamily((found.model,))
+
+
+def _load(path: str | Path) -> Published | dict[str, Any]:
+    """A published file, or the content of one of ours."""
     text = reading.read_text(path)
     if _profile(text):
         return pipedream.load(path)
     content = reading.parse_json(text, reading.file_name(path))
     found = _published(content, Path(path).stem)
-    return ModelGraph.from_dict(content) if found is None else found
-
-
-def load_model(path: str | Path) -> ModelGraph:
-    """The model in a model.json or in a published file; raises InputError, one line."""
-    found = load_graph(path)
-    return found if isinstance(found, ModelGraph) else found.model
+    return reading.mapping(content, "a model", what="a JSON object") if found is None else found
 
 
 def _profile(text: str) -> bool:

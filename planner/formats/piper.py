@@ -1,15 +1,16 @@
 """Piper instances (NeurIPS'21): JSON with the ways to run every layer, tensor-parallel degree by degree.
 
-Of the degrees only 1 is read: one device runs a layer in a mode, `vanilla` or `activation recomp`. Times are those of
-forward and backward together for one micro-batch, in seconds; sizes are bytes. A mode holds A bytes for every
-micro-batch in flight and B bytes all the time.
+At every degree (its ways) a layer runs in one of some modes, as `vanilla` and `activation recomp`. Times are those of
+forward and backward together for one micro-batch, in seconds; sizes are bytes of one device. A mode holds A bytes for
+every micro-batch in flight and B bytes all the time. A model is made of what one device does.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,8 @@ from . import published
 from .published import FormatError
 
 ModeName = Literal["vanilla", "recompute"]
-_RECOMPUTE = "activation recomp"
+VANILLA, RECOMPUTE = "vanilla", "activation recomp"
+"""The modes of the published files."""
 _TOP = "the instance"
 _FORWARD_SHARE = 1 / 3
 """Forward's share of a layer's time where the file does not tell: the backward does twice the work."""
@@ -39,31 +41,50 @@ _FORWARD_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Mode:
-    """How a layer runs on one device: seconds of a micro-batch, bytes in flight (A) and all the time (B).
+    """How a layer runs: seconds of a micro-batch; of each device its bytes in flight (A) and all the time (B).
 
-    `synchronised`: it needs traffic between tensor-parallel devices, which one device should not.
+    `sync_in` and `sync_out`: bytes that its tensor-parallel devices exchange where the edge from (to) that layer
+    leads to another stage; the forward's, and as many again in the backward.
     """
 
     time_s: float
     parameter_bytes: float
     in_flight_bytes: float
     static_bytes: float
-    synchronised: bool
+    sync_in: Mapping[int, float] = field(default_factory=dict)
+    sync_out: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def synchronised(self) -> bool:
+        """Does it need traffic between tensor-parallel devices?"""
+        return any(self.sync_in.values()) or any(self.sync_out.values())
 
 
 @dataclass(frozen=True)
 class PiperLayer:
-    """A layer and its modes on one device; `recompute` is None where the file has none."""
+    """A layer and its modes by name, for every number of ways that it can be run in."""
 
     id: int
     name: str
-    vanilla: Mode
-    recompute: Mode | None
+    modes: Mapping[int, Mapping[str, Mode]]
+
+    @property
+    def vanilla(self) -> Mode:
+        """On one device; raises FormatError when the file has no such mode."""
+        return self.alone(VANILLA)
+
+    def alone(self, name: str) -> Mode:
+        """A mode on one device; raises FormatError when the file has none of that name."""
+        found = self.modes.get(1, {}).get(name)
+        if found is None:
+            raise FormatError(f"node {self.id} has no mode {name!r} on one device")
+        return found
 
     @property
     def forward_s(self) -> float:
         """Seconds of the forward: what recompute adds; a third of the whole where that is no answer."""
-        more = self.recompute.time_s - self.vanilla.time_s if self.recompute is not None else -1.0
+        recompute = self.modes[1].get(RECOMPUTE)
+        more = recompute.time_s - self.vanilla.time_s if recompute is not None else -1.0
         return more if 0 <= more <= self.vanilla.time_s else self.vanilla.time_s * _FORWARD_SHARE
 
 
@@ -99,9 +120,7 @@ class PiperInstance:
         return ModelGraph(tuple(layers), edges, self.name, micro_batch_size)
 
     def _layer(self, node: PiperLayer, name: str, mode: ModeName, size: int, output_bytes: float) -> Layer:
-        how = node.vanilla if mode == "vanilla" else node.recompute
-        if how is None:
-            raise FormatError(f"node {node.id} has no mode {_RECOMPUTE!r} on one device")
+        how = node.vanilla if mode == "vanilla" else node.alone(RECOMPUTE)
         stash = round(how.in_flight_bytes * size)
         return Layer(
             name=name,
@@ -144,6 +163,7 @@ def _instance(content: object, name: str) -> PiperInstance:
             raise FormatError(f"edge {source} -> {target} appears twice")
         edges[source, target] = size
     published.acyclic(edges)
+    _known_edges(nodes, edges)
     batch = "mbsInBatch" if "mbsInBatch" in top else "maxBatchSize"
     return PiperInstance(
         name,
@@ -162,19 +182,51 @@ def load(path: str | Path) -> PiperInstance:
         return parse(reading.read_json(path), Path(path).stem)
 
 
+def _known_edges(nodes: Iterable[PiperLayer], edges: Container[tuple[int, int]]) -> None:
+    """Raises FormatError where layers exchange bytes over an edge that there is not."""
+    for node in nodes:
+        for ways, modes in node.modes.items():
+            for name, mode in modes.items():
+                ends = [(other, node.id) for other, size in mode.sync_in.items() if size]
+                ends += [(node.id, other) for other, size in mode.sync_out.items() if size]
+                for source, target in ends:
+                    if (source, target) not in edges:
+                        where = f"node {node.id}, mode {shown(name)} in {ways} ways"
+                        raise FormatError(f"{where}: there is no edge {source} -> {target} to synchronise")
+
+
 def _layer(entry: object, position: int) -> PiperLayer:
     values = reading.mapping(entry, f"nodes[{position}]")
     identity = published.identity(reading.required(values, "id", f"nodes[{position}]"), "id", f"nodes[{position}]")
     where = f"node {identity}"
     degrees = reading.mapping(reading.required(values, "TMPCs", where), f"{where}: TMPCs")
-    modes: dict[str, Mode] = {}
-    for entry in reading.items(degrees, "1", f"{where}: TMPCs"):
-        mode = reading.mapping(entry, f"{where}: mode")
-        name = str(reading.required(mode, "id", f"{where}: mode"))
-        modes[name] = _mode(mode, f"{where}, mode {shown(name)}")
-    if "vanilla" not in modes:
-        raise FormatError(f"{where} has no mode 'vanilla' on one device")
-    return PiperLayer(identity, _name(values, identity, where), modes["vanilla"], modes.get(_RECOMPUTE))
+    modes: dict[int, dict[str, Mode]] = {}
+    for key in degrees:
+        ways = _whole_key(key, f"{where}: TMPCs", 1, MOST_DEVICES)
+        modes[ways] = _modes(reading.items(degrees, key, f"{where}: TMPCs"), where, ways)
+    if not any(modes.values()):
+        raise FormatError(f"{where} has no mode")
+    return PiperLayer(identity, _name(values, identity, where), modes)
+
+
+def _modes(entries: Sequence[object], where: str, ways: int) -> dict[str, Mode]:
+    """The modes of a layer in so many ways, by name."""
+    found: dict[str, Mode] = {}
+    for entry in entries:
+        values = reading.mapping(entry, f"{where}: mode")
+        name = str(reading.required(values, "id", f"{where}: mode"))
+        place = f"{where}, mode {shown(name)}" + ("" if ways == 1 else f" in {ways} ways")
+        if name in found:
+            raise FormatError(f"{place} appears twice")
+        found[name] = _mode(values, place)
+    return found
+
+
+def _whole_key(key: str, where: str, least: int, most: int) -> int:
+    """A key that is a whole number in its range; raises FormatError."""
+    if not re.fullmatch(f"-?[0-9]{{1,{len(str(most))}}}", key) or not least <= int(key) <= most:
+        raise FormatError(f"{where}: {shown(key)} is no whole number of {least} to {most}")
+    return int(key)
 
 
 def _name(values: Mapping[str, object], identity: int, where: str) -> str:
@@ -190,14 +242,19 @@ _COSTS = {
 
 def _mode(values: Mapping[str, object], where: str) -> Mode:
     costs = [reading.number(reading.required(values, key, where), key, where, most) for key, most in _COSTS.items()]
-    syncs = [_syncs(values.get(key, {}), key, where) for key in ("syncTimeFw", "syncTimeBw")]
-    return Mode(costs[0], costs[1], costs[2], costs[3], any(syncs))
+    into, out = (_syncs(values.get(key, {}), key, where) for key in ("syncTimeFw", "syncTimeBw"))
+    return Mode(costs[0], costs[1], costs[2], costs[3], into, out)
 
 
-def _syncs(content: object, key: str, where: str) -> bool:
-    """Is there any traffic?"""
-    bytes_of_ends = reading.mapping(content, f"{where}: {key}").values()
-    return sum(reading.number(value, key, where) for value in bytes_of_ends) > 0
+def _syncs(content: object, key: str, where: str) -> dict[int, float]:
+    """Bytes for every other end of an edge: the files call them times."""
+    ends = reading.mapping(content, f"{where}: {key}")
+    return {
+        _whole_key(end, f"{where}: {key}", -published.MOST_ID, published.MOST_ID): reading.number(
+            value, key, where, MOST_BYTES
+        )
+        for end, value in ends.items()
+    }
 
 
 def _edge(entry: object, position: int, nodes: set[int]) -> tuple[int, int, float]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from ..basics import MOST_LAYERS, MOST_OPS, SHOWN, InputError, one_line, refusing, shown
 
 MOST_NODES = MOST_LAYERS
-_MOST_ID = MOST_OPS * 1000
+MOST_ID = MOST_OPS * 1000
 
 
 class FormatError(InputError):
@@ -22,8 +22,8 @@ def as_format() -> AbstractContextManager[None]:
 
 def identity(value: object, key: str, where: str) -> int:
     """The id of a node; raises FormatError."""
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST_ID:
-        raise FormatError(f"{where}: {key} must be a whole number of at most {_MOST_ID}, got {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_ID:
+        raise FormatError(f"{where}: {key} must be a whole number of at most {MOST_ID}, got {shown(value)}")
     return value
 
 

@@ -11,8 +11,9 @@ from .columns import NOWHERE, Flags, Floats, Ints, Ops
 from .homes import Homes, copied_bytes, parameter_returns
 from .kernel import run_jobs
 from .machine import Machine
-from .needs import Needs, Precedences, Why, needs_of, users_of
+from .needs import OF_A_PASS, Needs, Precedences, Why, needs_of, users_of
 from .policies import (
+    BUILT_IN,
     INCOMING,
     KEEP,
     OFFLOAD,
@@ -29,7 +30,16 @@ from .policies import (
     ship_target,
     stash_policy,
 )
-from .reductions import predict_seconds, reduce_seconds, ring, step_seconds, tie_seconds, update_seconds
+from .reductions import (
+    gather_seconds,
+    predict_seconds,
+    reduce_seconds,
+    ring,
+    step_seconds,
+    sum_seconds,
+    tie_seconds,
+    update_seconds,
+)
 from .replicas import forward_devices, holders, static_bytes, training_bytes
 from .structured import Structured, route, update_ends, update_size
 from .traffic import (
@@ -63,8 +73,10 @@ __all__ = [
     "NOWHERE",
     "Needs",
     "OFFLOAD",
+    "OF_A_PASS",
     "OFFLOAD_WEIGHTS",
     "Ops",
+    "BUILT_IN",
     "POLICIES",
     "PREDICTED_AT_ONCE",
     "Precedences",
@@ -84,6 +96,7 @@ __all__ = [
     "copied_bytes",
     "crossing",
     "forward_devices",
+    "gather_seconds",
     "gradients",
     "holders",
     "kept_versions",
@@ -111,6 +124,7 @@ __all__ = [
     "static_bytes",
     "step_seconds",
     "step_workspace",
+    "sum_seconds",
     "tie_seconds",
     "training_bytes",
     "update_seconds",

@@ -25,7 +25,7 @@ class Homes:
 
     device: of F. back: of B, I, W, R and FETCH. row: number of the stash's policy in `rows`. away: the device that the
     policy names, -1: none. node: of every device. groups: of tied parameters in the model. update: micro-batches an
-    update; 0: one update, at the end.
+    update; 0: one update, at the end. sharded: replicas of a stage share its optimizer.
     """
 
     device: Ints
@@ -37,6 +37,7 @@ class Homes:
     node: Ints
     groups: int
     update: int
+    sharded: bool
 
     @classmethod
     def of(cls, plan: Structured, micro_batches: int = 0) -> Homes:
@@ -70,6 +71,7 @@ class Homes:
             node=np.array([device.node for device in cluster.devices], dtype=np.int64),
             groups=len(plan.problem.model.shared),
             update=0 if plan.weights == FLUSH else update_size(plan),
+            sharded=plan.problem.workload.sharded,
         )
 
     # ------------------------------------------------------------ stashes

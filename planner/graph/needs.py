@@ -33,6 +33,17 @@ class Why(Enum):
     WEIGHTS = "it writes, brings or still reads the weights"
 
 
+OF_A_PASS = (
+    (Kind.F, Kind.R),
+    (Kind.F, Kind.B),
+    (Kind.F, Kind.I),
+    (Kind.R, Kind.B),
+    (Kind.R, Kind.I),
+    (Kind.I, Kind.W),
+)
+"""What reads what on one device, of one stage and micro-batch: lists have them in this order, so none is a need."""
+
+
 class Precedences(NamedTuple):
     """`after` starts no earlier than `lag` seconds after `before` has ended; one entry a precedence.
 

@@ -244,6 +244,8 @@ POLICIES: dict[str, StashPolicy] = {
     )
 }
 """Every policy by its name; of one that names a device, the text in a plan is `name>DEVICE`."""
+BUILT_IN = frozenset(POLICIES)
+"""Those that the search knows more of than their rows; `register` adds others."""
 _NAMED = re.compile(r"([^>]+)>(0|[1-9][0-9]{0,8})")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..problem import WEIGHT_POLICIES, Cluster, StageCosts
+from ..problem import WEIGHT_POLICIES, Cluster, StageCosts, part_bytes
 from .replicas import holders
 from .structured import Structured
 
@@ -12,18 +13,35 @@ if TYPE_CHECKING:
     from ..plan import Problem
 
 
-def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int) -> tuple[float, float]:
+def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int, turns: int = 2) -> tuple[float, float]:
     """(seconds on the links, latency) of a ring all-reduce of `count` bytes between these devices.
 
     2(r-1) rounds move count/r bytes over every link of the ring (Patarasuk and Yuan, 2009), at the links'
-    `reduce_bandwidth`.
+    `reduce_bandwidth`. `turns`: 1 for half of it, a reduce-scatter or an all-gather.
     """
     if count == 0 or len(devices) < 2:
         return 0.0, 0.0
     r = len(devices)
     links = [cluster.link(a, b) for a, b in ring(devices)]
-    rounds = 2 * (r - 1)
+    rounds = turns * (r - 1)
     return rounds * max(x.reduce_occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
+
+
+def sum_seconds(problem: Problem, devices: tuple[int, ...], trained: int) -> tuple[float, float]:
+    """(seconds on the links, latency) of a REDUCE: an all-reduce of a stage's gradients, sharded a reduce-scatter."""
+    workload = problem.workload
+    if not workload.sharded:
+        return reduce_seconds(problem.cluster, devices, workload.gradient_bytes(trained))
+    whole = len(devices) * part_bytes(trained, len(devices))
+    return reduce_seconds(problem.cluster, devices, workload.gradient_bytes(whole), turns=1)
+
+
+def gather_seconds(problem: Problem, devices: tuple[int, ...], trained: int) -> tuple[float, float]:
+    """(seconds on the links, latency) of a GATHER: an all-gather of parameters; nothing where they are not sharded."""
+    if not problem.workload.sharded:
+        return 0.0, 0.0
+    whole = len(devices) * part_bytes(trained, len(devices))
+    return reduce_seconds(problem.cluster, devices, whole, turns=1)
 
 
 def ring(devices: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -41,13 +59,18 @@ def tie_seconds(cluster: Cluster, members: int, count: int) -> float:
     return 2 * max(x.occupation_s(count) for x in links) + rounds * max(x.latency_s for x in links)
 
 
-def step_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:
-    """Seconds of the optimizer step of one stage: its own parameters, and tied ones that no lower stage updates."""
+def step_seconds(
+    plan: Structured, costs: StageCosts, stage: int, device: int, owners: Mapping[int, tuple[int, ...]] | None = None
+) -> float:
+    """Seconds of the optimizer step of one stage: of its own parameters all, or this device's part of them where they
+    are sharded, and tied ones that no lower stage updates. `owners`: `holders` of the plan, where they are known.
+    """
     if plan.problem.cluster.devices[device].kind.memory_bandwidth is None:
         return 0.0
-    count = int(costs.own_trained_bytes[stage])
-    if costs.tied_bytes[stage]:
-        owners = holders(plan)
+    count, workload = int(costs.own_trained_bytes[stage]), plan.problem.workload
+    if workload.sharded or costs.tied_bytes[stage]:
+        owners = owners or holders(plan)
+        count = part_bytes(count, workload.parts(len(owners[stage])))
         count += sum(tie.trained_bytes for tie in costs.ties if tie.copies(owners).get(device) == stage)
     return update_seconds(plan.problem, device, count)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..problem import STEP_COUNTERS, StageCosts, Workload
+from ..problem import STEP_COUNTERS, StageCosts, Workload, part_bytes
 from .structured import Structured
 
 
@@ -28,13 +28,17 @@ def holders(plan: Structured) -> dict[int, tuple[int, ...]]:
     return {stage: tuple(sorted(devices)) for stage, devices in found.items()}
 
 
-def training_bytes(workload: Workload, parameters: int, tensors: int, trained: int) -> dict[str, int]:
-    """Bytes by category that a device holds to train `trained` of `parameters` bytes, in so many tensors."""
+def training_bytes(workload: Workload, parameters: int, tensors: int, trained: int, parts: int = 1) -> dict[str, int]:
+    """Bytes by category that a device holds to train `trained` of `parameters` bytes, in so many tensors.
+
+    `parts`: the optimizer is shared among so many devices (`Workload.parts`), each with an equal part, the last padded.
+    """
     counters = 4 * tensors if workload.optimizer in STEP_COUNTERS else 0
+    part = part_bytes(trained, parts)
     return {
-        "parameters": parameters,
-        "gradients": workload.gradient_bytes(trained),
-        "optimizer": workload.optimizer_bytes(trained) + counters,
+        "parameters": parameters - trained + parts * part,
+        "gradients": workload.gradient_bytes(parts * part),
+        "optimizer": workload.optimizer_bytes(part) + counters,
     }
 
 
@@ -50,14 +54,15 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     def add(device: int, category: str, count: int) -> None:
         devices[device][category] = devices[device].get(category, 0) + count
 
-    def train(device: int, parameters: int, tensors: int, trained: int) -> None:
-        for category, count in training_bytes(workload, parameters, tensors, trained).items():
+    def train(device: int, parameters: int, tensors: int, trained: int, parts: int = 1) -> None:
+        for category, count in training_bytes(workload, parameters, tensors, trained, parts).items():
             add(device, category, count)
 
     for stage, owners in owners_of.items():
         own, buffers = int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])
+        trained, tensors = int(costs.own_trained_bytes[stage]), int(costs.parameter_tensors[stage])
         for device in owners:
-            train(device, own, int(costs.parameter_tensors[stage]), int(costs.own_trained_bytes[stage]))
+            train(device, own, tensors, trained, workload.parts(len(owners)))
             add(device, "buffers", buffers)
         for device in forward_only(plan, stage, owners):
             add(device, "parameters", own)

@@ -5,12 +5,24 @@ Data, validated when it is made, and the files it comes from. Imports the basics
 """
 
 from .cluster import Cluster, Link, NodeGroup
-from .model_graph import Layer, ModelGraph
+from .family import ModelFamily, Point, choose_ways
+from .layer import Layer
+from .mean_speeds import at_speeds, compared, speed_notes
+from .model_graph import ModelGraph, SharedParameters, speeds_to_dict
 from .presets import PRESETS, DeviceType
 from .stage_costs import StageCosts
 from .ties import returned_bytes, steps_sent
 from .weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy, policy_of
-from .workload import MOST_SLOWER, OPTIMIZER_STATES, PRECISIONS, STEP_COUNTERS, UNFUSED, SearchSpace, Workload
+from .workload import (
+    MOST_SLOWER,
+    OPTIMIZER_STATES,
+    PRECISIONS,
+    STEP_COUNTERS,
+    UNFUSED,
+    SearchSpace,
+    Workload,
+    part_bytes,
+)
 
 __all__ = [
     "BATCH",
@@ -21,19 +33,28 @@ __all__ = [
     "Layer",
     "Link",
     "MOST_SLOWER",
+    "ModelFamily",
     "ModelGraph",
     "NodeGroup",
     "OPTIMIZER_STATES",
     "PRECISIONS",
     "PRESETS",
     "STEP_COUNTERS",
+    "Point",
     "SearchSpace",
+    "SharedParameters",
     "StageCosts",
     "UNFUSED",
     "WEIGHT_POLICIES",
     "WeightPolicy",
     "Workload",
+    "at_speeds",
+    "compared",
+    "choose_ways",
+    "part_bytes",
     "policy_of",
     "returned_bytes",
+    "speed_notes",
+    "speeds_to_dict",
     "steps_sent",
 ]

@@ -73,13 +73,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices 0..n-1, node after node. Immutable, validated, picklable. Raises ClusterError."""
+    """Devices 0..n-1, node after node. Immutable, validated, picklable. Raises ClusterError.
+
+    With a `team` of t, a device is t neighbouring ranks of one node that compute every stage together: device d is
+    ranks d*t .. d*t+t-1. All figures are then those of one of its ranks (see `teams`).
+    """
 
     nodes: tuple[NodeGroup, ...]
     network: Link = Link()
+    team: int = 1
 
     def __post_init__(self) -> None:
-        count = sum(group.count * group.devices for group in self.nodes)
+        with refusing(ClusterError):
+            reading.whole(self.team, "team", "the cluster", 1, MOST_DEVICES)
+        count = sum(group.count * group.devices for group in self.nodes) * self.team
         if count < 1:
             raise ClusterError("the cluster has no devices")
         if count > MOST_DEVICES:
@@ -161,14 +168,29 @@ class Cluster:
                     host_link_shared_by=shared,
                 )
             )
-        return Cluster(tuple(groups), self.network)
+        return Cluster(tuple(groups), self.network, self.team)
+
+    def teams(self, ways: int) -> Cluster:
+        """The cluster whose devices are teams of `ways` neighbouring devices of a node; rank i sends to rank i.
+
+        Memory stays that of a rank, and so do links: every rank has its own to its like in another team, and its own
+        NIC, as every device has. A team's ranks share what they share of host links, and copy at once; host memory is a
+        rank's part. Raises ClusterError naming the node whose devices do not form such teams.
+        """
+        if self.team != 1:
+            raise ClusterError(f"the cluster's devices are teams of {self.team} already")
+        for node, group in enumerate(self.node_groups):
+            if ways < 1 or group.devices % ways:
+                raise ClusterError(f"node {node} has {group.devices} devices, which do not form teams of {ways}")
+        return self if ways == 1 else Cluster(tuple(_of_teams(x, ways) for x in self.nodes), self.network, ways)
 
     # ---------------------------------------------------------------- files
 
     def to_dict(self) -> dict[str, Any]:
         """The content of cluster.toml with plain numbers; infinite bandwidth is left out."""
         kinds = {group.device for group in self.nodes if PRESETS.get(group.device.name) != group.device}
-        content: dict[str, Any] = {"nodes": [_group_to_dict(group) for group in self.nodes]}
+        content: dict[str, Any] = {} if self.team == 1 else {"team": self.team}
+        content["nodes"] = [_group_to_dict(group) for group in self.nodes]
         if self.network != Link():
             content["network"] = _link_to_dict(self.network)
         if kinds:
@@ -186,6 +208,19 @@ class Cluster:
         """Reads cluster.toml; raises ClusterError (one line) when it is not one."""
         with refusing(ClusterError):
             return cls.from_dict(reading.read_toml(path))
+
+
+def _of_teams(group: NodeGroup, ways: int) -> NodeGroup:
+    """A node group with teams as devices; where teams lie across host links, all that touch are taken to share one."""
+    shared = min(group.host_link_shared_by, group.devices)
+    host, at_once = group.host_memory_bytes, min(shared, ways)
+    return replace(
+        group,
+        devices=group.devices // ways,
+        host_memory_bytes=None if host is None else host // ways,
+        host_link=replace(group.host_link, bandwidth=group.host_link.bandwidth / at_once),
+        host_link_shared_by=math.lcm(shared, ways) // ways,
+    )
 
 
 def _link_to_dict(link: Link) -> dict[str, float]:
@@ -281,7 +316,7 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
 
 
 def _cluster_from(content: object) -> Cluster:
-    table = _table(content, "cluster", {"nodes", "network", "devices"})
+    table = _table(content, "cluster", {"team", "nodes", "network", "devices"})
     custom = reading.mapping(table.get("devices", {}), "devices", what="a table of tables")
     reading.at_most(len(custom), MOST_DEVICES, "devices")
     kinds = PRESETS | {name: _kind_from(name, entry) for name, entry in custom.items()}
@@ -290,4 +325,5 @@ def _cluster_from(content: object) -> Cluster:
         raise ClusterError("the cluster has no [[nodes]]")
     reading.at_most(len(groups), MOST_DEVICES, "nodes")
     nodes = tuple(_group_from(entry, f"nodes[{k}]", kinds) for k, entry in enumerate(groups))
-    return Cluster(nodes, _link_from(table.get("network", {}), "network", "reduce_bandwidth"))
+    network = _link_from(table.get("network", {}), "network", "reduce_bandwidth")
+    return Cluster(nodes, network, _count(table, "team", "the cluster"))

@@ -4,109 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..basics import (
     MOST_BYTES,
+    MOST_DEVICES,
     MOST_EDGES,
     MOST_LAYERS,
-    MOST_NAME,
-    MOST_SECONDS,
+    MOST_SPEED,
     ModelError,
     reading,
     refusing,
     shown,
     write_text,
 )
+from .layer import Layer, layer_from_dict, layer_to_dict
+from .presets import KindSpeed
 
 if TYPE_CHECKING:
     import networkx
 
 FORMAT = "contraflow/model"
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The smallest piece the planner may cut between, with its cost for one micro-batch.
-
-    Times are seconds on the device the model was profiled on, sizes are bytes.
-
-    Attributes:
-        backward_input_s, backward_weight_s: the two halves of the backward; `separable` is False when only
-            their sum is known (it is then kept in `backward_input_s`).
-        stash_bytes: what one forward leaves for its backward, the saved input included, parameters excluded.
-        weight_stash_bytes: what is held between the input half and the weight half of the backward.
-        output_bytes: the tensor sent on; its gradient has the same size.
-        input_bytes: what recompute keeps and what a first stage receives; None: the predecessors' output.
-        workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
-        buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
-        parameter_shapes: shapes of the parameter tensors where known, for the fingerprint.
-        trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
-            optimizer state. None: all of them.
-    """
-
-    name: str
-    forward_s: float = 0.0
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-    separable: bool = True
-    parameter_bytes: int = 0
-    stash_bytes: int = 0
-    weight_stash_bytes: int = 0
-    output_bytes: int = 0
-    input_bytes: int | None = None
-    workspace_bytes: int = 0
-    buffer_bytes: int = 0
-    parameter_shapes: tuple[tuple[int, ...], ...] | None = None
-    trainable_bytes: int | None = None
-
-    @property
-    def trained_bytes(self) -> int:
-        """Bytes of the parameters that are trained."""
-        return self.parameter_bytes if self.trainable_bytes is None else self.trainable_bytes
-
-    @property
-    def backward_s(self) -> float:
-        """Seconds of the whole backward."""
-        return self.backward_input_s + self.backward_weight_s
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ModelError(f"layer name must be a non-empty string, got {shown(self.name)}")
-        where = f"layer {shown(self.name)}"
-        with refusing(ModelError):
-            reading.text(self.name, "name", where)
-            for key in _TIMES:
-                reading.number(getattr(self, key), key, where, MOST_SECONDS)
-            for key in _SIZES:
-                reading.whole(getattr(self, key), key, where, most=MOST_BYTES)
-            if self.input_bytes is not None:
-                reading.whole(self.input_bytes, "input_bytes", where, most=MOST_BYTES)
-            if self.trainable_bytes is not None:
-                reading.whole(self.trainable_bytes, "trainable_bytes", where, most=MOST_BYTES)
-        if self.trained_bytes > self.parameter_bytes:
-            raise ModelError(
-                f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
-                f"got {self.trained_bytes}"
-            )
-
-
-_MOST_DIMENSIONS = 64  # of a tensor, in torch
-_TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
-_SIZES = (
-    "parameter_bytes",
-    "stash_bytes",
-    "weight_stash_bytes",
-    "output_bytes",
-    "workspace_bytes",
-    "buffer_bytes",
-)
+WAYS = ("tensor", "sequence", "expert")
+"""What a team of ranks may divide a layer by; all of them by the same ranks."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +47,13 @@ class ModelGraph:
     """The layer DAG. Immutable, validated at construction, picklable.
 
     Raises ModelError, naming the layer, on duplicate names, dangling edges and cycles.
+
+    Attributes:
+        micro_batch_size, device: samples that the costs are of; where they were measured, or for which preset.
+        shared: tied parameters.
+        ways: by what a team of ranks divides every layer (WAYS), and into how many parts; costs are then one rank's,
+            with what the ranks tell each other inside the layer. Empty: one rank computes a layer.
+        speeds: of other kinds of devices than `device`.
     """
 
     layers: tuple[Layer, ...]
@@ -130,12 +62,15 @@ class ModelGraph:
     micro_batch_size: int = 1
     device: str | None = None
     shared: tuple[SharedParameters, ...] = field(default=())
+    ways: tuple[tuple[str, int], ...] = ()
+    speeds: tuple[KindSpeed, ...] = ()
 
     def __post_init__(self) -> None:
         import networkx
 
         if not self.layers:
             raise ModelError("the model has no layers")
+        self._check_ways()
         self._check_sizes()
         seen: set[str] = set()
         for layer in self.layers:
@@ -163,10 +98,24 @@ class ModelGraph:
                 f"the layers have {self.total_bytes} bytes together, at most {MOST_BYTES} are planned with"
             )
 
+    def _check_ways(self) -> None:
+        with refusing(ModelError):
+            for name, count in self.ways:
+                reading.mapping({name: count}, "ways", WAYS)
+                reading.whole(count, name, "ways", 1, MOST_DEVICES)
+        parts = {count for _, count in self.ways if count > 1}
+        if len(parts) > 1:
+            raise ModelError(f"ways: the same ranks divide a layer by all of them, got {shown(dict(self.ways))}")
+
+    @property
+    def team(self) -> int:
+        """Ranks that compute every layer together."""
+        return max((count for _, count in self.ways), default=1)
+
     @cached_property
     def total_bytes(self) -> int:
         """All sizes of all layers: more than anything that a micro-batch needs, however it is counted."""
-        return sum(sum(getattr(x, key) for key in _SIZES) + (x.input_bytes or 0) for x in self.layers)
+        return sum(layer.total_bytes for layer in self.layers)
 
     def _check_shared(self, known: set[str]) -> None:
         shared: dict[str, int] = {}
@@ -226,8 +175,9 @@ class ModelGraph:
 
     @cached_property
     def measured_fingerprint(self) -> str:
-        """Hash of the model and of the samples that its costs are of."""
-        return hashlib.sha256(json.dumps([self.fingerprint, self.micro_batch_size]).encode()).hexdigest()[:16]
+        """Hash of the model, of the samples that its costs are of, and of how a team divides it."""
+        ways = [sorted(self.ways)] if self.ways else []
+        return hashlib.sha256(json.dumps([self.fingerprint, self.micro_batch_size, *ways]).encode()).hexdigest()[:16]
 
     @classmethod
     def chain(cls, layers: Sequence[Layer], name: str = "model", **rest: Any) -> ModelGraph:
@@ -244,14 +194,15 @@ class ModelGraph:
             "version": VERSION,
             "name": self.name,
             "micro_batch_size": self.micro_batch_size,
-            "layers": [_layer_to_dict(layer) for layer in self.layers],
+            "layers": [layer_to_dict(layer) for layer in self.layers],
             "edges": [list(edge) for edge in self.edges],
         }
         if self.device is not None:
             content["device"] = self.device
         if self.shared:
             content["shared"] = [{"layers": list(g.layers), "bytes": g.bytes} for g in self.shared]
-        return content
+        content |= {"ways": dict(self.ways)} if self.ways else {}
+        return content | ({"speeds": speeds_to_dict(self.speeds)} if self.speeds else {})
 
     @classmethod
     def from_dict(cls, content: object) -> ModelGraph:
@@ -271,12 +222,14 @@ class ModelGraph:
         size = reading.whole(top.get("micro_batch_size", 1), "micro_batch_size", "model", 1, MOST_BYTES)
         device = top.get("device")
         return cls(
-            tuple(_layer_from_dict(entry, position) for position, entry in enumerate(layers)),
+            tuple(layer_from_dict(entry, position) for position, entry in enumerate(layers)),
             _edges_from(top.get("edges", [])),
             reading.text(top.get("name", "model"), "name", "model"),
             size,
             None if device is None else reading.text(device, "device", "model"),
             _shared_from(top.get("shared", [])),
+            tuple(reading.mapping(top.get("ways", {}), "ways", WAYS).items()),
+            _speeds_from(top.get("speeds", {})),
         )
 
     def save(self, path: str | Path) -> None:
@@ -290,62 +243,7 @@ class ModelGraph:
             return cls.from_dict(reading.read_json(path))
 
 
-_KEYS = {"format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared"}
-_LAYER_KEYS = {f.name for f in fields(Layer)} - {"separable"} | {"backward_s"}
-
-
-def _layer_to_dict(layer: Layer) -> dict[str, Any]:
-    content: dict[str, Any] = {"name": layer.name, "forward_s": layer.forward_s}
-    if layer.separable:
-        content |= {
-            "backward_input_s": layer.backward_input_s,
-            "backward_weight_s": layer.backward_weight_s,
-        }
-    else:
-        content["backward_s"] = layer.backward_s
-    content |= {key: getattr(layer, key) for key in _SIZES}
-    if layer.input_bytes is not None:
-        content["input_bytes"] = layer.input_bytes
-    if layer.parameter_shapes is not None:
-        content["parameter_shapes"] = [list(shape) for shape in layer.parameter_shapes]
-    if layer.trainable_bytes is not None:
-        content["trainable_bytes"] = layer.trainable_bytes
-    return content
-
-
-def _layer_from_dict(entry: object, position: int) -> Layer:
-    values = dict(reading.mapping(entry, f"layers[{position}]"))
-    where = f"layer {shown(values.get('name', position))}"
-    reading.mapping(values, where, _LAYER_KEYS)
-    if "name" not in values:
-        raise ModelError(f"layers[{position}] has no name")
-    if "backward_s" in values:
-        if "backward_input_s" in values or "backward_weight_s" in values:
-            raise ModelError(f"{where}: give backward_s or its two halves, not both")
-        reading.number(values["backward_s"], "backward_s", where, MOST_SECONDS)
-        values["backward_input_s"] = values.pop("backward_s")
-        values["separable"] = False
-    if "weight_stash_bytes" not in values:
-        values["weight_stash_bytes"] = values.get("stash_bytes", 0)
-    if values.get("parameter_shapes") is not None:
-        values["parameter_shapes"] = _shapes_from(values["parameter_shapes"], where)
-    layer = Layer(**values)
-    whole = {
-        k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes", "trainable_bytes") if getattr(layer, k) is not None
-    }
-    return Layer(**(values | whole))
-
-
-def _shapes_from(content: object, where: str) -> tuple[tuple[int, ...], ...]:
-    """At most so many numbers as a name has letters: nobody's layer has more."""
-    shapes = reading.sequence(content, f"{where}: parameter_shapes", MOST_NAME)
-    found = []
-    for shape in shapes:
-        sizes = reading.sequence(shape, f"{where}: parameter_shapes: a shape", _MOST_DIMENSIONS)
-        found.append(tuple(reading.whole(n, "parameter_shapes", where, most=MOST_BYTES) for n in sizes))
-        if prod(found[-1]) > MOST_BYTES:
-            raise ModelError(f"{where}: a parameter of shape {shown(shape)} has more than {MOST_BYTES} numbers")
-    return tuple(found)
+_KEYS = {"format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared", "ways", "speeds"}
 
 
 def _edges_from(content: object) -> tuple[tuple[str, str], ...]:
@@ -365,3 +263,25 @@ def _shared_from(content: object) -> tuple[SharedParameters, ...]:
         members = reading.texts(reading.items(group, "layers", where, MOST_LAYERS), "layers", where)
         groups.append(SharedParameters(members, size))
     return tuple(groups)
+
+
+def speeds_to_dict(speeds: Iterable[KindSpeed]) -> dict[str, Any]:
+    """As model.json has them."""
+    return {kind.name: {"mean": kind.mean, "least": kind.least, "most": kind.most} for kind in speeds}
+
+
+def _speeds_from(content: object) -> tuple[KindSpeed, ...]:
+    found = []
+    table = reading.mapping(content, "speeds", what="an object of objects")
+    reading.at_most(len(table), MOST_DEVICES, "speeds")
+    for name, entry in table.items():
+        where = f"speeds.{reading.name_in(name)}"
+        values = reading.mapping(entry, where, {"mean", "least", "most"})
+        least, mean, most = (
+            reading.positive(reading.required(values, key, where), key, where, 1 / MOST_SPEED, MOST_SPEED)
+            for key in ("least", "mean", "most")
+        )
+        if not least <= mean <= most:
+            raise ModelError(f"{where}: mean must be from least to most, got {mean:g} of {least:g} to {most:g}")
+        found.append(KindSpeed(reading.text(name, "the name", "speeds"), mean, least, most))
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from math import gcd
 from typing import Any
 
 from ..basics import MOST_MEMORY_BYTES, MOST_MICRO_BATCHES, WorkloadError, reading, refusing, shown
@@ -35,6 +36,10 @@ class Workload:
             the weight policy needs at least.
         staleness_limit: asynchronous: most updates between the weights of a forward and the update that its gradient
             goes into, on any stage.
+        sharded: the trained replicas of a stage hold a part each of its optimizer state and master copy (ZeRO-1,
+            arXiv:1910.02054). The search decides it; every other room reads it here, as it reads the precision.
+        groups: the workload is that of one of so many equal groups of devices, which share optimizers. A search of one
+            group knows that; files have no such key.
 
     Raises WorkloadError.
     """
@@ -45,6 +50,8 @@ class Workload:
     memory_limit_bytes: int | None = None
     update_every: int | None = None
     staleness_limit: int | None = None
+    sharded: bool = False
+    groups: int = 1
 
     def __post_init__(self) -> None:
         with refusing(WorkloadError):
@@ -67,6 +74,9 @@ class Workload:
                 raise WorkloadError(f"micro-batches an update must be a whole number that divides {n}, got {m}")
         if self.staleness_limit is not None:
             _whole(self.staleness_limit, "staleness limit", 0, MOST_MICRO_BATCHES)
+        if not isinstance(self.sharded, bool):
+            raise WorkloadError(f"sharded must be true or false, got {shown(self.sharded)}")
+        _whole(self.groups, "groups", 1, MOST_MICRO_BATCHES)
 
     def gradient_bytes(self, parameter_bytes: int) -> int:
         """Bytes of the gradient accumulators of parameters of `parameter_bytes`."""
@@ -76,6 +86,10 @@ class Workload:
         """Bytes of optimizer state (and master copy) of parameters of `parameter_bytes`."""
         states = OPTIMIZER_STATES[self.optimizer]
         return parameter_bytes * (states if self.precision == "fp32" else 2 * (states + 1))
+
+    def parts(self, replicas: int) -> int:
+        """Among how many devices the optimizer of a stage with so many trained replicas is shared out."""
+        return max(1, replicas) * self.groups if self.sharded else 1
 
     def step_traffic_bytes(self, parameter_bytes: int) -> int:
         """Bytes the optimizer step reads and writes: gradients once, parameters and state both ways.
@@ -105,16 +119,30 @@ class Workload:
 
     def to_dict(self) -> dict[str, Any]:
         """As stored in plan.json."""
-        optional = ("update_every", "staleness_limit")
-        return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
+        usual = {"update_every": None, "staleness_limit": None, "sharded": False}
+        said = {key: value for key, value in asdict(self).items() if key != "groups"}
+        return {key: value for key, value in said.items() if key not in usual or value != usual[key]}
 
     @classmethod
     def from_dict(cls, content: object) -> Workload:
         """From plan.json; raises WorkloadError."""
         with refusing(WorkloadError):
-            values = reading.mapping(content, "workload", {f.name for f in fields(cls)})
+            values = reading.mapping(content, "workload", {f.name for f in fields(cls)} - {"groups"})
             reading.required(values, "micro_batches", "workload")
         return cls(**values)
+
+
+PART_UNIT = 64
+"""Parts of a sharded stage are whole multiples of so many bytes, where the stage's trained parameters are."""
+
+
+def part_bytes(trained_bytes: int, parts: int) -> int:
+    """Bytes of each of so many equal parts of a stage's trained parameters; the last part is padded.
+
+    The executor cuts by the same rule, so that no part ends within a vector of the optimizer's kernels.
+    """
+    unit = gcd(trained_bytes, PART_UNIT)
+    return -(-trained_bytes // (parts * unit)) * unit if trained_bytes else 0
 
 
 def _whole(value: object, what: str, least: int, most: int) -> None:
@@ -139,6 +167,7 @@ class SearchSpace:
         replicas: exactly so many equal groups of devices, each with its part of the micro-batches; None: as is best.
         quality_within: of several weight policies the best one whose plan is slower than the fastest by at most this
             share (docs/asynchronous.md, "Which method").
+        shard_optimizer: replicas of a stage may share its optimizer (`Workload.sharded`), with a flush.
     """
 
     schedule: str = "search"
@@ -150,6 +179,7 @@ class SearchSpace:
     asynchronous: tuple[str, ...] = ()
     replicas: int | None = None
     quality_within: float = 0.05
+    shard_optimizer: bool = True
 
     def __post_init__(self) -> None:
         with refusing(WorkloadError):

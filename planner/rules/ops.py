@@ -71,7 +71,9 @@ def required_ops(costs: StageCosts, homes: Homes) -> Columns:
         stage, m = np.nonzero(where)
         parts.append(Columns.of(kind, stage, m, homes.of_kind(kind)[stage, m]))
     held = homes.held
-    for kind, where in ((Kind.STEP, held), (Kind.REDUCE, held & (held.sum(axis=0) > 1))):
+    replicated = held & (held.sum(axis=0) > 1)
+    gathered = replicated & homes.sharded
+    for kind, where in ((Kind.STEP, held), (Kind.REDUCE, replicated), (Kind.GATHER, gathered)):
         device, stage = np.nonzero(where)
         parts.append(Columns.of(kind, stage, homes.update_ends[:, None], device))
     return Columns.join([*parts, tie_ops(costs, homes)])

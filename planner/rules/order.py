@@ -100,7 +100,7 @@ class Order:
         self._need(Why.STASH, guest[0], guest[1])
 
     def _update_ops(self, kind: Kind) -> Ints:
-        """Places of REDUCEs or STEPs by [update, device, stage]; -1: none."""
+        """Places of REDUCEs, STEPs or GATHERs by [update, device, stage]; -1: none."""
         homes = self.homes
         table = np.full((len(homes.update_ends), *homes.held.shape), -1, dtype=np.int64)
         device, stage = np.nonzero(homes.held)
@@ -109,7 +109,7 @@ class Order:
         return table
 
     def _update_needs(self, step: Ints) -> None:
-        """REDUCE and STEP come after every backward of their stage and update, STEP after REDUCE.
+        """REDUCE and STEP come after every backward of their stage and update, STEP after REDUCE, GATHER after STEP.
 
         The next update's REDUCE and backwards come after the STEP; an R too, where it reads the newest weights.
         """
@@ -119,6 +119,7 @@ class Order:
         for last in (reduce, step):
             self._need(Why.GRADIENTS, last[place], ends)
         self._need(Why.GRADIENTS, step, reduce)
+        self._need(Why.WEIGHTS, self._update_ops(Kind.GATHER), step)
         self._need(Why.GRADIENTS, reduce[1:], step[:-1])
         if homes.update:
             kinds = (Kind.B, Kind.I, Kind.W) if self._stashed else (Kind.B, Kind.I, Kind.W, Kind.R)
@@ -145,8 +146,8 @@ class Order:
                 self._need(Why.GRADIENTS, summed[1:, None], steps[:-1])
 
     def _parameter_needs(self, costs: StageCosts) -> None:
-        """New parameters leave after their STEP. With a flush they replace those that every F of the stage has used;
-        without, the next F of the stage waits for them.
+        """New parameters leave after their STEP and GATHER. With a flush they replace those that every F of the stage
+        has used; without, the next F of the stage waits for them.
         """
         listed, homes = self.listed, self.homes
         stage, source, target = homes.returned
@@ -156,6 +157,10 @@ class Order:
             sent = listed.find(Columns.of(Kind.SEND_P, s, homes.update_ends, a, b))
             for writer in sorted(steps_sent(costs.ties, homes.owners, s, a, b)):
                 self._need(Why.WEIGHTS, sent, listed.find(Columns.of(Kind.STEP, writer, homes.update_ends, a)))
+            if homes.sharded:  # where parameters are sent, a rank waits until they are gathered
+                self._need(Why.WEIGHTS, sent, listed.find(Columns.of(Kind.GATHER, s, homes.update_ends, a)))
+                inside = np.flatnonzero(listed.in_line & (listed.columns.device == a))
+                self._need(Why.WEIGHTS, sent, inside[-1:])
             used = np.sort(forward[s][homes.device[s] == b])
             arrived = listed.find(Columns.of(Kind.RECV_P, s, homes.update_ends, b, a))
             if homes.update:
@@ -227,7 +232,8 @@ def deadlock(order: Order) -> Iterator[Violation]:
     count = len(listed)
     node = np.arange(count)
     node[order.receive] = order.send  # the two ends of a message are one event, and so is a reduction
-    for kind, number in ((Kind.REDUCE, listed.columns.stage), (Kind.TIE, listed.columns.peer)):
+    stage, peer = listed.columns.stage, listed.columns.peer
+    for kind, number in ((Kind.REDUCE, stage), (Kind.TIE, peer), (Kind.GATHER, stage)):
         reduces = np.flatnonzero(listed.columns.kind == kind)
         update = listed.columns.micro_batch[reduces] + 1
         first = np.full((int(number[reduces].max(initial=-1)) + 1, int(update.max(initial=-1)) + 1), -1)
@@ -287,8 +293,8 @@ def _name(order: Order, place: int) -> str:
         return f"message {op} (device {device[place]} to {target})"
     if op.kind == Kind.TIE:
         return f"TIE of group {op.peer}{_of_update(op)}"
-    if op.kind == Kind.REDUCE:
-        return f"REDUCE of stage {op.stage}{_of_update(op)}"
+    if op.kind in (Kind.REDUCE, Kind.GATHER):
+        return f"{op.kind.name} of stage {op.stage}{_of_update(op)}"
     return f"{op} on device {device[place]}"
 
 

@@ -26,6 +26,9 @@ def update_structure(plan: Plan) -> Iterator[Violation]:
     yield from _weights_offloaded(plan, policy)
     if plan.weights == FLUSH:
         return
+    if plan.problem.workload.sharded:
+        message = f"shards optimizers, which only plans with a flush do, and the weight policy is {plan.weights!r}"
+        yield Violation("sharded", "plan", message)
     size = update_size(plan)
     if count % size:
         yield Violation("update", "plan", f"updates of {size} micro-batches do not divide {count} micro-batches")

@@ -22,7 +22,7 @@ from contraflow.planner.formats import (
     PipeDreamProfile,
     PiperInstance,
     PlacementInstance,
-    load_model,
+    load_family,
     read,
 )
 
@@ -267,8 +267,17 @@ def test_a_larger_micro_batch_scales_all_but_the_parameters(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("place", "values", "message"),
     [
-        (("nodes", 1, "TMPCs"), {"1": None}, "node 7: TMPCs: 1 is missing"),
-        (("nodes", 1, "TMPCs"), {"1": [mode("other", 1, 1, 1)]}, "node 7 has no mode 'vanilla' on one device"),
+        (("nodes", 1, "TMPCs"), {"1": None, "2": None}, "node 7 has no mode"),
+        (("nodes", 1, "TMPCs"), {"1": [], "2": []}, "node 7 has no mode"),
+        (("nodes", 1, "TMPCs"), {"0": []}, "node 7: TMPCs: '0' is no whole number of 1 to"),
+        (("nodes", 1, "TMPCs"), {"two": []}, "node 7: TMPCs: 'two' is no whole number of 1 to"),
+        (("nodes", 1, "TMPCs"), {"2": [mode("x", 1, 1, 1)] * 2}, "node 7, mode 'x' in 2 ways appears twice"),
+        (("nodes", 1, "TMPCs"), {"2": [mode("x", 1, 1, 1) | {"syncTimeFw": {"0": -1}}]}, "syncTimeFw must be"),
+        (
+            ("nodes", 1, "TMPCs"),
+            {"2": [mode("x", 1, 1, 1) | {"syncTimeBw": {"0": 8}}]},
+            "node 7, mode 'x' in 2 ways: there is no edge 7 -> 0 to synchronise",
+        ),
         (("nodes", 1, "TMPCs"), {"1": [mode("vanilla", -1, 1, 1)]}, "node 7, mode 'vanilla': timePerSample must be"),
         (("nodes", 1, "TMPCs"), {"1": [{"id": "vanilla"}]}, "node 7, mode 'vanilla': timePerSample is missing"),
         (("nodes", 1), {"id": 0}, "node 0 appears twice"),
@@ -286,6 +295,15 @@ def test_a_broken_piper_file_names_the_node(
     assert message in str(caught.value)
 
 
+def test_a_model_is_of_layers_that_one_device_can_run(tmp_path: Path) -> None:
+    """Without that a file may still be partitioned."""
+    found = read(written(tmp_path, changed(PIPER, "nodes", 1, "TMPCs", **{"1": None})))
+    assert isinstance(found, PiperInstance)
+    assert [sorted(node.modes) for node in found.nodes] == [[1], [2]]
+    with pytest.raises(FormatError, match="node 7 has no mode 'vanilla' on one device"):
+        _ = found.model
+
+
 def test_a_layer_without_recompute_cannot_recompute(tmp_path: Path) -> None:
     found = read(written(tmp_path, PIPER))
     assert isinstance(found, PiperInstance)
@@ -300,7 +318,7 @@ def test_a_layer_without_recompute_cannot_recompute(tmp_path: Path) -> None:
 def test_what_is_no_published_file_is_an_error_of_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    for reader in (read, load_model):
+    for reader in (read, load_family):
         with pytest.raises(InputError) as caught:
             reader(path)
         assert "\n" not in str(caught.value)
@@ -309,7 +327,7 @@ def test_what_is_no_published_file_is_an_error_of_one_line(tmp_path: Path, text:
 def test_what_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"\xff\xfe\x00")
     for name in ("x.bin", ".", "missing"):
-        for reader in (read, load_model):
+        for reader in (read, load_family):
             with pytest.raises(InputError):
                 reader(tmp_path / name)
 
@@ -317,9 +335,9 @@ def test_what_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:
 def test_a_model_json_is_still_a_model(tmp_path: Path) -> None:
     model = read(GNMT).model
     model.save(tmp_path / "model.json")
-    assert load_model(tmp_path / "model.json") == model
+    assert load_family(tmp_path / "model.json").members == (model,)
     with pytest.raises(ModelError, match="unknown key"):
-        load_model(written(tmp_path, model.to_dict() | {"extra": 1}))
+        load_family(written(tmp_path, model.to_dict() | {"extra": 1}))
     with pytest.raises(FormatError, match="is no PipeDream profile"):
         read(tmp_path / "model.json")
 
@@ -328,7 +346,7 @@ def test_a_model_json_is_still_a_model(tmp_path: Path) -> None:
 def test_the_planner_plans_what_a_file_says(tmp_path: Path, content: object) -> None:
     path = tmp_path / "given.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    found = solved(load_model(path), Cluster.uniform(2), Workload(2))
+    found = solved(load_family(path).members[0], Cluster.uniform(2), Workload(2))
     assert found.plan is not None
     assert found.bound_s <= found.plan.forecast.step_s
 

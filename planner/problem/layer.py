@@ -1,0 +1,149 @@
+"""Layer: the smallest piece of a model, with its cost, and its part of model.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any
+
+from ..basics import MOST_BYTES, MOST_NAME, MOST_SECONDS, ModelError, reading, refusing, shown
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The smallest piece the planner may cut between, with its cost for one micro-batch.
+
+    Times are seconds on the device the model was profiled on, sizes are bytes.
+
+    Attributes:
+        backward_input_s, backward_weight_s: the two halves of the backward; `separable` is False when only
+            their sum is known (it is then kept in `backward_input_s`).
+        stash_bytes: what one forward leaves for its backward, the saved input included, parameters excluded.
+        weight_stash_bytes: what is held between the input half and the weight half of the backward.
+        output_bytes: the tensor sent on; its gradient has the same size.
+        input_bytes: what recompute keeps and what a first stage receives; None: the predecessors' output.
+        workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
+        buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
+        parameter_shapes: shapes of the parameter tensors where known, for the fingerprint.
+        trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
+            optimizer state. None: all of them.
+    """
+
+    name: str
+    forward_s: float = 0.0
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+    separable: bool = True
+    parameter_bytes: int = 0
+    stash_bytes: int = 0
+    weight_stash_bytes: int = 0
+    output_bytes: int = 0
+    input_bytes: int | None = None
+    workspace_bytes: int = 0
+    buffer_bytes: int = 0
+    parameter_shapes: tuple[tuple[int, ...], ...] | None = None
+    trainable_bytes: int | None = None
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained."""
+        return self.parameter_bytes if self.trainable_bytes is None else self.trainable_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All its sizes added up."""
+        return sum(int(getattr(self, key)) for key in _SIZES) + (self.input_bytes or 0)
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of the whole backward."""
+        return self.backward_input_s + self.backward_weight_s
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ModelError(f"layer name must be a non-empty string, got {shown(self.name)}")
+        where = f"layer {shown(self.name)}"
+        with refusing(ModelError):
+            reading.text(self.name, "name", where)
+            for key in _TIMES:
+                reading.number(getattr(self, key), key, where, MOST_SECONDS)
+            for key in _SIZES:
+                reading.whole(getattr(self, key), key, where, most=MOST_BYTES)
+            if self.input_bytes is not None:
+                reading.whole(self.input_bytes, "input_bytes", where, most=MOST_BYTES)
+            if self.trainable_bytes is not None:
+                reading.whole(self.trainable_bytes, "trainable_bytes", where, most=MOST_BYTES)
+        if self.trained_bytes > self.parameter_bytes:
+            raise ModelError(
+                f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
+                f"got {self.trained_bytes}"
+            )
+
+
+_MOST_DIMENSIONS = 64  # of a tensor, in torch
+_TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
+_SIZES = (
+    "parameter_bytes",
+    "stash_bytes",
+    "weight_stash_bytes",
+    "output_bytes",
+    "workspace_bytes",
+    "buffer_bytes",
+)
+_LAYER_KEYS = {f.name for f in fields(Layer)} - {"separable"} | {"backward_s"}
+
+
+def layer_to_dict(layer: Layer) -> dict[str, Any]:
+    """As model.json has it."""
+    content: dict[str, Any] = {"name": layer.name, "forward_s": layer.forward_s}
+    if layer.separable:
+        content |= {
+            "backward_input_s": layer.backward_input_s,
+            "backward_weight_s": layer.backward_weight_s,
+        }
+    else:
+        content["backward_s"] = layer.backward_s
+    content |= {key: getattr(layer, key) for key in _SIZES}
+    if layer.input_bytes is not None:
+        content["input_bytes"] = layer.input_bytes
+    if layer.parameter_shapes is not None:
+        content["parameter_shapes"] = [list(shape) for shape in layer.parameter_shapes]
+    if layer.trainable_bytes is not None:
+        content["trainable_bytes"] = layer.trainable_bytes
+    return content
+
+
+def layer_from_dict(entry: object, position: int) -> Layer:
+    """Entry `position` of model.json's layers; raises ModelError naming the layer and the key."""
+    values = dict(reading.mapping(entry, f"layers[{position}]"))
+    where = f"layer {shown(values.get('name', position))}"
+    reading.mapping(values, where, _LAYER_KEYS)
+    if "name" not in values:
+        raise ModelError(f"layers[{position}] has no name")
+    if "backward_s" in values:
+        if "backward_input_s" in values or "backward_weight_s" in values:
+            raise ModelError(f"{where}: give backward_s or its two halves, not both")
+        reading.number(values["backward_s"], "backward_s", where, MOST_SECONDS)
+        values["backward_input_s"] = values.pop("backward_s")
+        values["separable"] = False
+    if "weight_stash_bytes" not in values:
+        values["weight_stash_bytes"] = values.get("stash_bytes", 0)
+    if values.get("parameter_shapes") is not None:
+        values["parameter_shapes"] = _shapes_from(values["parameter_shapes"], where)
+    layer = Layer(**values)
+    whole = {
+        k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes", "trainable_bytes") if getattr(layer, k) is not None
+    }
+    return Layer(**(values | whole))
+
+
+def _shapes_from(content: object, where: str) -> tuple[tuple[int, ...], ...]:
+    """At most so many numbers as a name has letters: nobody's layer has more."""
+    shapes = reading.sequence(content, f"{where}: parameter_shapes", MOST_NAME)
+    found = []
+    for shape in shapes:
+        sizes = reading.sequence(shape, f"{where}: parameter_shapes: a shape", _MOST_DIMENSIONS)
+        found.append(tuple(reading.whole(n, "parameter_shapes", where, most=MOST_BYTES) for n in sizes))
+        if prod(found[-1]) > MOST_BYTES:
+            raise ModelError(f"{where}: a parameter of shape {shown(shape)} has more than {MOST_BYTES} numbers")
+    return tuple(found)

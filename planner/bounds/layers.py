@@ -52,21 +52,29 @@ class Layers:
         self.after = np.where(self.weights > 0, np.minimum(costs.stash_bytes, costs.weight_stash_bytes), 0).astype(
             float
         )
+        most = space.pipelines or self.count * len(problem.cluster)
+        self.routes = min(most, self.batches)
         self.static = chain.static_bytes[0].astype(float)
+        self.light = self._light(chain)
+        """Bytes of every layer that stay on each device that trains it, at the least: what replicas share once."""
         self.edges = {(edge.producer, edge.consumer): edge.bytes for edge in costs.edges}
         self.straight = all((k, k + 1) in self.edges for k in range(self.count - 1))
         self.cluster = problem.cluster
         self.speeds = np.array([device.kind.speed for device in problem.cluster.devices])
         self.fastest = float(self.speeds.max())
         self.limits = self._whole(np.array([chain.limit(d) for d in range(len(self.speeds))]) + chain.shared_bytes)
-        most = space.pipelines or self.count * len(self.speeds)
-        self.routes = min(most, self.batches)
         self.owned = self.routes == 1 and not space.separate_backward
         self.together = not space.separate_backward
         self.local = not (space.separate_backward or space.offload)
 
+    def _light(self, chain: Chain) -> Floats:
+        replicas = max(1, min(self.routes, len(chain.problem.cluster)))
+        return np.asarray(np.maximum(0.0, self.static - np.ceil(chain.optimizer_bytes * (1 - 1 / replicas))))
+
     def _whole(self, limits: Floats) -> Floats:
         """Limits rounded down to what sums of stashes and static bytes can reach."""
+        if (self.light < self.static).any():  # parts are of any size
+            return limits
         sizes = np.concatenate([self.stash, self.after, self.static])
         unit = gcd(*sizes.astype(np.int64).tolist()) if np.array_equal(sizes, np.rint(sizes)) else 0
         return limits // unit * unit if unit else limits

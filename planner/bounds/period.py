@@ -7,11 +7,15 @@ import numpy as np
 from ..partition import Chain, Floats
 from ..plan import Problem
 from ..problem import WEIGHT_POLICIES, SearchSpace
+from .space import long_run
 from .whole import load
+
+TOLERANCE = 1e-9
+"""Share by which sums may be off."""
 
 
 def period(problem: Problem, space: SearchSpace) -> float:
-    """Valid for the steady state of every plan of the space, whatever its stages, devices, order and memory.
+    """Valid for every plan of the space whose steady state fits, whatever its stages, devices and order.
 
     Per micro-batch all devices together work off every layer, and what a STEP of it takes, shared out over the
     micro-batches of an update. On one route a layer's F has one device, and so have its B and its STEP.
@@ -19,12 +23,41 @@ def period(problem: Problem, space: SearchSpace) -> float:
     chain, devices = Chain.of(problem), problem.cluster.devices
     speeds = np.array([device.kind.speed for device in devices])
     steps = np.array([np.diff(chain.step_s(d)) * speed for d, speed in enumerate(speeds)]).min(axis=0)
-    forward, back = chain.costs.forward_s, chain.costs.backward_s + steps / _longest_update(problem, space)
+    updates = _updates(problem, space)
+    forward, back = chain.costs.forward_s, chain.costs.backward_s + steps / max(updates)
     found = max(load(problem) / problem.workload.micro_batches, float((forward + back).sum() / speeds.sum()))
+    found = max(found, long_run(problem, space), _between_steps(chain.costs.backward_s, steps, speeds, updates))
+    found = max(found, _fresh(chain, steps, float(speeds.max()), max(updates)))
     if space.pipelines != 1:
         return found
     items = np.concatenate([forward, back]) if space.separate_backward else forward + back
     return max(found, _packed(items, speeds))
+
+
+def _between_steps(backward: Floats, steps: Floats, speeds: Floats, updates: list[int]) -> float:
+    """All backwards of a layer and an update lie between two of its STEPs, whatever replicas run them.
+
+    A STEP waits for the gradients of all replicas, and the next update's backwards wait for the STEP: so many
+    backwards on as many devices as there are, and a STEP, fit an update's periods.
+    """
+    least = np.inf
+    for update in updates:
+        times = np.sort(np.concatenate([np.arange(1, update + 1) / speed for speed in speeds]))
+        each = (times[update - 1] * backward + steps / speeds.max()) / update
+        least = min(least, float(each.max(initial=0.0)))
+    return least * (1 - TOLERANCE)
+
+
+def _fresh(chain: Chain, steps: Floats, fastest: float, update: int) -> float:
+    """With weights at most so many updates old, a forward of the first layer waits for the STEP so many updates ago.
+
+    From the end of that STEP to that of its own update lie the whole way forward and back, and a STEP.
+    """
+    limit = chain.problem.workload.staleness_limit
+    if limit is None or not chain.problem.model.straight:
+        return 0.0
+    way = float((chain.costs.forward_s + chain.costs.backward_s).sum() + steps[0]) / fastest
+    return way / ((limit + 1) * update) * (1 - TOLERANCE)
 
 
 def two_sides(problem: Problem, space: SearchSpace) -> float:
@@ -36,7 +69,7 @@ def two_sides(problem: Problem, space: SearchSpace) -> float:
     fastest = max(device.kind.speed for device in devices)
     steps = np.array([np.diff(chain.step_s(d)) for d in range(len(devices))]).min(axis=0)
     forward = chain.costs.forward_s / fastest
-    back = chain.costs.backward_s / fastest + steps / _longest_update(problem, space)
+    back = chain.costs.backward_s / fastest + steps / max(_updates(problem, space))
     sides = [_least_loads(items, len(devices)) for items in (forward, back)]
     if len(devices) < 2:
         return np.inf
@@ -54,12 +87,12 @@ def _least_loads(items: Floats, most: int) -> list[float]:
     return found
 
 
-def _longest_update(problem: Problem, space: SearchSpace) -> int:
-    """Micro-batches an update in plans of the space, at the most."""
+def _updates(problem: Problem, space: SearchSpace) -> list[int]:
+    """Micro-batches an update that plans of the space may have."""
     if problem.workload.update_every is not None:
-        return problem.workload.update_every
+        return [problem.workload.update_every]
     counts = range(1, len(problem.model.layers) + 1)
-    return max((WEIGHT_POLICIES[name].least_update(n) for name in space.asynchronous for n in counts), default=1)
+    return sorted({WEIGHT_POLICIES[name].least_update(n) for name in space.asynchronous for n in counts}) or [1]
 
 
 def _packed(items: Floats, speeds: Floats) -> float:

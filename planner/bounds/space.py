@@ -21,6 +21,7 @@ from .whole import any_plan
 
 _CLOSE = 1e-9
 _FEW = 5
+_MANY = 60
 _STEPS = 45
 
 
@@ -34,7 +35,7 @@ def space(problem: Problem, space: SearchSpace) -> float:
     least = any_plan(problem, space.split_backward)
     if not _possible(layers):
         return inf
-    tests: list[Filled | Waited] = [*_filling(layers, space), *_waiting(layers, space)]
+    tests: list[Filled | Waited | Begun] = [*_filling(layers, space), *_waiting(layers, space), *_begun(layers, space)]
 
     def ruled_out(step_s: float) -> bool:
         check_time()
@@ -55,6 +56,19 @@ def space(problem: Problem, space: SearchSpace) -> float:
     return max(least, low * (1 - _CLOSE))
 
 
+def long_run(problem: Problem, space: SearchSpace) -> float:
+    """Seconds a micro-batch that memory leaves in the long run of every plan of the space; 0 where nothing can fit.
+
+    On average over a run that goes on, devices hold each layer's stash for its stay, a micro-batch every period
+    (Little, A Proof for the Queuing Formula L = lambda W, 1961), or make it again, or copy it to the host.
+    """
+    layers = Layers(problem, space)
+    if not _possible(layers):
+        return 0.0
+    idle = layers.idle_times(inf)
+    return max((test.least_s(layers, idle) for test in _filling(layers, space, _MANY)), default=0.0) * (1 - _CLOSE)
+
+
 def possible(problem: Problem, space: SearchSpace) -> bool:
     """Whether the devices can hold the parameters at all; False proves that nothing fits."""
     return _possible(Layers(problem, space))
@@ -63,14 +77,14 @@ def possible(problem: Problem, space: SearchSpace) -> bool:
 def _possible(layers: Layers) -> bool:
     """Whether every layer's parameters and one stash fit some device, and all parameters all devices."""
     largest = layers.limits.max()
-    return bool((layers.static + layers.stash <= largest).all() and layers.static.sum() <= layers.limits.sum())
+    return bool((layers.light + layers.stash <= largest).all() and layers.static.sum() <= layers.limits.sum())
 
 
-def _few(values: Floats) -> list[float]:
+def _few(values: Floats, most: int = _FEW) -> list[float]:
     """Some of the finite positive values, the extremes among them."""
     found = np.unique(values[np.isfinite(values) & (values > 0)])
-    if len(found) > _FEW:
-        found = found[np.linspace(0, len(found) - 1, _FEW).astype(int)]
+    if len(found) > most:
+        found = found[np.linspace(0, len(found) - 1, most).astype(int)]
     return [float(value) for value in found]
 
 
@@ -97,10 +111,17 @@ class Filled:
     offload: bool
 
     def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
-        kept = layers.stash * idle.stay + layers.after * layers.weights / layers.fastest
-        room = float(layers.limits.sum() - layers.static.sum())
         if self.price == inf:
-            return bool(_area(layers, idle, step_s) < layers.batches * kept.sum() * (1 - _CLOSE))
+            kept = layers.batches * float(self._kept(layers, idle).sum())
+            return bool(_area(layers, idle, step_s) < kept * (1 - _CLOSE))
+        return step_s < layers.batches * self.least_s(layers, idle) * (1 - _CLOSE)
+
+    def least_s(self, layers: Layers, idle: IdleTimes) -> float:
+        """Seconds a micro-batch in the long run: what a micro-batch costs over what all devices have in a second."""
+        room = float(layers.limits.sum() - layers.static.sum())
+        kept = self._kept(layers, idle)
+        if self.price == inf:
+            return float(kept.sum()) / room if room > 0 else inf
         own = (layers.forward + layers.inputs) / layers.fastest
         short = layers.stash * own + layers.after * layers.weights / layers.fastest
         cheapest = self.price * kept
@@ -110,10 +131,14 @@ class Filled:
         if self.offload:
             cheapest = np.minimum(cheapest, self.price * (short + self.link_price * layers.stash))
             have += self.price * self.link_price * layers.host_bandwidth
-        return bool(have * step_s < layers.batches * float((layers.work + cheapest).sum()) * (1 - _CLOSE))
+        return float((layers.work + cheapest).sum()) / have if have > 0 else inf
+
+    def _kept(self, layers: Layers, idle: IdleTimes) -> Floats:
+        """Byte-seconds of every layer's stash that stays."""
+        return np.asarray(layers.stash * idle.stay + layers.after * layers.weights / layers.fastest)
 
 
-def _filling(layers: Layers, space: SearchSpace) -> Iterator[Filled]:
+def _filling(layers: Layers, space: SearchSpace, most: int = _FEW) -> Iterator[Filled]:
     if not (space.recompute or space.offload):
         yield Filled(inf, 0.0, False, False)
         return
@@ -125,7 +150,7 @@ def _filling(layers: Layers, space: SearchSpace) -> Iterator[Filled]:
         if not np.isfinite(layers.host_bandwidth):
             return
         links += _few(_ratio(saved, layers.stash))
-    prices = _few(_ratio(layers.forward, saved)) if space.recompute else [1e6 * layers.fastest / _scale(saved)]
+    prices = _few(_ratio(layers.forward, saved), most) if space.recompute else [1e6 * layers.fastest / _scale(saved)]
     for price in prices:
         for link in links:
             yield Filled(price, link, space.recompute, space.offload)
@@ -227,11 +252,15 @@ class Waited:
         return np.asarray(np.maximum(0.0, layers.speeds[:, None] * seconds[None, :] + price * layers.limits[:, None]))
 
     def _small(self, layers: Layers, need: Floats, price: float) -> Floats:
-        """Per device, the most need of layers (or of some micro-batches of them) whose stashes it can hold at once."""
-        size = layers.batches * layers.stash + layers.static
+        """Per device, the most need of layers (or of some micro-batches of them) whose stashes it can hold at once.
+
+        A device with one of several replicas holds between `light` and `static` bytes of a layer.
+        """
+        size, shared = layers.batches * layers.stash + layers.static, layers.static - layers.light
         found = []
         for p in (0.0, *_few(_ratio(need, size))):
             over = np.maximum(need - p * size, (price - p) * layers.static)
+            over = np.maximum(over, over - (price - p) * shared)
             found.append(p * layers.limits + np.maximum(0.0, over).sum())
         return np.asarray(np.min(found, axis=0))
 
@@ -246,6 +275,43 @@ class Waited:
         moved = host * ((self.ahead or 0.0) * first + (self.behind or 0.0) * last)
         have = float(layers.speeds.sum()) * (step_s - first - last) + price * limit + moved
         return have < need * (1 - _CLOSE)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What can be done before any backward: forwards of whole beginnings of the way, in that time and memory.
+
+    price: seconds of a byte of all memory then, rate: of a second of all devices. Of every micro-batch a prefix of the
+    layers has had its F; an F counts unless it will be made again, when its stash need not stay. So for all prices
+    speeds * (step - first) + price * (room + what the host takes by then) + rate * speeds * first + N * the most, of
+    any prefix, of sum of (f - price * s, or 0 where it is made again) - rate * f >= N * work.
+    """
+
+    price: float
+    rate: float
+    recompute: bool
+    host_bandwidth: float
+
+    def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
+        first, speeds = float(idle.first.min()), float(layers.speeds.sum())
+        room = float(layers.limits.sum() - layers.static.sum()) + self.host_bandwidth * first
+        worth = layers.forward - self.price * layers.stash
+        worth = (np.maximum(worth, 0.0) if self.recompute else worth) - self.rate * layers.forward
+        most = np.cumsum(worth).max() if layers.straight else np.maximum(worth, 0.0).sum()
+        done = self.price * room + self.rate * speeds * first + layers.batches * max(0.0, float(most))
+        return bool(speeds * (step_s - first) + done < layers.batches * layers.work.sum() * (1 - _CLOSE))
+
+
+def _begun(layers: Layers, space: SearchSpace) -> Iterator[Begun]:
+    host = layers.host_bandwidth if space.offload else 0.0
+    if not np.isfinite(host) or not layers.stash.any() or not layers.forward.any():
+        return
+    whole = float(layers.forward.sum() / layers.stash.sum())
+    for price in (whole, *_few(_ratio(layers.forward, layers.stash))):
+        saved = layers.forward - price * layers.stash
+        kept = np.maximum(saved, 0.0) if space.recompute else saved
+        for rate in {0.0, max(0.0, float(kept.sum() / layers.forward.sum()))}:
+            yield Begun(price, rate, space.recompute, host)
 
 
 def _most(layers: Layers, capacity: Floats) -> float:

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ..graph import Candidate, holders, reduce_seconds, step_seconds
+from ..graph import Candidate, gather_seconds, holders, reduce_seconds, step_seconds, sum_seconds
 from ..partition import Floats
 from ..plan import Pipeline
 
@@ -50,17 +50,19 @@ def message_cache(candidate: Candidate) -> MessageSeconds:
 
 
 def finish_seconds(candidate: Candidate, stage: int, device: int) -> float:
-    """Seconds after a stage's last B on a device at the least: the sums its gradients take part in, then its step."""
+    """Seconds after a stage's last B on a device at the least: sums of its gradients, its step, and gathering."""
     return _finish(candidate, stage, device, holders(candidate))
 
 
 def _finish(candidate: Candidate, stage: int, device: int, owners: Mapping[int, tuple[int, ...]]) -> float:
-    costs, cluster = candidate.costs, candidate.problem.cluster
-    sums = [(owners[stage], int(costs.own_trained_bytes[stage]))]
-    sums += [(tuple(tie.copies(owners)), tie.trained_bytes) for tie in costs.ties if stage in tie.stages]
-    size = candidate.problem.workload.gradient_bytes
-    longest = max(sum(reduce_seconds(cluster, devices, size(count))) for devices, count in sums)
-    return longest + step_seconds(candidate, costs, stage, device)
+    costs, problem, own = candidate.costs, candidate.problem, int(candidate.costs.own_trained_bytes[stage])
+    longest = sum(sum_seconds(problem, owners[stage], own))
+    for tie in costs.ties:
+        if stage in tie.stages:
+            count = problem.workload.gradient_bytes(tie.trained_bytes)
+            longest = max(longest, sum(reduce_seconds(problem.cluster, tuple(tie.copies(owners)), count)))
+    gathering = sum(gather_seconds(problem, owners[stage], own))
+    return longest + step_seconds(candidate, costs, stage, device, owners) + gathering
 
 
 def finishes(candidate: Candidate) -> Callable[[int, int], float]:

@@ -7,6 +7,7 @@ when). `planner.simulate` gives it to others as forecasts of plans.
 
 from .curves import jobs_of_ops
 from .events import CLOSE
+from .idle import Cause, IdleSpan, idle_spans, seconds_by_cause
 from .jobs import Jobs, build, build_columns
 from .op_memory import Taken, bytes_taken, copied_to_host, most_host_bytes
 from .timeline import Deadlock, Timeline, simulate_orders, timeline_of
@@ -14,7 +15,9 @@ from .version_copies import most_copies
 
 __all__ = [
     "CLOSE",
+    "Cause",
     "Deadlock",
+    "IdleSpan",
     "Jobs",
     "Taken",
     "Timeline",
@@ -22,9 +25,11 @@ __all__ = [
     "build_columns",
     "bytes_taken",
     "copied_to_host",
+    "idle_spans",
     "jobs_of_ops",
     "most_copies",
     "most_host_bytes",
+    "seconds_by_cause",
     "simulate_orders",
     "timeline_of",
 ]

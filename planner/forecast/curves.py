@@ -171,10 +171,11 @@ def _parts(
 
 
 def jobs_of_ops(jobs: Jobs) -> Ints:
-    """The job of every op: a RECV's is its message, a REDUCE's or TIE's its reduction."""
+    """The job of every op: a RECV's is its message, a REDUCE's, TIE's or GATHER's its reduction."""
     found = np.arange(len(jobs.ops))
     found[jobs.messages.receive] = jobs.messages.send
-    for kind, number in ((Kind.REDUCE, jobs.ops.stage), (Kind.TIE, jobs.ops.peer)):
+    stage, peer = jobs.ops.stage, jobs.ops.peer
+    for kind, number in ((Kind.REDUCE, stage), (Kind.TIE, peer), (Kind.GATHER, stage)):
         reduce = jobs.ops.where(kind)
         which = zip(number[reduce].tolist(), jobs.ops.micro_batch[reduce].tolist(), strict=True)
         found[reduce] = [jobs.reduce_job[kind, k, m] for k, m in which]

@@ -6,7 +6,7 @@ that deadlocks is one whose jobs cannot all be served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from ..graph import (
     Structured,
     Why,
     copied_bytes,
+    gather_seconds,
     holders,
     needs_of,
     predict_seconds,
@@ -34,6 +35,7 @@ from ..graph import (
     ring,
     run_jobs,
     step_seconds,
+    sum_seconds,
 )
 from ..plan import COLLECTIVES, RECEIVES, Kind, Op
 
@@ -49,8 +51,8 @@ class Occupied(NamedTuple):
 class Jobs:
     """The served jobs: job numbers 0..ops-1 are the ops' own, then come reductions.
 
-    A message is the job of its SEND; RECV, REDUCE and TIE ops are no jobs (their rank is -1). `reduce_job`: the job of
-    every reduction by `Op.collective`.
+    A message is the job of its SEND; RECV, REDUCE, TIE and GATHER ops are no jobs (their rank is -1). `reduce_job`: the
+    job of every reduction by `Op.collective`; `reduce_latency_s`: of every reduction, in their order.
     """
 
     ops: Ops
@@ -60,6 +62,7 @@ class Jobs:
     rank: Ints  # order of service: every job comes after all that it waits for
     message_latency_s: Floats
     reduce_job: dict[tuple[Kind, int, int], int]
+    reduce_latency_s: Floats
     complete: bool
     precedences: Precedences
     occupied: Occupied
@@ -79,6 +82,7 @@ class Jobs:
 class _Reduction:
     collective: tuple[Kind, int, int]
     seconds: float
+    latency_s: float
     pairs: list[tuple[int, int]]
 
 
@@ -106,7 +110,9 @@ def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages
     start, rank, served = run_jobs(duration, waits.before, waits.after, waits.lag, *resources, idle)
     reduce_job = {r.collective: count + k for k, r in enumerate(reductions)}
     complete = served == len(duration) - len(idle)
-    return Jobs(ops, found, duration, start, rank, latency, reduce_job, complete, waits, Occupied(*resources[:2]))
+    lags = np.array([r.latency_s for r in reductions], dtype=np.float64)
+    used = Occupied(*resources[:2])
+    return Jobs(ops, found, duration, start, rank, latency, reduce_job, lags, complete, waits, used)
 
 
 def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Machine) -> Floats:
@@ -118,10 +124,18 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
     table[Kind.W] = costs.backward_weight_s
     seconds = table[ops.kind, ops.stage] / machine.speed[ops.device]
     if machine.steps_take_time:
-        for kind, seconds_of in ((Kind.STEP, step_seconds), (Kind.PREDICT, predict_seconds)):
+        owners = holders(plan) if plan.problem.workload.sharded else None
+
+        def stepping(stage: int, device: int) -> float:
+            return step_seconds(plan, costs, stage, device, owners)
+
+        def predicting(stage: int, device: int) -> float:
+            return predict_seconds(plan, costs, stage, device)
+
+        for kind, seconds_of in ((Kind.STEP, stepping), (Kind.PREDICT, predicting)):
             places = ops.where(kind)
             homes, same = np.unique(ops.stage[places] * ops.devices + ops.device[places], return_inverse=True)
-            found = [seconds_of(plan, costs, *divmod(home, ops.devices)) for home in homes.tolist()]
+            found = [seconds_of(*divmod(home, ops.devices)) for home in homes.tolist()]
             seconds[places] = np.array(found, dtype=np.float64)[same]
     return np.asarray(seconds, dtype=np.float64)
 
@@ -139,34 +153,46 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs) -> 
     """Every reduction, with its precedences added; its job number follows those of the ops.
 
     It starts when all its ops are posted. The optimizer steps of a stage wait for its REDUCE, and for the TIE of
-    every group that it is a member of.
+    every group that it is a member of; parameters that are sent on wait for the GATHER. Where several are ready at
+    once, a REDUCE comes first and a GATHER, for which no step waits, last.
     """
-    reduce, tie = ops.where(Kind.REDUCE), ops.where(Kind.TIE)
-    if not len(reduce) and not len(tie):
+    reduce, tie, gather = ops.where(Kind.REDUCE), ops.where(Kind.TIE), ops.where(Kind.GATHER)
+    if not len(reduce) and not len(tie) and not len(gather):
         return []
     if len(tie) and not set(ops.peer[tie].tolist()) <= {group.number for group in costs.ties}:
         raise PlanError("a TIE names a group of parameters that no two stages share")
-    owners, steps = holders(plan), ops.where(Kind.STEP)
+    owners, steps, sends = holders(plan), ops.where(Kind.STEP), ops.where(Kind.SEND_P)
     found: list[_Reduction] = []
 
     def add(
-        collective: tuple[Kind, int, int], mine: Ints, devices: tuple[int, ...], members: Sequence[int], count: int
+        collective: tuple[Kind, int, int],
+        mine: Ints,
+        devices: tuple[int, ...],
+        members: Sequence[int],
+        taken: tuple[float, float],
+        moves: int,
     ) -> None:
-        seconds, latency = reduce_seconds(plan.problem.cluster, devices, count)
-        job = len(ops) + len(found)
+        job, (seconds, latency) = len(ops) + len(found), taken
         needs.add(Why.LISTED, ops.previous[mine], np.full(len(mine), job))
-        after = steps[np.isin(ops.stage[steps], members) & (ops.micro_batch[steps] == collective[2])]
-        needs.add(Why.GRADIENTS, np.full(len(after), job), after, np.full(len(after), latency))
-        found.append(_Reduction(collective, seconds, ring(devices) if count else []))
+        why, users = (Why.WEIGHTS, sends) if collective[0] is Kind.GATHER else (Why.GRADIENTS, steps)
+        after = users[np.isin(ops.stage[users], members) & (ops.micro_batch[users] == collective[2])]
+        needs.add(why, np.full(len(after), job), after, np.full(len(after), latency))
+        found.append(_Reduction(collective, seconds, latency, ring(devices) if moves else []))
 
+    def add_of_stages(kind: Kind, places: Ints, seconds_of: Callable[..., tuple[float, float]]) -> None:
+        for stage, m, mine in _grouped(ops, places, ops.stage):
+            count = int(costs.own_trained_bytes[stage])
+            add((kind, stage, m), mine, owners[stage], [stage], seconds_of(plan.problem, owners[stage], count), count)
+
+    add_of_stages(Kind.REDUCE, reduce, sum_seconds)
     size = plan.problem.workload.gradient_bytes
-    for stage, m, mine in _grouped(ops, reduce, ops.stage):
-        add((Kind.REDUCE, stage, m), mine, owners[stage], [stage], size(int(costs.own_trained_bytes[stage])))
     groups = {group.number: group for group in costs.ties}
     for number, m, mine in _grouped(ops, tie, ops.peer):
         group = groups[number]
         devices = tuple(group.copies(owners))
-        add((Kind.TIE, number, m), mine, devices, group.stages, size(group.trained_bytes))
+        taken = reduce_seconds(plan.problem.cluster, devices, size(group.trained_bytes))
+        add((Kind.TIE, number, m), mine, devices, group.stages, taken, group.trained_bytes)
+    add_of_stages(Kind.GATHER, gather, gather_seconds)
     return found
 
 

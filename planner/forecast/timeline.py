@@ -71,7 +71,7 @@ class Timeline:
 
     @cached_property
     def devices(self) -> tuple[DeviceTimeline, ...]:
-        """Every device's ops with times. REDUCE and TIE have the times of their reductions."""
+        """Every device's ops with times. REDUCE, TIE and GATHER have the times of their reductions."""
         start, end, place = self.jobs.start, self.jobs.end, 0
         found = []
         for d, order in enumerate(self.orders):
@@ -156,6 +156,8 @@ def timeline_of(plan: Structured, costs: StageCosts, jobs: Jobs, orders: tuple[t
     step_s = float(end.max(initial=0.0))
     if len(jobs.message_job):
         step_s = max(step_s, float((end[jobs.message_job] + jobs.message_latency_s).max()))
+    if len(jobs.reduce_latency_s):
+        step_s = max(step_s, float((end[len(ops) :] + jobs.reduce_latency_s).max()))
     working = _COMPUTE[ops.kind]
     busy = np.bincount(ops.device[working], jobs.duration[: len(ops)][working], ops.devices)
     memory = tuple(profile_memory(plan, costs, jobs, step_s))

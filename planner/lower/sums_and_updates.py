@@ -13,7 +13,7 @@ from .lowering import BEGIN, HERE, LAST, SEND, Lowering
 
 
 def add_sums_and_updates(lowering: Lowering) -> None:
-    """Adds REDUCEs and TIEs; in a synchronous plan also the STEPs that end it, and the new parameters they send."""
+    """Adds REDUCEs and TIEs; in a synchronous plan also the STEPs that end it, and what takes new parameters on."""
     if lowering.candidate.weights == FLUSH:
         _add_step_end(lowering)
     else:
@@ -23,8 +23,9 @@ def add_sums_and_updates(lowering: Lowering) -> None:
 def _add_step_end(lowering: Lowering) -> None:
     """REDUCE after each replicated stage's last backward, STEP at the end in the order in which backwards end.
 
-    A TIE follows the last backward of all its stages. A STEP is followed by the SEND_Ps of its new parameters,
-    once all that write some of them are there: a tied parameter is updated by another stage's.
+    A TIE follows the last backward of all its stages. A STEP is followed by its GATHER, where the optimizer is sharded,
+    and the SEND_Ps of its new parameters, once all that write some of them are there: a tied parameter is updated by
+    another stage's. Behind a GATHER they come last in their list, since the rank waits there.
     """
     given = lowering.given
     ended = given.where(Kind.B, Kind.W)
@@ -43,20 +44,26 @@ def _add_step_end(lowering: Lowering) -> None:
     order = np.lexsort((stage, after, device))
     stage, device = stage[order], device[order]
     returns = parameter_returns(lowering.candidate, lowering.costs) if lowering.homes.separate else []
-    if not returns:
+    gathers = lowering.homes.sharded
+    if not returns and not gathers:
         lowering.add(Kind.STEP, stage, none, none, device, lowering.end_slot[device], HERE)
         return
     rows: list[tuple[int, int, int, int]] = []
     waiting = [(steps_sent(lowering.costs.ties, owners, s, by, to), s, by, to) for s, by, to in returns]
+    sent_last: list[tuple[int, int, int, int]] = []
     for s, d in zip(stage.tolist(), device.tolist(), strict=True):
         rows.append((Kind.STEP, s, -1, d))
+        rows += [(Kind.GATHER, s, -1, d)] if gathers and len(owners[s]) > 1 else []
         for steps, sent_stage, _, to in [item for item in waiting if item[2] == d]:
             steps.discard(s)
-            rows += [] if steps else [(Kind.SEND_P, sent_stage, to, d)]
+            (sent_last if gathers else rows).extend([] if steps else [(Kind.SEND_P, sent_stage, to, d)])
         waiting = [item for item in waiting if item[0]]
+    rows += sent_last
     kind, stage, peer, device = np.array(rows, dtype=np.int64).T
     items = lowering.add(kind, stage, np.full(len(kind), -1), peer, device, lowering.end_slot[device], HERE)
     sent = kind == Kind.SEND_P
+    if not sent.any():
+        return
     size = parameter_bytes(lowering.costs, lowering.ops, items[sent])
     lowering.add_receives(Kind.RECV_P, items[sent], peer[sent], size)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..basics import check_time
-from ..graph import Candidate, StageCosts, static_bytes, step_seconds, training_bytes
+from ..graph import Candidate, StageCosts, holders, static_bytes, step_seconds, training_bytes
 from ..plan import Pipeline, Problem
-from ..problem import Cluster
+from ..problem import Cluster, DeviceType, part_bytes
 
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]
@@ -34,16 +34,20 @@ class Chain:
         names: layer names in topological order, L of them.
         costs: costs of every layer on its own (stage = layer).
         static_bytes: bytes of every layer that stay all step, alone and with a replica elsewhere: shape (2, L).
+        optimizer_bytes: of these alone, what its replicas share out among them.
         shared_bytes: at most so many of these are counted twice when tied layers meet on one device.
         found: cuts by what they were asked for, so that nobody looks for the same one twice.
+        steps_s: `step_s` by kind of device.
     """
 
     problem: Problem
     names: tuple[str, ...]
     costs: StageCosts
     static_bytes: Floats
+    optimizer_bytes: Floats
     shared_bytes: float
     found: dict[object, Cuts | None] = field(default_factory=dict, compare=False, repr=False)
+    steps_s: dict[DeviceType, Floats] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, problem: Problem) -> Chain:
@@ -54,7 +58,9 @@ class Chain:
         double = _on_devices(problem, single.stages, replicas=2)
         whole = _on_devices(problem, (names,), replicas=1)
         static = np.array([_totals(single), _totals(double)[: len(names)]], dtype=float)
-        return cls(problem, names, single.costs, static, float(static[0].sum() - _totals(whole)[0]))
+        return cls(
+            problem, names, single.costs, static, _shared_out(single), float(static[0].sum() - _totals(whole)[0])
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,9 +110,14 @@ class Chain:
             found.append((size, np.maximum(before[None, :] - before[:, None], 0)))
         return tuple(found)
 
-    def bytes(self, in_flight: int, buffers: int = 2, replicated: bool = False) -> Floats:
+    def held_bytes(self, replicas: int) -> Floats:
+        """Bytes of every layer that stay all step where its stage has so many trained replicas."""
+        more = 0.5 - 1 / replicas if replicas > 1 else 0.0
+        return np.asarray(self.static_bytes[1 if replicas > 1 else 0] - more * self.optimizer_bytes)
+
+    def bytes(self, in_flight: int, buffers: int = 2, replicas: int = 1) -> Floats:
         """Memory of every interval as a stage with so many stashes and tensors at each boundary."""
-        static = _prefix(self.static_bytes[1 if replicated else 0])
+        static = _prefix(self.held_bytes(replicas))
         stash = _prefix(self.costs.stash_bytes.astype(float))
         total = static + in_flight * stash
         table = total[None, :] - total[:, None] + self.workspace_bytes
@@ -127,8 +138,13 @@ class Chain:
 
     def step_s(self, device: int) -> Floats:
         """Seconds of the optimizer step on a device of all layers before each cut."""
-        one = Candidate(self.problem, tuple((name,) for name in self.names), ())
-        return _prefix(np.array([step_seconds(one, self.costs, k, device) for k in range(len(self))]))
+        kind = self.problem.cluster.devices[device].kind
+        if kind not in self.steps_s:
+            one = Candidate(self.problem, tuple((name,) for name in self.names), ())
+            owners = holders(one)
+            steps = [step_seconds(one, self.costs, k, device, owners) for k in range(len(self))]
+            self.steps_s[kind] = _prefix(np.array(steps))
+        return self.steps_s[kind]
 
     def stages(self, cuts: Cuts) -> Stages:
         """Layer names of the stages between the cuts (those inside the chain, ascending)."""
@@ -151,8 +167,16 @@ def _on_devices(problem: Problem, stages: Stages, replicas: int) -> Candidate:
     """Every stage on a device of its own, so that static_bytes tells what each costs."""
     count = len(stages)
     lanes = [tuple(range(r * count, (r + 1) * count)) for r in range(replicas)]
-    spread = Problem(problem.model, Cluster.uniform(count * replicas), problem.workload)
+    spread = replace(problem, cluster=replace(Cluster.uniform(count * replicas), team=problem.cluster.team))
     return Candidate(spread, stages, tuple(Pipeline(lane, lane, (r,)) for r, lane in enumerate(lanes)))
+
+
+def _shared_out(candidate: Candidate) -> Floats:
+    """Bytes of optimizer state of every stage, its counters left out, where replicas share it; else nothing."""
+    workload, trained = candidate.problem.workload, candidate.costs.own_trained_bytes
+    parts = workload.parts(1)
+    found = [workload.optimizer_bytes(part_bytes(int(size), parts)) * workload.sharded for size in trained]
+    return np.array(found, dtype=float)
 
 
 def _totals(candidate: Candidate) -> list[int]:
@@ -219,7 +243,7 @@ def cut(
     *,
     buffers: int = 2,
     share: float = 1.0,
-    replicated: bool = False,
+    replicas: int = 1,
 ) -> Cuts | None:
     """The contiguous cut with the smallest bottleneck that fits the memory; None where none fits.
 
@@ -232,7 +256,7 @@ def cut(
         return None
 
     def tables() -> Iterator[Floats]:
-        return _loads(chain, devices_of_stage, in_flight, buffers, share, replicated)
+        return _loads(chain, devices_of_stage, in_flight, buffers, share, replicas)
 
     worst, choices = bottleneck(tables(), size)
     if math.isinf(worst):
@@ -255,13 +279,13 @@ def _loads(
     in_flight: Sequence[int],
     buffers: int = 2,
     share: float = 1.0,
-    replicated: bool = False,
+    replicas: int = 1,
 ) -> Iterator[Floats]:
     """Seconds a micro-batch of every interval as stage s, or of the link into it; infinite where it does not fit."""
     for s, device in enumerate(devices_of_stage):
         occupation, _ = link_seconds(chain, devices_of_stage, s)
         table = np.maximum(chain.seconds / chain.speed(device), occupation[:, None])
-        table[chain.bytes(in_flight[s], buffers, replicated) > share * chain.limit(device)] = np.inf
+        table[chain.bytes(in_flight[s], buffers, replicas) > share * chain.limit(device)] = np.inf
         yield table
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..basics import check_time
-from ..graph import StashPolicy, reduce_seconds
+from ..graph import StashPolicy, gather_seconds, sum_seconds
 from .chain import Chain, Floats
 from .mixed import _Priced
 from .stash_choice import StashChoice
@@ -131,17 +131,19 @@ class OnBlocks:
         return min(self.chain.limit(d) for d in self.devices(at, width))
 
     def reduce_s(self, at: int, width: int) -> Floats:
-        """Seconds of adding up the gradients of all replicas once."""
+        """Seconds of adding up the gradients of all replicas once, and of gathering sharded parameters."""
         problem = self.chain.problem
         devices = tuple(sorted(self.devices(at, width)))
-        rate, latency_s = reduce_seconds(problem.cluster, devices, problem.workload.gradient_bytes(_MANY))
+        taken = sum_seconds(problem, devices, _MANY), gather_seconds(problem, devices, _MANY)
+        rate, latency_s = map(sum, zip(*taken, strict=True))
         return np.where(self.own_bytes > 0, self.own_bytes / _MANY * rate + latency_s, 0.0)
 
     def step_s(self, at: int, width: int) -> Floats:
-        """Seconds of the optimizer's step on the slowest device."""
+        """Seconds of the optimizer's step on the slowest device; of its part, where replicas share it."""
+        parts = width if self.chain.problem.workload.sharded else 1
         kinds = {self.chain.problem.cluster.devices[d].kind: d for d in self.devices(at, width)}
         steps = [self.chain.step_s(d) for d in kinds.values()]
-        return np.asarray(np.max([step[None, :] - step[:, None] for step in steps], axis=0))
+        return np.asarray(np.max([step[None, :] - step[:, None] for step in steps], axis=0) / parts)
 
     def links_s(self, at: int, width: int) -> Floats:
         """Seconds a micro-batch on the busiest way into or out of a device: between nodes both ends share its NIC."""
@@ -165,7 +167,7 @@ class OnBlocks:
         in_flight: micro-batches between forward and backward. more: bytes of every interval besides.
         """
         chain, found = self.chain, np.full_like(self.own_bytes, np.inf)
-        room = self.limit(at, width) - chain.bytes(0, replicated=width > 1) - more
+        room = self.limit(at, width) - chain.bytes(0, replicas=width) - more
         devices = {chain.problem.cluster.devices[d].kind: d for d in self.devices(at, width)}
         for choice in options:
             priced = self._priced(choice.row)

@@ -5,12 +5,13 @@ Read without torch. Imports plans, graph and forecast. Begin with `trace.py`, th
 
 from .calibration import Measured, calibrate, measured
 from .comparison import Comparison, compare_run
-from .trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from .trace import DeviceTrace, LaneTrace, OpTrace, RunTrace, plan_fingerprint
 from .trace_file import load_trace, save_trace
 
 __all__ = [
     "Comparison",
     "DeviceTrace",
+    "LaneTrace",
     "Measured",
     "OpTrace",
     "RunTrace",

@@ -49,10 +49,19 @@ class OpTrace:
 
 
 @dataclass(frozen=True)
+class LaneTrace:
+    """One rank of a device that is a team: seconds it computed, and its peak bytes."""
+
+    busy_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
 class DeviceTrace:
     """One device: seconds it computed, idle share of the step, peak bytes in the tracked steps, its ops in list order.
 
-    `speed` is the cluster's: layer times are at speed 1.
+    `speed` is the cluster's: layer times are at speed 1. Of a team the ops are those of its slowest rank,
+    bytes the most of any; `lanes` has them all.
     """
 
     busy_s: float
@@ -60,6 +69,7 @@ class DeviceTrace:
     peak_bytes: int
     speed: float
     ops: tuple[OpTrace, ...]
+    lanes: tuple[LaneTrace, ...] = ()
 
 
 @dataclass(frozen=True)

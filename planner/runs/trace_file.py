@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from ..basics import (
 from ..basics import whole as whole_number
 from ..plan import Pipeline
 from ..plan_file import op_from_text
-from .trace import DeviceTrace, OpTrace, RunTrace, RunTraceError
+from .trace import DeviceTrace, LaneTrace, OpTrace, RunTrace, RunTraceError
 
 FORMAT = "contraflow/run"
 VERSION = 1
@@ -74,6 +75,7 @@ def trace_to_dict(trace: RunTrace) -> dict[str, Any]:
                 "speed": device.speed,
                 "ops": [_op_to_dict(op) for op in device.ops],
             }
+            | ({"lanes": [asdict(lane) for lane in device.lanes]} if device.lanes else {})
             for device in trace.devices
         ],
     }
@@ -190,13 +192,22 @@ def _pipeline(entry: object, where: str) -> Pipeline:
 
 
 def _device(entry: object, where: str, stages: int) -> DeviceTrace:
-    content = mapping(entry, where, ("busy_s", "bubble", "peak_bytes", "speed", "ops"))
+    content = mapping(entry, where, ("busy_s", "bubble", "peak_bytes", "speed", "ops", "lanes"))
     return DeviceTrace(
         _seconds(required(content, "busy_s", where), "busy_s", where),
         _seconds(required(content, "bubble", where), "bubble", where),
         whole(required(content, "peak_bytes", where), "peak_bytes", where),
         positive(required(content, "speed", where), "speed", where, 1 / MOST_SPEED, MOST_SPEED),
         tuple(_op(x, f"{where}: ops[{k}]", stages) for k, x in enumerate(items(content, "ops", where, MOST_OPS))),
+        tuple(_lane(x, f"{where}: lanes[{k}]") for k, x in enumerate(sequence(content.get("lanes", []), where, 1024))),
+    )
+
+
+def _lane(entry: object, where: str) -> LaneTrace:
+    content = mapping(entry, where, ("busy_s", "peak_bytes"))
+    return LaneTrace(
+        _seconds(required(content, "busy_s", where), "busy_s", where),
+        whole(required(content, "peak_bytes", where), "peak_bytes", where),
     )
 
 

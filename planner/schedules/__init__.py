@@ -125,19 +125,21 @@ def variants(
 ) -> Iterator[tuple[str, Layout]]:
     """Every synchronous schedule that exists for these numbers, with every chunk and pipeline count it comes in.
 
-    With a `name`, only that schedule's. A layout is built when it is asked for.
+    With a `name`, only that schedule's. A layout is built when it is asked for; every schedule comes with its first
+    count before any with its second.
     """
+    listed: list[tuple[int, str, dict[str, int | None]]] = []
     for scheme in SCHEDULES if name is None else (name,):
         row = SCHEDULES.get(scheme, Scheme(partial(build, scheme)))
-        if name is None and row.by_name_only:
+        if name is not None or not row.by_name_only:
+            numbers = enumerate(row.numbers(devices, max_stages))
+            listed += [(k, scheme, {} if row.counts is None else {row.counts: number}) for k, number in numbers]
+    for _, scheme, options in sorted(listed, key=lambda one: one[0]):
+        try:
+            layout = build(scheme, devices, micro_batches, **options)
+        except ScheduleError:
             continue
-        for number in row.numbers(devices, max_stages):
-            options = {row.counts: number} if row.counts is not None else {}
-            try:
-                layout = build(scheme, devices, micro_batches, **options)
-            except ScheduleError:
-                continue
-            yield layout.name, layout
+        yield layout.name, layout
 
 
 __all__ = [

@@ -240,4 +240,4 @@ def test_compare_without_a_run_still_needs_its_options(folder: Path) -> None:
     """As before, naming the first that is missing."""
     code, _, stderr = command("compare", folder / "model.json", "--cluster", folder / "cluster.toml")
     assert code == 2
-    assert "Missing option '--micro-batches'" in stderr
+    assert "give one of --micro-batches and --samples" in stderr

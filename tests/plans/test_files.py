@@ -93,7 +93,7 @@ BAD_CLUSTERS = {
     "unknown device": (CLUSTER.replace('"toy"', '"A1000"'), "A1000"),
     "unknown key": (CLUSTER + "colour = 1", "'colour'"),
     "unknown table": ("[colour]\n" + CLUSTER, "'colour'"),
-    "unit that is none": (CLUSTER.replace("2TB/s", "2Tbit/s"), "nodes[0].link.bandwidth"),
+    "unit that is none": (CLUSTER.replace("2TB/s", "2Tbaud/s"), "nodes[0].link.bandwidth"),
     "bandwidth of zero": (CLUSTER.replace("2TB/s", "0GB/s"), "nodes[0].link.bandwidth"),
     "negative latency": (CLUSTER.replace('"3us"', "-1"), "nodes[0].link.latency"),
     "infinite latency": (CLUSTER.replace('"3us"', "inf"), "nodes[0].link.latency"),
@@ -149,6 +149,10 @@ def test_units_are_those_of_the_field() -> None:
     assert [parse_bytes(f"1{u}", "x") for u in ("B", "KB", "MB", "GB", "TB")] == [1000**k for k in range(5)]
     assert [parse_bytes(f"1{u}", "x") for u in ("KiB", "MiB", "GiB", "TiB")] == [1024**k for k in range(1, 5)]
     assert parse_bandwidth("2TB/s", "x") == 2e12
+    for text, rate in (("200Gb/s", 25e9), ("200Gbit/s", 25e9), ("25GB/s", 25e9), ("8b/s", 1), ("1.6 Tb/s", 200e9)):
+        assert parse_bandwidth(text, "x") == rate
+    with pytest.raises(InputError, match=r"x: unknown unit 'Gib/s' in '1Gib/s'; use B/s"):
+        parse_bandwidth("1Gib/s", "x")
     assert [parse_seconds(f"5{u}", "x") for u in ("s", "ms", "us")] == pytest.approx([5.0, 5e-3, 5e-6])
     assert parse_bytes(0, "x") == 0
     assert parse_seconds("0us", "x") == 0
@@ -189,8 +193,13 @@ def test_workloads_that_make_no_sense_are_refused() -> None:
 def test_presets_cover_the_devices_of_the_field() -> None:
     """Memory and peak of the presets, and the processor."""
     assert set(PRESETS) == {
-        "P100-16GB", "V100-16GB", "V100-32GB", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "cpu",
+        "P100-16GB", "V100-16GB", "V100-32GB", "V100-SXM-16GB", "V100-SXM-32GB", "A10-24GB", "A6000-48GB",
+        "RTX-4090-24GB", "L40S-48GB", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB", "MI300X-192GB",
+        "cpu",
     }  # fmt: skip
+    for kind in PRESETS.values():
+        peaks = kind.peaks()
+        assert list(peaks.values()) == sorted(peaks.values()), kind.name
     assert PRESETS["A100-80GB"].memory_bytes == 80 * 1024**3
 
 

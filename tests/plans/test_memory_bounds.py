@@ -246,6 +246,16 @@ def test_known_spaces(devices: int, batches: int, limit: int, uneven: bool, expe
     assert bounds.space(problem, allowed) == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_forward_is_made_again_where_it_was_needed_for_one_whose_stash_stays() -> None:
+    """Four forwards a device before the first backward, and memory for six bytes: of all beginnings of the way that
+    are worth most, two thirds keep all of their stashes, and a third those of one byte, with the others made again."""
+    layers = [Layer(f"l{n}", 1.0, 1.0, 0.0, stash_bytes=(3, 1)[n % 2]) for n in range(4)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(4, 6, Link()), Workload(16))
+    expected = 4 + (16 * 8 - (16 * 2 / 3 + 16 * 1 / 3 / 2)) / 4
+    assert bounds.any_plan(problem) == 32
+    assert bounds.space(problem, SearchSpace(offload=False)) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_placement_beats_the_space(seed: int) -> None:
     """The optimum of every placement of a few layers on two or three devices, and the bound for all of them."""

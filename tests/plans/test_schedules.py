@@ -309,7 +309,7 @@ def test_layouts_are_built_by_their_names() -> None:
     assert names("chimera") == ["chimera", "chimera-4"]
     assert names("chimera-halving") == ["chimera-halving"]
     assert [name for name, _ in variants(4, 8, 4)] == [
-        *("1f1b", "gpipe", "gems", "chimera", "chimera-4", "chimera-doubling", "zb-h1", "zb-h2", "dualpipe")
+        *("1f1b", "gpipe", "gems", "chimera", "chimera-doubling", "zb-h1", "zb-h2", "dualpipe", "chimera-4")
     ]
 
 

@@ -29,7 +29,7 @@ def loads(instance: Instance, blocks: Sequence[NodeBlock], devices: Devices | No
     if isinstance(instance, PlacementInstance):
         return _placement_loads(instance, blocks, place)
     if isinstance(instance, PiperInstance):
-        return _piper_loads(instance, blocks, place)
+        return _piper_loads(instance, blocks, place, given)
     if isinstance(instance, PipeDreamProfile):
         return _pipedream_loads(instance, blocks, place, given)
     if isinstance(instance, LayerInstance):
@@ -72,8 +72,12 @@ def _placement_loads(
 def _pipedream_loads(
     profile: PipeDreamProfile, blocks: Sequence[NodeBlock], place: Mapping[Hashable, int], devices: Devices
 ) -> list[float]:
-    if len(blocks) != devices.count or not all(block.nodes for block in blocks):
-        raise InputError(f"there must be {devices.count} stages")
+    straight = devices.replicas is None
+    if straight and (len(blocks) != devices.count or any(block.replicas > 1 for block in blocks)):
+        raise InputError(f"there must be {devices.count} stages, each once")
+    if not all(block.nodes for block in blocks):
+        raise InputError("a stage must have nodes")
+    _widths(blocks, devices.count or 0, devices.replicas)
     bandwidth = devices.link_bandwidth
     last: dict[str, int] = {}
     for source, target in profile.edges:
@@ -81,37 +85,69 @@ def _pipedream_loads(
             raise InputError(f"edge {source} -- {target} leads back")
         last[source] = max(last.get(source, 0), place[target])
     times, before = [], 0.0
-    for s in range(len(blocks)):
-        inside = [n for n in profile.nodes if place[n.id] == s]
+    for s, block in enumerate(blocks):
+        inside, r = [n for n in profile.nodes if place[n.id] == s], block.replicas
         work = math.fsum(t for n in inside for t in (n.forward_ms, n.backward_ms)) / 1000
+        summing = 4 * (r - 1) * math.fsum(n.parameter_bytes for n in inside) / (r * bandwidth)
         beyond = [n for n in profile.nodes if place[n.id] <= s < last.get(n.id, 0)]
         behind = 2 * math.fsum(n.activation_bytes for n in beyond) / bandwidth
-        times.append(max(before, work, behind))
+        times.append(max(before, work + summing, behind) / r)
         before = behind
-        held = (len(blocks) - s) * math.fsum(n.parameter_bytes + n.activation_bytes for n in inside)
+        held = _in_flight(blocks, s) * math.fsum(n.parameter_bytes + n.activation_bytes for n in inside)
         if devices.limit_bytes is not None and held > devices.limit_bytes * SLACK:
             raise InputError(f"stage {s} does not fit")
     return times
 
 
-def _piper_loads(instance: PiperInstance, blocks: Sequence[NodeBlock], place: Mapping[Hashable, int]) -> list[float]:
-    if len(blocks) > instance.devices:
-        raise InputError("there are more stages than devices")
+def _in_flight(blocks: Sequence[NodeBlock], s: int) -> int:
+    """Micro-batches that a device of stage s holds: replicas from it on, for each of its own, rounded up."""
+    return math.ceil(sum(block.replicas for block in blocks[s:]) / blocks[s].replicas)
+
+
+def _widths(blocks: Sequence[NodeBlock], devices: int, replicas: int | None, ways: int | None = None) -> None:
+    """Raises InputError for more devices, replicas of a stage or ways than there may be."""
+    used = sum(block.replicas * block.ways for block in blocks)
+    if used > devices:
+        raise InputError(f"the stages need {used} devices, there are {devices}")
+    for s, block in enumerate(blocks):
+        for what, had, most in (("replicas", block.replicas, replicas), ("ways", block.ways, ways)):
+            if had < 1 or (most is not None and had > most):
+                raise InputError(f"stage {s} has {had} {what}")
+
+
+def _piper_loads(
+    instance: PiperInstance, blocks: Sequence[NodeBlock], place: Mapping[Hashable, int], devices: Devices
+) -> list[float]:
+    _widths(blocks, instance.devices, devices.replicas, devices.ways)
+    if sum(block.replicas for block in blocks) > instance.micro_batches:
+        raise InputError(f"there are more replicas than {instance.micro_batches} micro-batches")
     nodes = {n.id: n for n in instance.nodes}
     found = []
     for s, block in enumerate(blocks):
-        modes = []
-        for i in block.nodes:
-            node = nodes[i]  # type: ignore[index]
-            mode = node.recompute if i in block.recompute else node.vanilla
+        d = block.replicas
+        if instance.micro_batches % d:
+            raise InputError(f"{d} replicas do not divide {instance.micro_batches} micro-batches")
+        modes = {}
+        for i, name in zip(block.nodes, block.modes, strict=True):
+            mode = nodes[i].modes.get(block.ways, {}).get(name)  # type: ignore[index]
             if mode is None:
-                raise InputError(f"node {i} has no such mode")
-            modes.append(mode)
-        crossing = [c for a, b, c in instance.edges if (place[a] == s) != (place[b] == s)]
-        found.append(math.fsum([*(m.time_s for m in modes), *(2 * c / instance.bandwidth for c in crossing)]))
-        flying = len(blocks) - s
-        held = math.fsum(m.static_bytes + flying * m.in_flight_bytes for m in modes)
-        if held > instance.limit_bytes * SLACK:
+                raise InputError(f"node {i} has no mode {name!r} in {block.ways} ways")
+            modes[i] = mode
+        moved = [c for a, b, c in instance.edges if (place[a] == s) != (place[b] == s)]
+        for a, b, _ in instance.edges:
+            if place[b] == s and place[a] != s:
+                moved.append(modes[b].sync_in.get(a, 0.0))
+            if place[a] == s and place[b] != s:
+                moved.append(modes[a].sync_out.get(b, 0.0))
+        weights = math.fsum(m.parameter_bytes for m in modes.values())
+        summing = 4 * (d - 1) * weights / (d * instance.micro_batches)
+        work = math.fsum(m.time_s for m in modes.values())
+        found.append(work / d + (2 * math.fsum(moved) / d + summing) / instance.bandwidth)
+        flying = _in_flight(blocks, s)
+        if (
+            math.fsum(m.static_bytes + flying * m.in_flight_bytes for m in modes.values())
+            > instance.limit_bytes * SLACK
+        ):
             raise InputError(f"stage {s} does not fit")
     if any(place[a] > place[b] for a, b, _ in instance.edges):
         raise InputError("an edge leads back")

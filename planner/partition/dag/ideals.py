@@ -159,7 +159,7 @@ class _Family:
 
     @classmethod
     def of(cls, problem: GraphProblem, masks: Sequence[int]) -> _Family:
-        member = _unpack(masks, len(problem))
+        member = unpack(masks, len(problem))
         groups = problem.groups
         lean = [g.lean if g.lean is not None else g for g in groups]
 
@@ -250,7 +250,7 @@ class _Family:
         return plain <= limit, lean <= limit
 
 
-def _unpack(masks: Sequence[int], count: int) -> NDArray[np.uint8]:
+def unpack(masks: Sequence[int], count: int) -> NDArray[np.uint8]:
     """Bit masks as rows of 0 and 1, shape (ideals, groups)."""
     width = -(-count // 8)
     raw = b"".join(mask.to_bytes(width, "little") for mask in masks)

@@ -35,14 +35,18 @@ class Devices:
     """What to partition for; None: as the file says.
 
     Attributes:
-        count: accelerators; exactly so many stages under `overlap`, otherwise at most.
+        count: accelerators; exactly so many stages under `overlap` without replicas, otherwise at most.
         bandwidth: bytes a second; dnn-partitioning files give transfer times instead.
+        replicas, ways: of a stage at most. None: as many as help of a Piper instance; a PipeDream profile is cut into
+            a straight pipeline.
     """
 
     count: int | None = None
     cpus: int | None = None
     limit_bytes: float | None = None
     bandwidth: float | None = None
+    replicas: int | None = None
+    ways: int | None = None
 
     @property
     def link_bandwidth(self) -> float:
@@ -52,11 +56,16 @@ class Devices:
 
 @dataclass(frozen=True)
 class NodeBlock:
-    """One stage in the file's own ids: who runs it, and which of its layers recompute (Piper)."""
+    """One stage in the file's own ids: who runs it, and the name of every node's mode where the file has modes.
+
+    It is on `replicas` times `ways` devices: micro-batches are dealt to replicas, layers split between ways.
+    """
 
     nodes: tuple[Hashable, ...]
     cpu: bool = False
-    recompute: frozenset[Hashable] = frozenset()
+    replicas: int = 1
+    ways: int = 1
+    modes: tuple[str, ...] = ()
 
 
 def objective_of(instance: Instance) -> Objective:
@@ -77,6 +86,7 @@ def configure(instance: Instance, devices: Devices) -> Instance:
     """The instance with what the devices say in place of what its file says; raises InputError."""
     if (devices.count is not None and devices.count < 0) or (devices.cpus is not None and devices.cpus < 0):
         raise InputError("there cannot be fewer than no devices")
+    _refuse_widths(instance, devices)
     if isinstance(instance, PlacementInstance):
         if devices.bandwidth is not None:
             raise InputError("a dnn-partitioning file gives transfer times: a bandwidth has no effect")
@@ -101,3 +111,14 @@ def configure(instance: Instance, devices: Devices) -> Instance:
         what = "model" if isinstance(instance, LayerInstance) else "PipeDream profile"
         raise InputError(f"a {what} does not say how many stages: give their number")
     return instance if isinstance(instance, LayerInstance) else instance.trained
+
+
+def _refuse_widths(instance: Instance, devices: Devices) -> None:
+    """Raises InputError for replicas or ways that the file says nothing about."""
+    for what, given in (("replicas", devices.replicas), ("ways", devices.ways)):
+        if given is not None and given < 1:
+            raise InputError(f"a stage has at least one of its {what}, not {given}")
+    if devices.replicas is not None and not isinstance(instance, (PipeDreamProfile, PiperInstance)):
+        raise InputError("only PipeDream profiles and Piper instances have replicas of a stage")
+    if devices.ways is not None and not isinstance(instance, PiperInstance):
+        raise InputError("only Piper instances say what layers take that are split in several ways")

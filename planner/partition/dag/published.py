@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar, assert_never
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from ...basics import InputError
-from ...formats import PipeDreamProfile, PiperInstance, PlacementInstance
+from ...formats import PipeDreamProfile, PiperInstance, PiperMode, PlacementInstance
 from .costs import count
 from .instance import Devices, Instance, LayerInstance, NodeBlock, configure
-from .problem import GraphProblem, Group, Lean, Tensor, moved
+from .problem import GraphProblem, Group, Tensor, moved
 from .search import Effort, GraphCut, OnBetter, cut_graph
+from .widths import Mode, Stage, WidthProblem
+
+if TYPE_CHECKING:
+    from .width_search import WidthCut
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -62,23 +65,32 @@ def solve(
         if on_better is not None:
             on_better(value * scale, bound * scale)
 
-    result = cut_graph(problem, Effort(time_limit, workers), seed, told)
-    if result.partition is None:
-        return PublishedCut(result.status, None, None, ())
-    blocks = tuple(
-        NodeBlock(
-            tuple(i for g in block.groups for i in members[g]),
-            block.cpu,
-            frozenset(i for g in block.lean for i in members[g]),
-        )
-        for block in result.partition
-    )
+    cut: WidthCut | GraphCut
+    if isinstance(problem, WidthProblem):
+        from .width_search import cut_widths  # loads the compiler
+
+        cut = cut_widths(problem, Effort(time_limit, workers), seed, told)
+        blocks = [_width_block(instance, stage, members) for stage in cut.stages]
+    else:
+        cut = cut_graph(problem, Effort(time_limit, workers), seed, told)
+        blocks = [
+            NodeBlock(tuple(i for g in block.groups for i in members[g]), block.cpu) for block in cut.partition or ()
+        ]
+    if not blocks:
+        return PublishedCut(cut.status, None, None, ())
     value = count(instance, blocks, given)
-    return PublishedCut(result.status, value, _bound(result, value, scale), blocks)
+    return PublishedCut(cut.status, value, min(value, (cut.bound or 0.0) * scale), tuple(blocks))
 
 
-def _bound(result: GraphCut, value: float, scale: float) -> float:
-    return min(value, (result.bound or 0.0) * scale)
+def _width_block(instance: Instance, stage: Stage, members: Sequence[Sequence[Hashable]]) -> NodeBlock:
+    """A stage in the file's ids."""
+    nodes = tuple(i for g in stage.groups for i in members[g])
+    modes: tuple[str, ...] = ()
+    if isinstance(instance, PiperInstance):
+        by_id = {node.id: node for node in instance.nodes}
+        names = (list(by_id[i].modes[stage.ways]) for i in nodes)  # type: ignore[index]
+        modes = tuple(name[k] for name, k in zip(names, stage.modes, strict=True))
+    return NodeBlock(nodes, False, stage.replicas, stage.ways, modes)
 
 
 def _scale(instance: Instance) -> float:
@@ -86,14 +98,15 @@ def _scale(instance: Instance) -> float:
     return 1e-3 if isinstance(instance, (PipeDreamProfile, LayerInstance)) else 1.0
 
 
-def _problem(instance: Instance, devices: Devices) -> tuple[GraphProblem, Sequence[Sequence[Hashable]]]:
+def _problem(instance: Instance, devices: Devices) -> tuple[GraphProblem | WidthProblem, Sequence[Sequence[Hashable]]]:
     limit = math.inf if devices.limit_bytes is None else devices.limit_bytes
     if isinstance(instance, PlacementInstance):
         return placement_problem(instance), instance.groups.members
     if isinstance(instance, PiperInstance):
-        return piper_problem(instance)
+        return piper_problem(instance, devices)
     if isinstance(instance, PipeDreamProfile):
-        return pipedream_problem(instance, devices.count or 0, devices.link_bandwidth, limit)
+        straight = pipedream_problem(instance, devices.count or 0, devices.link_bandwidth, limit)
+        return straight if devices.replicas is None else (_replicated(instance, devices, *straight), straight[1])
     if isinstance(instance, LayerInstance):
         return layer_problem(instance, devices.count or 0, devices.link_bandwidth, limit)
     assert_never(instance)
@@ -188,26 +201,48 @@ def layer_problem(
     return problem, [(layer.name,) for layer in order]
 
 
-def piper_problem(instance: PiperInstance) -> tuple[GraphProblem, Sequence[Sequence[int]]]:
-    """Time per micro-batch of Piper's slowest stage, in seconds, with a mode for every layer; and its nodes."""
-    for node in instance.nodes:
-        for mode in (node.vanilla, node.recompute):
-            if mode is not None and mode.synchronised:
-                raise InputError(f"node {node.id} synchronises on one device, which is not supported")
+def _replicated(
+    profile: PipeDreamProfile, devices: Devices, straight: GraphProblem, members: Sequence[Sequence[str]]
+) -> WidthProblem:
+    """Stage time of PipeDream with replicas, in milliseconds, as its optimizer counts.
+
+    r replicas sum their gradients for 4 (r - 1) / r of the weights' bytes, once for r micro-batches.
+    """
+    weights = {node.id: node.parameter_bytes for node in profile.nodes}
+    modes = [
+        [Mode(group.work, weights[i], group.in_flight_bytes)]
+        for group, (i,) in zip(straight.groups, members, strict=True)
+    ]
+    most = min(devices.replicas or 1, straight.accelerators)
+    sync = {r: 4e3 * (r - 1) / (r * r * devices.link_bandwidth) for r in range(1, most + 1)}
+    return WidthProblem(replace(straight, every=False), {1: modes}, sync, straight.accelerators)
+
+
+def piper_problem(instance: PiperInstance, devices: Devices) -> tuple[WidthProblem, Sequence[Sequence[int]]]:
+    """Time per micro-batch of Piper's slowest stage, in the file's unit; and the node of every group."""
     order = _topological([n.id for n in instance.nodes], [(a, b) for a, b, _ in instance.edges])
     place = {i: g for g, i in enumerate(order)}
     nodes = {n.id: n for n in instance.nodes}
-    groups = []
-    for i in order:
-        plain, other = nodes[i].vanilla, nodes[i].recompute
-        lean = None if other is None else Lean(other.time_s, other.static_bytes, other.in_flight_bytes)
-        groups.append(Group(plain.time_s, math.inf, plain.static_bytes, plain.in_flight_bytes, lean))
-    tensors = tuple(
-        Tensor(place[a], frozenset([place[b]]), 2 * size / instance.bandwidth) for a, b, size in instance.edges
-    )
+    per_byte = 2 / instance.bandwidth
+
+    def mode(of: PiperMode) -> Mode:
+        into, out = (
+            {place[i]: size * per_byte for i, size in sizes.items() if size} for sizes in (of.sync_in, of.sync_out)
+        )
+        return Mode(of.time_s, of.parameter_bytes, of.in_flight_bytes, of.static_bytes, into, out)
+
+    most_ways = instance.devices if devices.ways is None else devices.ways
+    ways = sorted({t for node in instance.nodes for t in node.modes if t <= min(instance.devices, most_ways)})
+    modes = {t: [[mode(m) for m in nodes[i].modes.get(t, {}).values()] for i in order] for t in ways}
+    tensors = tuple(Tensor(place[a], frozenset([place[b]]), size * per_byte) for a, b, size in instance.edges)
     edges = tuple((place[a], place[b]) for a, b, _ in instance.edges)
-    problem = GraphProblem(tuple(groups), edges, tensors, instance.devices, limit_bytes=instance.limit_bytes)
-    return problem, [(i,) for i in order]
+    groups = tuple(Group(0.0) for _ in order)
+    graph = GraphProblem(groups, edges, tensors, instance.devices, limit_bytes=instance.limit_bytes)
+    most = min(instance.devices, instance.micro_batches)
+    widths = range(1, (most if devices.replicas is None else min(most, devices.replicas)) + 1)
+    scale = 4 / instance.micro_batches / instance.bandwidth
+    sync = {d: scale * (d - 1) / d for d in widths if instance.micro_batches % d == 0}
+    return WidthProblem(graph, modes, sync, most), [(i,) for i in order]
 
 
 def _topological(nodes: Sequence[_Node], edges: Sequence[tuple[_Node, _Node]]) -> list[_Node]:

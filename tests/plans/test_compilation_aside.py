@@ -1,0 +1,64 @@
+"""What is compiled beside a search: in a process of its own, which ends with it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from contraflow.planner.basics import Aside
+from contraflow.planner.search import modulo
+
+WORK = """
+import time
+from pathlib import Path
+
+def leave():
+    Path(__file__).with_suffix(".left").write_text("done")
+
+def forever():
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module of functions."""
+    (tmp_path / "workshop.py").write_text(WORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_what_a_function_leaves_on_disk_stays(folder: Path) -> None:
+    with Aside("workshop", "leave") as aside:
+        end_s = time.monotonic() + 30
+        while aside.running and time.monotonic() < end_s:
+            time.sleep(0.05)
+    assert (folder / "workshop.left").read_text() == "done"
+
+
+def test_it_ends_with_the_caller(folder: Path) -> None:
+    aside = Aside("workshop", "forever")
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(aside)
+    assert not aside.running
+
+
+def _interrupted(aside: Aside) -> None:
+    with aside:
+        assert aside.running
+        raise KeyboardInterrupt
+
+
+def test_nothing_is_compiled_twice_or_in_too_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modulo.ready, "compiled", lambda: True)
+    with modulo.compiling(1e9) as aside:
+        assert aside is None
+    monkeypatch.setattr(modulo.ready, "compiled", lambda: False)
+    with modulo.compiling(1.0) as aside:
+        assert aside is None
+    with modulo.compiling(1e9) as aside:
+        assert aside is not None
+        assert aside.running
+    assert not aside.running

@@ -10,8 +10,8 @@ from .basics import InputError
 from .check import Violation, check
 from .plan import Forecast, Plan
 from .plan_file import load_plan, save_plan
-from .problem import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
-from .search import Progress, Result, Shortage, plan
+from .problem import Cluster, Layer, Link, ModelFamily, ModelGraph, SearchSpace, Workload
+from .search import Choice, Effort, Progress, Result, Shortage, plan, plan_family
 from .simulate import evaluate, simulate
 
 
@@ -24,11 +24,14 @@ def _drawn(plan: Plan) -> str:
 Plan.drawn = _drawn
 
 __all__ = [
+    "Choice",
     "Cluster",
+    "Effort",
     "Forecast",
     "InputError",
     "Layer",
     "Link",
+    "ModelFamily",
     "ModelGraph",
     "Plan",
     "Progress",
@@ -41,6 +44,7 @@ __all__ = [
     "evaluate",
     "load_plan",
     "plan",
+    "plan_family",
     "save_plan",
     "simulate",
 ]

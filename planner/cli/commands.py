@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..plan import Forecast, Plan, Problem
+from ..plan import Forecast, Plan
 from ..plan_file import save_plan
 from ..schedules import ASYNCHRONOUS, SCHEDULES
 from .asynchronous import asynchronous_options, fitting, method_rows, print_methods, sentence, summary
-from .common import OutputFile, among_to_dict, load_problem, print_json, problem_options, say, stop
+from .common import OutputFile, among_to_dict, print_json, problem_options, say, stop
 from .compare import compare
+from .explain import Why, usable, why_so_long
+from .families import family_options, load_asked, point_rows, print_points, throughput
 from .options import effort_options, search_space, workload_options
 from .output import own_plan_file
 from .progress import SearchProgress
@@ -35,12 +37,15 @@ def _listed(title: str, names: Iterable[str]) -> str:
 
 
 _NAMED = 8  # devices that lack memory
+_EXPLAIN = "Also say what was looked at and left out, what devices wait for, and what other machines would give."
 _EXAMPLES = f"""\b
 Examples:
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
       --memory-limit 8GiB --optimizer adam --time-limit 30 -o plan.json
   contraflow plan model.json --cluster cluster.toml --micro-batches 8 \\
       --schedule zb-h1 -o plan.json
+  contraflow plan family.json --cluster cluster.toml --samples 512 \\
+      --micro-batch-size 1,2,4 --team 1,2,4,8 -o plan.json
   contraflow plan model.json --cluster cluster.toml --micro-batches 32 \\
       --asynchronous 2bw,stash --update-every 8 --staleness-limit 1 -o plan.json
 
@@ -59,8 +64,9 @@ Examples:
     metavar="NAME",
     help="The search, or a named schedule on its best partition: see below.",
 )
+@family_options
 @asynchronous_options
-@click.option("--explain", is_flag=True, help="Also say what was looked at, what was left out, and why.")
+@click.option("--explain", is_flag=True, help=_EXPLAIN)
 @click.option("-o", "--output", type=OutputFile(), help="Write the plan there; only on success. [default: plan.json]")
 @click.pass_context
 def plan(
@@ -76,56 +82,54 @@ def plan(
 ) -> None:
     """Search for the fastest plan for MODEL that fits the memory of every device.
 
-    MODEL is a model.json, a registry name such as gpt-small, or package.module:function; the last two are
-    profiled on this machine first. The search decides the cut, the stages of every device, the pipelines, the order of
-    all operations, which backwards are split and which stashes are recomputed or copied to the host. With
+    MODEL is a model.json, a family of them (see profile), a registry name such as gpt-small, or
+    package.module:function; the last two are profiled on this machine first. The search decides the cut, the stages of
+    every device, the pipelines, the order of all operations, which backwards are split and which stashes are recomputed
+    or copied to the host; of a family also the ranks of a team and, with --samples, the micro-batch size. With
     --asynchronous, weights are updated without a flush, and the plan is the one with the least seconds a micro-batch in
     steady state. Ctrl-C stops it and keeps the best plan so far; so do SIGTERM and SIGHUP, with exit code 143 or 129.
     Without -o the plan is written to plan.json in the current folder.
     """
     space = search_space(schedule, options)
     output = output or own_plan_file()
-    graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
-    space = fitting(Problem(graph, cluster, workload), space, options)
-    from ..search import plan as search  # the solver: loaded once the input is known to be good
+    asked = load_asked(model, cluster_file, ctx.obj, options, workload_options(options))
+    space = fitting(asked.problems()[0], space, options)
+    from ..search import Effort, plan_family  # the solver: loaded once the input is known to be good
 
     started = time.monotonic()
     with EndingSignals() as ending:
-        with SearchProgress(f"planning {graph.name}", options["time_limit"]) as progress:
-            result = search(
-                graph,
-                cluster,
-                workload,
-                space=space,
-                on_progress=progress,
-                **effort_options(options),
-            )
+        with SearchProgress(f"planning {asked.family.name}", options["time_limit"]) as progress:
+            result = plan_family(*asked, space, Effort(**effort_options(options)), progress)
         ending.report()
-        _report(result, output, as_json, explain, time.monotonic() - started)
+        why = why_so_long(result, space, effort_options(options)) if explain else None
+        _report(result, output, as_json, why, time.monotonic() - started)
 
 
 # ---------------------------------------------------------------- the answer
 
 
-def _report(result: Result, output: Path, as_json: bool, explain: bool, seconds: float) -> None:
+def _report(result: Result, output: Path, as_json: bool, why: Why | None, seconds: float) -> None:
     """Prints the answer and writes the plan; exit code 1 when there is none."""
+    told = {} if why is None else why.to_dict()
     made = result.plan
-    if made is not None and made.forecast is not None and result.status in ("optimal", "feasible"):
+    if made is not None and made.forecast is not None and usable(result):
         save_plan(made, output)
         if as_json:
             content = _summary(result, made.forecast, seconds, output) | summary(made, made.forecast)
-            print_json(content | method_rows(result) | _explained(result, explain))
+            content |= throughput(made, made.forecast) | point_rows(result)
+            print_json(content | method_rows(result) | told)
         else:
             _print_plan(made, made.forecast, output)
-            if explain:
+            print_points(result)
+            if why is not None:
                 print_methods(result)
-                _print_considered(result)
+                why.say()
         return
     if as_json:
         lacking = [asdict(shortage) for shortage in result.violations]
-        print_json(_summary(result, None, seconds, None) | {"violations": lacking} | _explained(result, explain))
-    elif explain:
-        _print_considered(result)
+        print_json(_summary(result, None, seconds, None) | {"violations": lacking} | told)
+    elif why is not None:
+        why.say()
     say(f"contraflow: {result.status}: {_why(result)}", err=True)
     stop(1)
 
@@ -142,18 +146,6 @@ def _summary(result: Result, forecast: Forecast | None, seconds: float, output: 
         "space": None if result.plan is None else result.plan.provenance.space,
         "among": among_to_dict(result.among, result.seconds),
     }
-
-
-def _explained(result: Result, explain: bool) -> dict[str, Any]:
-    return {"considered": [asdict(part) for part in result.considered]} if explain else {}
-
-
-def _print_considered(result: Result) -> None:
-    """What was looked at: least bound, best step, outcome."""
-    say("considered (bound s, best s):")
-    for part in result.considered:
-        step = "-" if part.step_s is None else f"{part.step_s:.6g}"
-        say(f"  {part.bound_s:<10.6g} {step:<10} {part.what}: {part.outcome}")
 
 
 def _print_plan(made: Plan, forecast: Forecast, output: Path) -> None:

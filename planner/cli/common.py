@@ -11,9 +11,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from ..basics import InputError, parse_bandwidth, parse_bytes, printable_lines, refusal
-from ..formats import load_model as load_model_file
+from ..formats import load_family as load_family_file
 from ..plan import gap_of
-from ..problem import OPTIMIZER_STATES, PRECISIONS, PRESETS, Cluster, ModelGraph, Workload
+from ..problem import OPTIMIZER_STATES, PRECISIONS, PRESETS, Cluster, ModelFamily, ModelGraph
 from ..search import Proven
 
 Profiler = Callable[[str], ModelGraph]
@@ -50,7 +50,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
-    """Bytes a second: 25GB/s or a number."""
+    """Bytes a second: 25GB/s, 200Gb/s or a number."""
 
     name = "rate"
 
@@ -81,7 +81,6 @@ _PROBLEM: list[Callable[[Any], Any]] = [
     click.option(
         "--micro-batches",
         type=click.IntRange(min=1),
-        required=True,
         metavar="N",
         help="Micro-batches a step.",
     ),
@@ -114,6 +113,7 @@ _PROBLEM: list[Callable[[Any], Any]] = [
     click.option("--no-offload", is_flag=True, help="Copy no stash to the host."),
     click.option("--no-recompute", is_flag=True, help="Never recompute a forward."),
     click.option("--no-split-backward", is_flag=True, help="Never split a backward into its two halves."),
+    click.option("--no-shard-optimizer", is_flag=True, help="Every replica of a stage has its whole optimizer state."),
     click.option("--no-separate-backward", is_flag=True, help="Run each backward where its forward ran, ship nothing."),
     click.option(
         "--time-limit",
@@ -156,28 +156,15 @@ def problem_options(command: _Command) -> _Command:
     return command
 
 
-def load_model(name: str, profile: Profiler | None) -> ModelGraph:
-    """The model of a model.json or a published file, or of a name, which is profiled first. Raises InputError."""
+def load_family(name: str, profile: Profiler | None) -> ModelFamily:
+    """The models of a family, a model.json or a published file, or of a name, which is profiled. Raises InputError."""
     if name.endswith(".json") or Path(name).is_file():
-        return load_model_file(name)
+        return load_family_file(name)
     if "/" in name and ":" not in name:
         raise InputError(f"cannot read {name}: no such file")
     if profile is None:
         raise InputError(f"{name!r} is not a model.json")
-    return profile(name)
-
-
-def load_problem(
-    model: str,
-    cluster_file: str,
-    profile: Profiler | None,
-    **workload: Any,
-) -> tuple[ModelGraph, Cluster, Workload]:
-    """Reads and validates all three, the cheap ones first. Raises InputError."""
-    cluster, work = Cluster.load(cluster_file), Workload(**workload)
-    graph = load_model(model, profile)
-    check_devices(graph, cluster)
-    return graph, cluster, work
+    return ModelFamily((profile(name),))
 
 
 def check_devices(model: ModelGraph, cluster: Cluster) -> None:
@@ -189,7 +176,7 @@ def check_devices(model: ModelGraph, cluster: Cluster) -> None:
         if name != model.device and PRESETS.get(name) == device.kind:
             raise InputError(
                 f"model {model.name!r} has times of {model.device} but device {device.index} of the cluster "
-                f"is {name}; profile it there, or give the cluster's device a [devices] entry with its speed"
+                f"is {name}; profile with --device {model.device},{name}, or give it a [devices] entry with its speed"
             )
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..basics import InputError, format_bytes, format_seconds
-from ..plan import Problem, gap_of
+from ..plan import gap_of
 from ..problem import Cluster
 from .asynchronous import asynchronous_options, compare_asynchronous, fitting
-from .common import among_to_dict, load_problem, print_json, problem_options, say
+from .common import among_to_dict, print_json, problem_options, say
 from .compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
+from .families import family_options, load_asked
 from .progress import SearchProgress
 from .signals import EndingSignals
 from .table import Line, print_table
@@ -50,6 +51,7 @@ class Row:
 
 @click.command(epilog=_EXAMPLE)
 @problem_options
+@family_options
 @asynchronous_options
 @click.option("--measured", metavar="RUN", help="Compare a run (execute --trace) with its forecast; MODEL is its plan.")
 @picture_options
@@ -73,7 +75,6 @@ def compare(
 
         compare_measured(model, measured, as_json)
     else:
-        _required(ctx, options["micro_batches"], "micro_batches")
         with EndingSignals() as ending:
             _compare_schedules(ctx, model, _required(ctx, cluster_file, "cluster_file"), as_json, options, ending)
 
@@ -86,14 +87,14 @@ def _compare_schedules(
     from .options import effort_options, search_space, workload_options
 
     space = search_space("search", options)
-    graph, cluster, workload = load_problem(model, cluster_file, ctx.obj, **workload_options(options))
+    problem = load_asked(model, cluster_file, ctx.obj, options, workload_options(options)).problem()
+    graph, cluster, workload = problem.model, problem.cluster, problem.workload
     from ..search import plan as search  # the solver: loaded once the input is known to be good
 
     effort = effort_options(options)
     if space.asynchronous:
         if options["frontier"] is not None or options["form"] != "text":
             raise InputError("--asynchronous has no pictures: leave out --frontier and --as")
-        problem = Problem(graph, cluster, workload)
         space = fitting(problem, space, options)
         with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
             each = partial(search, graph, cluster, workload, on_progress=progress, **effort)

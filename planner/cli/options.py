@@ -20,6 +20,7 @@ def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
         recompute=not options["no_recompute"],
         split_backward=not options["no_split_backward"],
         separate_backward=not options["no_separate_backward"],
+        shard_optimizer=not options["no_shard_optimizer"],
         asynchronous=methods(options, schedule),
         quality_within=within(options),
     )
@@ -28,7 +29,7 @@ def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
 def workload_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that make a Workload."""
     return {
-        "micro_batches": options["micro_batches"],
+        "micro_batches": options["micro_batches"] or 1,
         "optimizer": options["optimizer"],
         "precision": options["precision"],
         "memory_limit_bytes": options["memory_limit"],

@@ -38,6 +38,8 @@ Examples:
   contraflow partition graph.txt --devices 8 --bandwidth 1.25GB/s --json
   contraflow partition model.json --devices 4 --memory-limit 16GiB
   contraflow partition bert24_training.json -o stages.json
+  contraflow partition graph.txt --devices 16 --replicas 16 --bandwidth 1.25GB/s
+  contraflow partition bert32a100.json --devices 512 --memory-limit 8GiB --ways 4
 """
 
 
@@ -47,7 +49,20 @@ Examples:
     "--devices",
     type=click.IntRange(min=0),
     metavar="K",
-    help="Accelerators, one a stage. [default: as the file says; needed for a model.json or a PipeDream profile]",
+    help="Accelerators. [default: as the file says; needed for a model.json or a PipeDream profile]",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    metavar="R",
+    help="A stage may have so many replicas. [default: a Piper instance as many as help; a PipeDream profile is cut "
+    "into exactly K stages, with this option into at most K devices' worth]",
+)
+@click.option(
+    "--ways",
+    type=click.IntRange(min=1),
+    metavar="T",
+    help="Piper: layers are split in at most so many tensor-parallel ways. [default: as the file says]",
 )
 @click.option(
     "--cpus", type=click.IntRange(min=0), metavar="C", help="dnn-partitioning: at most so many CPUs take a stage."
@@ -62,7 +77,7 @@ Examples:
     "--bandwidth",
     type=Rate(),
     metavar="RATE",
-    help=f"Of a link, as 25GB/s; not for dnn-partitioning files. [default: the file's, or {BANDWIDTH:g}]",
+    help=f"Of a link, as 25GB/s or 200Gb/s; not for dnn-partitioning files. [default: the file's, or {BANDWIDTH:g}]",
 )
 @click.option(
     "--objective",
@@ -94,11 +109,19 @@ def partition(graph: str, output: Path | None, as_json: bool, objective: Objecti
     """Cut GRAPH into the stages whose slowest is as fast as can be, and prove it.
 
     GRAPH is a model.json, a PipeDream profile, or a dnn-partitioning or Piper instance, recognised by its content;
-    what is minimised is the objective of the file's authors. Stages are cut anywhere in the graph, not only along one
+    what is minimised is the objective of the file's authors, with replicas, tensor-parallel ways and a mode for every
+    layer where it has them. Stages are cut anywhere in the graph, not only along one
     order of its layers. Ctrl-C stops it and keeps the best partition so far; so do SIGTERM and SIGHUP, with exit
     code 143 or 129. Exit code 1: there is no partition, or none was found in the time.
     """
-    devices = Devices(options["devices"], options["cpus"], options["memory_limit"], options["bandwidth"])
+    devices = Devices(
+        options["devices"],
+        options["cpus"],
+        options["memory_limit"],
+        options["bandwidth"],
+        options["replicas"],
+        options["ways"],
+    )
     instance = _instance(graph, objective)
     configure(instance, devices)  # refuses what makes no sense before any work
     started = time.monotonic()
@@ -150,8 +173,9 @@ def _unfit(cut: _Cut) -> str:
     """What was asked for and cannot be had, with the numbers given."""
     asked = cut.devices
     layers = f" of {len(cut.instance.model.layers)} layers" if isinstance(cut.instance, LayerInstance) else ""
-    exactly = "exactly" if objective_of(cut.instance) == "overlap" else "at most"
-    stages = "" if asked.count is None else f" into {exactly} {asked.count} stages"
+    exactly = objective_of(cut.instance) == "overlap" and asked.replicas is None
+    what = f"into exactly {asked.count} stages" if exactly else f"on at most {asked.count} devices"
+    stages = "" if asked.count is None else f" {what}"
     limit = "" if asked.limit_bytes is None else f" within {format_bytes(int(asked.limit_bytes))} each"
     return f"no partition{layers}{stages}{limit} fits"
 
@@ -189,7 +213,9 @@ def _content(found: PublishedCut, cut: _Cut, times: Sequence[float]) -> dict[str
                 "device": "cpu" if block.cpu else "accelerator",
                 "load": load,
                 "nodes": list(block.nodes),
-                "recompute": [node for node in block.nodes if node in block.recompute],
+                "replicas": block.replicas,
+                "ways": block.ways,
+                "modes": list(block.modes),
             }
             for block, load in zip(found.blocks, times, strict=True)
         ],
@@ -200,10 +226,12 @@ def _print(found: PublishedCut, times: Sequence[float], unit: str) -> None:
     gap = "" if found.gap is None else f", gap {100 * found.gap:.3g} %"
     say(f"{len(found.blocks)} stages: {found.objective:.6g} {unit}".rstrip())
     say(f"{found.status}: proven bound {found.bound:.6g} {unit}".rstrip() + gap)
-    again = any(block.recompute for block in found.blocks)
-    headings = ["stage", "device", "nodes", *(["recompute"] if again else []), f"load {unit}".rstrip()]
+    wide = any(block.replicas > 1 or block.ways > 1 for block in found.blocks)
+    modes = sorted({name for block in found.blocks for name in block.modes})
+    headings = ["stage", "device", "nodes", *(["replicas", "ways"] if wide else []), *modes, f"load {unit}".rstrip()]
     lines = []
     for stage, (block, load) in enumerate(zip(found.blocks, times, strict=True)):
         cells = [str(stage), "CPU" if block.cpu else "accelerator", str(len(block.nodes))]
-        lines.append(Line([*cells, *([str(len(block.recompute))] if again else []), f"{load:.6g}"]))
+        cells += [str(block.replicas), str(block.ways)] if wide else []
+        lines.append(Line([*cells, *(str(block.modes.count(name)) for name in modes), f"{load:.6g}"]))
     print_table(headings, lines, words=2)

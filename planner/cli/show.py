@@ -14,6 +14,7 @@ from ..runs import RunTrace, load_trace
 from ..search import Proven
 from ..view import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
+from .families import throughput
 from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
 
 _CHECK_EXAMPLE = """\b
@@ -90,7 +91,8 @@ def show(
         write_bytes(output, drawn.encode() if isinstance(drawn, str) else drawn)
     if as_json:
         forecast = fresh_forecast(loaded)
-        print_json(forecast_to_dict(loaded, forecast) | {"file": None if output is None else str(output)})
+        content = forecast_to_dict(loaded, forecast) | throughput(loaded, forecast)
+        print_json(content | {"file": None if output is None else str(output)})
     elif output is None:
         click.echo(drawn, nl=False)
     else:

@@ -6,18 +6,27 @@ stand on one another: `common`, `orders` and `separate`, `named`, `exact`, then 
 
 from .common import Proven
 from .driver import Progress, Result, Shortage, plan
+from .explanation import Explanation, WhatIf, explain
+from .joint import Choice, Effort, plan_family, points
 from .memory_frontier import FrontierPoint, frontier
 from .steady import why_not
 from .warm import kernel_cache
 
 __all__ = [
+    "Explanation",
+    "Choice",
+    "Effort",
     "FrontierPoint",
     "Progress",
     "Proven",
     "Result",
     "Shortage",
+    "WhatIf",
+    "explain",
     "frontier",
     "kernel_cache",
     "plan",
+    "plan_family",
+    "points",
     "why_not",
 ]

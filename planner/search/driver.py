@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from .. import bounds
 from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, until
-from ..graph import Candidate
+from ..graph import RECOMPUTE, Candidate
 from ..lower import Assembled, assembled
 from ..partition import lightest
 from ..plan import Pipeline, Plan
@@ -31,6 +33,7 @@ from .common import (
     Stale,
     answered,
     lacking,
+    policies,
     shortages,
     unanswered,
 )
@@ -42,14 +45,18 @@ from .named import (
     device_orders,
     overfull_here,
     place,
+    quick_on_widths,
     run_capped,
+    run_copied,
     run_eager,
+    run_finer,
     run_first_plan,
     run_hint,
     run_least_memory,
     run_lightest,
     run_mixed,
     run_named,
+    run_other_cuts,
     run_relieved,
     run_remade,
     run_replicas,
@@ -59,7 +66,41 @@ from .named import (
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
 from .request import asked_for, check_effort
 from .scale import fewer_batches, limit_uses, take_over
+from .sharding import searched_sharded, settled
 from .techniques import by_turns
+
+
+def _kept_again(session: Session, _: Order) -> Iterator[None]:
+    """Of the best plans that recompute every stash, those kept that memory holds; whatever the order of devices is."""
+    from .orders import keep_what_fits  # loads the compiler
+
+    if RECOMPUTE in policies(session.problem, session.space):
+        keep_what_fits(session)
+    yield
+
+
+Step = Callable[[Session, Order], Iterator[None]]
+"""A part of the quick plans: tries one after the other, with the devices in some order."""
+KEPT: tuple[Step, ...] = (
+    run_lightest,
+    run_least_memory,
+    run_first_plan,
+    run_named,
+    run_eager,
+    run_mixed,
+    run_other_cuts,
+)
+CHANGED: tuple[Step, ...] = (run_relieved, run_copied, run_capped, run_remade, _kept_again)
+"""The quick plans in their order: with stashes kept, or made again where they must be; then with all else."""
+NAMED: tuple[Step, ...] = (
+    run_named,
+    run_other_cuts,
+    run_mixed,
+    partial(run_mixed, copies=True),
+    run_relieved,
+    run_remade,
+)
+"""Of one named schedule: where its stashes do not fit on its best cut, with what else the flags let become of them."""
 
 
 @heeding_ctrl_c()
@@ -89,6 +130,7 @@ def plan(
     started = time.monotonic()
     check_effort(time_limit, seed, workers, deterministic_limit, hint)
     problem, space = asked_for(model, cluster, workload, space)
+    problem = searched_sharded(problem, space)
     clock = Clock(started + time_limit, deterministic_limit, started)
     session = Session(problem, space, clock, seed, workers, Incumbent(on_progress))
     orders = device_orders(problem, session.stages)
@@ -107,10 +149,9 @@ def plan(
         with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
             _search(session, orders, hint)
         clock.interrupt(end_asked())
-        return _answer(session, orders)
     except KeyboardInterrupt:
         clock.interrupt()
-        return _answer(session, orders)
+    return _answer(session, orders, hint)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
@@ -127,82 +168,107 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         return
 
     def search(part: Session) -> None:
-        by_turns(part, _space_bound, lambda turn: _relieved(turn, orders), lambda turn: _search_space(turn, orders))
+        by_turns(part, _space_bound, lambda turn: _with_copies(turn, orders), lambda turn: _search_space(turn, orders))
 
     in_layer_orders(session, search)
+    run_finer(session)
 
 
-def _relieved(session: Session, orders: list[Order]) -> None:
-    """Named orders with all that their stashes may become."""
-    for order in orders:
-        run_relieved(session, order)
+def _with_copies(session: Session, orders: list[Order]) -> None:
+    """Named orders with all that their stashes may become, where the space without copies is searched on its own."""
+    quick_on_widths(session, orders, _first_plan, _copied)
+
+
+def _copied(session: Session, orders: list[Order]) -> None:
+    _go_through(session, lambda: _copied_trials(session, orders))
+
+
+def _copied_trials(session: Session, orders: list[Order]) -> Iterator[None]:
+    yield from _trials(session, orders, (run_relieved, partial(run_mixed, copies=True)))
+    if not session.rounds.resumed:  # of these devices there is no plan without copies
+        yield from _trials(session, orders, (*KEPT, *CHANGED))
+
+
+def _tried(session: Session, orders: list[Order], *steps: Step) -> None:
+    """Tries what these steps list, with the devices in every order."""
+    for _ in _trials(session, orders, steps):
+        if session.over:
+            return
+
+
+def _trials(session: Session, orders: list[Order], steps: Sequence[Step]) -> Iterator[None]:
+    for step in steps:
+        for order in orders:
+            yield from step(session, order)
 
 
 def _first(session: Session, orders: list[Order]) -> None:
     """A plan of a large problem before anything else is tried, or proven: the time may suffice for one only."""
     alone = session.space.schedule == "search" and session.best is None
     if session.ops > SIZE.one_cut and alone and math.isfinite(session.proof.asked_s):
-        run_capped(session, orders[0])
+        _tried(session, orders[:1], run_capped)
 
 
 def _search_space(session: Session, orders: list[Order]) -> None:
     ways = list(splits(session.problem, session.space))
     if ways:
-        search_widths(session, orders, ways, Phases(_space_bound, _first_plan, _quick, _long, run_replicas))
+        search_widths(session, orders, ways, Phases(_space_bound, _first_plan, _quick, _long, _apart))
     else:
         _first_plan(session, orders)
+        run_replicas(session)
         _quick(session, orders)
         run_replicas(session)
         _long(session, orders)
 
 
+def _apart(session: Session) -> None:
+    """Plans whose stages have replicas each in its own number, and gradient sums beside computing."""
+    run_replicas(session)
+    run_finer(session)
+
+
 def _first_plan(session: Session, orders: list[Order]) -> None:
     """One plan at once where memory is tight."""
-    for order in orders if session.space.schedule == "search" and not session.rounds.resumed else ():
-        run_first_plan(session, order)
+    if session.space.schedule == "search" and not session.rounds.resumed and session.rounds.trials is None:
+        _tried(session, orders, run_first_plan)
 
 
 def _space_bound(session: Session) -> float:
     if session.space.schedule != "search":
         return asked(session.problem, session.space).bound_s
+    if session.registered:
+        return bounds.any_plan(session.problem, session.space.split_backward)
     return bounds.space(session.problem, searched(session.problem, session.space, session.ships))
 
 
 def _quick(session: Session, orders: list[Order]) -> None:
     """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer."""
-    searching = session.space.schedule == "search"
-    if session.rounds.resumed:
-        for order in orders:
-            run_mixed(session, order, copies=True)
-        _relieved(session, orders)
+    if session.rounds.resumed or session.rounds.trials is not None:
+        _copied(session, orders)
         return
     small = session.scale_down(fewer_batches(session, _space_bound))
     if small is not None:
-        for order in orders:
-            run_capped(session, order)
-            run_eager(session, order)
+        _tried(session, orders, run_capped, run_eager)
         if not session.done:
             _quick(small, orders)
             take_over(session, small, orders)
     else:
-        fitted = (run_first_plan, run_eager, run_relieved, run_mixed, run_named, run_capped, run_remade)
-        steps = (run_lightest, run_least_memory, *fitted)
-        for step in steps if searching else (run_named,):
-            for order in orders:
-                step(session, order)
-        if not searching:
-            _made_to_fit(session, orders)
-    for order in orders if searching else ():
-        run_least_memory(session, order)
+        _steps(session, orders)
+    if session.space.schedule == "search":
+        _tried(session, orders, run_least_memory)
 
 
-def _made_to_fit(session: Session, orders: list[Order]) -> None:
-    """A named schedule whose stashes do not fit on its best cut: with what else the flags let become of them."""
-    for order in orders:
-        run_mixed(session, order)
-        run_mixed(session, order, copies=True)
-        run_relieved(session, order)
-        run_remade(session, order)
+def _steps(session: Session, orders: list[Order]) -> None:
+    """Named schedules step by step, quick ones first; called again, it goes on where time was too short."""
+    steps = (*KEPT, *CHANGED) if session.space.schedule == "search" else NAMED
+    _go_through(session, lambda: _trials(session, orders, steps))
+
+
+def _go_through(session: Session, trials: Callable[[], Iterator[None]]) -> None:
+    """Quick plans from where the last time ended."""
+    for _ in session.rounds.go_on_with(trials):
+        if session.over:
+            return
 
 
 def _long(session: Session, orders: list[Order]) -> None:
@@ -211,6 +277,8 @@ def _long(session: Session, orders: list[Order]) -> None:
         return
     from .improve import improve  # solver and compiler: loaded when they are needed
 
+    if session.smaller is None and not session.rounds.resumed:
+        _steps(session, orders)
     if session.smaller is not None:
         limit_uses(session, session.smaller)
         with session.part(session.smaller, SHARE.scaled_down):
@@ -223,10 +291,10 @@ def _long(session: Session, orders: list[Order]) -> None:
 # ------------------------------------------------------------------ the answer
 
 
-def _answer(session: Session, orders: list[Order]) -> Result:
-    best = session.best
-    if best is None:
+def _answer(session: Session, orders: list[Order], hint: Plan | None) -> Result:
+    if session.best is None:
         return _no_plan(session, orders)
+    best = settled(session, session.best, hint if session.space.schedule == "search" else None)
     whole = told_of(session.problem, session.space, session.proof.asked_s, best)
     solver = "CP-SAT" if session.space.schedule == "search" else ""
     parts = chain(*(parts_of(part, orders, best) for part in (session, *session.reordered)))

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from .. import bounds
 from ..basics import ScheduleError
-from ..graph import KEEP, OFFLOAD, RECOMPUTE
+from ..graph import KEEP, OFFLOAD, RECOMPUTE, holders
 from ..partition import compositions
 from ..plan import Kind, Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import build
-from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, policies, routes
+from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, policies, registered, routes
 from .common import told_of as told_of_space
 from .named import Order, device_orders, overfull, parts, splits, ways
 
@@ -32,7 +32,15 @@ ANYWHERE = (
 
 def asked(problem: Problem, space: SearchSpace) -> Proven:
     """The bound of the space asked for: of every plan that it allows, whether the search can find it or not."""
+    if registered(problem, space):  # nothing is known of the memory that these need
+        return Proven(_words(problem, space), bounds.any_plan(problem, space.split_backward))
     return Proven(in_words(space), bounds.space(problem, unrestricted(problem, space)))
+
+
+def _words(problem: Problem, space: SearchSpace) -> str:
+    """The space in words, with the stash policies that a user has added."""
+    added = registered(problem, space)
+    return f"{in_words(space)}; stashes also by {' or '.join(added)}" if added else in_words(space)
 
 
 def unrestricted(problem: Problem, space: SearchSpace) -> SearchSpace:
@@ -83,7 +91,7 @@ def searched(problem: Problem, space: SearchSpace, separate: bool) -> SearchSpac
 
 def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan) -> Proven:
     """What may be told of a plan, where so much is proven of the space asked for."""
-    known = Proven(in_words(space), max(asked_s, bounds.any_plan(problem)))
+    known = Proven(_words(problem, space), max(asked_s, bounds.any_plan(problem)))
     if space.schedule != "search" and binding(problem) and space != _kept(space):
         return _told_of_named(problem, space, known, plan)
     return told_of_space(space, plan, known, lambda wider: asked(problem, wider).bound_s)
@@ -111,18 +119,21 @@ def parts_of(session: Session, orders: list[Order], plan: Plan) -> Iterator[Prov
         if session.ships:
             together_s = bounds.space(problem, searched(problem, space, False))
         yield Proven(f"{TOGETHER}, {stashes}", together_s)
-    straight = problem.model.straight
+    straight, sharded = problem.model.straight, problem.workload.sharded
+    whole = sharded and not plan.problem.workload.sharded and max(map(len, holders(plan).values())) > 1
+    shared = ", optimizers shared by replicas" if sharded else ""
     cuttable = straight or session.chain.cuts_into(plan.stages)
     along = "" if straight else f", {ONE_ORDER}"
-    grouped = cuttable and _in_groups(session, plan, orders)
+    # shapes are searched exactly with shared optimizers only
+    grouped = cuttable and not whole and _in_groups(session, plan, orders)
     shapes_s = min(proof.together_s if session.ships else proof.shapes_s, proof.widths_s)
     if grouped and together_s and math.isfinite(shapes_s):
-        yield Proven(f"{TOGETHER}, {SHAPES}{along}, {stashes}", max(together_s, shapes_s))
+        yield Proven(f"{TOGETHER}, {SHAPES}{along}, {stashes}{shared}", max(together_s, shapes_s))
     if session.ships and all(policy in known or policy.startswith("ship>") for policy in used):
         yield Proven(f"{APART}, {stashes} or shipped", session.bound_s)
     shapes_s = min(proof.shapes_s, proof.widths_s) if session.two_devices else math.inf
     if (grouped or (cuttable and _goes_anywhere(session, plan))) and math.isfinite(shapes_s):
-        text = f"{TOGETHER}, {SHAPES}, {stashes}, and of {ANYWHERE}{along}"
+        text = f"{TOGETHER}, {SHAPES}, {stashes}{shared}, and of {ANYWHERE}{along}"
         yield Proven(text, max(session.bound_s, shapes_s))
 
 
@@ -173,6 +184,8 @@ def nothing_fits(session: Session) -> bool:
     problem, space = session.problem, session.space
     if math.isinf(session.proof.asked_s):
         return True
+    if registered(problem, space):
+        return False
     if space.schedule == "search" or ways(session):
         return overfull(problem, space, kept=binding(problem) and not (space.recompute or space.offload))
     if session.clock.interrupted or session.remaining_s <= 0 or any(splits(problem, space)):

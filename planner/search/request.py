@@ -25,7 +25,7 @@ def asked_for(
     """The problem, and the space with the replicas that its schedule's name says. Raises InputError."""
     space = _spelled_out(space)
     _validate(model, cluster, workload, space)
-    problem = Problem(model, cluster, workload)
+    problem = Problem(model, cluster, replace(workload, sharded=False, groups=1))
     _validate_replicas(problem, space)
     return problem, space
 

@@ -29,8 +29,9 @@ from .html_page import render as page
 from .names import wrap
 from .op_graph import operation_graph
 from .perfetto import render as perfetto_events
+from .reasons import explained
 from .svg import render as timeline_svg
-from .text import WIDTH, among, device_limit, device_table, heading, percent
+from .text import WIDTH, among, device_limit, device_table, heading, percent, samples_per_s
 from .text import render as timeline_text
 
 
@@ -61,6 +62,7 @@ __all__ = [
     "drawn_layers",
     "drawn_operations",
     "drawn_placement",
+    "explained",
     "fresh_forecast",
     "frontier_drawing",
     "frontier_figure",
@@ -73,6 +75,7 @@ __all__ = [
     "operation_graph",
     "page",
     "percent",
+    "samples_per_s",
     "perfetto_events",
     "placement_graph",
     "png_of",

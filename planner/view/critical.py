@@ -92,6 +92,7 @@ class _Walk:
     def last(self) -> tuple[int, float]:
         lag = np.zeros(len(self.jobs.start))
         lag[self.jobs.message_job] = self.jobs.message_latency_s
+        lag[len(self.jobs.ops) :] = self.jobs.reduce_latency_s
         over = np.where(self.jobs.rank >= 0, self.jobs.end + lag, -1.0)
         ends = np.flatnonzero(over >= over.max() - self.close)
         job = int(ends[np.argmax(self.in_line[ends])])
@@ -199,7 +200,8 @@ def _resource(jobs: Jobs, job: int, targets: dict[int, int]) -> tuple[str, objec
 
 def _named(sort: str, which: object) -> str:
     if sort == "reduce" and isinstance(which, tuple):
-        return f"sum of tied parameters {which[1]}" if which[0] == Kind.TIE else f"reduction of stage {which[1]}"
+        said = {Kind.TIE: "sum of tied parameters {}", Kind.GATHER: "gathering parameters of stage {}"}
+        return said.get(which[0], "reduction of stage {}").format(which[1])
     if isinstance(which, tuple):
         return f"link from device {which[0]} to {which[1]}"
     names = {"compute": "work of device {}", "copy": "host link of device {}"}

@@ -217,10 +217,13 @@ def _flows(plan: Plan, costs: StageCosts) -> dict[tuple[Any, Any, str, int], tup
         add(("device", message.source), ("device", message.target), _SENT[kind], hue, message.bytes)
     updates = plan.problem.workload.micro_batches // update_size(plan)
     for stage, devices in holders(plan).items():
-        count = plan.problem.workload.gradient_bytes(int(costs.trained_bytes[stage]))
-        for a, b in ring(devices) if len(devices) > 1 and count else ():
-            share = round(2 * (len(devices) - 1) * count / len(devices))
-            add(("device", a), ("device", b), "gradient sums", 0, updates * share, updates)
+        trained, workload = int(costs.trained_bytes[stage]), plan.problem.workload
+        turns = [("gradient sums", (1 if workload.sharded else 2) * workload.gradient_bytes(trained))]
+        turns += [("parameters", trained)] if workload.sharded else []
+        for what, count in turns:
+            for a, b in ring(devices) if len(devices) > 1 and count else ():
+                share = round((len(devices) - 1) * count / len(devices))
+                add(("device", a), ("device", b), what, 0, updates * share, updates)
     for p, row in zip(plan.pipelines, plan.stash, strict=True):
         for stage, policy in enumerate(row):
             if stash_policy(policy).hosted and p.micro_batches:

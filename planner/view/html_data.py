@@ -1,7 +1,7 @@
 """What the HTML page draws, as JSON: columns of the simulator's figures, nothing worked out anew.
 
-An *item* is an op that has a job in the simulation, and every REDUCE and TIE, which has its reduction's job; items
-stand in the order of the devices' lists. Columns have one entry an item. A *coded* column is {"table": values,
+An *item* is an op that has a job in the simulation, and every REDUCE, TIE and GATHER, which has its reduction's job;
+items stand in the order of the devices' lists. Columns have one entry an item. A *coded* column is {"table": values,
 "index": for every entry its value's place in the table}. Times are seconds from the start of the step, sizes bytes.
 """
 

@@ -43,6 +43,8 @@ def paint(kind: Kind, hue: int, shade: float) -> Paint:
         return Paint("#8a5fa8", "#ffffff")
     if kind == Kind.TIE:
         return Paint("#b2507f", "#ffffff")
+    if kind == Kind.GATHER:
+        return Paint("#3f6fae", "#ffffff")
     if kind == Kind.PREDICT:
         return Paint("#9a7420", "#ffffff")
     if kind in COPIES:

@@ -23,14 +23,14 @@ from .text import percent
 
 _CATEGORY = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward", Kind.W: "backward", Kind.R: "recompute",
-    Kind.REDUCE: "reduce", Kind.TIE: "reduce", Kind.STEP: "optimizer", Kind.FREE: "wait",
+    Kind.REDUCE: "reduce", Kind.TIE: "reduce", Kind.GATHER: "gather", Kind.STEP: "optimizer", Kind.FREE: "wait",
     Kind.PREDICT: "predict",
     Kind.OFFLOAD: "copy", Kind.FETCH: "copy",
 }  # fmt: skip
 _COMPUTE, _REDUCE, _OUT, _IN, _SENDS, _RECEIVES = range(6)
 _THREADS = ("compute", "reductions", "copies to the host", "copies from the host", "sends to device {}",
             "receives from device {}")  # fmt: skip
-_LANES = {Kind.REDUCE: _REDUCE, Kind.TIE: _REDUCE, Kind.OFFLOAD: _OUT, Kind.FETCH: _IN}
+_LANES = {Kind.REDUCE: _REDUCE, Kind.TIE: _REDUCE, Kind.GATHER: _REDUCE, Kind.OFFLOAD: _OUT, Kind.FETCH: _IN}
 
 
 class _Slice(NamedTuple):

@@ -115,6 +115,7 @@ _MEANING = {
     Kind.FETCH: "stash from host",
     Kind.TIE: "reduce tied",
     Kind.PREDICT: "predict",
+    Kind.GATHER: "gather",
 }
 
 

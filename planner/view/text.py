@@ -21,13 +21,13 @@ _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 _EVEN = 1e-6  # columns; times that close to the edge of one are on it
 _FILL = {
     Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
-    Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&", Kind.PREDICT: "?",
+    Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&", Kind.PREDICT: "?", Kind.GATHER: "*",
 }  # fmt: skip
 _MEANING = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
     Kind.R: "recompute", Kind.REDUCE: "reduce", Kind.STEP: "optimizer step",
     Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host", Kind.TIE: "reduce tied parameters",
-    Kind.PREDICT: "predict weights",
+    Kind.PREDICT: "predict weights", Kind.GATHER: "gather parameters",
 }  # fmt: skip
 
 
@@ -50,9 +50,27 @@ def heading(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
     shape = (
         f"{plain(plan.problem.model.name)}: {plain(source)}, {len(plan.stages)} stages on {len(plan.orders)} devices, "
         f"{count_pipelines(plan)}, "
-        f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}{_on_two_devices(plan)}"
+        f"{plan.problem.workload.micro_batches} micro-batches{updating(plan)}{_on_two_devices(plan)}{_shared(plan)}"
     )
-    return "\n".join(line for text in (shape, promise(forecast), among(plan, forecast)) for line in wrap(text, width))
+    said = shape, promise(forecast), samples(plan, forecast), among(plan, forecast)
+    return "\n".join(line for text in said for line in wrap(text, width))
+
+
+def samples(plan: Plan, forecast: Forecast) -> str:
+    """Samples of a step and of a second, and of whose ranks, where a micro-batch has several or a device is a team."""
+    size, team = plan.problem.model.micro_batch_size, plan.problem.cluster.team
+    if size == 1 and team == 1 and not plan.provenance.points:
+        return ""
+    count = size * plan.problem.workload.micro_batches
+    ranks = f", devices are teams of {team}: {team * len(plan.orders)} ranks" if team > 1 else ""
+    return f"{count} samples in micro-batches of {size}, {samples_per_s(plan, forecast):.4g} a second{ranks}"
+
+
+def samples_per_s(plan: Plan, forecast: Forecast) -> float:
+    """Samples a second: of a step, or without a flush of a period; infinite where they take no time."""
+    size, seconds = plan.problem.model.micro_batch_size, forecast.objective_s
+    count = size if forecast.period_s is not None else size * plan.problem.workload.micro_batches
+    return count / seconds if seconds > 0 else math.inf
 
 
 def updating(plan: Plan) -> str:
@@ -68,6 +86,11 @@ def _on_two_devices(plan: Plan) -> str:
     pairs = [list(zip(p.forward, p.backward, strict=True)) for p in plan.pipelines]
     separate = sum(any(pair[s][0] != pair[s][1] for pair in pairs) for s in range(len(plan.stages)))
     return f", {separate} of {len(plan.stages)} stages run backward on another device" if separate else ""
+
+
+def _shared(plan: Plan) -> str:
+    """Whether replicas share optimizers."""
+    return ", optimizers shared by replicas" if plan.problem.workload.sharded else ""
 
 
 def promise(forecast: Forecast) -> str:

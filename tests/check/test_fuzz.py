@@ -24,7 +24,7 @@ from contraflow.planner.basics.escapes import LINE
 from contraflow.planner.basics.limits import MOST_DEVICES, MOST_LAYERS, MOST_MICRO_BATCHES
 from contraflow.planner.basics.units import parse_bandwidth, parse_bytes, parse_seconds
 from contraflow.planner.check import check
-from contraflow.planner.formats import load_model, read
+from contraflow.planner.formats import load_family, read
 from contraflow.planner.plan_file import load_plan, plan_from_dict
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
@@ -60,7 +60,7 @@ def _json(documents: Callable[[], Any]) -> Callable[[random.Random], bytes]:
 
 
 READERS: dict[str, tuple[Callable[[random.Random], bytes], Reader]] = {
-    "model": (_json(corpus.models), load_model),
+    "model": (_json(corpus.models), load_family),
     "cluster": (lambda rng: toml_bytes(rng.choice(corpus.clusters()), rng), Cluster.load),
     "plan": (_json(corpus.plan_files), load_plan),
     "run": (_json(lambda: [run for _, run in corpus.traced()]), load_trace),
@@ -213,7 +213,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     """Editors on Windows write it."""
     (tmp_path / "model.json").write_text(json.dumps(corpus.models()[0]), encoding="utf-8-sig")
     (tmp_path / "cluster.toml").write_text(corpus.CLUSTER, encoding="utf-8-sig")
-    assert load_model(tmp_path / "model.json") == ModelGraph.from_dict(corpus.models()[0])
+    assert load_family(tmp_path / "model.json").members[0] == ModelGraph.from_dict(corpus.models()[0])
     assert len(Cluster.load(tmp_path / "cluster.toml")) == 4
 
 

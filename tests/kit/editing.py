@@ -18,7 +18,7 @@ from contraflow.planner.simulate import simulate
 
 Line = list[Op]
 _FREE = frozenset(set(Kind) - IN_LINE) | {Kind.FREE, Kind.STEP, Kind.R, Kind.W}
-_SUMS = frozenset({Kind.REDUCE, Kind.TIE, Kind.STEP, Kind.SEND_P, Kind.RECV_P})
+_SUMS = frozenset({Kind.REDUCE, Kind.TIE, Kind.STEP, Kind.GATHER, Kind.SEND_P, Kind.RECV_P})
 
 
 def edited(plan: Plan, edit: Callable[..., object], device: int | None = None) -> Plan:

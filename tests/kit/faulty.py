@@ -1,7 +1,8 @@
 """A model whose last layer fails on demand, in the middle of a forward: what the fault tests run.
 
 FAULT says how ("raise", "kill", "stop", "sleep"), FAULT_AT at which real call of the layer in its process; "build":
-while the stage is built. FAULT_LISTEN: a file for the addresses at which the run listens in that moment.
+while the stage is built. FAULT_RANK: on that rank alone. FAULT_LISTEN: a file for the addresses at which the run
+listens in that moment.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.process import parent_process
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from contraflow.executor.watch.proc import children_of
 from contraflow.models.loss import cross_entropy
@@ -38,7 +43,7 @@ def faulty(x: Tensor) -> Tensor:
     """The identity, until it fails."""
     global calls
     calls += 1
-    if str(calls) == os.environ.get("FAULT_AT"):
+    if str(calls) == os.environ.get("FAULT_AT") and concerned():
         if "FAULT_LISTEN" in os.environ:
             parent = os.getppid()
             Path(os.environ["FAULT_LISTEN"]).write_text("\n".join(listening([parent, *children_of(parent)])))
@@ -72,6 +77,12 @@ def _(x: Tensor) -> Tensor:
 faulty.register_autograd(lambda _, gradient: gradient)
 
 
+def concerned() -> bool:
+    """Whether it is this rank that fails: threads have no ranks to tell."""
+    rank = os.environ.get("FAULT_RANK")
+    return rank is None or rank == str(dist.get_rank())
+
+
 class Faulty(nn.Module):
     """A linear layer after the identity that fails."""
 
@@ -88,8 +99,12 @@ class Faulty(nn.Module):
 
 
 def model() -> LayeredModel:
-    """Two layers: a good one and a bad one."""
-    layers = (LayerSpec("good", lambda: nn.Linear(64, 8)), LayerSpec("bad", Faulty))
+    """Two layers: a good one and a bad one, whose linear layer a team divides."""
+    divided: dict[str, ParallelStyle] = {"linear": ColwiseParallel(output_layouts=Replicate())}
+    layers = (
+        LayerSpec("good", lambda: nn.Linear(64, 8), parallel_plan={}),
+        LayerSpec("bad", Faulty, parallel_plan=divided),
+    )
     return LayeredModel("faulty:model", layers, cross_entropy, "digits")
 
 
@@ -110,3 +125,12 @@ def planned(micro_batches: int = 4, model: ModelGraph = GRAPH) -> Plan:
     layout = build("1f1b", 2, micro_batches)
     problem = Problem(model, Cluster.uniform(2), Workload(micro_batches))
     return assemble(Candidate(problem, (("good",), ("bad",)), layout.pipelines), layout.orders, "1f1b")
+
+
+def of_one_team() -> Plan:
+    """All on one device, a team of two ranks, each of which has half of the bad layer's linear one."""
+    bad = replace(GRAPH.layers[1], parameter_bytes=GRAPH.layers[1].parameter_bytes // 2)
+    graph = replace(GRAPH, layers=(GRAPH.layers[0], bad), ways=(("tensor", 2),))
+    layout = build("1f1b", 1, 4)
+    problem = Problem(graph, Cluster.uniform(2).teams(2), Workload(4))
+    return assemble(Candidate(problem, (("good", "bad"),), layout.pipelines), layout.orders, "1f1b")

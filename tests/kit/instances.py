@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import ASYNCHRONOUS, build
 from contraflow.planner.search.common import Result
+from contraflow.planner.search.named import own_orders
 
 
 def uniform(layers: int, forward: float = 1.0, backward: float = 1.0, **rest: int) -> ModelGraph:
@@ -172,3 +174,12 @@ def separated(model: ModelGraph, workload: Workload, weights: str, cluster: Clus
         orders.append(line)
     pipeline = Pipeline(route, route[::-1], tuple(range(count)))
     return by_orders(model, [pipeline], orders, workload, cluster, weights=weights)
+
+
+def shared(plan: Plan) -> Plan:
+    """The same plan with optimizers that replicas share."""
+    problem = replace(plan.problem, workload=replace(plan.problem.workload, sharded=True))
+    candidate = Candidate(problem, plan.stages, plan.pipelines, plan.stash)
+    found = assemble(candidate, own_orders(plan), plan.provenance.source)
+    assert any(op.kind is Kind.GATHER for order in found.orders for op in order)
+    return found

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import count, product
 from typing import Any, NamedTuple
 
 from contraflow.planner.plan import COLLECTIVES, COMPUTE, COPIES, IN_LINE, Kind, Op, Plan
@@ -66,6 +66,7 @@ class Account:
         self.tasks: dict[Key, Task] = {}
         self.sums: dict[tuple[Kind, int, int], Key] = {}
         self.reach: dict[Key, float] = {}  # of every message, its latency
+        self.gathered: dict[Key, float] = {}  # of every GATHER's ring, its latency
         for key, op in self.ops.items():
             if op.kind in IN_LINE or op.kind in (Kind.OFFLOAD, Kind.FETCH) or op.kind in SENDS:
                 self.tasks[key] = self._task(key, op)
@@ -240,35 +241,49 @@ class Account:
         if op.kind is Kind.PREDICT:
             first = WEIGHT_POLICIES[self.plan.weights].momentum_first
             return self.workload.predict_traffic_bytes(int(costs.trained_bytes[s]), first) / kind.memory_bandwidth
-        trained = int(costs.own_trained_bytes[s])
+        trained = self.part(s)
         for tie in costs.ties:  # the lowest member stage that a device trains updates its copy
             if s == min((t for t in tie.stages if device in self.owners[t]), default=-1):
                 trained += tie.trained_bytes
         return self.workload.step_traffic_bytes(trained) / kind.memory_bandwidth
 
+    def part(self, s: int) -> int:
+        """Bytes of parameters of a stage that each of its replicas steps."""
+        trained, replicas = int(self.costs.own_trained_bytes[s]), len(self.owners[s])
+        if not self.workload.sharded or not trained:
+            return trained
+        unit = max(n for n in (1, 2, 4, 8, 16, 32, 64) if trained % n == 0)
+        return next(size for size in count(0, unit) if size * replicas >= trained)
+
     def _add_sums(self) -> None:
-        """REDUCE over a stage's replicas and TIE over all copies of a tied parameter: rings of equal rounds."""
+        """REDUCE and GATHER over a stage's replicas, TIE over all copies of a tied parameter: rings of equal rounds."""
         posted: dict[tuple[Kind, int, int], list[Key]] = defaultdict(list)
         for key, op in self.ops.items():
-            if op.kind in (Kind.REDUCE, Kind.TIE):
+            if op.kind in (Kind.REDUCE, Kind.TIE, Kind.GATHER):
                 posted[op.collective].append(key)
         for number, (of, posts) in enumerate(sorted(posted.items())):
             kind, subject, m = of
             self.sums[of] = key = len(self.plan.orders), number
-            if kind is Kind.REDUCE:
+            if kind is not Kind.TIE:
                 members, trained = [subject], int(self.costs.own_trained_bytes[subject])
             else:
                 tie = next(tie for tie in self.costs.ties if tie.number == subject)
                 members, trained = list(tie.stages), tie.trained_bytes
-            devices, size = sorted(d for d, _ in posts), self.workload.gradient_bytes(trained)
+            devices, sharded = sorted(d for d, _ in posts), self.workload.sharded and kind is not Kind.TIE
+            if sharded:  # half a ring each, of equal parts
+                trained = len(devices) * self.part(subject)
+            size = trained if kind is Kind.GATHER else self.workload.gradient_bytes(trained)
             pairs = list(zip(devices, devices[1:] + devices[:1], strict=True)) if size else []
-            rounds, links = 2 * (len(devices) - 1), [self.cluster.link(*pair) for pair in pairs]
+            rounds, links = (1 if sharded else 2) * (len(devices) - 1), [self.cluster.link(*pair) for pair in pairs]
             seconds = rounds * max((x.reduce_occupation_s(size) / len(devices) for x in links), default=0.0)
             latency = rounds * max((x.latency_s for x in links), default=0.0)
             lanes = [lane for pair in pairs for lane in self._lanes(*pair)]
             self.tasks[key] = Task(seconds, [wait for post in posts for wait in self._posted(post)], lanes)
+            if kind is Kind.GATHER:
+                self.gathered[key] = latency
+            waits_for_it = Kind.SEND_P if kind is Kind.GATHER else Kind.STEP
             for step, op in self.ops.items():
-                if op.kind is Kind.STEP and op.stage in members and op.micro_batch == m:
+                if op.kind is waits_for_it and op.stage in members and op.micro_batch == m:
                     self.tasks[step].waits.append(Wait(key, latency))
 
     # -------------------------------------------------------------- times
@@ -297,10 +312,11 @@ class Account:
     @cached_property
     def step_s(self) -> float:
         """Until everything has ended, and arrived."""
-        return max((task.end_s + self.reach.get(key, 0.0) for key, task in self.tasks.items()), default=0.0)
+        later = self.reach | self.gathered
+        return max((task.end_s + later.get(key, 0.0) for key, task in self.tasks.items()), default=0.0)
 
     def times(self, key: Key) -> tuple[float, float]:
-        """Start and end of an op; of a REDUCE or TIE, of its sum."""
+        """Start and end of an op; of a REDUCE, TIE or GATHER, of its ring."""
         task = self.tasks.get(key) or self.tasks[self.sums[self.ops[key].collective]]
         return task.start_s, task.end_s
 
@@ -322,14 +338,18 @@ class Account:
         forward = {s for p in self.plan.pipelines for s, d in enumerate(p.forward) if d == device}
         trained = {s for s, owners in enumerate(self.owners) if device in owners}
 
-        def training(size: int, tensors: int) -> int:
+        def training(size: int, tensors: int, part: int | None = None, parts: int = 1) -> int:
             counters = 4 * tensors if workload.optimizer in STEP_COUNTERS else 0
-            return workload.gradient_bytes(size) + workload.optimizer_bytes(size) + counters
+            part = size if part is None else part
+            padding = parts * part - size
+            return workload.gradient_bytes(size + padding) + workload.optimizer_bytes(part) + counters + padding
 
         for s in forward | trained:
             total += int(costs.own_bytes[s])
         for s in trained:
-            total += training(int(costs.own_trained_bytes[s]), int(costs.parameter_tensors[s]))
+            size, tensors = int(costs.own_trained_bytes[s]), int(costs.parameter_tensors[s])
+            parts = len(self.owners[s]) if workload.sharded else 1
+            total += training(size, tensors, self.part(s), parts)
         for tie in costs.ties:
             total += tie.bytes * bool((forward | trained) & set(tie.stages))
             total += training(tie.trained_bytes, tie.tensors) * bool(trained & set(tie.stages))

@@ -30,6 +30,7 @@ from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.run.rank import run_rank
 from contraflow.executor.run.reports import RankReport, StepReport
 from contraflow.executor.run.result import RunResult
+from contraflow.executor.step import GROUP
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import LayeredModel, resolve
 from contraflow.planner.graph import Candidate, regroup, route
@@ -286,10 +287,16 @@ def run_plans_together(
     """The same for plans; dtypes: float32 unless given."""
     kinds = dtypes or [torch.float32] * len(plans)
     jobs = [
-        prepare(plan, STEPS, dtype=dtype, self_check=False, return_state=True, training=training)
+        prepare(plan, STEPS, model=_given(plan), dtype=dtype, self_check=False, return_state=True, training=training)
         for plan, dtype in zip(plans, kinds, strict=True)
     ]
     return run_jobs_together(jobs, folder, rank)
+
+
+def _given(plan: Plan) -> str | None:
+    """A model that is not registered is named again."""
+    name = plan.problem.model.name
+    return name if ":" in name else None
 
 
 def run_jobs_together(
@@ -300,7 +307,7 @@ def run_jobs_together(
 ) -> list[RunResult]:
     """The same for jobs. Raises TimeoutError where kept processes have not done them by then."""
     plans = [job.plan for job in jobs]
-    ranks = len(plans[0].orders)
+    ranks = jobs[0].ranks
     if rank is None:
         kept(ranks).run(run_rank_of, ranks, jobs, str(folder), timeout_s=timeout_s)
     else:
@@ -325,7 +332,7 @@ def run_rank_of(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None
     done: list[tuple[list[StepReport], RankReport]] = []
     for job in jobs:
         steps: list[StepReport] = []
-        transport = GlooTransport(job.groups)
+        transport = GlooTransport(job.groups, team=job.team, whole=(GROUP,))
         done.append((steps, run_rank(job, transport, steps.append)))
         transport.barrier()
         transport.close()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from contraflow.models import LayeredModel, LayerSpec, Tie, cross_entropy, derive_seed
-from contraflow.models.gpt import Block, Embedding, GPTConfig, Head
+from contraflow.models.gpt import MLP, Embedding, GPTConfig, Head, SelfAttention
 from contraflow.models.lstm import LSTMConfig, ResidualLSTM
 from contraflow.models.resnet import BasicBlock
 
@@ -192,7 +192,8 @@ def tied() -> LayeredModel:
 def gpt() -> LayeredModel:
     """GPT with dropout, its head tied to the embedding."""
     layers: dict[str, Build] = {"embedding": partial(Embedding, GPT)}
-    layers |= {f"block{k}": partial(Block, GPT) for k in range(GPT.blocks)}
+    for k in range(GPT.blocks):
+        layers |= {f"block{k}.attention": partial(SelfAttention, GPT), f"block{k}.mlp": partial(MLP, GPT)}
     layers["head"] = partial(Head, GPT)
     ties = (Tie((("embedding", "token.weight"), ("head", "out.weight"))),)
     return _model("gpt", layers, Noise((GPT.sequence,), TOKENS, True), ties, classes=True)

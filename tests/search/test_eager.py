@@ -20,7 +20,7 @@ def session(bandwidth: float, batches: int = 40) -> Session:
 def test_nothing_where_messages_take_no_time() -> None:
     """A round trip is then one micro-batch for every later stage, which 1F1B has."""
     found = session(1e12)
-    run_eager(found, (0, 1, 2, 3))
+    list(run_eager(found, (0, 1, 2, 3)))
     assert found.best is None or found.best_s == pytest.approx((40 + 3) * 2.0)
 
 
@@ -28,7 +28,7 @@ def test_nothing_where_messages_take_no_time() -> None:
 def test_links_are_kept_busy(seconds: float) -> None:
     """All micro-batches pass the slowest stage or link, and one goes all the way: 1F1B takes far longer."""
     found = session(1 / seconds)
-    run_eager(found, (0, 1, 2, 3))
+    list(run_eager(found, (0, 1, 2, 3)))
     assert found.best is not None
     period, trip = max(2.0, seconds), 4 * 2.0 + 3 * 2 * seconds
     assert found.best_s <= 1.1 * (39 * period + trip)

@@ -20,6 +20,10 @@ KERNELS = "numba keeps what it compiled by the kernel's own file"
 ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
+    "modulo/kernel.py": dict.fromkeys(("CLOSE", "NEVER", "_FINE", "_PROBES"), KERNELS),
+    "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has"),
+    "modulo/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
+    "steady/mixture_plans.py": dict.fromkeys(("_AHEAD", "_CLOSE"), "ticks of a list's order"),
     "separate/dispatch.py": {"NEVER": KERNELS},
     "separate/tables.py": dict.fromkeys(
         ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE"), "rows of tables"
@@ -31,11 +35,15 @@ ELSEWHERE = {
     "exact/search.py": {"_NO_LIMIT": "more than any memory"},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "named/stash_choices.py": {"TURNS": "an order, no size"},
+    "explanation.py": {"GIB": "a unit", "FASTER": "what is asked, not how hard"},
     "steady/two_devices.py": {"TRANSIT": "a count of the memory model"},
     "steady/tables.py": {"_MANY": "a unit"},
 }
 """Numbers of modules that bound no effort, with the reason why they stand where they do."""
 COMPILED = {f"orders/{name}.py" for name in ("kernels", "greedy", "anneal")} | {
+    "jit/draws.py",
+    "modulo/anneal.py",
+    "modulo/kernel.py",
     "separate/anneal.py",
     "separate/dispatch.py",
 }
@@ -44,6 +52,7 @@ PLAIN = {0.0, 0.5, 1.0, 2.0}
 TINY = {
     ("steady/bisect.py", 1e-300),
     ("steady/chains.py", 1e-300),
+    ("steady/mixture_plans.py", 1e-8),
     ("orders/anneal.py", 1e-300),
     ("separate/anneal.py", 1e-300),
 }

@@ -19,7 +19,7 @@ KEEP_ALL = SearchSpace(pipelines=2, recompute=False, offload=False, separate_bac
 
 
 def every_order(problem: Problem) -> float | None:
-    """The least step of all plans with at most two routes of one-layer stages or of one stage; None: none fits."""
+    """The least step of all plans with at most two routes of one-layer stages, on any devices, or of one stage."""
     limits = [problem.workload.memory_limit(d.kind.memory_bytes) for d in problem.cluster.devices]
     found = []
     for candidate in candidates(problem):
@@ -42,11 +42,11 @@ def every_order(problem: Problem) -> float | None:
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
-    """All stages, each on a device of its own, and all ways to deal the micro-batches to at most two routes."""
+    """All stages on any devices, and all ways to deal the micro-batches to at most two routes."""
     names = tuple(layer.name for layer in problem.model.layers)
     devices, batches = range(len(problem.cluster)), range(problem.workload.micro_batches)
     for stages in (tuple((name,) for name in names), (names,)):
-        for taken in product(permutations(devices, len(stages)), repeat=len(batches)):
+        for taken in product(product(devices, repeat=len(stages)), repeat=len(batches)):
             routes = dict.fromkeys(taken)
             if len(routes) <= 2:
                 pipelines = (Pipeline(r, r, tuple(m for m in batches if taken[m] == r)) for r in routes)

@@ -199,7 +199,10 @@ def random_problem(seed: int) -> tuple[ModelGraph, Cluster, random.Random]:
     return model, Cluster((NodeGroup(nodes, devices // nodes, kind, link, None, link),), network), rng
 
 
-@pytest.mark.parametrize("seed", range(8))
+SEEDS = [1, 4, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2, 3, 5, 6))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_never_worse_than_equal_groups_or_one_route(seed: int) -> None:
     """With a flush; all found in the same effort, and what is claimed holds."""
     model, cluster, rng = random_problem(seed)
@@ -216,7 +219,7 @@ def test_never_worse_than_equal_groups_or_one_route(seed: int) -> None:
             assert equal.plan is None or seconds(free.plan) <= seconds(equal.plan) * 1.02
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_without_a_flush_never_worse_than_one_route(seed: int) -> None:
     model, cluster, rng = random_problem(100 + seed)
     update = rng.choice([1, 2, 4, 6])

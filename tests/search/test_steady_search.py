@@ -166,7 +166,7 @@ def test_less_memory_than_stashing_needs_is_met_by_copies_and_recomputation() ->
     assert (away.status, period(away)) == ("optimal", 3.0)  # half a second each way, while the device computes
     assert away.plan is not None
     assert OFFLOAD in away.plan.stash[0]
-    no_copies = SearchSpace(asynchronous=("stash",), offload=False)
+    no_copies = SearchSpace(asynchronous=("stash",), offload=False, separate_backward=False)
     again = search(model, cluster, Workload(24, memory_limit_bytes=limit), no_copies).plan
     assert again is not None
     assert RECOMPUTE in again.stash[0]

@@ -147,7 +147,7 @@ def test_where_only_recomputing_everything_fits_there_is_a_plan_at_once() -> Non
     """Room for one stage's stash: the first plan, which takes no search, is within 1.5 of the bound of all plans."""
     problem = tight(16, 8, 64, 2.1)
     searching = session(problem, ONE_WAY)
-    run_first_plan(searching, device_orders(problem, 8)[0])
+    list(run_first_plan(searching, device_orders(problem, 8)[0]))
     assert searching.best is not None
     assert check(searching.best) == []
     assert {policy for row in searching.best.stash for policy in row[:-1]} == {RECOMPUTE}
@@ -159,7 +159,7 @@ def test_with_more_memory_less_is_recomputed_and_the_first_plan_is_faster() -> N
     for stashes in (2.1, 6.1, 10.1, 17.0):
         problem = tight(16, 8, 32, stashes)
         searching = session(problem, ONE_WAY)
-        run_first_plan(searching, device_orders(problem, 8)[0])
+        list(run_first_plan(searching, device_orders(problem, 8)[0]))
         assert searching.best is not None
         assert max(evaluate(searching.best).peak_bytes) <= (problem.workload.memory_limit_bytes or 0)
         steps.append(searching.best_s)
@@ -174,7 +174,7 @@ def test_where_recomputing_is_not_allowed_stashes_go_to_the_host() -> None:
     """Copies as fast as a stage's own work need no more than a few stashes a device."""
     problem = tight(16, 8, 32, 8.5, host=STASH / 1.0)
     searching = session(problem, replace(ONE_WAY, recompute=False))
-    run_first_plan(searching, device_orders(problem, 8)[0])
+    list(run_first_plan(searching, device_orders(problem, 8)[0]))
     assert searching.best is not None
     assert check(searching.best) == []
     assert any(OFFLOAD in row for row in searching.best.stash)
@@ -184,9 +184,9 @@ def test_named_schedules_with_several_stages_a_device_are_tried_too() -> None:
     """More stages a device: shorter waits, and no more than one of them is recomputed at a time."""
     problem = tight(16, 4, 16, 3.1)
     searching = session(problem, ONE_WAY)
-    run_first_plan(searching, device_orders(problem, 4)[0])
+    list(run_first_plan(searching, device_orders(problem, 4)[0]))
     first_s = searching.best_s
-    run_mixed(searching, device_orders(problem, 4)[0])
+    list(run_mixed(searching, device_orders(problem, 4)[0]))
     assert searching.best is not None
     assert check(searching.best) == []
     assert searching.best_s < 0.95 * first_s
@@ -202,10 +202,11 @@ def test_the_width_with_the_best_first_plan_gets_its_quick_plans_first() -> None
     searching, seen = session(problem, SearchSpace()), list[int]()
 
     def first(inner: Session, orders: list[tuple[int, ...]]) -> None:
-        run_first_plan(inner, orders[0])
+        list(run_first_plan(inner, orders[0]))
 
     def quick(inner: Session, _: list[tuple[int, ...]]) -> None:
         seen.append(len(inner.problem.cluster))
+        assert not list(inner.rounds.go_on_with(lambda: iter(())))  # nothing to do, and that at once
 
     ways = list(splits(problem, SearchSpace()))
     orders = device_orders(problem, 8)

@@ -139,7 +139,7 @@ def test_plans_with_few_micro_batches_are_repeated() -> None:
     assert small is not None
     assert small.problem.workload.micro_batches < 100
     orders = device_orders(problem, 4)
-    run_named(small, orders[0])
+    list(run_named(small, orders[0]))
     take_over(session, small, orders)
     assert session.best is not None
     assert check(session.best) == []

@@ -25,9 +25,10 @@ from contraflow.planner.schedules import SCHEDULES
 from contraflow.planner.search.driver import Progress
 
 PROBLEM_OPTIONS = {
-    "--cluster", "--micro-batches", "--memory-limit", "--optimizer", "--precision", "--pipelines", "--no-offload",
-    "--no-recompute", "--no-split-backward", "--no-separate-backward", "--time-limit", "--deterministic-limit",
-    "--seed", "--workers", "--json",
+    "--cluster", "--micro-batches", "--samples", "--micro-batch-size", "--team", "--memory-limit",
+    "--optimizer", "--precision", "--pipelines", "--no-offload",
+    "--no-recompute", "--no-split-backward", "--no-separate-backward", "--no-shard-optimizer", "--time-limit",
+    "--deterministic-limit", "--seed", "--workers", "--json",
 }  # fmt: skip
 ASYNCHRONOUS_OPTIONS = {"--asynchronous", "--update-every", "--staleness-limit", "--quality-within"}
 OPTIONS: dict[str, set[str]] = {
@@ -37,13 +38,13 @@ OPTIONS: dict[str, set[str]] = {
     "env": {"--json"},
     "partition": {
         "--devices", "--cpus", "--memory-limit", "--bandwidth", "--objective", "--time-limit", "--seed", "--workers",
-        "--output", "-o", "--json",
+        "--output", "-o", "--json", "--replicas", "--ways",
     },
     "check": {"--json"},
     "show": {"--as", "--what", "--run", "--only-run", "--output", "-o", "--json"},
     "profile": {
         "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--load", "--cluster",
-        "--output", "-o", "--json",
+        "--layers", "--output", "-o", "--json", "--team", "--ways", "--link",
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",
@@ -243,7 +244,10 @@ def test_plan_prints_json_and_writes_a_plan_that_check_accepts(folder: Path) -> 
     result = run(*problem(folder, "--json", "-o", folder / "plan.json"))
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
-    assert list(found) == ["status", "step_s", "bound_s", "gap", "peak_bytes", "seconds", "plan", "space", "among"]
+    assert list(found) == [
+        "status", "step_s", "bound_s", "gap", "peak_bytes", "seconds", "plan", "space", "among",
+        "team", "micro_batch_size", "samples", "samples_per_s",
+    ]  # fmt: skip
     assert found["status"] in ("optimal", "feasible")
     assert 0 < found["bound_s"] <= found["step_s"] * (1 + 1e-9)
     assert found["plan"] == str(folder / "plan.json")
@@ -305,7 +309,7 @@ def test_ctrl_c_before_any_plan_writes_nothing(folder: Path, monkeypatch: pytest
     def interrupted(*_: object, **__: Any) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("contraflow.planner.search.plan", interrupted)
+    monkeypatch.setattr("contraflow.planner.search.plan_family", interrupted)
     result = run(*problem(folder, "-o", folder / "plan.json"))
     assert result.exit_code == 130
     assert not (folder / "plan.json").exists()

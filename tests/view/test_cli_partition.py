@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 BERT = DATA / "dnn-partitioning" / "bert24_training.json"
 GNMT = DATA / "pipedream" / "gnmt" / "graph.txt"
+PIPER = DATA / "piper" / "bert32a100.json"
 TOY = ROOT / "examples" / "toy-model.json"
 KEYS = {"objective", "bound", "gap", "status", "seconds", "unit", "minimised", "stages", "file"}
 
@@ -43,6 +44,30 @@ def test_without_json_it_is_a_table_with_the_proof() -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("6 stages: 41.7458 ms\noptimal: proven bound 41.7458 ms, gap 0 %\n")
     assert "accelerator" in result.stdout
+
+
+def test_stages_have_replicas_ways_and_modes() -> None:
+    arguments = (PIPER, "--devices", 64, "--memory-limit", "2GiB", "--bandwidth", "25GiB/s")
+    content = json.loads(run(*arguments, "--json").stdout)
+    assert (content["status"], content["minimised"], content["unit"]) == ("optimal", "load", None)
+    assert content["objective"] == pytest.approx(0.0320300812)
+    assert sum(stage["replicas"] * stage["ways"] for stage in content["stages"]) <= 64
+    assert all(len(stage["modes"]) == len(stage["nodes"]) for stage in content["stages"])
+    assert {name for stage in content["stages"] for name in stage["modes"]} == {"vanilla", "activation recomp"}
+    table = run(*arguments).stdout
+    assert table.startswith(f"{len(content['stages'])} stages: 0.0320301\noptimal: proven bound 0.0320301")
+    assert all(word in table for word in ("replicas", "ways", "recomp", "vanilla"))
+    forbidden = json.loads(run(*arguments, "--replicas", 1, "--ways", 2, "--json").stdout)
+    assert {(stage["replicas"], stage["ways"] <= 2) for stage in forbidden["stages"]} == {(1, True)}
+    assert forbidden["objective"] > content["objective"]
+
+
+def test_a_profile_has_replicas_where_they_are_allowed() -> None:
+    content = json.loads(run(GNMT, "--devices", 4, "--replicas", 4, "--json").stdout)
+    assert (content["status"], content["minimised"]) == ("optimal", "overlap")
+    assert sum(stage["replicas"] for stage in content["stages"]) <= 4
+    nothing = run(GNMT, "--devices", 4, "--replicas", 4, "--memory-limit", "1MiB")
+    assert nothing.stderr == "contraflow: infeasible: no partition on at most 4 devices within 1 MiB each fits\n"
 
 
 def test_what_is_written_is_what_is_printed(tmp_path: Path) -> None:
@@ -86,6 +111,11 @@ def test_no_partition_is_an_answer_with_exit_code_1(tmp_path: Path) -> None:
         ([BERT, "--objective", "overlap"], "is its authors': load, not overlap"),
         ([BERT, "--objective", "speed"], "is not one of 'overlap', 'load'"),
         ([GNMT, "--devices", 2, "--bandwidth", 0], "more than 0"),
+        ([GNMT, "--devices", 2, "--replicas", 0], "0 is not in the range"),
+        ([GNMT, "--devices", 2, "--ways", 2], "only Piper instances say what layers take that are split"),
+        ([BERT, "--replicas", 2], "only PipeDream profiles and Piper instances have replicas"),
+        ([TOY, "--devices", 2, "--replicas", 2], "only PipeDream profiles and Piper instances have replicas"),
+        ([PIPER, "--devices", 0], "at least one device"),
         ([GNMT, "--devices", 2, "--memory-limit", "lots"], "lots"),
         ([GNMT, "--devices", 2, "-o", "no/such/folder/stages.json"], "folder"),
         (["nothing.json"], "cannot read"),

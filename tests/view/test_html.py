@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from instances import by_lists as separate
-from instances import named, uniform
+from instances import named, shared, uniform
 from pictures import MIB, NASTY, both_ways, chimera, nasty_plan, one_way
 from random_plans import plans_of, random_candidate, tied
 from traces import simulated_run, with_ops
@@ -56,9 +56,17 @@ def intervals(timeline: Timeline) -> dict[Item, tuple[float, float]]:
 
 
 def assorted() -> list[Plan]:
-    """Every technique: two directions, replicas, split backwards, copies, ships, two devices a stage, no flush."""
+    """Every technique: two directions, replicas, optimizers that they share, split backwards, copies, ships, two
+    devices a stage, no flush."""
     split = ModelGraph.chain([Layer(f"l{k}", 1, 1, 1, stash_bytes=3, weight_stash_bytes=2) for k in range(4)])
-    plans = [chimera(), both_ways(), one_way(4, 8), named("zb-v", 2, 4, model=split), named("interleaved", 2, 4)]
+    plans = [
+        chimera(),
+        shared(chimera()),
+        both_ways(),
+        one_way(4, 8),
+        named("zb-v", 2, 4, model=split),
+        named("interleaved", 2, 4),
+    ]
     plans += [named("pipeoptim", 4, 8, model=uniform(4, 1.0, 2.0, parameter_bytes=3)), named("pipedream-2bw", 2, 6)]
     plans.append(separate((0, 1), (1, 0), ["0F0 0F1 1B0 1B1", "1F0 1F1 0B0 0B1"], parameter_bytes=3, output_bytes=5))
     plans.append(separate((0,), (1,), ["0F0 0FREE0 0F1", "0B0 0B1"]))

@@ -8,20 +8,21 @@ measurement).
 from .answer import ONE_ORDER, Proven, Result, answered, in_words, including, told, told_of, unanswered
 from .balance import Order, balanced
 from .clock import Budget, Clock
-from .considered import Considered, MethodFound, describe
-from .effort import ANNEALING, COUNT, HOPE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
+from .considered import Considered, MethodFound, PointFound, describe
+from .effort import ANNEALING, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress
 from .proof import Proof
 from .rounds import Earlier, Groups, Rounds
 from .session import Session
-from .shapes import binding, policies, priced, resized, routes, structures, with_policy
-from .two_device_space import pays, stash_choices
+from .shapes import binding, policies, priced, resized, routes, structures, subsets, with_policy
+from .two_device_space import pays, registered, stash_choices, unaddressed
 
 __all__ = [
     "ANNEALING",
     "COUNT",
     "HOPE",
+    "MIXTURE",
     "MODEL",
     "ONE_ORDER",
     "PLACE",
@@ -40,6 +41,7 @@ __all__ = [
     "MethodFound",
     "OnProgress",
     "Order",
+    "PointFound",
     "Progress",
     "Proof",
     "Proven",
@@ -63,13 +65,16 @@ __all__ = [
     "pays",
     "policies",
     "priced",
+    "registered",
     "resized",
     "routes",
     "shortages",
     "stash_choices",
     "structures",
+    "subsets",
     "told",
     "told_of",
+    "unaddressed",
     "unanswered",
     "with_policy",
 ]

@@ -13,7 +13,7 @@ from .... import __version__
 from ...graph import ship_target, stash_policy
 from ...plan import Kind, Plan, Provenance, gap_of
 from ...problem import FLUSH, SearchSpace
-from .considered import Considered, MethodFound
+from .considered import Considered, MethodFound, PointFound
 from .effort import TOLERANCE
 from .fit import Lack
 from .session import Session
@@ -88,6 +88,7 @@ class Result:
         among: the part of that space of which more is proven, and what; None where there is no more to say.
         considered: what was looked at, left out, and why.
         methods: where several weight policies were allowed, what came of each.
+        points: of a family, what came of each way of forming teams with each micro-batch size.
     """
 
     status: str
@@ -98,6 +99,7 @@ class Result:
     considered: tuple[Considered, ...] = ()
     among: Proven | None = None
     methods: tuple[MethodFound, ...] = ()
+    points: tuple[PointFound, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -188,6 +190,8 @@ def in_words(space: SearchSpace) -> str:
         f"stashes {_listed(stashes)}",
         f"backwards {'whole or split' if space.split_backward else 'whole'}, in any order",
     ]
+    if not space.shard_optimizer:
+        parts.append("optimizers whole on every replica")
     if space.asynchronous:
         parts.append(f"weights by {_listed(list(space.asynchronous))}")
     return "; ".join(parts)

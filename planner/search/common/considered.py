@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ...graph import KEEP, Candidate
+from ...problem import Point
 from .effort import TOLERANCE
 
 
@@ -44,6 +45,32 @@ class MethodFound:
     period_s: float | None = None
     peak_bytes: int | None = None
     staleness: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PointFound:
+    """What came of one point of a family: a way of forming teams and a micro-batch size.
+
+    Attributes:
+        micro_batches: of a step. interpolated: whether its costs lie between those of two profiled sizes.
+        bound_s: no plan of this point takes less. step_s: its best plan; None without one.
+        outcome: what became of it. seconds: that it was searched for.
+    """
+
+    point: Point
+    micro_batches: int
+    interpolated: bool
+    bound_s: float
+    step_s: float | None
+    outcome: str
+    seconds: float
+
+    def __str__(self) -> str:
+        """One line for people; bounds that are infinite are left out."""
+        step = "no plan" if self.step_s is None else f"{self.step_s:.6g} s"
+        bound = f", bound {self.bound_s:.6g} s" if math.isfinite(self.bound_s) else ""
+        between = " (interpolated)" if self.interpolated else ""
+        return f"{self.point}{between}: {step}{bound}, {self.outcome}"
 
 
 class Ledger:

@@ -30,6 +30,12 @@ class PhaseShares:
 class Shares:
     """Shares of the time, or of the deterministic effort, that is left."""
 
+    likeliest_point: float = 0.35
+    """For the point of a family whose 1F1B on equal stages would be the shortest, before all others. Not measured."""
+    other_points: float = 0.25
+    """For a first plan of every other point that may be better still, together. Not measured."""
+    best_points: float = 0.2
+    """For the most promising of them again, together, before one gets the rest. Not measured."""
     scaled_down: float = 0.6
     """For the problem with fewer micro-batches, where there is one. Not measured."""
     named_first: float = 0.3
@@ -67,6 +73,11 @@ class Shares:
     128.0 and 79.6 ms with half the time, after own cuts."""
     other_width: float = 0.12
     """The quick plans of another way. Time only."""
+    quick_turns: float = 0.65
+    """The quick plans of all ways to form groups, in turns, before long work on the best. Time only. Not measured."""
+    quick_turn: float = 0.25
+    """Of that, one round of turns, all alike: with half of it for the way that has the best plan so far, 8 devices in
+    two to eight groups left a sixth to the one group that was 8 % better in the end. Time only. Not measured."""
     probe: float = 0.18
     """Each of the ways that are probed; then the best gets the rest."""
     own_order: float = 0.35
@@ -80,6 +91,20 @@ class Shares:
     """The file's order without a flush, before others. Time only. Not measured."""
     own_cuts: float = 0.5
     """Plans without a flush that cut forwards and backwards on their own. Not measured."""
+    one_side: float = 0.8
+    """Of these, first, with devices that run forwards or backwards, not both. Time only. Measured: VGG-16 on 16
+    devices, one micro-batch an update, 20 s on one core: 85.5 ms; with 0.5, 130.4."""
+    remade: float = 0.25
+    """Programmes without a flush again, with some of a stage's micro-batches recomputed. Time only. Measured: 12
+    devices in 45 % of memory, 15 s: a period of 7.05 s with these before own cuts, 8.03 s after: no time was left."""
+    two_sides: float = 1.0
+    """Forward nodes and backward nodes by name, once own cuts are tried. Time only. Not measured."""
+    in_turn: float = 0.25
+    """Named schedules that alternate, once own cuts are tried. Time only. Not measured."""
+    polished: float = 0.3
+    """Plans next to the best ones without a flush. Time only. Not measured."""
+    mixtures: float = 0.5
+    """Plans without a flush whose devices, stash choices and cuts are annealed together. Not measured."""
     fewer_first: float = 0.5
     """The race with fewer micro-batches, where there is one."""
 
@@ -96,6 +121,8 @@ class Sizes:
     """Ops from which on only few variants of a plan without a flush are simulated."""
     remade_ops: int = 400_000
     """Ops of all named schedules that are simulated with every stash recomputed."""
+    simulated_ops: int = 200_000
+    """F and B of all named orders of a problem that stay simulated, stashes kept: it bounds memory. Not measured."""
     remembered_ops: int = 50_000
     """Ops of a plan, all kinds, up to which everything simulated is kept: it bounds memory."""
     annealed_ops: int = 150_000
@@ -154,6 +181,8 @@ class Sizes:
     chain_cuts: int = 40
     """Layers up to which forwards and backwards may be cut at each of them; beyond, at so many, then near what is
     found. Not measured."""
+    mixed_devices: int = 64
+    """Devices up to which plans without a flush are annealed. Not measured."""
     shared_cuts: int = 18
     """Such cuts up to which a device may run any two intervals, one forward and one backward; beyond, the same one, or
     both at an end of the model. Not measured."""
@@ -171,10 +200,16 @@ class Sizes:
 class Counts:
     """How often, or how many."""
 
+    best_points: int = 3
+    """Points of a family that are searched a second time. Not measured."""
     fitted: int = 6
     """What was found and exceeds some device is looked for again with as much less memory there, so often: named
     orders, stash choices, arms of the race, candidates of the exact search. Measured: of 300 small random instances
     the last finds plans for 244; for 234 with three tries that never take off less again."""
+    compared: int = 4
+    """Named orders that are fitted by every set of stash policies, those with the least step first. Not measured."""
+    techniques: int = 2
+    """Sets by which the others are fitted at once: those that did best before. The rest follow. Not measured."""
     copy_lead: int = 2
     """A copied stash is asked for so many ops before its backward."""
     taken_over: int = 3
@@ -371,6 +406,42 @@ class Placings:
 
 
 @dataclass(frozen=True)
+class Mixing:
+    """Annealing without a flush of devices, stash choices and cuts together. Effort as in `Races`."""
+
+    rate: float = 2e6
+    """Stages times moves that are one unit. Not measured."""
+    chunks: int = 3
+    """Stages a device at most. Not measured."""
+    stages: int = 8
+    """Stages that a plan may have however few its devices are. Not measured."""
+    rounds: tuple[tuple[int, float, int], ...] = (
+        (24, 0.3, 4000),
+        (6, 0.35, 12_000),
+        (2, 0.5, 40_000),
+        (2, 1.0, 40_000),
+    )
+    """How many starts stay on, round after round, the share of the time left that each round takes, and the moves that
+    a start gets at most. Not measured."""
+    full: int = 100
+    """Layers times devices from which on a start gets all these moves; fewer get their part. Not measured."""
+    patience: int = 2
+    """Rounds without a better plan after which there are no more. Not measured."""
+    turns: int = 1
+    """Times that all of this begins anew, with other random numbers, without a better plan. Not measured."""
+    hot: float = 0.05
+    """First temperature, as a share of the period. Not measured."""
+    cooled: float = 0.02
+    """Last temperature, as a share of the first. Not measured."""
+    cold: float = 0.002
+    """The temperature at which a plan that does not fit is made to. Not measured."""
+    least_moves: int = 200
+    """Moves of one annealing at least. Not measured."""
+    fitted: int = 6
+    """A plan that does not fit is looked for with less memory so often. Not measured."""
+
+
+@dataclass(frozen=True)
 class Hopes:
     """What is expected of something before it is tried."""
 
@@ -409,8 +480,14 @@ class Seconds:
 
     grace: float = 0.25
     """After the time limit, what was begun before it may come to its end; then it is given up."""
+    explained: float = 5.0
+    """Each of the two searches that say what more memory and one more device would give, at most a quarter of the time
+    limit: on the toy model with 8 micro-batches what is found in 5 s is found in 1."""
     compilation: float = 18.0
     """A first compilation of the kernels on a slow, busy computer, at most."""
+    timetable: float = 45.0
+    """Shorter calls do not compile the timetable without a flush. Measured: that takes 33 s on a core that others use
+    too."""
     window: float = 3.0
     """A window, without a deterministic limit."""
     window_effort: float = 0.5
@@ -456,5 +533,5 @@ class Tolerances:
 
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
-ANNEALING, RACE, PLACE, MODEL = Annealing(), Races(), Placings(), Models()
+ANNEALING, RACE, PLACE, MIXTURE, MODEL = Annealing(), Races(), Placings(), Mixing(), Models()
 SECONDS, TOLERANCE = Seconds(), Tolerances()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...graph import OFFLOAD
+from ...graph import stash_policy
 from ...plan import Plan
 
 
@@ -66,7 +66,7 @@ class Incumbent:
 
     def take(self, plan: Plan, margin: float) -> bool:
         """Keeps a plan that fits where it is shorter by this share; whether it is."""
-        if not any(OFFLOAD in row for row in plan.stash):
+        if not any(stash_policy(policy).hosted for row in plan.stash for policy in row):
             plain_s = math.inf if self.plain is None else objective_s(self.plain)
             self.plain = plan if self.plain is None or objective_s(plan) < plain_s else self.plain
         better = self.beaten_by(plan, margin)

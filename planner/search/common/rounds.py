@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...lower import Assembled
@@ -13,6 +14,28 @@ from .fit import lacking
 
 Groups = tuple[tuple[int, ...], ...]
 """Devices of every group, in the order of the one group that is searched."""
+
+
+@dataclass
+class Simulated:
+    """What has been simulated, by what was; None where it does not run. `room`: ops of what may still be remembered.
+
+    parts: the same of one of several equal groups.
+    """
+
+    known: dict[Hashable, object] = field(default_factory=dict)
+    room: int = SIZE.simulated_ops
+    parts: dict[Groups, Simulated] = field(default_factory=dict)
+
+    def keep(self, key: Hashable, found: object, ops: int) -> None:
+        """Remembers something of so many ops where there is room."""
+        if ops <= self.room:
+            self.room -= ops
+            self.known[key] = found
+
+    def of(self, groups: Groups) -> Simulated:
+        """What has been simulated of one of these groups."""
+        return self.parts.setdefault(groups, Simulated())
 
 
 @dataclass(frozen=True)
@@ -35,8 +58,10 @@ class Rounds:
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
-        spread: whether stages with replicas of their own have been looked at.
+        trials: the quick plans that are still to be tried; None before they begin. through: all have been.
+        tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
         ledger: what to tell those who ask what was looked at.
+        simulated: named orders with every stash kept, which all searches of one problem share, whatever they allow.
     """
 
     count: int = 0
@@ -44,13 +69,25 @@ class Rounds:
     seen: list[Assembled] = field(default_factory=list)
     widths: dict[Groups, Earlier] = field(default_factory=dict)
     descended: list[Plan] = field(default_factory=list)
-    spread: bool = False
+    trials: Iterator[None] | None = None
+    through: bool = False
+    tries: Iterator[Callable[[], None]] | None = None
+    tried: bool = False
     ledger: Ledger = field(default_factory=Ledger)
+    simulated: Simulated = field(default_factory=Simulated)
 
     @classmethod
-    def after(cls, earlier: Earlier | None) -> Rounds:
+    def after(cls, earlier: Earlier | None, simulated: Simulated) -> Rounds:
         """Of a search that goes on from an earlier one of the same problem."""
-        return cls() if earlier is None else cls(earlier.count, True, list(earlier.seen))
+        if earlier is None:
+            return cls(simulated=simulated)
+        return cls(earlier.count, True, list(earlier.seen), simulated=simulated)
+
+    def join(self, other: Earlier) -> None:
+        """Goes on with what another search of this problem simulated, too."""
+        known = set(map(id, self.seen))
+        self.seen += [found for found in other.seen if id(found) not in known]
+        self.resumed = True
 
     def remember(self, found: Assembled, best_s: float) -> None:
         """Keeps what was simulated for later: of what is large, only what is the best of its kind so far.
@@ -96,7 +133,20 @@ class Rounds:
             self.descended.append(plan)
         return new
 
-    def spreads(self) -> bool:
-        """Whether stages with replicas of their own are to be looked at: once."""
-        new, self.spread = not self.spread, True
-        return new
+    def to_try(self, listed: Callable[[], Iterable[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
+        """What is left to be tried of stages with replicas of their own, listed when it is first asked for.
+
+        All has been tried when the next is asked for and there is none.
+        """
+        if self.tries is None:
+            self.tries = iter(listed())
+        yield from self.tries
+        self.tried = True
+
+    def go_on_with(self, trials: Callable[[], Iterator[None]]) -> Iterator[None]:
+        """The quick plans one by one, from where an earlier round of them ended; all have been tried at the end."""
+        if self.trials is None:
+            self.trials = trials()
+        for _ in self.trials:  # not `yield from`, which would close them with this one
+            yield
+        self.through = True

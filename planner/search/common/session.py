@@ -16,8 +16,8 @@ from .effort import SIZE, TOLERANCE
 from .fit import fits
 from .incumbent import Incumbent, OnProgress, Progress
 from .proof import Proof
-from .rounds import Rounds
-from .two_device_space import pays, searchable
+from .rounds import Groups, Rounds
+from .two_device_space import pays, registered, searchable
 
 
 @dataclass
@@ -47,10 +47,14 @@ class Session:
         """Whether devices of forwards and backwards are searched together with everything else."""
         self.two_devices = self.separate and searchable(self.problem)
         """Whether that is also searched exactly."""
+        self.registered = registered(self.problem, self.space)
+        """Stash policies of users that it may use beside ours: no proof speaks of them."""
         self.smaller: Session | None = None
         """The search of the same problem with fewer micro-batches, where there is one."""
         self.reordered: list[Session] = []
         """Searches of the same problem on other orders of its layers."""
+        self.parts: dict[Groups, Session] = {}
+        """Searches of one of several equal groups, which go on when this one does."""
 
     @property
     def stages(self) -> int:
@@ -102,7 +106,7 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether no plan of the shapes searched is shorter than the best."""
-        if self.separate and not self.two_devices:
+        if self.registered or (self.separate and not self.two_devices):
             return self.proof.searched_reached_by(self.best_s)
         return self.proof.reached_by(self.best_s)
 
@@ -154,8 +158,9 @@ class Session:
             clock=replace(self.clock),
             incumbent=replace(known, listener=heard, best=known.plain),
             proof=self.proof.without_shapes(),
-            rounds=Rounds(resumed=self.rounds.resumed, ledger=self.ledger),
+            rounds=Rounds(resumed=self.rounds.resumed, ledger=self.ledger, simulated=self.rounds.simulated),
         )
+        other.chain = self.chain
         return other
 
     # ---------------------------------------------------------------- what is found

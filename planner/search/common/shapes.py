@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from ... import bounds
 from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
@@ -90,6 +91,12 @@ def priced(problem: Problem, space: SearchSpace) -> list[str]:
     inputs = any(layer.output_bytes or layer.input_bytes for layer in problem.model.layers)
     choices = ((RECOMPUTE, space.recompute and inputs), (OFFLOAD, space.offload and links))
     return [policy for policy, allowed in choices if allowed]
+
+
+def subsets(policies: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """All sets of these policies with any in them, the largest first."""
+    for size in range(len(policies), 0, -1):
+        yield from combinations(policies, size)
 
 
 def binding(problem: Problem) -> bool:

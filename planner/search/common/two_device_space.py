@@ -1,15 +1,16 @@
-"""Where the search gives stages a forward and a backward device each, and ships stashes: where that may pay."""
+"""Where stages may get two devices each and stashes be shipped, and which policies of users' own may be used."""
 
 from __future__ import annotations
 
 import math
 
-from ...graph import SHIP
+from ...graph import BUILT_IN, OFFLOAD, POLICIES, RECOMPUTE, SHIP, stash_policy
 from ...partition import Chain, compositions
 from ...plan import Problem
 from ...problem import SearchSpace
 from .effort import SIZE
 from .shapes import binding, policies
+from .shapes import priced as priced_policies
 
 
 def pays(problem: Problem, space: SearchSpace) -> bool:
@@ -37,3 +38,29 @@ def searchable(problem: Problem) -> bool:
 def stash_choices(problem: Problem, space: SearchSpace) -> frozenset[str]:
     """What may happen to the stashes of a stage, moving to its backward device and shipping there and back included."""
     return frozenset(["keep", SHIP, *policies(problem, space)])
+
+
+def registered(problem: Problem, space: SearchSpace) -> list[str]:
+    """Rows that a user has added to the table of stash policies and that may be used, as `policies` says of ours.
+
+    What makes a stash again is recomputation to the space, what copies it to the host is offloading, what names a
+    device is shipping. No bound but those that hold for every plan speaks of them.
+    """
+    if len(POLICIES) == len(BUILT_IN) or not binding(problem):
+        return []
+    known, ships = set(priced_policies(problem, space)), pays(problem, space)
+    return [
+        row.name
+        for row in POLICIES.values()
+        if row.name not in BUILT_IN
+        and not row.versioned
+        and not (row.remade and RECOMPUTE not in known)
+        and not (row.hosted and OFFLOAD not in known)
+        and not (row.shipped and not ships)
+    ]
+
+
+def unaddressed(problem: Problem, space: SearchSpace) -> list[str]:
+    """What may be done with a stash besides keeping it, ours and users', but for what names a device."""
+    added = (name for name in registered(problem, space) if not stash_policy(name).names_device)
+    return [*policies(problem, space), *added]

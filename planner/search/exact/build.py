@@ -118,12 +118,13 @@ class _Builder:
         What a stage shares with others is left out.
         """
         costs, buffers = self.costs, int(self.costs.buffer_bytes[s])
-        kept = self._kept(int(costs.own_bytes[s]), int(costs.parameter_tensors[s]), int(costs.own_trained_bytes[s]))
+        own = int(costs.own_bytes[s]), int(costs.parameter_tensors[s]), int(costs.own_trained_bytes[s])
+        kept = self._kept(*own, self.problem.workload.parts(1))
         return kept[0] + buffers, kept[1] + buffers
 
-    def _kept(self, parameters: int, tensors: int, trained: int) -> tuple[int, int]:
+    def _kept(self, parameters: int, tensors: int, trained: int, parts: int = 1) -> tuple[int, int]:
         """Bytes on a device that trains so much of these parameters, and on one that only uses them."""
-        return sum(training_bytes(self.problem.workload, parameters, tensors, trained).values()), parameters
+        return sum(training_bytes(self.problem.workload, parameters, tensors, trained, parts).values()), parameters
 
     def _directions_alike(self) -> bool:
         routes = distinct_routes(self.candidate)

@@ -8,6 +8,7 @@ from ...basics import PlanError
 from ...bounds import finish_seconds
 from ...graph import Candidate, StageCosts, StashPolicy, tie_seconds, update_seconds
 from ...plan import Kind
+from ...problem import part_bytes
 from ..common import TOLERANCE
 from .instance import Rules
 
@@ -75,7 +76,8 @@ class Durations:
             return (finish_seconds(self.candidate, s, rear),)
         own = int(self.costs.own_trained_bytes[s])
         home = self.message(rear, front, own) if self.costs.trained_bytes[s] else (0.0, 0.0)
-        return update_seconds(self.problem, rear, own), *home
+        stepped = part_bytes(own, self.problem.workload.parts(1))
+        return update_seconds(self.problem, rear, stepped), *home
 
     def message(self, source: int, target: int, size: int) -> tuple[float, float]:
         """On the link, and its latency, of a message between devices; (0, 0) on one device."""

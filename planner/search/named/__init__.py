@@ -5,25 +5,27 @@ with `portfolio.py`, then `fitted.py` for tight memory.
 """
 
 from .eager import run_eager
-from .fitted import run_first_plan, run_mixed, try_mixed
+from .finer import run_finer
+from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
+from .kept_orders import own_orders
 from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
     Order,
     cuts_for,
     device_orders,
-    own_orders,
     place,
     run_capped,
     run_hint,
     run_lightest,
     run_named,
+    run_other_cuts,
     run_remade,
     try_layout,
 )
 from .relieved import run_relieved, try_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
-from .widths import Phases, parts, search_widths, splits
+from .widths import Phases, expected_s, parts, quick_on_widths, search_widths, splits
 
 __all__ = [
     "Order",
@@ -31,18 +33,23 @@ __all__ = [
     "TURNS",
     "cuts_for",
     "device_orders",
+    "expected_s",
     "overfull",
     "overfull_here",
     "own_orders",
     "parts",
     "place",
+    "quick_on_widths",
     "run_capped",
+    "run_copied",
     "run_eager",
+    "run_finer",
     "run_first_plan",
     "run_hint",
     "run_lightest",
     "run_mixed",
     "run_named",
+    "run_other_cuts",
     "run_remade",
     "run_relieved",
     "run_replicas",

@@ -8,7 +8,7 @@ twice as many).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ...partition import Cuts, cut, link_seconds
@@ -17,7 +17,7 @@ from ..common import Session
 from .portfolio import Order, place, try_layout
 
 
-def run_eager(session: Session, order: Order) -> None:
+def run_eager(session: Session, order: Order) -> Iterator[None]:
     """Alternating orders for the round trips of their own cut, where these ask for more than 1F1B has; else nothing."""
     stages, batches = len(order), session.problem.workload.micro_batches
     flights, before = [0] * stages, None
@@ -25,6 +25,7 @@ def run_eager(session: Session, order: Order) -> None:
         cuts = cut(session.chain, order, flights, buffers=2 if any(flights) else 0)
         if cuts in (None, before) or session.done:
             return
+        yield
         assert cuts is not None
         before = cuts
         flights = [min(batches, count) for count in round_trips(session, order, cuts)]
@@ -32,7 +33,7 @@ def run_eager(session: Session, order: Order) -> None:
             return
         for more in (0, 1):
             layout = alternating("search", [count + more for count in flights], batches)
-            try_layout(session, place(layout, order, len(session.problem.cluster)), [cuts], "1f1b, eager")
+            try_layout(session, place(layout, order, len(session.problem.cluster)), [cuts], "eager")
 
 
 def round_trips(session: Session, order: Sequence[int], cuts: Cuts) -> list[int]:

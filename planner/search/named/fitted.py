@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from ...basics import PlanError
-from ...graph import OFFLOAD, Candidate
+from ...graph import OFFLOAD, Candidate, stash_policy
 from ...lower import Assembled, assembled
 from ...partition import KEPT, cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
-from ..common import COUNT, Session, balanced, missing, policies
+from ..common import COUNT, Session, balanced, missing, unaddressed
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
 from .stash_choices import lightened, with_choices, with_recomputation
 
 
-def run_first_plan(session: Session, order: Order) -> None:
+def run_first_plan(session: Session, order: Order) -> Iterator[None]:
     """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host."""
     layout = capped(len(order), session.problem.workload.micro_batches, len(order))
     placed = place(layout, order, len(session.problem.cluster))
@@ -24,27 +24,38 @@ def run_first_plan(session: Session, order: Order) -> None:
     for allowed in _techniques(session):
         if session.best_s == before_s:
             try_mixed(session, placed, allowed, layout.name)
+    yield
 
 
-def run_mixed(session: Session, order: Order, copies: bool = False) -> None:
+def run_mixed(session: Session, order: Order, copies: bool = False) -> Iterator[None]:
     """Every named schedule with stashes recomputed where they do not fit; copied to the host if that is not allowed.
 
-    `copies`: with stashes copied to the host as well.
+    `copies`: with stashes copied to the host as well. Yields after every schedule.
     """
     every, batches = _techniques(session), session.problem.workload.micro_batches
-    techniques = every[-1:] if copies and any(OFFLOAD in some for some in every) else every[: 0 if copies else 1]
+    with_copies = [some for some in every if any(stash_policy(policy).hosted for policy in some)]
+    techniques = with_copies if copies else every[:1]
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
-        if session.done:
-            return
-        if layout.stages <= len(session.chain):
-            placed = place(layout, order, len(session.problem.cluster))
-            try_mixed(session, placed, techniques[0], layout.name, only_short=True)
+        if layout.stages > len(session.chain):
+            continue
+        placed = place(layout, order, len(session.problem.cluster))
+        for allowed in techniques:
+            try_mixed(session, placed, allowed, layout.name, only_short=True)
+            yield
+
+
+def run_copied(session: Session, order: Order) -> Iterator[None]:
+    """The same with stashes copied to the host, where more than that is allowed: else it was done before."""
+    if len(_techniques(session)) > 1:
+        yield from run_mixed(session, order, copies=True)
 
 
 def _techniques(session: Session) -> list[tuple[str, ...]]:
-    """Sets of stash policies worth trying, the cheapest first: without copies to the host, and with them."""
-    allowed = tuple(policies(session.problem, session.space))
-    return [some for some in dict.fromkeys((tuple(p for p in allowed if p != OFFLOAD), allowed)) if some]
+    """Sets of stash policies worth trying, the cheapest first: without copies to the host, with them, they alone."""
+    allowed = tuple(unaddressed(session.problem, session.space))
+    copies = tuple(p for p in allowed if stash_policy(p).hosted)
+    others = tuple(p for p in allowed if p not in copies)
+    return [some for some in dict.fromkeys((others, allowed, copies)) if some]
 
 
 def try_mixed(session: Session, layout: Layout, allowed: Collection[str], phase: str, only_short: bool = False) -> None:
@@ -138,10 +149,13 @@ def woven(
     from ..orders import (
         build,  # loads the compiler
         from_ops,
+        knows,
         to_ops,
         weave,
     )
 
+    if not knows(candidate):
+        return None
     split = session.space.split_backward and any(op.kind is Kind.I for order in orders for op in order)
     arrays = build(candidate, split, less)
     woven = weave(arrays, from_ops(candidate, arrays, orders), COUNT.copy_lead)

@@ -10,22 +10,23 @@ import numpy as np
 
 from ...basics import PlanError
 from ...bounds import Layers
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, Candidate
+from ...graph import KEEP, Candidate, stash_policy
 from ...lower import assemble
 from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import SIZE, Order, Session, balanced, fits, policies, resized, routes
+from ..common import SIZE, Order, Session, balanced, fits, policies, registered, resized, routes, unaddressed
 
 
-def run_least_memory(session: Session, order: Order) -> None:
+def run_least_memory(session: Session, order: Order) -> Iterator[None]:
     """Where there is no plan yet, offers the first one that fits: routes with few stages and kept stashes first.
 
     Each is tried with two micro-batches, which need as much memory as any number, before all are placed.
     """
     for candidate in _candidates(session, order):
-        if session.over or session.best is not None:
+        if session.best is not None:
             return
+        yield
         two = _plan(session, resized(candidate, min(2, session.problem.workload.micro_batches)))
         if two is None or not fits(two):
             continue
@@ -39,7 +40,7 @@ def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
     for chunks in range(1, (SIZE.chunks if len(order) > 1 else 1) + 1):
         for route in routes(order, chunks):
             for c in _cuts(session, route):
-                for policy in (KEEP, *policies(session.problem, session.space)):
+                for policy in (KEEP, *unaddressed(session.problem, session.space)):
                     stages = session.chain.stages(c)
                     yield Candidate(
                         session.problem, stages, (Pipeline(route, route, batches),), ((policy,) * len(stages),)
@@ -61,10 +62,10 @@ def _plan(session: Session, candidate: Candidate) -> Plan | None:
     for m in candidate.pipelines[0].micro_batches:
         for s, device in enumerate(route):
             orders[device].append(Op(Kind.F, s, m))
-            if policy == OFFLOAD:
+            if stash_policy(policy).hosted:
                 orders[device].append(Op(Kind.FREE, s, m))
         for s, device in reversed(list(enumerate(route))):
-            if policy == RECOMPUTE:
+            if stash_policy(policy).remade:
                 orders[device].append(Op(Kind.R, s, m))
             orders[device].append(Op(Kind.B, s, m))
     try:
@@ -92,6 +93,8 @@ def overfull(problem: Problem, space: SearchSpace, kept: bool) -> bool:
 
 def overfull_here(session: Session) -> bool:
     """The same for what a session searches."""
+    if registered(session.problem, session.space):
+        return False
     problem, space = session.problem, replace(session.space, separate_backward=session.ships)
     return overfull(problem, space, not policies(problem, session.space))
 
@@ -106,7 +109,7 @@ def _placeable(problem: Problem, layers: Layers, kept: bool) -> bool:
     possible = np.ones(len(places), dtype=bool)
     for device in devices:
         here = places == device
-        static = here @ chain.static_bytes[0]
+        static = here @ layers.light
         for (size, _), tie in zip(chain.copies, chain.costs.ties, strict=True):
             static -= size * np.maximum(here[:, list(tie.stages)].sum(axis=1) - 1, 0)
         stash = here @ layers.stash if kept else (here * layers.stash).max(axis=1)
@@ -119,7 +122,7 @@ def _packs(layers: Layers, kept: bool) -> bool:
     whole = layers.static + layers.stash
     if (whole if kept else layers.static).sum() > layers.limits.sum():
         return False
-    sizes, counts = np.unique(np.stack([layers.static, layers.stash]), axis=1, return_counts=True)
+    sizes, counts = np.unique(np.stack([layers.light, layers.stash]), axis=1, return_counts=True)
     if len(counts) > SIZE.packed_sizes or whole.sum() < SIZE.roomy * layers.limits.sum():
         return True
     from ortools.sat.python import cp_model  # loaded when needed

@@ -13,11 +13,12 @@ from ...basics import PlanError, check_time
 from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy, static_bytes
 from ...lower import assemble, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
-from ...plan import COLLECTIVES, RECEIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
+from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
 from ..common import HOPE, SIZE, Session, lacking, limits, policies
 from .fullest import in_flight, of_layout, residents
+from .kept_orders import own_orders
 
 Order = tuple[int, ...]
 
@@ -65,7 +66,7 @@ def _cuts(session: Session, layout: Layout, most: int) -> Iterator[Cuts | None]:
     flights = in_flight(layout)
     every = compositions(len(chain), layout.stages, most)
     for b in (2, 0):
-        yield cut(chain, devices, flights, buffers=b, share=share, replicated=share < 1)
+        yield cut(chain, devices, flights, buffers=b, share=share, replicas=2 if share < 1 else 1)
     for b in (2, 0) if every is None and _folds(layout) else ():
         pairs = [tuple(alive[d].get(s, 0) for s in _pair(k, layout)) for k, d in enumerate(devices)]
         yield fold(chain, devices, [(near, far) for near, far in pairs], buffers=b)
@@ -193,7 +194,7 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     yield from allowed or [build(name, devices, micro_batches)]
 
 
-def run_remade(session: Session, order: Order) -> None:
+def run_remade(session: Session, order: Order) -> Iterator[None]:
     """The named schedules with every stash recomputed, where memory may be what holds the step back."""
     batches = session.problem.workload.micro_batches
     if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= HOPE.held_back * session.bound_s:
@@ -201,31 +202,43 @@ def run_remade(session: Session, order: Order) -> None:
     simulated = 0
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
         count = 2 * batches * layout.stages
-        if session.done or simulated + count > SIZE.remade_ops:
+        if session.proven or simulated + count > SIZE.remade_ops:
             return
         simulated += count
         placed = place(layout, order, len(session.problem.cluster))
         tried = islice(cuts_for(session, placed, 0), 1 if count > SIZE.one_cut else 2)
         try_layout(session, placed, tried, layout.name, RECOMPUTE)
+        yield
 
 
-def run_named(session: Session, order: Order) -> None:
-    """Every named schedule of the space with its stages on these devices: on one cut each, then on others."""
-    count, batches = len(order), session.problem.workload.micro_batches
-    more: list[tuple[Layout, Iterator[Cuts]]] = []
-    for layout in named_layouts(session.space, count, batches, len(session.chain)):
-        if session.done:
+def run_named(session: Session, order: Order) -> Iterator[None]:
+    """Every named schedule of the space with its stages on these devices, on one cut each."""
+    for placed, cuts in _placed(session, order):
+        if session.proven:
             return
-        if layout.stages > len(session.chain):
-            continue
-        placed = place(layout, order, len(session.problem.cluster))
-        large = 2 * batches * layout.stages > SIZE.one_cut
-        cuts = cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
-        try_layout(session, placed, islice(cuts, 1), layout.name)
-        if not large or session.best is None:
-            more.append((placed, cuts))
-    for placed, cuts in more:
-        try_layout(session, placed, cuts, placed.name)
+        try_layout(session, placed, islice(cuts, 1), placed.name)
+        yield
+
+
+def run_other_cuts(session: Session, order: Order) -> Iterator[None]:
+    """The same on their other cuts; of large problems, only as long as there is no plan."""
+    for placed, cuts in _placed(session, order):
+        if session.proven:
+            return
+        if session.best is None or 2 * session.problem.workload.micro_batches * placed.stages <= SIZE.one_cut:
+            for one in islice(cuts, 1, None):
+                try_layout(session, placed, [one], placed.name)
+                yield
+
+
+def _placed(session: Session, order: Order) -> Iterator[tuple[Layout, Iterator[Cuts]]]:
+    """Named schedules of the space on these devices, and their cuts."""
+    count, batches = len(order), session.problem.workload.micro_batches
+    for layout in named_layouts(session.space, count, batches, len(session.chain)):
+        if layout.stages <= len(session.chain):
+            placed = place(layout, order, len(session.problem.cluster))
+            large = 2 * batches * layout.stages > SIZE.one_cut
+            yield placed, cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
 
 
 def caps(stages: int, large: bool) -> list[int]:
@@ -238,7 +251,7 @@ def caps(stages: int, large: bool) -> list[int]:
     return [k for k in found if k >= 1]
 
 
-def run_capped(session: Session, order: Order) -> None:
+def run_capped(session: Session, order: Order) -> Iterator[None]:
     """1F1B with fewer micro-batches in flight: a tight but feasible memory limit gets a plan down to one.
 
     Large problems, which begin with it, start with 1F1B itself and stop at the first cap that fits: with less memory
@@ -247,27 +260,23 @@ def run_capped(session: Session, order: Order) -> None:
     count, batches = len(order), session.problem.workload.micro_batches
     large = 2 * batches * count > SIZE.one_cut
     for most in [*([count] if large else []), *caps(count, large)]:
-        if session.done or (large and session.best is not None):
+        if session.proven or (large and session.best is not None):
             return
         layout = capped(count, batches, most)
         placed = place(layout, order, len(session.problem.cluster))
         cuts = cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
         try_layout(session, placed, cuts, layout.name)
+        yield
 
 
-def run_lightest(session: Session, order: Order) -> None:
+def run_lightest(session: Session, order: Order) -> Iterator[None]:
     """One micro-batch at a time on the lightest cut: the plan that needs least memory, as a first answer."""
     layout = capped(len(order), session.problem.workload.micro_batches, 1)
     found = lightest(session.chain, order, [1] * len(order))
     if found is not None:
         placed = place(layout, order, len(session.problem.cluster))
         try_layout(session, placed, [found[0]], "one in flight")
-
-
-def own_orders(plan: Plan) -> list[list[Op]]:
-    """A plan's orders without what `assemble` places itself: messages, reductions and optimizer steps."""
-    placed = SENDS | RECEIVES | COLLECTIVES | {Kind.STEP, Kind.PREDICT}
-    return [[op for op in order if op.kind not in placed] for order in plan.orders]
+    yield
 
 
 def _schedule_of(plan: Plan) -> str:

@@ -62,13 +62,11 @@ class _Stashes:
 
 @dataclass(frozen=True)
 class _Step:
-    """Stashes of a unit that get a policy: quarters, and what home and another device then hold at every instant."""
+    """So many more quarters of a unit's stashes that get a policy."""
 
     unit: Unit
     policy: str
     quarters: int
-    home: Ints
-    there: Ints | None
 
 
 class Relief:
@@ -88,6 +86,11 @@ class Relief:
             self.held.append(np.cumsum(np.diff(memory.bytes, prepend=0)[order]))
         self.quarters: Quarters = {}
         self.busy_s: dict[Use, float] = {("device", d, 0): busy for d, busy in enumerate(timeline.busy_s)}
+        self._left: dict[Unit, tuple[list[str], Ints]] = {}
+        self._used: dict[tuple[Unit, str], list[tuple[Use, float]]] = {}
+        self._changed: dict[tuple[Unit, str, int, tuple[float, float]], Ints] = {}
+        self._held_by: dict[str, list[tuple[Kind, Kind, Ints]]] = {}
+        self._moved_by: dict[str, Ints] = {}
 
     def choose(self) -> Quarters:
         """Changes stashes of the fullest device until it has what it lacks, or nothing helps."""
@@ -112,41 +115,69 @@ class Relief:
         return int(self.held[device].max(initial=0)) - self.room[device]
 
     def _take(self, step: _Step) -> None:
-        self.held[self._stashes[step.unit].home] = step.home
+        stashes, done = self._stashes[step.unit], len(self.quarters.get(step.unit, ()))
+        self.held[stashes.home] = self.held[stashes.home] + self._changes(step.unit, step.policy, stashes.home)[
+            done : done + step.quarters
+        ].sum(axis=0)
         target = ship_target(step.policy)
-        if target is not None and step.there is not None:
-            self.held[target] = step.there
+        if target is not None:
+            self.held[target] = self._guests(step, target)
         self.quarters.setdefault(step.unit, []).extend([step.policy] * step.quarters)
-        for key, seconds in self._uses(step.unit, step.policy, step.quarters):
-            self.busy_s[key] = self.busy_s.get(key, 0.0) + seconds
+        self._left.pop(step.unit, None)
+        for key, seconds in self._uses(step.unit, step.policy):
+            self.busy_s[key] = self.busy_s.get(key, 0.0) + step.quarters * seconds
 
     def _best(self, device: int, over: int) -> _Step | None:
         """What takes least time for what the device lacks; of equal ones, what leaves most room elsewhere."""
-        found = [
-            (price, step)
-            for unit, stashes in self._stashes.items()
-            if stashes.home == device and stashes.size
-            for policy in self._texts(unit)
-            for price, step in self._steps(unit, policy, over)
-        ]
-        return min(found, key=lambda one: one[0], default=(None, None))[1]
+        tried = sorted(self._priced(device, over), key=lambda one: one[0])
+        best: tuple[tuple[float, int, int], _Step] | None = None
+        for price, saved, step in tried:
+            if best is not None and price > best[0][0]:
+                break
+            room = self._room_there(step)
+            if room >= 0 and (best is None or (price, -room, -saved) < best[0]):
+                best = ((price, -room, -saved), step)
+        return None if best is None else best[1]
 
-    def _steps(self, unit: Unit, policy: str, over: int) -> Iterator[tuple[tuple[float, int, int], _Step]]:
-        """So many more quarters of a unit with a policy for which there is room and time, and what that costs."""
-        device, done, target = self._stashes[unit].home, len(self.quarters.get(unit, ())), ship_target(policy)
-        home, there, left = self.held[device], None if target is None else self.held[target], 0
-        for quarter in range(done, QUARTERS):
-            home = home + self._change(unit, quarter, policy, device)
-            uses = list(self._uses(unit, policy, quarter + 1 - done))
-            if target is not None and there is not None:
-                there = there + self._change(unit, quarter, policy, target)
-                left = self.room[target] - int(there.max(initial=0))
-                if left < 0 or any(self._late_s(*use) > 0 for use in uses):
-                    return
-            saved = over - max(0, int(home.max(initial=0)) - self.room[device])
-            if saved > 0:
-                seconds = max(self._late_s(*use) + HOPE.hidden * use[1] for use in uses)
-                yield (seconds / saved, -left, -saved), _Step(unit, policy, quarter + 1 - done, home, there)
+    def _priced(self, device: int, over: int) -> Iterator[tuple[float, int, _Step]]:
+        """So many more quarters of a unit of a device with a policy: seconds a byte that it lacks, and those bytes."""
+        held, room = self.held[device], self.room[device]
+        for unit in self._at[device]:
+            policies, changes = self._more(unit)
+            if not policies:
+                continue
+            peaks = (held + changes).max(axis=2).tolist()
+            for policy, after in zip(policies, peaks, strict=True):
+                uses = self._uses(unit, policy)
+                for quarters, peak in enumerate(after, 1):
+                    saved = over - max(0, peak - room)
+                    if saved <= 0:
+                        continue
+                    late_s = [self._late_s(key, quarters * seconds) for key, seconds in uses]
+                    if ship_target(policy) is not None and any(late_s):
+                        break
+                    busy_s = max(late + HOPE.hidden * quarters * use[1] for late, use in zip(late_s, uses, strict=True))
+                    yield busy_s / saved, saved, _Step(unit, policy, quarters)
+
+    def _room_there(self, step: _Step) -> int:
+        """Bytes that the device has left whose guests the stashes are; negative where it cannot hold them."""
+        target = ship_target(step.policy)
+        return 0 if target is None else self.room[target] - int(self._guests(step, target).max(initial=0))
+
+    def _guests(self, step: _Step, target: int) -> Ints:
+        """What a device holds at every instant with these stashes."""
+        done = len(self.quarters.get(step.unit, ()))
+        more = self._changes(step.unit, step.policy, target)[done : done + step.quarters].sum(axis=0)
+        return np.asarray(self.held[target] + more)
+
+    def _more(self, unit: Unit) -> tuple[list[str], Ints]:
+        """The policies for a unit, and what its home then holds more: by policy, quarters that have it, and instant."""
+        if unit not in self._left:
+            stashes, done = self._stashes[unit], len(self.quarters.get(unit, ()))
+            texts = list(self._texts(unit)) if stashes.size and done < QUARTERS else []
+            changes = [self._changes(unit, policy, stashes.home)[done:].cumsum(axis=0) for policy in texts]
+            self._left[unit] = texts, np.array(changes, dtype=np.int64)
+        return self._left[unit]
 
     def _late_s(self, key: Use, seconds: float) -> float:
         """By how much something would then be busy for longer than there is time: the step, or the busiest device."""
@@ -171,6 +202,14 @@ class Relief:
                     found[p, s] = _Stashes(pipeline.forward[s], s, size, made, used, turn)
         return found
 
+    @cached_property
+    def _at(self) -> list[list[Unit]]:
+        """The units of every device."""
+        found: list[list[Unit]] = [[] for _ in self.room]
+        for unit, stashes in self._stashes.items():
+            found[stashes.home].append(unit)
+        return found
+
     def _texts(self, unit: Unit) -> Iterator[str]:
         """The policies for a unit; of those that name a device, for the mirror's and those with most room."""
         for row in self.policies:
@@ -187,11 +226,17 @@ class Relief:
         others.sort(key=lambda d: (not cluster.same_node(home, d), self._over(d)))
         return [d for d in (mirror, *others[: COUNT.guest_devices]) if d != home]
 
-    def _uses(self, unit: Unit, policy: str, quarters: int) -> Iterator[tuple[Use, float]]:
-        """Seconds that so many quarters take of everything that they use."""
+    def _uses(self, unit: Unit, policy: str) -> list[tuple[Use, float]]:
+        """Seconds that a quarter takes of everything that it uses."""
+        key = (unit, policy)
+        if key not in self._used:
+            self._used[key] = list(self._quarter_uses(unit, policy))
+        return self._used[key]
+
+    def _quarter_uses(self, unit: Unit, policy: str) -> Iterator[tuple[Use, float]]:
         stashes, cluster, row = self._stashes[unit], self.candidate.problem.cluster, stash_policy(policy)
-        home, count = stashes.home, len(stashes.turn) * quarters / QUARTERS
-        size, target = int(row.moved_bytes(self.candidate.costs)[stashes.stage]), ship_target(policy)
+        home, count = stashes.home, len(stashes.turn) / QUARTERS
+        size, target = int(self._moved(policy)[stashes.stage]), ship_target(policy)
         if row.remade:
             yield ("device", home, 0), count * self._forward_s(stashes)
         if row.hosted:
@@ -211,40 +256,47 @@ class Relief:
         speed = self.candidate.problem.cluster.devices[stashes.home].kind.speed
         return float(self.candidate.costs.forward_s[stashes.stage]) / speed
 
-    def _change(self, unit: Unit, quarter: int, policy: str, device: int) -> Ints:
-        """What a unit's home, or the device that its policy names, holds more when a quarter of its stashes has it."""
-        key = (unit, quarter, policy, device)
-        if key not in self._changes:
-            stashes = self._stashes[unit]
-            mine = stashes.turn == quarter
-            away = device != stashes.home
-            change = self._there if away else self._home
-            self._changes[key] = change(stashes, stashes.made_s[mine], stashes.used_s[mine], policy)
-        return self._changes[key]
+    def _changes(self, unit: Unit, policy: str, device: int) -> Ints:
+        """What a unit's home, or the device that its policy names, holds more with each quarter of its stashes."""
+        stashes = self._stashes[unit]
+        size = self._moved(policy)[stashes.stage] if stash_policy(policy).leaves else 0
+        trip = self._trip(stashes.home, policy, int(size)) if size else (0.0, 0.0)
+        key = (unit, stash_policy(policy).name, device, trip)  # devices that are alike make no difference at home
+        if key not in self._changed:
+            there = device != stashes.home
+            self._changed[key] = self._there(stashes, device) if there else self._home(stashes, policy, trip)
+        return self._changed[key]
 
-    @cached_property
-    def _changes(self) -> dict[tuple[Unit, int, str, int], Ints]:
-        return {}
-
-    def _home(self, stashes: _Stashes, made_s: Floats, used_s: Floats, policy: str) -> Ints:
+    def _home(self, stashes: _Stashes, policy: str, trip: tuple[float, float]) -> Ints:
         """Instead of a stash from forward to backward, what the row says from op to op.
 
         What goes and comes back is posted when the op in line before it has ended; nothing else is on its way.
         """
-        row, home = stash_policy(policy), stashes.home
-        size = int(row.moved_bytes(self.candidate.costs)[stashes.stage]) if row.leaves else 0
-        seconds, latency_s = self._trip(home, policy, size)
+        row, home, (seconds, latency_s) = stash_policy(policy), stashes.home, trip
+        made_s, used_s = stashes.made_s, stashes.used_s
         taken_s = used_s - self._forward_s(stashes) if row.remade else used_s
         needed_s = taken_s if row.taken_back is Kind.R else used_s
         at = {Kind.F: made_s, Kind.R: taken_s, Kind.B: used_s}
         at |= dict.fromkeys((Kind.OFFLOAD, Kind.SEND_S), made_s + seconds)
         at |= dict.fromkeys((Kind.FETCH, Kind.RECV_S), self._posted(home, needed_s - seconds - latency_s))
-        change = np.zeros(len(self.times[home]), dtype=np.int64)
-        for begin, end, held in row.held_bytes(self.candidate.costs):
+        change = np.zeros((QUARTERS, len(self.times[home])), dtype=np.int64)
+        for begin, end, held in self._intervals(row.name):
             more = int(held[stashes.stage]) - stashes.size
             if more:
-                change += more * self._during(home, at[begin], at[end])
+                change += more * self._during(home, stashes.turn, at[begin], at[end])
         return change
+
+    def _intervals(self, name: str) -> list[tuple[Kind, Kind, Ints]]:
+        if name not in self._held_by:
+            self._held_by[name] = POLICIES[name].held_bytes(self.candidate.costs)
+        return self._held_by[name]
+
+    def _moved(self, policy: str) -> Ints:
+        """Bytes of every stage that go away and come back."""
+        name = stash_policy(policy).name
+        if name not in self._moved_by:
+            self._moved_by[name] = POLICIES[name].moved_bytes(self.candidate.costs)
+        return self._moved_by[name]
 
     def _trip(self, home: int, policy: str, size: int) -> tuple[float, float]:
         """Seconds on the way, one way, and latency."""
@@ -255,29 +307,35 @@ class Relief:
             link = cluster.link(home, target)
         return link.occupation_s(size), link.latency_s
 
-    def _during(self, device: int, begin_s: Floats, end_s: Floats) -> Ints:
-        """At every instant of a device, in how many of these intervals it lies, none where one ends as it begins."""
+    def _during(self, device: int, turn: Ints, begin_s: Floats, end_s: Floats) -> Ints:
+        """By quarter and instant, in how many of these intervals it lies; none where one ends as it begins."""
         times = self.times[device]
         last = np.searchsorted(times, end_s, "right") - 1
         first = np.minimum(np.searchsorted(times, begin_s, "right"), last)
-        return self._count(device, first, last)
+        return self._count(device, turn, first, last)
 
-    def _count(self, device: int, first: Ints, last: Ints) -> Ints:
-        length = len(self.times[device])
-        change = np.bincount(first, minlength=length + 1) - np.bincount(last, minlength=length + 1)
-        return np.asarray(np.cumsum(change)[:length], dtype=np.int64)
+    def _count(self, device: int, turn: Ints, first: Ints, last: Ints) -> Ints:
+        length = len(self.times[device]) + 1
+        change = np.bincount(turn * length + first, minlength=QUARTERS * length)
+        change -= np.bincount(turn * length + last, minlength=QUARTERS * length)
+        return np.asarray(change.reshape(QUARTERS, length).cumsum(axis=1)[:, :-1], dtype=np.int64)
 
-    def _there(self, stashes: _Stashes, made_s: Floats, used_s: Floats, policy: str) -> Ints:
+    def _there(self, stashes: _Stashes, device: int) -> Ints:
         """Guests, from when their message is posted."""
-        device = ship_target(policy)
-        assert device is not None
         times = self.times[device]
-        first = np.maximum(np.searchsorted(times, self._posted(device, made_s), "right") - 1, 0)
-        return stashes.size * self._count(device, first, np.searchsorted(times, used_s, "left"))
+        first = np.maximum(np.searchsorted(times, self._posted(device, stashes.made_s), "right") - 1, 0)
+        last = np.searchsorted(times, stashes.used_s, "left")
+        return stashes.size * self._count(device, stashes.turn, first, last)
 
     def _posted(self, device: int, when: Floats) -> Floats:
         """When something must be posted on a device to be there at these times: an op in line ends then."""
-        jobs = self.timeline.jobs
-        line = jobs.ops.working[jobs.ops.device[jobs.ops.working] == device]
-        ends = np.concatenate([[0.0], jobs.end[line]])
+        ends = self._ends[device]
         return np.asarray(ends[np.maximum(np.searchsorted(ends, when, "right") - 1, 0)])
+
+    @cached_property
+    def _ends(self) -> list[Floats]:
+        """When the ops in line of every device end, and the beginning."""
+        jobs = self.timeline.jobs
+        working = jobs.ops.working
+        home = jobs.ops.device[working]
+        return [np.concatenate([[0.0], jobs.end[working[home == d]]]) for d in range(len(self.room))]

@@ -6,18 +6,32 @@ those that could not be better any more are left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ... import bounds
 from ...basics import PlanError, check_time
 from ...forecast import Timeline, simulate_orders
-from ...graph import SHIP, Candidate, stash_policy
+from ...graph import POLICIES, SHIP, Candidate, stash_policy
 from ...lower import Assembled, assembled
 from ...partition import QUARTERS, Cuts, cut
 from ...plan import Op
 from ...schedules import Layout, capped
-from ..common import COUNT, SHARE, SIZE, Session, balanced, lacking, missing, pays, policies
+from ..common import (
+    COUNT,
+    SHARE,
+    SIZE,
+    TOLERANCE,
+    Session,
+    balanced,
+    lacking,
+    missing,
+    pays,
+    policies,
+    registered,
+    subsets,
+)
 from .fitted import woven
 from .fullest import in_flight
 from .portfolio import Order, busiest_s, caps, named_layouts, not_split, place, whole_backwards
@@ -35,35 +49,88 @@ class Kept:
     name: str
 
 
-def run_relieved(session: Session, order: Order) -> None:
-    """Every named order, and 1F1B with fewer micro-batches in flight, made to fit by what its stashes may become."""
-    techniques = ways(session)
-    if not techniques or len(order) < 2:
+def run_relieved(session: Session, order: Order) -> Iterator[None]:
+    """Every named order, and 1F1B with fewer micro-batches in flight, made to fit by what its stashes may become.
+
+    Orders are simulated in a share of the time and fitted, then others. Yields after every one of either.
+    """
+    techniques = Techniques(ways(session))
+    if not techniques.every or len(order) < 2:
         return
     for some in (slice(0, 1), slice(1, None)):
-        kept: list[Kept] = []
-        for one in _simulated(session, order, some):
-            if not (kept or some.start):  # at once: simulating all may take all the time there is
-                list(_fit(session, one, techniques[0]))
-            kept.append(one)
-        _fit_all(session, sorted(kept, key=lambda one: one.timeline.step_s), techniques)
-
-
-def _fit_all(session: Session, kept: list[Kept], techniques: list[tuple[str, ...]]) -> None:
-    """Fits orders that come by their step with all stashes kept."""
-    short: list[tuple[Kept, Candidate]] = []
-    for one in kept:
-        for allowed in techniques:
-            if session.done or one.timeline.step_s >= session.best_s:
+        left = _simulated(session, order, some)
+        while True:
+            kept: list[Kept] = []
+            least_s = (1 - SHARE.kept_first) * session.remaining_s
+            for one in left:
+                if not (kept or some.start):  # at once: simulating all may take all the time there is
+                    _fit(session, one, techniques.every[0])
+                kept.append(one)
+                yield
+                if not session.clock.fixed and session.remaining_s < least_s:
+                    break
+            yield from _fit_all(session, sorted(kept, key=lambda one: one.timeline.step_s), techniques)
+            if not kept:
                 break
-            short += _fit(session, one, allowed)
+
+
+class Techniques:
+    """Sets of policies that orders are fitted by: first, for every order, those that did best on the orders before."""
+
+    def __init__(self, every: list[tuple[str, ...]]) -> None:
+        self.every = every
+        self._best = dict.fromkeys(every, 0)
+        self._orders = 0
+
+    def first(self) -> list[tuple[str, ...]]:
+        """What is tried on an order at once: all sets on the first orders, then those that won most."""
+        ranked = sorted(self.every, key=lambda some: -self._best[some])
+        return ranked if self._orders < COUNT.compared else ranked[: COUNT.techniques]
+
+    def note(self, steps: Mapping[tuple[str, ...], float]) -> None:
+        """What an order takes by some of the sets, in seconds; infinite where it does not fit."""
+        self._orders += 1
+        least_s = min(steps.values(), default=math.inf)
+        for some, step_s in steps.items():
+            self._best[some] += math.isfinite(least_s) and step_s <= least_s * (1 + TOLERANCE.same)
+
+
+def _fit_all(session: Session, kept: list[Kept], techniques: Techniques) -> Iterator[None]:
+    """Fits orders that come by their step with all stashes kept; what did best before first, then by all else."""
+    short: list[tuple[Kept, Candidate]] = []
+    later: list[tuple[Kept, list[tuple[str, ...]]]] = []
     for one in kept:
-        for policy in techniques[0]:
+        if session.proven or one.timeline.step_s >= session.best_s:
+            break
+        first = techniques.first()
+        techniques.note(_fit_each(session, one, first, short))
+        later.append((one, [some for some in techniques.every if some not in first]))
+        yield
+    for one, others in later:
+        _fit_each(session, one, others, short)
+        yield
+    for one in kept:
+        for policy in techniques.every[0]:
             _lead(session, one, policy)
+            yield
     for one, candidate in short:
-        if session.done or one.timeline.step_s >= session.best_s:
+        if session.proven or one.timeline.step_s >= session.best_s:
             return
         _wait(session, one, candidate)
+        yield
+
+
+def _fit_each(
+    session: Session, one: Kept, techniques: Iterable[tuple[str, ...]], short: list[tuple[Kept, Candidate]]
+) -> dict[tuple[str, ...], float]:
+    """Fits an order by every one of these sets: its steps in seconds. `short` gets what does not fit."""
+    steps: dict[tuple[str, ...], float] = {}
+    for some in techniques:
+        if session.done or one.timeline.step_s >= session.best_s:
+            break
+        steps[some], candidate = _fit(session, one, some)
+        short += [] if candidate is None else [(one, candidate)]
+    return steps
 
 
 def try_relieved(session: Session, layout: Layout, cuts: Cuts) -> None:
@@ -72,13 +139,13 @@ def try_relieved(session: Session, layout: Layout, cuts: Cuts) -> None:
     for allowed in ways(session) if one is not None else ():
         if one is None or session.done or one.timeline.step_s >= session.best_s:
             return
-        list(_fit(session, one, allowed))
+        _fit(session, one, allowed)
 
 
 def _lead(session: Session, one: Kept, policy: str) -> None:
     """All stashes of the leading stages: what copies and waits do to each other is not foreseen, and may be less."""
     stages = len(one.candidate.stages)
-    for quarter in range(QUARTERS, 0, -1) if policy != SHIP else ():
+    for quarter in range(QUARTERS, 0, -1) if not POLICIES[policy].names_device else ():
         if session.done or one.timeline.step_s >= session.best_s:
             return
         units = [(p, s) for p in range(len(one.candidate.pipelines)) for s in range(-(-stages * quarter // QUARTERS))]
@@ -89,19 +156,21 @@ def _lead(session: Session, one: Kept, policy: str) -> None:
 
 
 def ways(session: Session) -> list[tuple[str, ...]]:
-    """Sets of policies beside keeping: all together, then each alone."""
+    """Sets of policies beside keeping, the largest first: the cheapest choices of more policies may be worse in the end
+    than those of fewer, and what a flag forbids must not be missed.
+    """
     problem, space = session.problem, session.space
     ships = session.ships or (space.schedule != "search" and pays(problem, space))
-    allowed = (*policies(problem, space), *([SHIP] if ships else []))
-    return [some for some in dict.fromkeys((allowed, *((policy,) for policy in allowed))) if some]
+    allowed = (*policies(problem, space), *([SHIP] if ships else []), *registered(problem, space))
+    return list(subsets(allowed))
 
 
 def _simulated(session: Session, order: Order, some: slice) -> Iterator[Kept]:
-    """Every order on some of its cuts; where time is short, those for which there is no more than a share of it."""
-    simulated, least_s = 0, 0.0 if session.clock.fixed else (1 - SHARE.kept_first) * session.remaining_s
+    """Every order on some of its cuts."""
+    simulated = 0
     for layout in _layouts(session, len(order)):
         count = 2 * session.problem.workload.micro_batches * layout.stages
-        if session.done or simulated + count > SIZE.remade_ops or session.remaining_s < least_s:
+        if session.proven or simulated + count > SIZE.remade_ops:
             return
         if layout.stages > len(session.chain):
             continue
@@ -139,12 +208,24 @@ def _kept(session: Session, layout: Layout, cuts: Cuts) -> Kept | None:
     orders = [whole_backwards(order, whole) for order in layout.orders]
     if busiest_s(plain) >= session.incumbent.worth_s or _least_s(session, plain) >= session.best_s:
         return None
+    memory, key = session.rounds.simulated, (layout.name, layout.pipelines, cuts, session.space.split_backward)
+    if key in memory.known:  # by another search of the same problem, whatever it allows
+        known = memory.known[key]
+        assert known is None or isinstance(known, Kept)
+        return known
+    found = _simulated_kept(session, plain, orders, layout.name)
+    memory.keep(key, found, 2 * session.problem.workload.micro_batches * layout.stages)
+    return found
+
+
+def _simulated_kept(session: Session, plain: Candidate, orders: list[list[Op]], name: str) -> Kept | None:
+    """An order with every stash kept, simulated; None where it does not run."""
     try:
         with session.clock.simulating():
             timeline = simulate_orders(plain, plain.costs, assembled(plain, orders).ops.lists())
     except PlanError:
         return None
-    return Kept(plain, orders, timeline, layout.name)
+    return Kept(plain, orders, timeline, name)
 
 
 def _least_s(session: Session, candidate: Candidate) -> float:
@@ -154,12 +235,15 @@ def _least_s(session: Session, candidate: Candidate) -> float:
     return bounds.candidate(candidate, shares, session.space.split_backward, roomy)
 
 
-def _fit(session: Session, one: Kept, allowed: Collection[str]) -> Iterator[tuple[Kept, Candidate]]:
-    """Changes what does not fit, with less memory each time it still does not; the last candidate where none fits."""
+def _fit(session: Session, one: Kept, allowed: Collection[str]) -> tuple[float, Candidate | None]:
+    """Changes what does not fit, with less memory each time it still does not.
+
+    Returns its step in seconds; infinite, and the last candidate, where none fits.
+    """
     less, before = [0] * len(session.problem.cluster), None
     for _ in range(COUNT.fitted):
         if session.done:
-            return
+            return math.inf, None
         check_time()
         relief = Relief(one.candidate, one.timeline, allowed, less)
         quarters = relief.choose()
@@ -168,17 +252,16 @@ def _fit(session: Session, one: Kept, allowed: Collection[str]) -> Iterator[tupl
         before, candidate = quarters, with_quarters(one.candidate, quarters)
         found = _lowered(session, candidate, with_recomputation(candidate, one.orders), one.name)
         if found is None:
-            return
+            return math.inf, None
         over = missing(found)
         if not any(over):
             if found.forecast.step_s < session.best_s:
                 session.offer(found.plan, one.name)
-            return
+            return found.forecast.step_s, None
         if relief.short:
             break
         less = [a + b for a, b in zip(less, over, strict=True)]
-    if before:
-        yield one, with_quarters(one.candidate, before)
+    return math.inf, with_quarters(one.candidate, before) if before else None
 
 
 def _lowered(session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str) -> Assembled | None:

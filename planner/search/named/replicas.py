@@ -7,10 +7,10 @@ more closely.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ...lower import Assembled
 from ...partition import Blocks, Floats, OnBlocks, choices, cut_replicated, deal, in_flight
 from ...plan import Pipeline, Problem
 from ...problem import SearchSpace
-from ..common import COUNT, SHARE, SIZE, Session, missing, policies
+from ..common import COUNT, SHARE, SIZE, Session, missing, unaddressed
 from .fitted import assembled_with
 from .listed import listed
 from .portfolio import Order, busiest_s, device_orders, not_split
@@ -29,23 +29,35 @@ from .stash_choices import lightened, with_choices
 
 
 def run_replicas(session: Session) -> None:
-    """Stages with replicas of their own on the devices in every order, what is expected to be shortest first."""
-    if session.done or not (replicable(session.problem, session.space) and session.rounds.spreads()):
+    """Stages with replicas of their own on the devices in every order, what is expected to be shortest first.
+
+    Called again, it goes on where it ended for lack of time.
+    """
+    if session.done or session.rounds.tried or not replicable(session.problem, session.space):
         return
     with suppress(OutOfTime), session.part(session, SHARE.spreads), until(session.clock.deadline):
-        _run(session)
+        _go_on(session)
     check_time()
 
 
-def _run(session: Session) -> None:
+def _go_on(session: Session) -> None:
+    for tried in session.rounds.to_try(lambda: list(_tries(session))):
+        tried()
+        if session.done:
+            return
+
+
+def _tries(session: Session) -> Iterator[Callable[[], None]]:
+    """What is still to be tried: every spread in its likeliest way, then all in their next."""
     found: list[tuple[float, int, Spread]] = []
     for order in device_rounds(session.problem):
         found += [(spread.expected_s, n, spread) for n, spread in enumerate(spreads(session, order))]
     found.sort(key=lambda entry: entry[:2])
-    for _, _, spread in found[: COUNT.spreads]:
-        if session.done:
-            return
-        try_spread(session, spread)
+    listed = [list(_ways(session, spread)) for _, _, spread in found[: COUNT.spreads]]
+    for k in range(max(map(len, listed), default=0)):
+        for (_, _, spread), ways in zip(found, listed, strict=False):
+            if k < len(ways):
+                yield partial(try_spread, session, spread, *ways[k])
 
 
 def replicable(problem: Problem, space: SearchSpace) -> bool:
@@ -94,6 +106,7 @@ class Spread:
     blocks: Blocks
     order: Order
     expected_s: float
+    _least: dict[bool, float] = field(default_factory=dict)
 
     @cached_property
     def candidate(self) -> Candidate:
@@ -101,6 +114,13 @@ class Spread:
         dealt = deal(self.blocks, self.order, self.problem.workload.micro_batches)
         pipelines = tuple(Pipeline(devices, devices, tuple(ms)) for devices, ms in dealt.items())
         return Candidate(self.problem, self.stages, pipelines)
+
+    def least_s(self, split: bool) -> float:
+        """No order of the candidate takes less."""
+        if split not in self._least:
+            shares = tuple(len(pipeline.micro_batches) for pipeline in self.candidate.pipelines)
+            self._least[split] = bounds.candidate(self.candidate, shares, split)
+        return self._least[split]
 
     @property
     def name(self) -> str:
@@ -113,7 +133,7 @@ def spreads(session: Session, order: Order) -> Iterator[Spread]:
     problem, chain = session.problem, session.chain
     on = OnBlocks(chain, order)
     batches, devices = problem.workload.micro_batches, len(order)
-    options = [c for c in choices((KEEP, *policies(problem, session.space))) if c.share in (0, 1)]
+    options = [c for c in choices((KEEP, *unaddressed(problem, session.space))) if c.share in (0, 1)]
     size = len(chain) + 1
     path_s = float(on.forward_s[0, -1] + on.backward_s[0, -1]) / max(chain.speed(d) for d in order)
     nothing = np.zeros_like(on.own_bytes)
@@ -142,22 +162,15 @@ def most_stages(size: int, devices: int, widths: int) -> int:
     return max(2, int(SIZE.recursion / (size * size * devices * widths)))
 
 
-def try_spread(session: Session, spread: Spread) -> None:
-    """Simulates a spread's orders, with stash choices where they do not fit; offers what is shorter and fits."""
+def try_spread(session: Session, spread: Spread, most: Sequence[int], split: Sequence[bool]) -> None:
+    """Simulates a spread's order with so many micro-batches in flight, made to fit; offers what is shorter."""
     candidate = spread.candidate
-    shares = tuple(len(pipeline.micro_batches) for pipeline in candidate.pipelines)
     ops = 2 * session.problem.workload.micro_batches * len(candidate.stages)
     if ops > SIZE.listed_ops or busiest_s(candidate) >= session.incumbent.worth_s:
         return
-    least_s = bounds.candidate(candidate, shares, session.space.split_backward)
-    best: float | None = None
-    if least_s < session.best_s:
-        for most, split in _ways(session, spread):
-            if session.done:
-                break
-            step_s = _tried(session, spread, most, split)
-            best = step_s if best is None or (step_s is not None and step_s < best) else best
-    session.ledger.note(spread.name, least_s, best)
+    least_s = spread.least_s(session.space.split_backward)
+    step_s = _tried(session, spread, most, split) if least_s < session.best_s else None
+    session.ledger.note(spread.name, least_s, step_s)
 
 
 def _ways(session: Session, spread: Spread) -> Iterator[tuple[tuple[int, ...], tuple[bool, ...]]]:
@@ -167,7 +180,7 @@ def _ways(session: Session, spread: Spread) -> Iterator[tuple[tuple[int, ...], t
     full = in_flight(spread.blocks)
     turns = [-(-session.problem.workload.micro_batches // block.width) for block in spread.blocks]
     halves = [s not in whole for s in stages]
-    numbers = [full, [n + 1 for n in full], [2 * n for n in full], turns, [-(-n // 2) for n in full], [1 for _ in full]]
+    numbers = [full, [2 * n for n in full], turns, [n + 1 for n in full], [-(-n // 2) for n in full], [1 for _ in full]]
     capped = [tuple(min(n, most) for n, most in zip(flights, turns, strict=True)) for flights in numbers]
     for split in dict.fromkeys((tuple(halves), (False,) * len(halves))):
         for flights in dict.fromkeys(capped):
@@ -176,7 +189,7 @@ def _ways(session: Session, spread: Spread) -> Iterator[tuple[tuple[int, ...], t
 
 def _tried(session: Session, spread: Spread, most: Sequence[int], split: Sequence[bool]) -> float | None:
     """The step of the spread's plan under one way, offered where it is the shortest; None where it does not fit."""
-    allowed = policies(session.problem, session.space)
+    allowed = unaddressed(session.problem, session.space)
     less = [0] * len(session.problem.cluster)
     for _ in range(COUNT.fitted if allowed else 1):
         check_time()

@@ -12,13 +12,31 @@ from dataclasses import dataclass, replace
 
 from ...basics import PlanError, ScheduleError
 from ...bounds import any_plan, load, possible
-from ...graph import Candidate, reduce_seconds, ship_target
+from ...graph import Candidate, gather_seconds, ship_target, sum_seconds
 from ...lower import assemble
+from ...partition import Chain
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import COUNT, HOPE, MODEL, SECONDS, SHARE, TOLERANCE, Earlier, Groups, Progress, Rounds, Session
+from ..common import (
+    COUNT,
+    HOPE,
+    MODEL,
+    SECONDS,
+    SHARE,
+    SIZE,
+    TOLERANCE,
+    Earlier,
+    Groups,
+    Progress,
+    Rounds,
+    Session,
+)
+from .finer import offer_finer
+from .kept_orders import own_orders
 from .least_memory import overfull_here
-from .portfolio import Order, device_orders, own_orders
+from .portfolio import Order, device_orders
+
+Phase = Callable[[Session, list[Order]], None]
 
 
 @dataclass(frozen=True)
@@ -29,9 +47,9 @@ class Phases:
     """
 
     bound: Callable[[Session], float]
-    first: Callable[[Session, list[Order]], None]
-    quick: Callable[[Session, list[Order]], None]
-    long: Callable[[Session, list[Order]], None]
+    first: Phase
+    quick: Phase
+    long: Phase
     apart: Callable[[Session], None]
 
 
@@ -60,10 +78,13 @@ def _cheap(problem: Problem, groups: Groups) -> bool:
 
 
 def _reduction_s(problem: Problem, groups: Groups) -> float:
-    """Seconds of adding up the gradients of one device's equal share of the parameters between the groups."""
+    """Seconds of adding up the gradients of one device's equal share of the parameters between the groups.
+
+    Where optimizers are shared, of gathering these parameters as well.
+    """
     members = tuple(group[-1] for group in groups)
-    gradients = problem.workload.gradient_bytes(sum(x.trained_bytes for x in problem.model.layers))
-    return sum(reduce_seconds(problem.cluster, members, gradients // len(groups[0])))
+    trained = sum(x.trained_bytes for x in problem.model.layers) // len(groups[0])
+    return sum((*sum_seconds(problem, members, trained), *gather_seconds(problem, members, trained)))
 
 
 def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
@@ -81,6 +102,7 @@ class Width:
     """One way to form groups and the search on one of them; `groups` of one: the problem itself.
 
     `after_s`: about what reductions add to a group's own step. `laid_s`: the best plan's step on all groups.
+    `last`: the plan that was laid on them last.
     """
 
     session: Session
@@ -89,6 +111,7 @@ class Width:
     after_s: float = 0.0
     laid_s: float = math.inf
     ended: bool = False
+    last: Plan | None = None
 
     def earlier(self) -> Earlier:
         """What to go on from in a later search."""
@@ -119,12 +142,15 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     every = [_width(session, groups) for groups in ways]
     if session.space.replicas is None:
         every.insert(len(every) if idle else 0, whole)
+    session.parts.update((width.groups, width.session) for width in every if width is not whole)
     _bound_widths(session, whole, every)
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
-    _each(session, every, phases.quick, every[0] if math.isfinite(every[0].laid_s) else whole)
-    _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
     phases.apart(session)  # not as a plan of the whole: other groups get their time as before
+    with session.clock.hurried(SHARE.quick_turns, 0.0):
+        _quick(session, every, whole, phases.quick)
+    _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
+    phases.apart(session)
     _bound_widths(session, whole, every)
     if 2 * problem.workload.micro_batches * session.stages <= MODEL.ops:
         for width in every:
@@ -153,13 +179,44 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             _note(session, width)
 
 
-def _each(
-    session: Session, every: list[Width], phase: Callable[[Session, list[Order]], None], favourite: Width | None = None
-) -> None:
+def quick_on_widths(session: Session, orders: list[Order], first: Phase, quick: Phase) -> None:
+    """A first plan of every width, then quick plans of all in turns, as far as time goes."""
+    whole = Width(session, (tuple(range(len(session.problem.cluster))),), orders)
+    every = [_width(session, groups) for groups in splits(session.problem, session.space)]
+    if session.space.replicas is None:
+        every.insert(0, whole)
+    session.parts.update((width.groups, width.session) for width in every if width is not whole)
+    _each(session, every, first)
+    _quick(session, every, whole, quick)
+
+
+def _each(session: Session, every: list[Width], phase: Phase, favourite: Width | None = None) -> None:
     """One phase on every width that may still be the best; the favourite may take longer than the others."""
     for width in every:
-        if not session.over and _open(session, width) and _alone_s(session.problem, width.groups) < session.best_s:
+        if not session.over and _hopeful(session, width):
             _run(session, width, phase, SHARE.favourite_width if width is favourite else SHARE.other_width, 0.0)
+
+
+def _quick(session: Session, every: list[Width], whole: Width, quick: Phase) -> None:
+    """Quick plans of every width that may still be the best, in turns that are alike.
+
+    At once where time is not what is shared out, or a problem with fewer micro-batches is searched.
+    """
+    if session.clock.fixed or session.ops > SIZE.one_cut:
+        every = sorted(every, key=lambda width: width.laid_s)
+        _each(session, every, quick, every[0] if math.isfinite(every[0].laid_s) else whole)
+        return
+    while not session.over:
+        left = [width for width in every if _hopeful(session, width) and not width.session.rounds.through]
+        if not left:
+            return
+        for width in left:
+            if not session.over:
+                _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
+
+
+def _hopeful(session: Session, width: Width) -> bool:
+    return _open(session, width) and _alone_s(session.problem, width.groups) < session.best_s
 
 
 def _note(session: Session, width: Width) -> None:
@@ -198,7 +255,9 @@ def _width(session: Session, groups: Groups) -> Width:
     """A search of one group: the one with most micro-batches."""
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
-    small = Problem(problem.model, problem.cluster.part(groups[0]), replace(problem.workload, micro_batches=batches))
+    sides = problem.workload.groups * len(groups)
+    workload = replace(problem.workload, micro_batches=batches, groups=sides)
+    small = Problem(problem.model, problem.cluster.part(groups[0]), workload)
     alone = None if session.space.replicas is None else 1
     space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)
 
@@ -206,18 +265,23 @@ def _width(session: Session, groups: Groups) -> Width:
         session.report(f"{event.phase}, {len(groups)} replicas")
 
     known = session.rounds.widths.get(groups)
-    inner = session.inner(small, space, heard, Rounds.after(known))
+    laid_s = math.inf if known is None else known.laid_s
+    if groups in session.parts:  # it goes on
+        inner = session.parts[groups]
+        inner.rounds.again()
+        if known is not None and known.best is not None and known.best is not inner.best:
+            inner.incumbent.take(known.best, TOLERANCE.sums)
+            inner.rounds.join(known)
+        return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
+    inner = session.inner(small, space, heard, Rounds.after(known, session.rounds.simulated.of(groups)))
     if known is not None:
         inner.incumbent.start_from(known.best)
     fits = possible(small, space) and not overfull_here(inner)
     inner.proof.of_searched(any_plan(small, space.split_backward) if fits else math.inf)
-    laid_s = math.inf if known is None else known.laid_s
     return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
 
 
-def _run(
-    session: Session, width: Width, phase: Callable[[Session, list[Order]], None], share: float, effort: float
-) -> None:
+def _run(session: Session, width: Width, phase: Phase, share: float, effort: float) -> None:
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner, before_s = width.session, session.best_s
     if inner is not session:
@@ -233,15 +297,18 @@ def _run(
         return
     session.clock.heed(inner.clock)
     width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
-    if inner.best is None or inner.best_s >= session.best_s:
+    if inner.best is None or inner.best is width.last or inner.best_s >= session.best_s:
         return
+    width.last = inner.best
     found, most = laid(session.problem, width.groups, inner.best), session.space.pipelines
     if found is None or (most is not None and len({p.forward for p in found.pipelines}) > most):
         width.laid_s = math.inf
         return
     assert found.forecast is not None
-    if session.offer(found, found.provenance.source):
-        width.laid_s = found.forecast.step_s
+    step_s = found.forecast.step_s if session.offer(found, found.provenance.source) else math.inf
+    if session.space.schedule == "search":  # one that is not the best may be, with its sums beside its backwards
+        step_s = min(step_s, offer_finer(session, found))
+    width.laid_s = step_s if math.isfinite(step_s) else width.laid_s
 
 
 # ------------------------------------------------------------------ guesses
@@ -251,6 +318,25 @@ def _expected_s(problem: Problem, groups: Groups) -> float:
     """Seconds of 1F1B on equal stages: which width to try first."""
     batches, devices = -(-problem.workload.micro_batches // len(groups)), _used(problem, groups)
     return _alone_s(problem, groups) * (1 + (devices - 1) / batches)
+
+
+def expected_s(problem: Problem, space: SearchSpace) -> float:
+    """A guess at the step that a search will find: that of 1F1B on equal stages, of the likeliest groups.
+
+    Of groups that hold the parameters; as much of a micro-batch's stashes is made again as does not fit beside them.
+    """
+    chain, everything = Chain.of(problem), (tuple(range(len(problem.cluster))),)
+    forward_s, work_s = chain.costs.forward_s.sum(), (chain.costs.forward_s + chain.costs.backward_s).sum()
+    stashes = float(chain.costs.stash_bytes.sum())
+    found = []
+    for groups in (everything, *splits(problem, space)):
+        used = _used(problem, groups)
+        kept = float(chain.static_bytes[0].sum() - chain.optimizer_bytes.sum() * (1 - 1 / len(groups)))
+        room = min(chain.limit(d) for d in groups[0]) - kept / used
+        if room > 0 and work_s > 0:
+            again = forward_s / work_s * max(0.0, 1 - room / stashes) if stashes else 0.0
+            found.append(_expected_s(problem, groups) * (1 + again))
+    return float(min(found, default=math.inf))
 
 
 def _alone_s(problem: Problem, groups: Groups) -> float:

@@ -5,7 +5,8 @@ Imports bounds and `common`; candidates become arrays (`arrays.py`) that the ker
 """
 
 from .arm import Arm
-from .arrays import build
+from .arrays import build, knows
+from .descent import keep_what_fits
 from .kernels import run
 from .race import simulated
 from .ready import compiled
@@ -17,6 +18,8 @@ __all__ = [
     "build",
     "compiled",
     "from_ops",
+    "keep_what_fits",
+    "knows",
     "run",
     "search_orders",
     "simulated",

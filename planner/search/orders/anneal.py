@@ -8,7 +8,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from .kernels import _CLOSE, NEVER, W, critical, draw, run
+from ..jit import draw
+from .kernels import _CLOSE, NEVER, W, critical, run
 
 
 @numba.njit(cache=True, nogil=True)

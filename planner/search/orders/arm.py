@@ -14,6 +14,7 @@ from ...graph import KEEP, OFFLOAD, SHIP, Candidate, stash_policy
 from ...partition import QUARTERS
 from ...plan import Op
 from ..common import ANNEALING
+from ..jit import SOURCES, draw
 from . import anneal, greedy, kernels
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
@@ -23,7 +24,7 @@ from .translate import from_ops, remade, to_ops, weave
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-drop_stale((anneal.anneal, greedy.hunt), (kernels,))
+drop_stale((anneal.anneal, greedy.hunt), (kernels, *SOURCES))
 
 
 @dataclass(eq=False)
@@ -193,7 +194,7 @@ class Arm:
         return KEEP if target == route[stage] else f"{SHIP}>{target}"
 
     def _draw(self) -> float:
-        return float(kernels.draw(self.state))
+        return float(draw(self.state))
 
     def tightened(self, lowered: tuple[int, ...]) -> Arm:
         """The same structure with bytes taken off its limits: for tensors in transit that the arrays leave out.

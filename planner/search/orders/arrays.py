@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph import KEEP, OFFLOAD, RECOMPUTE, SHIP, Candidate, ship_target, stash_policy, static_bytes
+from ...graph import OFFLOAD, SHIP, Candidate, StashPolicy, ship_target, stash_policy, static_bytes
 from ...plan import Pipeline
+from ...problem import StageCosts
 from ..common import limits
 from .kernels import KINDS, Arrays, B, F, Floats, Ints, Work
 
@@ -79,7 +80,7 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
     pipelines = candidate.pipelines[:1] if folded else candidate.pipelines
     units = _units(candidate, pipelines, place)
     _require_known(candidate)
-    remade = np.array([policy == RECOMPUTE for policy in units.policy])
+    remade = np.array([stash_policy(policy).remade for policy in units.policy])
     away = np.array([stash_policy(policy).leaves for policy in units.policy])
     halves = np.array(costs.separable)[units.stage] & split
     speed = np.array([x.kind.speed for x in problem.cluster.devices])[units.home]
@@ -103,12 +104,20 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
     )  # fmt: skip
 
 
+def knows(candidate: Candidate) -> bool:
+    """Whether the arrays have columns for a candidate's stash policies: not for others than ours that leave."""
+    return all(_known(stash_policy(policy)) for row in candidate.stash for policy in row)
+
+
+def _known(row: StashPolicy) -> bool:
+    return not row.leaves or row.name in (OFFLOAD, SHIP)
+
+
 def _require_known(candidate: Candidate) -> None:
     """Raises PlanError for what these arrays have no columns for: other policies, two devices a stage."""
     for policy in {policy for row in candidate.stash for policy in row}:
-        if stash_policy(policy).name not in (KEEP, RECOMPUTE, OFFLOAD, SHIP):
-            known = ", ".join((KEEP, RECOMPUTE, OFFLOAD, SHIP))
-            raise PlanError(f"order search: no stash policy {policy!r}; known: {known}")
+        if not _known(stash_policy(policy)):
+            raise PlanError(f"order search: no columns for the stash policy {policy!r}: it leaves its device")
     if any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines):
         raise PlanError("order search: forward and backward of a stage run on one device")
 
@@ -131,15 +140,13 @@ def _bytes(
 ) -> tuple[Ints, Ints]:
     """By op type, the most bytes an op holds beside what is live, and what it leaves (see planner.memory)."""
     costs, stage = candidate.costs, units.stage
-    stash, later, work = costs.stash_bytes[stage], costs.weight_stash_bytes[stage], costs.workspace_bytes[stage]
+    kept, stash = _stashes(costs, units)
+    later, work = costs.weight_stash_bytes[stage], costs.workspace_bytes[stage]
     forward, backward = costs.workspace_bytes.copy(), costs.workspace_bytes.copy()
-    entering = costs.input_bytes + costs.kept_input_bytes
     for producer, consumer, size in costs.edges:
         forward[producer] += size
         backward[producer] += size
         backward[consumer] += size
-        entering[consumer] += size
-    kept = np.where(remade, entering[stage], stash)
     change = np.where(halves, later - stash, -stash)
     nothing = np.zeros(len(stage), dtype=np.int64)
     delta = [kept, change, np.where(halves, -later, 0), np.where(remade, stash - kept, 0), -stash, stash]
@@ -147,6 +154,14 @@ def _bytes(
     inner = np.where(remade, costs.inner_bytes[stage], 0)
     need = [kept + forward[stage] + inner, np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
+
+
+def _stashes(costs: StageCosts, units: _Units) -> tuple[Ints, Ints]:
+    """By unit, the bytes that a forward leaves under the unit's policy, and those that its backward finds."""
+    held = {policy: stash_policy(policy).held_bytes(costs) for policy in units.policy}
+    ends = ([held[policy][at][2][s] for policy, s in zip(units.policy, units.stage, strict=True)] for at in (0, -1))
+    left, found = (np.array(column, dtype=np.int64) for column in ends)
+    return left, found
 
 
 def _copies(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from .kernels import NEVER, B, R, W, arrival, draw, reset, send, write
+from ..jit import draw
+from .kernels import NEVER, B, R, W, arrival, reset, send, write
 
 ALTERNATE, PICK_F, PICK_B, CAP_FIRST, CAP_LAST, LATER_FIRST, LATER_LAST, WAIT_FIRST, WAIT_LAST, AHEAD, RESERVE = range(
     11

@@ -17,6 +17,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..jit import draw
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -103,17 +105,6 @@ class Work(NamedTuple):
     start: Floats
     count_at: Ints
     place: Ints
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def draw(state):
-    """A uniform number in [0, 1): xorshift64*; state is an array of one uint64."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

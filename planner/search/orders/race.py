@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 
 from ...basics import PlanError
-from ...graph import KEEP, OFFLOAD, SHIP
+from ...graph import KEEP, OFFLOAD, SHIP, stash_policy
 from ...lower import assemble
 from ...plan import Plan
 from ..common import ANNEALING, COUNT, HOPE, RACE, SECONDS, TOLERANCE, Session, describe, excess, policies
@@ -94,7 +94,8 @@ class Race:
 
     def _mutate(self) -> None:
         """Other choices of what happens to stashes, for the best arms."""
-        allowed = policies(self.session.problem, self.session.space) + [SHIP] * self.session.ships
+        added = [name for name in self.session.registered if not stash_policy(name).leaves]
+        allowed = policies(self.session.problem, self.session.space) + [SHIP] * self.session.ships + added
         if not allowed or not self.offers:
             return
         split = self.session.space.split_backward

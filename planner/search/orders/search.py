@@ -23,6 +23,7 @@ from ..common import (
     with_policy,
 )
 from .arm import Arm, arms_of, bound
+from .arrays import knows
 from .descent import keep_what_fits
 from .race import Race
 from .ready import ready
@@ -114,7 +115,7 @@ def _known(session: Session) -> list[Arm]:
         return []
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
     separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
-    if separate or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
+    if separate or not knows(candidate) or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
         return []
     split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
     margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]

@@ -8,25 +8,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from ..jit import draw, pick
 from .dispatch import NEVER, dispatch
 from .tables import AHEAD, AWAY, CAP, FRONT, HALVES, HOST, KEEP, OVER, POLICY, REAR, TARGET, TURNS, WINDOW
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def draw(state):
-    """A uniform number in [0, 1): xorshift64*; state is an array of one uint64."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-@numba.njit(cache=True, nogil=True)
-def pick(state, count):
-    """A whole number below `count`."""
-    return min(count - 1, int(draw(state) * count))
 
 
 @numba.njit(cache=True, nogil=True)

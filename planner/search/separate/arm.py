@@ -12,6 +12,7 @@ from ...lower import assemble
 from ...plan import Plan, Problem
 from ...problem import StageCosts
 from ..common import PLACE
+from ..jit import SOURCES
 from . import dispatch as dispatching
 from . import tables
 from .anneal import anneal, value_of
@@ -22,7 +23,7 @@ from .tables import HALVES, Case, Floats, Ints, scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
-drop_stale((anneal, dispatch), (tables, dispatching))
+drop_stale((anneal, dispatch), (tables, dispatching, *SOURCES))
 
 
 @dataclass(frozen=True)

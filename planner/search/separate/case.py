@@ -87,7 +87,8 @@ def _owned(candidate: Candidate) -> tuple[Ints, Ints]:
     """Bytes that stay where a stage's backward runs, and where only its forward does; tied parameters apart."""
     costs, train = candidate.costs, candidate.problem.workload
     rows = zip(costs.own_bytes, costs.parameter_tensors, costs.own_trained_bytes, strict=True)
-    owned = [sum(training_bytes(train, int(p), int(n), int(t)).values()) for p, n, t in rows]
+    parts = train.parts(1)
+    owned = [sum(training_bytes(train, int(p), int(n), int(t), parts).values()) for p, n, t in rows]
     return (
         np.asarray(np.array(owned, dtype=np.int64) + costs.buffer_bytes, dtype=np.int64),
         np.asarray(costs.own_bytes + costs.buffer_bytes, dtype=np.int64),

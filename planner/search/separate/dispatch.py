@@ -16,11 +16,7 @@ is used behind its FREE. So the lists neither deadlock nor take longer than the 
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
-from numba.core.cpu import CPUTargetOptions
-
+from ..jit import inlined, lean
 from .tables import (
     AHEAD,
     AWAY,
@@ -78,11 +74,6 @@ from .tables import (
 )  # fmt: skip
 
 NEVER = 1e300
-_LEAN: Any = {"cache": True, "nogil": True} | ({"_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {})
-lean: Any = numba.njit(**_LEAN)
-inlined: Any = numba.njit(inline="always", **_LEAN)
-"""For functions that make no arrays: without counts of references. Measured: 20 instead of 600 us for 64 ops."""
-
 _END, _DROP, _GONE, _TAKE, _WAKE, _STATE = range(6)
 """Events: an op ends, memory is released, a stash has left, a tensor begins to arrive, has come, a stash's state."""
 

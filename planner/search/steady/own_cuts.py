@@ -37,15 +37,26 @@ def of_search(
     ways = splits(problem, space)
     for groups in ways if (space.replicas or 1) > 1 else (one, *ways):
         split = Split(problem, groups)
-        below_s = bounds.period(problem, replace(space, pipelines=1)) if len(groups) == 1 else session.proof.asked_s
         count = min(len(groups[0]), 2 * len(split.chain))
         for method in space.asynchronous:
             rules = rules_of(problem, method, len(groups), count)
             if rules is None:
                 continue
             for order in orders(split.small, count):
-                terms = Terms(split, order, rules, crossings(split.small, space))
-                yield TwoChains(session, terms, method, "search", take, lambda: session.best_s, below_s)
+                for shared in (False, True):
+                    terms = Terms(split, order, rules, crossings(split.small, space), shared)
+                    below_s = _below_s(session, method, len(groups), shared)
+                    yield TwoChains(session, terms, method, "search", take, lambda: session.best_s, below_s)
+
+
+def _below_s(session: Session, method: str, groups: int, shared: bool) -> float:
+    """No plan of two chains has a shorter period; shared: devices may run pieces of both."""
+    if groups > 1:
+        return session.proof.asked_s
+    space = replace(session.space, pipelines=1)
+    if shared or not session.problem.model.straight:
+        return bounds.period(session.problem, space)
+    return bounds.two_sides(session.problem, replace(space, asynchronous=(method,)))
 
 
 def rules_of(problem: Problem, method: str, width: int, stages: int) -> Rules | None:
@@ -64,15 +75,23 @@ def crossings(problem: Problem, space: SearchSpace) -> tuple[Crossing, ...]:
 
 
 def run_own_cuts(session: Session, every: list[TwoChains]) -> None:
-    """The best of each with stashes kept, then everything, within a share of the time. Raises OutOfTime."""
+    """The best of each with stashes kept, then everything, within a share of the time. Raises OutOfTime.
+
+    Devices that run forwards, or backwards, come first: these are solved far sooner than those that run both.
+    """
     with session.clock.hurried(SHARE.own_cuts):
-        for one in every:
-            one.first()
-        for one in every:
-            one.run()
+        for shared, share in ((False, SHARE.one_side), (True, 1.0)):
+            mine = [one for one in every if one.terms.shared == shared]
+            alone = session.clock.fixed or len(mine) == len(every)
+            with session.clock.hurried(1.0 if alone else share, 0.0):
+                for one in mine:
+                    one.first()
+                for one in mine:
+                    one.run()
     for one in every:
         groups = len(one.terms.split.groups)
         what = f"{one.method}: own cuts for forwards and backwards" + (f", {groups} groups" if groups > 1 else "")
+        what += "" if one.terms.shared else ", no device with both"
         session.ledger.note(what, one.below_s, one.found_s, "simulated" if one.simulated else "")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ... import bounds
-from ...basics import InputError, OutOfTime, PlanError, until
+from ...basics import Aside, InputError, OutOfTime, PlanError, until
 from ...bounds import possible
 from ...check import check
 from ...graph import KEEP, RECOMPUTE, Candidate, Versions, ship_target
@@ -21,6 +21,7 @@ from ...schedules import ALTERNATING, WEIGHTS
 from ..common import (
     COUNT,
     HOPE,
+    MIXTURE,
     ONE_ORDER,
     SECONDS,
     SHARE,
@@ -82,8 +83,8 @@ class Steady:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing open can be better than the best plan."""
-        return self.best_s <= self.bound_s * (1 + TOLERANCE.proven)
+        """Whether no plan can be better than the best one."""
+        return self.best_s <= self.session.proof.asked_s * (1 + TOLERANCE.proven)
 
     def offer(self, plan: Plan | None, phase: str) -> None:
         """Takes a plan with its period into account where it fits."""
@@ -106,15 +107,21 @@ class Steady:
         """The hint, all alternatives, and where these leave a gap, named schedules and what is next to the best."""
         if hint is not None and hint.weights in self.space.asynchronous:
             self.offer_hint(hint)
-        self.plainly()
-        self.explore()
-        run_replicas(self.session, self.take)
-        self.cut_apart()
-        if not self.proven:
-            self.named()
-        self.mix()
-        if not self.proven:
+        with self._compiling() as aside:
+            self.plainly()
+            self.explore()
+            run_replicas(self.session, self.take)
+            self.mix()
+            self.cut_apart()
+            if not self.proven:
+                self.named(ALTERNATING, SHARE.in_turn)
+            if aside is not None and self.clock.fixed:
+                self._await(aside)
+            annealed = self.mixtures(SHARE.mixtures)
             self.polish()
+            if aside is not None and not annealed:
+                self._await(aside)
+            self.anew()
 
     def plainly(self) -> None:
         """The alternatives without what costs time: stashes kept, then also recomputed, a share of the time for each.
@@ -125,7 +132,7 @@ class Steady:
         for plain in ((KEEP,), (KEEP, RECOMPUTE)):
             if all(set(a.stashes) <= set(plain) for a in every) or self.over:
                 continue
-            until_s = math.inf if self.clock.fixed else time.monotonic() + SHARE.plainly * self.session.remaining_s
+            until_s = self._until_s(SHARE.plainly)
             self.every = [
                 replace(a, stashes=tuple(s for s in a.stashes if s in plain), deadline=min(a.deadline, until_s))
                 for a in every
@@ -172,12 +179,12 @@ class Steady:
             if self.over or self.session.best is not None:
                 return
 
-    def named(self, names: Iterable[str] = ALTERNATING) -> None:
-        """The named schedules of these methods on their best cuts."""
+    def named(self, names: Iterable[str], share: float) -> None:
+        """The named schedules of these methods on their best cuts, in a share of the time."""
+        until_s = self._until_s(share)
         for name in names:
-            wanted = name not in ALTERNATING or not self.proven
-            if WEIGHTS[name] in self.space.asynchronous and not self.over and wanted:
-                clock = Clock(self.clock.deadline, None, self.clock.started)
+            if WEIGHTS[name] in self.space.asynchronous and not self.over and not self.proven:
+                clock = Clock(min(until_s, self.clock.deadline), None, self.clock.started)
                 space = SearchSpace(name, offload=self.space.offload, recompute=self.space.recompute)
                 session = Session(self.problem, space, clock, self.session.seed)
                 try:
@@ -189,9 +196,9 @@ class Steady:
     def cut_apart(self) -> None:
         """Forwards and backwards cut on their own, and forward nodes and backward nodes by name."""
         every = list(of_search(self.session, self._take_apart, orders))
-        if every and not self.over and self.best_s > self.session.proof.asked_s * (1 + TOLERANCE.proven):
+        if every and not self.over and not self.proven:
             run_own_cuts(self.session, every)
-            self.named(name for name in WEIGHTS if name not in ALTERNATING)
+            self.named([name for name in WEIGHTS if name not in ALTERNATING], SHARE.two_sides)
 
     def _take_apart(self, found: Assembled) -> bool:
         """Takes a plan into account where it is shorter, and the checker has nothing against it; whether it is best."""
@@ -199,6 +206,52 @@ class Steady:
         if self.incumbent.beaten_by(plan, TOLERANCE.same) and not check(plan):
             self.take(plan, "own cuts")
         return self.session.best is plan
+
+    def mixtures(self, share: float, turn: int = 0) -> bool:
+        """Devices, stash choices and cuts annealed together; whether they were: at first they are not yet compiled."""
+        if not self._small or self.over or self.proven:
+            return False
+        from ..modulo import compiled
+
+        if not compiled():
+            return False
+        from .mixtures import Mixtures
+
+        with self.clock.hurried(share):
+            mixtures = Mixtures(self.session, self._take_apart, turn)
+            mixtures.run()
+        self.session.ledger.note("mixtures", self.session.proof.asked_s, mixtures.found_s, "simulated")
+        return True
+
+    def anew(self) -> None:
+        """Mixtures with other random numbers, until so many times in a row have found nothing better."""
+        turn, left = 1, 0 if self.clock.fixed else MIXTURE.turns
+        while left:
+            before_s = self.best_s
+            if not self.mixtures(1.0, turn):
+                return
+            turn, left = turn + 1, MIXTURE.turns if self.best_s < before_s else left - 1
+
+    def _until_s(self, share: float) -> float:
+        """When (time.monotonic()) a share of the time that is left is over; never where only effort counts."""
+        return math.inf if self.clock.fixed else time.monotonic() + share * max(0.0, self.session.remaining_s)
+
+    def _compiling(self) -> contextlib.AbstractContextManager[Aside | None]:
+        if not self._small:
+            return contextlib.nullcontext()
+        from ..modulo import compiling
+
+        return compiling(self.session.remaining_s)
+
+    def _await(self, aside: Aside) -> None:
+        while aside.running and not self.over and not self.proven:
+            time.sleep(SECONDS.progress)
+
+    @property
+    def _small(self) -> bool:
+        """Whether the problem is small enough to be annealed."""
+        few = len(self.problem.cluster) <= SIZE.mixed_devices
+        return few and bool(self.every) and not self._large(self.every[0])
 
     def build(self, alternative: Alternative) -> None:
         """Builds an alternative's solution; with more room where it does not fit, until it does."""
@@ -230,12 +283,14 @@ class Steady:
 
     def mix(self) -> None:
         """The alternatives again where stages may recompute some of their micro-batches and keep the others."""
+        until_s = self._until_s(SHARE.remade)
         for a in sorted(self.every, key=lambda a: a.below_s):
-            if RECOMPUTE in a.stashes and not self.over and self.best_s > self.session.proof.asked_s:
-                mixed = a.mixed()
-                mixed.solve(self.best_s * (1 - TOLERANCE.same))
-                if mixed.least is not None:
-                    self.build(mixed)
+            if RECOMPUTE in a.stashes and not self.over and not self.proven:
+                mixed = replace(a.mixed(), deadline=min(a.deadline, until_s))
+                with contextlib.suppress(OutOfTime):
+                    mixed.solve(self.best_s * (1 - TOLERANCE.same))
+                    if mixed.least is not None:
+                        self.build(mixed)
 
     def _roomier(self, alternative: Alternative, margin: Margin) -> tuple[Stage, ...] | None:
         found = alternative.within(self.best_s * (1 - TOLERANCE.same), margin)
@@ -254,15 +309,18 @@ class Steady:
 
     def polish(self) -> None:
         """From the best solution of every alternative to better ones next to it, as long as there are any."""
+        if self.over or self.proven:
+            return
         starts = sorted((t for t in self.pool.known.values() if t is not None), key=lambda t: t.score)
         fit: dict[int, Tried] = {}
         for t in starts:
             if not t.excess.total:
                 fit.setdefault(id(t.alternative), t)
-        for start in [*fit.values(), *[t for t in starts if t.excess.total][:2]]:
-            here: Tried | None = start
-            while here is not None:
-                here = self._better(here)
+        with self.clock.hurried(1.0 if self.clock.fixed else SHARE.polished, 0.0):
+            for start in [*fit.values(), *[t for t in starts if t.excess.total][:2]]:
+                here: Tried | None = start
+                while here is not None:
+                    here = self._better(here)
 
     def _better(self, here: Tried) -> Tried | None:
         """The first solution next to this one that lacks less memory, or is faster; None where there is none."""

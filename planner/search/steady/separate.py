@@ -183,7 +183,7 @@ class TwoChains:
         row = tuple(piece.choice.stash for piece in backward)
         candidate = Candidate(split.whole, split.chain.stages(cuts), pipelines, (row,) * width, self.method)
         require_sound(candidate)
-        _require_runs(candidate)
+        require_runs(candidate)
         return candidate
 
     def leads(self, candidate: Candidate, period_s: float) -> list[int | None]:
@@ -296,7 +296,7 @@ class TwoChains:
             self.slower(pieces, least_s * len(self.terms.split.groups))
 
 
-def _require_runs(candidate: Candidate) -> None:
+def require_runs(candidate: Candidate) -> None:
     """Raises PlanError where the executor, or the host, would not have it: the checker's reasons."""
     cluster = candidate.problem.cluster
     for pipeline, row in zip(candidate.pipelines, candidate.stash, strict=True):

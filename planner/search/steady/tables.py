@@ -76,7 +76,7 @@ class Intervals:
             _sums(costs.stash_bytes.astype(float)),
             chain.workspace_bytes,
             _incoming(chain.problem, costs, chain),
-            chain.bytes(0, 0, replicated),
+            chain.bytes(0, 0, 2 if replicated else 1),
             crossing,
             waits,
             np.full((len(chain) + 1,) * 2, replicated) | _tied(chain),
@@ -199,7 +199,7 @@ def _place(
         host.host_link.latency_s,
         float(sum(cluster.host_links[d] == cluster.host_links[device] for d in order)),
         many * update_seconds(problem, device, _MANY),
-        intervals.held / _MANY * _predict_seconds(problem, device, policy),
+        predict_seconds(problem, device, policy, intervals.held),
         reduce,
         latency,
         intervals.chain.limit(device),
@@ -207,12 +207,12 @@ def _place(
     )
 
 
-def _predict_seconds(problem: Problem, device: int, policy: WeightPolicy) -> float:
-    """Seconds of predicting _MANY bytes of parameters."""
+def predict_seconds(problem: Problem, device: int, policy: WeightPolicy, held: Floats) -> Floats:
+    """Seconds of predicting so many bytes of parameters on a device; 0 where the policy predicts nothing."""
     bandwidth = problem.cluster.devices[device].kind.memory_bandwidth
     if bandwidth is None or not policy.predicts:
-        return 0.0
-    return problem.workload.predict_traffic_bytes(_MANY, policy.momentum_first) / bandwidth
+        return np.zeros_like(held)
+    return held / _MANY * (problem.workload.predict_traffic_bytes(_MANY, policy.momentum_first) / bandwidth)
 
 
 def _there_and_back(intervals: Intervals, order: Sequence[int], k: int) -> Floats:

@@ -49,7 +49,7 @@ function write(g, text, x, y, { size = 12, align = "left", fill = css.text, weig
 /** How items are painted, by number: {fill, pattern, edge, ink, rgb}. Made when first needed, for a theme. */
 const paints = new Map();
 
-const ONE_COLOUR = new Set(["REDUCE", "TIE", "STEP", "PREDICT"]);
+const ONE_COLOUR = new Set(["REDUCE", "TIE", "GATHER", "STEP", "PREDICT"]);
 
 /** The number of an item's paint: its kind, direction and shade. */
 function paintOf(item) {

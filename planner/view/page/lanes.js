@@ -11,7 +11,7 @@ const view = {
 const sources = () => (view.mode === "both" ? ["forecast", "measured"] : [view.mode]);
 const extent = () => Math.max(...sources().map((source) => times[source].step)) || 1;
 
-const THIN = { REDUCE: "reduce", TIE: "reduce", OFFLOAD: "to host", FETCH: "from host" };
+const THIN = { REDUCE: "reduce", TIE: "reduce", GATHER: "reduce", OFFLOAD: "to host", FETCH: "from host" };
 
 /** Every row's items by source and device, sorted by start; what takes no time is not drawn. */
 const lanes = Object.fromEntries(["forecast", "measured"].filter((s) => times[s]).map((s) => [s, lanesOf(s)]));

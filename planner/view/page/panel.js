@@ -113,7 +113,7 @@ function fillGroup(box, title, list, name) {
   if (shown.length > AT_MOST) box.append(make("span", "and " + (shown.length - AT_MOST) + " more", { class: "dim" }));
 }
 
-const WAYS = { OFFLOAD: " (by the host)", FETCH: " (by the host)", REDUCE: " (by reduction)", TIE: " (by reduction)", FREE: " (for its memory)" };
+const WAYS = { OFFLOAD: " (by the host)", FETCH: " (by the host)", REDUCE: " (by reduction)", TIE: " (by reduction)", GATHER: " (by gathering)", FREE: " (for its memory)" };
 
 function jump({ item, via }, name) {
   const apart = items.device[item] !== items.device[view.chosen.item]; // then it goes without saying

@@ -4,7 +4,7 @@ const MEANING = {
   F: "forward", B: "backward", I: "backward for inputs", W: "backward for weights", R: "recompute",
   SEND_F: "activations", SEND_B: "gradients", SEND_S: "stash", SEND_P: "parameters", REDUCE: "gradient reduction", TIE: "sum of tied gradients",
   STEP: "optimizer step", OFFLOAD: "stash to the host", FETCH: "stash from the host", FREE: "wait for free memory",
-  PREDICT: "prediction of weights",
+  PREDICT: "prediction of weights", GATHER: "gathering of parameters",
 };
 
 const digits = (x, count = 4) => String(Number(x.toPrecision(count)));

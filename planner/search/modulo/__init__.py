@@ -1,0 +1,51 @@
+"""Plans without a flush whose passes repeat every period: devices, stash choices and cuts annealed together.
+
+A compiled timetable (`kernel.py`) gives every pass of one micro-batch its time within a period and adds up what devices
+hold; annealing (`anneal.py`) changes decisions. Imports `common` and the rooms below the search. Begin with
+`tables.py`: what is decided.
+"""
+
+from .arm import Allowed, Arm
+from .kernel import NEVER
+from .ready import compiled, compiling, warm
+from .tables import (
+    BACKWARD,
+    FETCHED,
+    FETCHING,
+    FORWARD,
+    HOST,
+    KEEP,
+    LATE,
+    LEFT,
+    RECEIVING,
+    RECOMPUTE,
+    RETURNING,
+    SENT,
+    Case,
+    Floats,
+    Ints,
+)
+
+__all__ = [
+    "BACKWARD",
+    "FETCHED",
+    "FETCHING",
+    "FORWARD",
+    "HOST",
+    "KEEP",
+    "LATE",
+    "LEFT",
+    "NEVER",
+    "RECEIVING",
+    "RECOMPUTE",
+    "RETURNING",
+    "SENT",
+    "Allowed",
+    "Arm",
+    "Case",
+    "Floats",
+    "Ints",
+    "compiled",
+    "compiling",
+    "warm",
+]

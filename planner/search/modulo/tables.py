@@ -1,0 +1,114 @@
+"""What the compiled timetable reads and writes: layers on a cluster, decisions, and scratch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+END, FRONT, REAR, POLICY, BACK_FIRST = range(5)
+"""Rows of decisions, by stage: behind which layer it ends, its forward's and its backward's device, what becomes of its
+stashes, and whether its backward chooses its time before its forward does."""
+ROWS = 5
+KEEP, LATE, RECOMPUTE, HOST = range(4)
+"""What becomes of a stash. Where its backward runs on another device, KEEP sends it at once, LATE when it is needed, or
+a share of its wait before."""
+AHEAD, BEHIND, EARLY = range(3)
+"""Rows of slack, by stage: periods by which a forward, and a backward, lies further out than it must; that share."""
+
+FORWARD, BACKWARD, SENT, RECEIVING, LEFT, FETCHED, FETCHING, RETURNED, RETURNING = range(9)
+"""Rows of times, by stage, in seconds: when a micro-batch's forward begins, and its backward, with what it recomputes;
+when its stash begins its way to its backward's device, when the op began that this runs then, and when it has left;
+when one begins to come back from the host, and when that op began; when new parameters begin their way to the forward's
+device, and when that asks for them, behind a forward of the stage that runs then."""
+TIMES = 9
+
+
+class Case(NamedTuple):
+    """Layers on a cluster, for one weight policy. Sums are of the layers before each cut.
+
+    forward, backward [cuts]: seconds at speed 1. step, predict [devices, cuts]: seconds a micro-batch of STEPs, and of
+    what forwards predict. stash, owned, lent, trained [cuts]: bytes of a stash; that stay where a backward runs, and
+    where only a forward does; of parameters that are trained. boundary [cuts]: bytes over each cut. work, incoming,
+    inner [cuts, cuts]: bytes of intervals of layers: workspace, what recomputation keeps, the largest tensor inside.
+    By device: speed, limit (bytes), node, host (number of its link), host_pace, host_lag (seconds a byte, latency).
+    pace, lag [devices, devices]: the same of links. update: micro-batches. versions: 0: one, 1: as stale as a stage,
+    2: as stale as the first one. predicts: 0 or 1.
+    """
+
+    forward: Floats
+    backward: Floats
+    step: Floats
+    predict: Floats
+    stash: Floats
+    owned: Floats
+    lent: Floats
+    trained: Floats
+    boundary: Floats
+    work: Floats
+    incoming: Floats
+    inner: Floats
+    speed: Floats
+    limit: Floats
+    node: Ints
+    host: Ints
+    host_pace: Floats
+    host_lag: Floats
+    pace: Floats
+    lag: Floats
+    update: int
+    versions: int
+    predicts: int
+
+
+class Work(NamedTuple):
+    """Scratch of one thread.
+
+    lasts [F, B with R, R; stages], starts [F, B with R; stages]: seconds. busy [begin, end; devices, many]: sorted
+    within a period; held: how many, by device; wrapped: when the op began, before 0,
+    that ends in this period. spans [device, begin, end, bytes; many]: what is held; noted: how many. times, sizes
+    [devices, many]: changes of memory within a period; changes: how many. base: bytes all the time. load: seconds a
+    micro-batch of devices; link, nic, copies: of what moves.
+    """
+
+    lasts: Floats
+    starts: Floats
+    busy: Floats
+    held: Ints
+    wrapped: Floats
+    times: Floats
+    sizes: Floats
+    changes: Ints
+    spans: Floats
+    noted: Ints
+    base: Floats
+    load: Floats
+    link: Floats
+    nic: Floats
+    copies: Floats
+
+
+def scratch(case: Case, stages: int) -> Work:
+    """Scratch space for a case and so many stages at most."""
+    devices = len(case.speed)
+    return Work(
+        lasts=np.zeros((3, stages)),
+        starts=np.zeros((2, stages)),
+        busy=np.zeros((2, devices, 4 * stages + 2)),
+        held=np.zeros(devices, dtype=np.int64),
+        times=np.zeros((devices, 32 * stages)),
+        sizes=np.zeros((devices, 32 * stages)),
+        changes=np.zeros(devices, dtype=np.int64),
+        wrapped=np.zeros(devices),
+        spans=np.zeros((4, 16 * stages)),
+        noted=np.zeros(1, dtype=np.int64),
+        base=np.zeros(devices),
+        load=np.zeros(devices),
+        link=np.zeros((devices, devices)),
+        nic=np.zeros((2, devices)),
+        copies=np.zeros((2, int(case.host.max()) + 1)),
+    )

@@ -1,0 +1,101 @@
+"""Finer stages on the same devices: gradient sums of the later ones overlap the backwards of the earlier ones.
+
+A stage's gradients are summed between its replicas as soon as its own last backward has ended; of a stage in one piece
+that is when nothing is left to be computed meanwhile. PyTorch's data parallelism does this by buckets (Li et al. 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ...basics import PlanError
+from ...graph import Candidate, reduce_seconds, stash_policy
+from ...lower import assemble
+from ...plan import Kind, Op, Pipeline, Plan
+from ..common import SIZE, Session
+from .kept_orders import own_orders
+
+_BACK = (Kind.B, Kind.I)
+
+
+def run_finer(session: Session) -> None:
+    """The best plan with every stage in so many pieces on its devices, where sums between replicas take time."""
+    plan = session.best
+    if plan is not None and not session.over and session.space.schedule == "search":
+        offer_finer(session, plan)
+
+
+def offer_finer(session: Session, plan: Plan) -> float:
+    """Offers a plan with every stage in pieces where that may help; the step of the best of these, in seconds."""
+    best_s = math.inf
+    for parts in range(2, SIZE.chunks + 1) if _sums(plan) else ():
+        found = None if session.over else finer(plan, parts)
+        if found is None:
+            continue
+        assert found.forecast is not None
+        if session.offer(found, found.provenance.source):
+            best_s = found.forecast.step_s
+    return best_s
+
+
+def _sums(plan: Plan) -> bool:
+    """Whether summing gradients between replicas takes time, in a plan by which nothing leaves its device."""
+    if any(stash_policy(policy).leaves for row in plan.stash for policy in row):
+        return False
+    if any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines):
+        return False
+    costs = Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash).costs
+    for s in range(len(plan.stages)):
+        members = tuple(sorted({pipeline.backward[s] for pipeline in plan.pipelines}))
+        size = plan.problem.workload.gradient_bytes(int(costs.trained_bytes[s]))
+        if len(members) > 1 and sum(reduce_seconds(plan.problem.cluster, members, size)) > 0:
+            return True
+    return False
+
+
+def finer(plan: Plan, parts: int) -> Plan | None:
+    """A plan with each of its stages in up to so many pieces of about equal time; None where there are none, or it does
+    not run.
+    """
+    pieces = [_pieces(plan, stage, parts) for stage in plan.stages]
+    if all(len(mine) == 1 for mine in pieces):
+        return None
+    first = [sum(map(len, pieces[:s])) for s in range(len(pieces))]
+    names = [list(range(begin, begin + len(mine))) for begin, mine in zip(first, pieces, strict=True)]
+
+    def route(devices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(d for d, mine in zip(devices, pieces, strict=True) for _ in mine)
+
+    pipelines = tuple(Pipeline(route(p.forward), route(p.backward), p.micro_batches) for p in plan.pipelines)
+    stash = tuple(tuple(text for text, mine in zip(row, pieces, strict=True) for _ in mine) for row in plan.stash)
+    stages = tuple(piece for mine in pieces for piece in mine)
+    orders = [list(_cut(order, names)) for order in own_orders(plan)]
+    try:
+        return assemble(Candidate(plan.problem, stages, pipelines, stash), orders, plan.provenance.source)
+    except PlanError:
+        return None
+
+
+def _pieces(plan: Plan, stage: tuple[str, ...], parts: int) -> list[tuple[str, ...]]:
+    """The layers of a stage in up to so many runs of about equal seconds."""
+    model = plan.problem.model
+    seconds = [model.layers[model.index[name]].backward_s for name in stage]
+    whole, done, found = sum(seconds) or 1.0, 0.0, dict[int, list[str]]()
+    for name, own in zip(stage, seconds, strict=True):
+        found.setdefault(min(parts - 1, int(parts * (done + own / 2) / whole)), []).append(name)
+        done += own
+    return [tuple(mine) for mine in found.values()]
+
+
+def _cut(order: Sequence[Op], names: list[list[int]]) -> Iterator[Op]:
+    """A compute order with every op in pieces: forwards in order, backwards the other way, each after its own R."""
+    remade = {(op.stage, op.micro_batch) for op in order if op.kind is Kind.R}
+    for op in order:
+        pieces = names[op.stage]
+        if op.kind is Kind.R:
+            continue
+        for piece in pieces if op.kind is Kind.F else reversed(pieces):
+            if op.kind in _BACK and (op.stage, op.micro_batch) in remade:
+                yield Op(Kind.R, piece, op.micro_batch)
+            yield op._replace(stage=piece)

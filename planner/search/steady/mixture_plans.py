@@ -1,0 +1,188 @@
+"""Layers as the compiled timetable of `modulo` reads them, and the op lists of its times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...basics import PlanError
+from ...graph import (
+    KEEP,
+    OFFLOAD,
+    RECOMPUTE,
+    Candidate,
+    parameter_returns,
+    require_sound,
+    stash_policy,
+    training_bytes,
+    update_ends,
+)
+from ...lower import Assembled, assembled
+from ...plan import Kind, Op, Pipeline
+from ...problem import WEIGHT_POLICIES
+from .. import modulo
+from ..common import limits
+from .rules import Rules
+from .separate import require_runs
+from .tables import Floats, Split, predict_seconds
+
+POLICIES = {modulo.KEEP: KEEP, modulo.LATE: KEEP, modulo.RECOMPUTE: RECOMPUTE, modulo.HOST: OFFLOAD}
+CODES = {KEEP: modulo.KEEP, RECOMPUTE: modulo.RECOMPUTE, OFFLOAD: modulo.HOST}
+_MOVE, _FREE, _COMPUTE = range(3)
+"""What comes first at equal times."""
+_CLOSE, _AHEAD = 1e-8, 3
+"""Times are whole numbers of this share of the period; what moves is listed so many before its time."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A weight policy on all devices as one group. update: micro-batches. stages: at the most."""
+
+    name: str
+    update: int
+    stages: int
+
+    @property
+    def rules(self) -> Rules:
+        """What it asks of a stage."""
+        return Rules(WEIGHT_POLICIES[self.name], self.update, False)
+
+
+def case_of(split: Split, method: Method) -> modulo.Case:
+    """The layers of a problem on its devices as one group."""
+    problem, chain, x = split.whole, split.chain, split.intervals
+    costs, cluster, train, devices = chain.costs, problem.cluster, problem.workload, range(len(problem.cluster))
+    rows = zip(costs.own_bytes, costs.parameter_tensors, costs.own_trained_bytes, strict=True)
+    owned = np.array([sum(training_bytes(train, int(p), int(n), int(t)).values()) for p, n, t in rows])
+    boundary, policy = chain.boundary_bytes.astype(float), WEIGHT_POLICIES[method.name]
+    boundary[0] = boundary[-1] = 0.0
+    trained = _before(costs.own_trained_bytes)
+    return modulo.Case(
+        forward=_before(costs.forward_s),
+        backward=_before(costs.backward_s),
+        step=np.array([chain.step_s(d) / method.update for d in devices]),
+        predict=np.array([predict_seconds(problem, d, policy, trained) for d in devices]),
+        stash=_before(costs.stash_bytes),
+        owned=_before(owned + costs.buffer_bytes),
+        lent=_before(costs.own_bytes + costs.buffer_bytes),
+        trained=trained,
+        boundary=boundary,
+        work=x.workspace.astype(np.float64),
+        incoming=x.incoming.astype(np.float64),
+        inner=_inner(boundary),
+        speed=np.array([device.kind.speed for device in cluster.devices], dtype=np.float64),
+        limit=np.array(limits(problem), dtype=np.float64),
+        update=method.update,
+        versions=0 if not policy.stashed else 2 if method.rules.from_entry else 1,
+        predicts=int(policy.predicts),
+        **_links(split),
+    )
+
+
+def _links(split: Split) -> dict[str, Any]:
+    """What the case says of links between devices, and to the hosts."""
+    cluster, devices = split.whole.cluster, range(len(split.whole.cluster))
+    hosts = [cluster.node_groups[device.node].host_link for device in cluster.devices]
+    links = [[cluster.link(a, b) for b in devices] for a in devices]
+    return {
+        "node": np.array([device.node for device in cluster.devices], dtype=np.int64),
+        "host": np.array(cluster.host_links, dtype=np.int64),
+        "host_pace": np.array([link.occupation_s(1) for link in hosts], dtype=np.float64),
+        "host_lag": np.array([link.latency_s for link in hosts], dtype=np.float64),
+        "pace": np.array([[link.occupation_s(1) for link in row] for row in links], dtype=np.float64),
+        "lag": np.array([[link.latency_s for link in row] for row in links], dtype=np.float64),
+    }
+
+
+def _before(values: Any) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+
+
+def _inner(boundary: Floats) -> Floats:
+    """The largest tensor inside every interval of layers."""
+    count = len(boundary)
+    found = np.zeros((count, count))
+    for i in range(count - 2):
+        found[i, i + 2 :] = np.maximum.accumulate(boundary[i + 1 : -1])
+    return found
+
+
+def built(split: Split, method: Method, arm: modulo.Arm) -> Assembled | None:
+    """The plan of an arm's decisions without its period; None where they do not run."""
+    times = arm.times()
+    if times is None:
+        return None
+    stages, problem = arm.stages, split.whole
+    ends = (0, *(end for end, *_ in stages))
+    batches = tuple(range(problem.workload.micro_batches))
+    pipeline = Pipeline(tuple(a for _, a, _, _ in stages), tuple(b for _, _, b, _ in stages), batches)
+    row = tuple(POLICIES[code] for *_, code in stages)
+    try:
+        candidate = Candidate(
+            problem, tuple(split.chain.names[a:b] for a, b in pairwise(ends)), (pipeline,), (row,), method.name
+        )
+        require_sound(candidate)
+        require_runs(candidate)
+        return assembled(candidate, listed(candidate, times, arm.period_s), "search", period=False)
+    except PlanError:
+        return None
+
+
+def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[list[Op]]:
+    """The passes of all micro-batches and the ends of what moves, at their times, device by device.
+
+    A stash that has left is freed where the times say so, so what follows may use its memory; where it arrives, it is
+    asked for before the op that runs then.
+    """
+    lines: list[list[tuple[int, int, float, int, Op]]] = [[] for _ in candidate.problem.cluster.devices]
+    arriving: defaultdict[tuple[int, int], list[tuple[float, int, Op]]] = defaultdict(list)
+    (pipeline,), (row,) = candidate.pipelines, candidate.stash
+    close, at = _CLOSE * period, times.tolist()
+    for s, text in enumerate(row):
+        here, there, policy = pipeline.forward[s], pipeline.backward[s], stash_policy(text)
+        apart, behind = here != there and not policy.hosted, 2 * len(row) - s
+        passes = [(here, modulo.FORWARD, s, Kind.F), (there, modulo.BACKWARD, 2 * behind, Kind.B)]
+        if policy.remade:
+            passes.append((there, modulo.BACKWARD, behind, Kind.R))
+        if policy.hosted:
+            passes.append((here, modulo.FORWARD, len(row), Kind.OFFLOAD))
+        for i, m in enumerate(pipeline.micro_batches):
+            begin = [time[s] + i * period for time in at]
+            listed_at = [round(time / close) for time in begin]
+            for d, which, number, kind in passes:
+                lines[d].append((listed_at[which], _COMPUTE, begin[which], number, Op(kind, s, m)))
+
+            def moves(d: int, which: int, begins: int, order: int, op: Op) -> None:
+                lines[d].append((listed_at[which] - _AHEAD, order, begin[begins], s, op))  # noqa: B023
+
+            if apart:
+                moves(here, modulo.SENT, modulo.SENT, _MOVE, Op(Kind.SEND_S, s, m, there))
+                receive = Op(Kind.RECV_S, s, m, here)
+                arriving[here, there].append((begin[modulo.SENT], listed_at[modulo.RECEIVING] - _AHEAD, receive))
+            if policy.hosted:
+                moves(there, modulo.FETCHING, modulo.FETCHED, _MOVE, Op(Kind.FETCH, s, m))
+            if apart or policy.hosted:
+                moves(here, modulo.LEFT, modulo.LEFT, _FREE, Op(Kind.FREE, s, m))
+    for s, source, target in parameter_returns(candidate, candidate.costs):
+        for m in update_ends(candidate):
+            posted = at[modulo.BACKWARD][s] + m * period + _AHEAD * close  # right behind the backward
+            asked = round((at[modulo.RETURNING][s] + m * period) / close) - _AHEAD
+            arriving[source, target].append((posted, asked, Op(Kind.RECV_P, s, m, source)))
+    for (_, target), mine in arriving.items():
+        last = min(asked for _, asked, _ in mine)
+        for sent, asked, op in sorted(mine):  # in the order in which they are sent
+            last = max(last, asked)
+            lines[target].append((last, _MOVE, sent, op.stage, op))
+    return [_needed([op for *_, op in sorted(line)]) for line in lines]
+
+
+def _needed(line: Sequence[Op]) -> list[Op]:
+    """A list without the FREEs that nothing waits for."""
+    waiting = {Kind.F, Kind.RECV_S, Kind.FETCH, Kind.R}
+    last = max((k for k, op in enumerate(line) if op.kind in waiting), default=-1)
+    return [op for k, op in enumerate(line) if op.kind is not Kind.FREE or k < last]

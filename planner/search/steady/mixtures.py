@@ -1,0 +1,213 @@
+"""Forward and backward devices, stash choices and cuts annealed together for the least period, on one pipeline.
+
+What the programmes cannot mix (two forwards on one device, the backward of one of them on another, a third recomputed)
+the compiled timetable of `modulo` prices: every pass has a time within the period, and what devices hold is added up
+over it. The simulation has the last word; what it finds missing is taken off the limits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...basics import check_time
+from ...graph import KEEP
+from ...lower import Assembled, period_seconds
+from ...plan import Plan
+from ...problem import WEIGHT_POLICIES
+from .. import modulo
+from ..common import MIXTURE, SECONDS, TOLERANCE, Session, balanced, priced
+from .build import excess_for_long
+from .mixture_plans import CODES, Method, built, case_of
+from .tables import Split
+
+Take = Callable[[Assembled], bool]
+Described = list[tuple[int, int, int, int]]
+
+
+@dataclass(eq=False)
+class Line:
+    """An arm, the weight policy that it is for, and the least period of its plans that were simulated."""
+
+    method: Method
+    arm: modulo.Arm
+    offered_s: float = math.inf
+
+
+@dataclass
+class Mixtures:
+    """The search among mixtures.
+
+    take: is given every plan that fits, with its period; says whether it is the best. turn: how often all of this was
+    done before: other random numbers.
+    """
+
+    session: Session
+    take: Take
+    turn: int = 0
+    simulated: int = 0
+    found_s: float | None = None
+    _moves_s: float = 0.0
+    _stop: modulo.Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        problem, space = self.session.problem, self.session.space
+        self.split = Split(problem, (tuple(range(len(problem.cluster))),))
+        self.chain = self.split.chain
+        menu = tuple(CODES[policy] for policy in (KEEP, *priced(problem, space)))
+        apart = space.separate_backward
+        self.allowed = modulo.Allowed((*menu, modulo.LATE) if apart else menu, apart)
+        self.methods = [m for m in map(self._method, space.asynchronous) if m is not None]
+        self.cases = {method: case_of(self.split, method) for method in self.methods}
+
+    def _method(self, name: str) -> Method | None:
+        """A weight policy; None where its updates do not come out."""
+        workload, policy = self.session.problem.workload, WEIGHT_POLICIES[name]
+        used = min(len(self.session.problem.cluster), len(self.chain))
+        update = workload.update_every or policy.least_update(used)
+        if workload.micro_batches % update or workload.micro_batches // update < 2:
+            return None
+        most = min(len(self.chain), max(MIXTURE.chunks * used, MIXTURE.stages))
+        while policy.least_update(most) > update:
+            most -= 1
+        return Method(name, update, most)
+
+    # ---------------------------------------------------------------- starts
+
+    def run(self) -> None:
+        """Anneals from the best plan, and from plain ones, in rounds; the most promising go on. Raises OutOfTime."""
+        lines = [line for line in self._starts() if line.arm.evaluate(self.allowed) < modulo.NEVER]
+        lines.sort(key=lambda line: line.arm.period_s)
+        for most, share, moves in MIXTURE.rounds:
+            lines = self._round(lines[:most], share, moves)
+        patience = MIXTURE.patience
+        while lines and patience and not self._over():
+            before_s = self.session.best_s
+            lines = self._round(lines, *MIXTURE.rounds[-1][1:])
+            patience = MIXTURE.patience if self.session.best_s < before_s else patience - 1
+
+    def _starts(self) -> Iterator[Line]:
+        seed, best = (self.session.seed + self.turn * 104_729) * 7919, self.session.best
+        for method in self.methods:
+            known = [] if best is None else [stages for stages in (self.described(best),) if stages is not None]
+            known += [waiting for stages in known if (waiting := self._waiting(stages)) != stages]
+            for n, stages in enumerate([*known, *self._plain(method)]):
+                if len(stages) <= method.stages:
+                    yield Line(method, modulo.Arm.of(self.cases[method], stages, method.stages, self._cap_s, seed + n))
+
+    @property
+    def _cap_s(self) -> float:
+        """No plan needs a longer period: everything in a row, recomputed, twice."""
+        costs, problem = self.chain.costs, self.session.problem
+        slowest = min(device.kind.speed for device in problem.cluster.devices)
+        work = float(2 * costs.forward_s.sum() + costs.backward_s.sum()) / slowest
+        steps = max(float(self.chain.step_s(d)[-1]) for d in range(len(problem.cluster)))
+        return max(2 * (work + steps), SECONDS.shortest)
+
+    def described(self, plan: Plan) -> Described | None:
+        """The decisions of a plan with one route on this order of layers; None of another."""
+        routes = {(p.forward, p.backward) for p in plan.pipelines if p.micro_batches}
+        if len(routes) > 1 or not self.chain.cuts_into(plan.stages):
+            return None
+        forward, backward = routes.pop()
+        found, end = Described(), 0
+        for s, names in enumerate(plan.stages):
+            end += len(names)
+            texts = Counter[str]()
+            for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
+                texts[row[s]] += len(pipeline.micro_batches)
+            found.append((end, forward[s], backward[s], CODES.get(texts.most_common(1)[0][0], modulo.KEEP)))
+        return found
+
+    def _waiting(self, stages: Described) -> Described:
+        """The same with stashes that wait on their forward's device for a part of their time."""
+        late = modulo.LATE in self.allowed.menu
+        return [
+            (end, a, b, modulo.LATE if late and a != b and code == modulo.KEEP else code) for end, a, b, code in stages
+        ]
+
+    def _plain(self, method: Method) -> Iterator[Described]:
+        """Stages of even load: one a device or several, there and back or round and round, backwards elsewhere."""
+        devices = len(self.session.problem.cluster)
+        used = min(devices, len(self.chain))
+        for count in dict.fromkeys((used, 2 * used, 3 * used, (used + 1) // 2)):
+            if not 1 <= count <= method.stages:
+                continue
+            lap = tuple(range(min(count, used)))
+            for turn in (lap, lap[::-1]) if count > used else (lap,):
+                route = (lap + turn + lap)[:count]
+                cuts = balanced(self.chain, route)
+                if cuts is None:
+                    continue
+                ends = (*cuts, len(self.chain))
+                mirrored = tuple(devices - 1 - d for d in route)
+                for back in dict.fromkeys((route, mirrored)) if self.allowed.apart else (route,):
+                    for code in self.allowed.menu:
+                        if code != modulo.LATE:
+                            rows = zip(ends, route, back, strict=True)
+                            yield [(end, a, b, code) for end, a, b in rows]
+
+    # ---------------------------------------------------------------- rounds
+
+    def _round(self, lines: list[Line], share: float, most: int) -> list[Line]:
+        """Every line is annealed with an equal part of a share of the time, or effort, that is left, and offered."""
+        budget, size = self.session.clock.budget(share), len(self.chain) * len(self.session.problem.cluster)
+        most = max(MIXTURE.least_moves, int(most * min(1.0, size / MIXTURE.full)))
+        until_s = min(budget.deadline, time.monotonic() + share * max(0.0, self.session.remaining_s))
+        hot, cold = MIXTURE.hot, MIXTURE.hot * MIXTURE.cooled
+        for n, line in enumerate(lines):
+            if self._over():
+                break
+            check_time()
+            moves = min(most, self._moves(line, budget.effort, until_s, len(lines) - n, len(lines)))
+            began = time.monotonic()
+            line.arm.improve(self.allowed, moves, hot, cold, self._stop)
+            self._moves_s = (time.monotonic() - began) / moves
+            self._offer(line)
+        self.session.clock.spend(share)
+        return sorted(lines, key=lambda line: line.arm.period_s)
+
+    def _moves(self, line: Line, effort: float, until_s: float, left: int, lines: int) -> int:
+        """How many moves a line gets."""
+        if self.session.clock.fixed:
+            return max(MIXTURE.least_moves, int(effort / lines * MIXTURE.rate / line.arm.count))
+        if not self._moves_s:
+            began = time.monotonic()
+            line.arm.improve(self.allowed, MIXTURE.least_moves, MIXTURE.hot, MIXTURE.hot, self._stop)
+            self._moves_s = max((time.monotonic() - began) / MIXTURE.least_moves, SECONDS.shortest)
+        each_s = max(0.0, until_s - time.monotonic()) / left
+        return max(MIXTURE.least_moves, int(each_s / self._moves_s))
+
+    def _over(self) -> bool:
+        best_s, proof = self.session.best_s, self.session.proof
+        return self.session.over or best_s <= proof.asked_s * (1 + TOLERANCE.proven)
+
+    # ---------------------------------------------------------------- plans
+
+    def _offer(self, line: Line) -> None:
+        """Simulates what promises to beat the best plan; where it does not fit, the line gets less memory."""
+        for _ in range(MIXTURE.fitted):
+            least_s = min(self.session.best_s, line.offered_s) * (1 - TOLERANCE.same)
+            if line.arm.period_s >= least_s or self._over():
+                return
+            with self.session.clock.simulating():
+                found = built(self.split, line.method, line.arm)
+                if found is None:
+                    return
+                self.simulated += 1
+                excess = excess_for_long(found.plan)
+                if not excess.total:
+                    line.offered_s = line.arm.period_s
+                    found = replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
+                    if self.take(found):
+                        self.found_s = found.forecast.objective_s
+                    return
+            if not any(excess.devices):
+                return
+            line.arm.lower(list(excess.devices))
+            line.arm.improve(self.allowed, MIXTURE.least_moves, MIXTURE.cold, MIXTURE.cold, self._stop)

@@ -1,0 +1,163 @@
+"""Facts about a plan: waiting adds up to bubbles, the gap's parts to the gap, and what-ifs are forecasts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_plans import plans_of, random_candidate
+
+from contraflow.planner.cli.commands import plan as command
+from contraflow.planner.forecast import Cause, IdleSpan, Timeline, idle_spans
+from contraflow.planner.graph import Candidate, regroup
+from contraflow.planner.lower.plans import assemble
+from contraflow.planner.plan import COMPUTE, Pipeline, Plan, Problem
+from contraflow.planner.plan_file import op_from_text
+from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGroup, Workload
+from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.search import Explanation, explain
+from contraflow.planner.search import plan as search
+from contraflow.planner.search.explanation import faster_clusters
+from contraflow.planner.simulate import evaluate, simulate
+from contraflow.planner.view import explained
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def waits(plan: Plan) -> tuple[Timeline, tuple[IdleSpan, ...]]:
+    problem = plan.problem
+    limits = [problem.workload.memory_limit(device.kind.memory_bytes) for device in problem.cluster.devices]
+    timeline = simulate(plan)
+    return timeline, idle_spans(plan, timeline, limits)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 100_000), st.booleans(), st.booleans())
+def test_causes_add_up_to_the_bubble_and_what_ifs_to_forecasts(seed: int, apart: bool, split: bool) -> None:
+    """Of every device of random plans: spans lie side by side, beside what it computes, and fill the step with it."""
+    for plan in plans_of(random_candidate(seed, apart), seed, 2, split):
+        timeline, spans = waits(plan)
+        close = 1e-9 * max(timeline.step_s, 1e-300)
+        for device, (found, busy_s) in enumerate(zip(timeline.devices, timeline.busy_s, strict=True)):
+            mine = [span for span in spans if span.device == device]
+            assert sum(span.end_s - span.start_s for span in mine) == pytest.approx(timeline.step_s - busy_s, abs=close)
+            assert all(span.end_s > span.start_s for span in mine)
+            assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
+            for op in (op for op in found.ops if op.op.kind in COMPUTE and op.end_s > op.start_s):
+                assert all(span.end_s <= op.start_s + close or span.start_s >= op.end_s - close for span in mine)
+        told = explain(plan)
+        clusters = dict(faster_clusters(plan.problem.cluster))
+        assert {one.what for one in told.what_ifs} == set(clusters)
+        for one in told.what_ifs:
+            assert one.step_s == evaluate(plan, cluster=clusters[one.what]).step_s
+            assert one.change == pytest.approx(one.step_s / told.step_s - 1 if told.step_s else 0.0)
+
+
+FREE = Link()
+
+
+def planned(orders: list[str], link: Link = FREE, memory: int = 1000, policy: str = "keep", **layer: int) -> Plan:
+    """Two stages of one second forward and two back, on two devices; ops as text."""
+    layers = [Layer(f"l{k}", 1.0, 2.0, separable=False, **layer) for k in range(2)]
+    kind = DeviceType("d", memory)
+    cluster = Cluster((NodeGroup(1, 2, kind, link, host_link=Link(1.0)),))
+    count = max(int(text.split()[-1][2:]) for text in orders) + 1
+    problem = Problem(ModelGraph.chain(layers), cluster, Workload(count))
+    route = Pipeline((0, 1), (0, 1), tuple(range(count)))
+    rows = dict.fromkeys(range(count), (policy, "keep"))
+    candidate: Candidate = regroup(problem, (("l0",), ("l1",)), (route,), rows, "flush")
+    return assemble(candidate, [[op_from_text(word) for word in text.split()] for text in orders], "by hand")
+
+
+def causes(plan: Plan, device: int) -> list[tuple[float, float, Cause]]:
+    return [(span.start_s, span.end_s, span.cause) for span in waits(plan)[1] if span.device == device]
+
+
+ONE = ["0F0 0B0", "1F0 1B0"]
+
+
+def test_a_lone_micro_batch_fills_waits_and_drains() -> None:
+    assert causes(planned(ONE), 0) == [(1, 4, Cause.NOTHING)]
+    assert causes(planned(ONE), 1) == [(0, 1, Cause.FILLING), (4, 6, Cause.DRAINING)]
+
+
+def test_a_message_on_its_way_is_told_from_what_makes_it() -> None:
+    """Gradients of one byte take half a second and arrive a quarter later."""
+    plan = planned(ONE, Link(2.0, 0.25), output_bytes=1)
+    assert causes(plan, 0) == [(1, 4.75, Cause.NOTHING), (4.75, 5.5, Cause.MESSAGE)]
+
+
+def test_a_forward_that_does_not_fit_waits_for_memory_and_one_that_does_for_its_turn() -> None:
+    """1F1B with one in flight on device 0: with room for one stash memory keeps it, with more its list does."""
+    orders = ["0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1"]
+    assert causes(planned(orders, memory=15, stash_bytes=10), 0)[0] == (1, 4, Cause.MEMORY)
+    assert causes(planned(orders, memory=100, stash_bytes=10), 0)[0] == (1, 4, Cause.ORDER)
+
+
+def test_a_copy_from_the_host_is_waited_for() -> None:
+    """The stash of 10 bytes comes back at a byte a second, asked for when the gradient is there at the latest."""
+    plan = planned(ONE, policy="offload", stash_bytes=10)
+    found = causes(plan, 0)
+    assert {cause for *_, cause in found} >= {Cause.COPY}
+    assert found[-1][2] is Cause.COPY
+
+
+def test_a_device_without_work_is_unused() -> None:
+    plan = planned(ONE)
+    cluster = Cluster.uniform(3, 1000)
+    wider = replace(plan, problem=replace(plan.problem, cluster=cluster), orders=(*plan.orders, ()))
+    assert causes(wider, 2) == [(0, 6, Cause.UNUSED)]
+
+
+def searched(time_limit: float = 0.0) -> tuple[Plan, Explanation]:
+    model, cluster = ModelGraph.load(EXAMPLES / "toy-model.json"), Cluster.load(EXAMPLES / "cluster-toy.toml")
+    found = search(model, cluster, Workload(8), time_limit=20, workers=1, deterministic_limit=0.2).plan
+    assert found is not None
+    return found, explain(found, None, time_limit, workers=1, deterministic_limit=0.2)
+
+
+def test_the_gaps_parts_add_up_to_the_gap() -> None:
+    """On a plan whose bound is far."""
+    found, _ = searched()
+    assert found.forecast is not None
+    loose = replace(found, forecast=replace(found.forecast, bound_s=0.7 * found.forecast.step_s))
+    gap = explain(loose).gap
+    assert gap is not None
+    parts = (gap.load_s, gap.filling_s, gap.draining_s, gap.memory_s, gap.waiting_s)
+    assert sum(parts) == pytest.approx(0.3 * found.forecast.step_s)
+
+
+def test_more_memory_and_one_more_device_are_planned_again() -> None:
+    """Marked so, and no worse than the plan they begin with."""
+    found, told = searched(5.0)
+    again = [one for one in told.what_ifs if one.searched_s is not None]
+    assert {one.what for one in again} == {"one more GiB on every device", "one more device"}
+    assert all(one.step_s <= told.step_s * (1 + 1e-9) for one in again)
+    text = explained(told, len(found.orders))
+    assert text.count("planned again, at most 5 s") == 2
+
+
+def test_the_command_says_why_and_gives_the_facts_to_machines(tmp_path: Path) -> None:
+    """The plan is a row; with --json its causes by device, the gap's parts and the what-ifs."""
+    given_ = [str(EXAMPLES / "toy-model.json"), "--cluster", str(EXAMPLES / "cluster-toy.toml"), "--micro-batches", "4"]
+    options = ["--schedule", "1f1b", "--explain", "--time-limit", "4", "--workers", "1", "-o", str(tmp_path / "p.json")]
+    said = CliRunner().invoke(command, [*given_, *options])
+    assert said.exit_code == 0, said.output
+    assert "1f1b, 4 stages: chosen" in said.stdout
+    assert "what devices wait for" in said.stdout
+    told = json.loads(CliRunner().invoke(command, [*given_, *options, "--json"]).stdout)
+    assert len(told["idle_s"]) == 4
+    idle = [sum(causes.values()) for causes in told["idle_s"]]
+    plan = json.loads((tmp_path / "p.json").read_text())
+    bubbles = [device["bubble"] * told["step_s"] for device in plan["forecast"]["devices"]]
+    assert idle == pytest.approx(bubbles, abs=1e-9 * told["step_s"])
+    assert sum(value for key, value in told["gap_parts"].items() if key != "device") == pytest.approx(
+        told["step_s"] - told["bound_s"]
+    )
+    assert {one["searched_s"] for one in told["what_if"]} == {None, 1.0}

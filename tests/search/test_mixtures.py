@@ -1,0 +1,152 @@
+"""Devices, stash choices and cuts annealed together without a flush: their times, and the plans that come of them."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from contraflow.planner import check
+from contraflow.planner.lower import Assembled
+from contraflow.planner.plan import Problem
+from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
+from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.workload import SearchSpace, Workload
+from contraflow.planner.search import modulo
+from contraflow.planner.search.common import Clock, Session, fits
+from contraflow.planner.search.modulo.tables import EARLY
+from contraflow.planner.search.steady.mixture_plans import Method, case_of
+from contraflow.planner.search.steady.mixtures import Mixtures
+from contraflow.planner.search.steady.search import Steady
+from contraflow.planner.search.steady.tables import Split
+
+TIMES = (0.7, 1.0, 1.4, 1.3, 0.8, 0.7, 0.9, 0.9, 1.0, 0.9, 1.6, 0.7)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Compiles once."""
+    modulo.warm()
+
+
+def problem(limit: int, devices: int = 3, batches: int = 18, update: int = 3, weight: int = 0) -> Problem:
+    """Twelve layers on a few devices with host links."""
+    layers = [
+        Layer(
+            f"l{k}",
+            t,
+            2 * t,
+            separable=False,
+            parameter_bytes=weight,
+            stash_bytes=1000,
+            workspace_bytes=0,
+            output_bytes=200,
+        )
+        for k, t in enumerate(TIMES)
+    ]  # fmt: skip
+    cluster = Cluster((NodeGroup(1, devices, DeviceType("d", 1 << 40), Link(1000.0), None, Link(2000.0)),))
+    return Problem(
+        ModelGraph.chain(layers), cluster, Workload(batches, memory_limit_bytes=limit, update_every=update)
+    )  # fmt: skip
+
+
+def annealed(given: Problem, space: SearchSpace, seed: int = 0, effort: float = 4.0) -> tuple[Session, list[Assembled]]:
+    """What annealing finds within a deterministic effort, from nothing."""
+    session, taken = Session(given, space, Clock(time.monotonic() + 120, effort), seed), list[Assembled]()
+
+    def take(found: Assembled) -> bool:
+        taken.append(found)
+        return session.offer(found.plan, "mixtures")
+
+    Mixtures(session, take).run()
+    return session, taken
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_passes_do_not_overlap_within_the_period_and_come_after_what_they_need(seed: int) -> None:
+    rng, given = random.Random(seed), problem(1 << 30, devices=4)
+    case = case_of(Split(given, ((0, 1, 2, 3),)), Method("stash", 3, 12))
+    ends = [*sorted(rng.sample(range(1, 12), 5)), 12]
+    choices = (modulo.KEEP, modulo.LATE, modulo.RECOMPUTE, modulo.HOST)
+    stages = [(end, rng.randrange(4), rng.randrange(4), rng.choice(choices)) for end in ends]
+    arm = modulo.Arm.of(case, stages, 6, 1e6, seed)
+    period = arm.evaluate(modulo.Allowed(choices, True))
+    times = arm.times()
+    assert times is not None
+    forward = [sum(TIMES[a:b]) for a, b in pairwise((0, *ends))]
+    lasts = [(f, 2 * f + (f if code == modulo.RECOMPUTE else 0)) for f, (*_, code) in zip(forward, stages, strict=True)]
+    busy: dict[int, list[tuple[float, float]]] = {}
+    for s, (_, a, b, _) in enumerate(stages):
+        for d, row, length in ((a, modulo.FORWARD, lasts[s][0]), (b, modulo.BACKWARD, lasts[s][1])):
+            busy.setdefault(d, []).append((times[row, s], length))
+        assert times[modulo.BACKWARD, s] >= times[modulo.FORWARD, s] + lasts[s][0] - 1e-6
+    for s in range(5):
+        assert times[modulo.FORWARD, s + 1] >= times[modulo.FORWARD, s] + lasts[s][0] - 1e-6
+        assert times[modulo.BACKWARD, s] >= times[modulo.BACKWARD, s + 1] + lasts[s + 1][1] - 1e-6
+    for passes in busy.values():
+        assert sum(length for _, length in passes) <= period * (1 + 1e-6)
+        for i, (start, length) in enumerate(passes):
+            for other, _ in passes[:i] + passes[i + 1 :]:
+                assert (other - start) % period >= length - 1e-5 * period or (start - other) % period < 1e-5 * period
+
+
+def test_little_memory_is_met_by_a_mixture_of_devices_and_stash_choices() -> None:
+    session, taken = annealed(problem(4400), SearchSpace(asynchronous=("stash",)))
+    assert session.best is not None
+    assert session.best_s < 24
+    for found in taken:
+        assert not check(found.plan)
+        assert fits(found.plan)
+    assert session.best_s >= sum(TIMES)  # three units of work a second, three devices
+
+
+@pytest.mark.parametrize("method", ["stash", "2bw", "pipeoptim", "naive"])
+def test_every_weight_policy_gets_plans_that_pass_the_checker(method: str) -> None:
+    session, taken = annealed(problem(40_000, update=9, weight=300), SearchSpace(asynchronous=(method,)))
+    assert taken
+    assert not any(check(found.plan) for found in taken)
+    assert session.best is not None
+    assert session.best.weights == method
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_stash_waits_for_a_share_of_its_time(share: float) -> None:
+    """Of two stages the first has its backward elsewhere: from 6 s before its backward on, it has to leave."""
+    given = problem(1 << 30)
+    case, allowed = case_of(Split(given, ((0, 1, 2),)), Method("stash", 3, 2)), modulo.Allowed((modulo.LATE,), True)
+    arm = modulo.Arm.of(case, [(6, 0, 1, modulo.LATE), (12, 2, 2, modulo.KEEP)], 2, 1e6, 0)
+    arm.slack[EARLY] = share
+    assert arm.evaluate(allowed) < modulo.NEVER
+    times = arm.times()
+    assert times is not None
+    ready, needed = times[modulo.FORWARD, 0] + sum(TIMES[:6]), times[modulo.BACKWARD, 0] - 6 * 1000 / 1000.0
+    assert needed > ready
+    assert times[modulo.SENT, 0] == pytest.approx(ready + (1 - share) * (needed - ready))
+
+
+def test_what_is_forbidden_is_not_used() -> None:
+    space = SearchSpace(asynchronous=("stash",), separate_backward=False, offload=False)
+    session, _ = annealed(problem(9000), space)
+    assert session.best is not None
+    assert all(p.forward == p.backward for p in session.best.pipelines)
+    assert "offload" not in {text for row in session.best.stash for text in row}
+
+
+def test_the_same_seed_and_effort_give_the_same_plan() -> None:
+    found = [annealed(problem(6000), SearchSpace(asynchronous=("stash",)), seed=3, effort=1.0)[0] for _ in range(2)]
+    assert found[0].best is not None
+    assert found[0].best == found[1].best
+
+
+def test_the_search_finds_them_beside_everything_else() -> None:
+    given, space = problem(4400), SearchSpace(asynchronous=("stash",))
+    session = Session(given, space, Clock(time.monotonic() + 12))
+    search = Steady(session)
+    search.run(None)
+    assert session.best is not None
+    assert session.best_s < 24
+    assert np.isfinite(search.answer().bound_s)
+    assert not check(session.best)

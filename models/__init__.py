@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .data import load
+from .granularity import GRANULARITIES, Granularity, Piece, in_pieces, pieces, pieces_named
 from .loss import cross_entropy
 from .protocol import (
     Dataset,
@@ -19,11 +20,14 @@ from .protocol import (
 from .registry import UnknownModel, names, resolve
 
 __all__ = [
+    "GRANULARITIES",
     "Dataset",
     "EndingDataset",
+    "Granularity",
     "LayerSpec",
     "LayeredModel",
     "Loss",
+    "Piece",
     "TargetedDataset",
     "Tie",
     "UnknownModel",
@@ -31,7 +35,10 @@ __all__ = [
     "cross_entropy",
     "derive_seed",
     "held_out",
+    "in_pieces",
     "load",
     "names",
+    "pieces",
+    "pieces_named",
     "resolve",
 ]

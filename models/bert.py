@@ -14,8 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import Attention, linear
+from .attention import Attention, blocks, linear
+from .collectives import copied, gathered_for_all
 from .data import MASKED_VOCABULARY, NOT_MASKED, first_segment
+from .parallel import (
+    Classes,
+    Column,
+    Divisible,
+    LayerNorm,
+    Row,
+    Table,
+    TokenEmbedding,
+    entered,
+    own_positions,
+)
 from .protocol import LayeredModel, LayerSpec
 
 
@@ -31,7 +43,7 @@ class BERTConfig:
     vocabulary: int = MASKED_VOCABULARY
 
 
-class Embedding(nn.Module):
+class Embedding(Divisible):
     """(batch, time) int64 -> (batch, time, width): token, position and segment, normalised.
 
     The segment follows from the position, as windows are cut in the same way: see `data.first_segment`.
@@ -39,37 +51,47 @@ class Embedding(nn.Module):
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()
-        self.token = _embedding(config.vocabulary, config.width)
+        self.token = _embedding(config.vocabulary, config.width, TokenEmbedding)
         self.position = _embedding(config.positions, config.width)
         self.segment = _embedding(2, config.width)
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = LayerNorm(config.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        places = own_positions(torch.arange(tokens.shape[1], device=tokens.device), self.lane)
         segments = (places >= first_segment(tokens.shape[1])).long()
         embedded: Tensor = self.norm(self.token(tokens) + (self.position(places) + self.segment(segments)))
         return embedded
 
 
-class Block(nn.Module):
-    """Attention that sees everything, and an MLP, each with a skip and a LayerNorm behind it."""
+class SelfAttention(Divisible):
+    """The first half of a block: attention that sees everything, with a skip and a LayerNorm behind it."""
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()
         self.attention = Attention(config.width, config.heads, causal=False)
-        self.ln1 = nn.LayerNorm(config.width)
-        self.up = linear(config.width, 4 * config.width)
-        self.activation = nn.GELU()
-        self.down = linear(4 * config.width, config.width)
-        self.ln2 = nn.LayerNorm(config.width)
+        self.norm = LayerNorm(config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.ln1(x + self.attention(x))
-        y: Tensor = self.ln2(x + self.down(self.activation(self.up(x))))
+        y: Tensor = self.norm(x + self.attention(x))
         return y
 
 
-class Head(nn.Module):
+class MLP(Divisible):
+    """The second half of a block: a four times wider MLP with a skip and a LayerNorm behind it."""
+
+    def __init__(self, config: BERTConfig) -> None:
+        super().__init__()
+        self.up = linear(config.width, 4 * config.width, kind=Column)
+        self.activation = nn.GELU()
+        self.down = linear(4 * config.width, config.width, kind=Row)
+        self.norm = LayerNorm(config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x + self.down(self.activation(self.up(entered(x, self.lane)))))
+        return y
+
+
+class Head(Divisible):
     """Both tasks: (batch, time, width) -> (batch * (time * vocabulary + 2),) logits.
 
     A layer returns one tensor, so the logits of all tokens come first, then those of "B follows A", two a sample.
@@ -80,12 +102,15 @@ class Head(nn.Module):
         self.transform = linear(config.width, config.width)
         self.activation = nn.GELU()
         self.norm = nn.LayerNorm(config.width)
-        self.decoder = linear(config.width, config.vocabulary)
+        self.decoder = linear(config.width, config.vocabulary, kind=Classes)
         self.pooler = linear(config.width, config.width)
         self.follows = linear(config.width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.decoder(self.norm(self.activation(self.transform(x))))
+        if self.lane is not None and self.lane.sequence:
+            x = gathered_for_all(x, 1, self.lane)  # all but the decoder is done alike on all lanes
+        hidden = self.norm(self.activation(self.transform(x)))
+        tokens = self.decoder(hidden if self.lane is None else copied(hidden))
         follows = self.follows(torch.tanh(self.pooler(x[:, 0])))
         return torch.cat([tokens.flatten(), follows.flatten()])
 
@@ -102,14 +127,14 @@ def pretraining_loss(output: Tensor, target: Tensor) -> Tensor:
     return hidden + F.cross_entropy(follows.view(batch, 2), target[:, -1])
 
 
-def _embedding(count: int, width: int) -> nn.Embedding:
-    made = nn.Embedding(count, width)
+def _embedding(count: int, width: int, kind: type[nn.Embedding] = Table) -> nn.Embedding:
+    made = kind(count, width)
     nn.init.normal_(made.weight, std=0.02)
     return made
 
 
 def bert(name: str, config: BERTConfig) -> LayeredModel:
-    """The chain embedding, block0 .. block(n-1), head, trained on masked bytes of source code.
+    """The chain embedding, two layers a block, head, trained on masked bytes of source code.
 
     Raises:
         ValueError: the width is not a multiple of the number of heads, or there are fewer positions than tokens.
@@ -118,10 +143,9 @@ def bert(name: str, config: BERTConfig) -> LayeredModel:
         raise ValueError(f"{name}: width {config.width} is not a multiple of {config.heads} heads")
     if config.positions < config.sequence:
         raise ValueError(f"{name}: {config.positions} positions for {config.sequence} tokens")
-    blocks = (LayerSpec(f"block{index}", partial(Block, config)) for index in range(config.blocks))
     layers = (
         LayerSpec("embedding", partial(Embedding, config)),
-        *blocks,
+        *blocks(config.blocks, partial(SelfAttention, config), partial(MLP, config)),
         LayerSpec("head", partial(Head, config)),
     )
     return LayeredModel(name, layers, pretraining_loss, f"stdlib-masked:{config.sequence}")

@@ -9,8 +9,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .attention import Attention, linear
+from .attention import Attention, blocks, linear
 from .loss import cross_entropy
+from .parallel import (
+    Classes,
+    Column,
+    Divisible,
+    Dropout,
+    LayerNorm,
+    Row,
+    TokenEmbedding,
+    entered,
+    on_shards,
+    own_positions,
+)
 from .protocol import LayeredModel, LayerSpec, Tie
 
 
@@ -32,67 +44,79 @@ class GPTConfig:
     tied: bool = False
 
 
-class Embedding(nn.Module):
+class Embedding(Divisible):
     """(batch, time) int64 -> (batch, time, width)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.token = TokenEmbedding(config.vocabulary, config.width)
         self.position = nn.Parameter(torch.empty(config.positions or config.sequence, config.width))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.dropout(self.token(tokens) + self.position[: tokens.shape[1]])
+        positions = own_positions(on_shards(self.position, self.lane)[: tokens.shape[1]], self.lane)
+        embedded: Tensor = self.dropout(self.token(tokens) + positions)
         return embedded
 
 
-class Block(nn.Module):
-    """Attention and a four times wider MLP, each behind a LayerNorm and around a skip."""
+class SelfAttention(Divisible):
+    """The first half of a block: attention behind a LayerNorm and around a skip."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln1 = nn.LayerNorm(config.width)
+        self.norm = LayerNorm(config.width)
         self.attention = Attention(config.width, config.heads, True, config.dropout, residuals=2 * config.blocks)
-        self.ln2 = nn.LayerNorm(config.width)
-        self.up = linear(config.width, 4 * config.width)
-        self.activation = nn.GELU(approximate="tanh")
-        self.down = linear(4 * config.width, config.width, residuals=2 * config.blocks)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.ln1(x)))
-        y: Tensor = x + self.dropout(self.down(self.activation(self.up(self.ln2(x)))))
+        y: Tensor = x + self.dropout(self.attention(self.norm(x)))
         return y
 
 
-class Head(nn.Module):
+class MLP(Divisible):
+    """The second half of a block: a four times wider MLP behind a LayerNorm and around a skip."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm = LayerNorm(config.width)
+        self.up = linear(config.width, 4 * config.width, kind=Column)
+        self.activation = nn.GELU(approximate="tanh")
+        self.down = linear(4 * config.width, config.width, residuals=2 * config.blocks, kind=Row)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = entered(self.norm(x), self.lane)
+        y: Tensor = x + self.dropout(self.down(self.activation(self.up(normal))))
+        return y
+
+
+class Head(Divisible):
     """Final LayerNorm and projection: (batch, time, width) -> (batch, time, vocabulary) logits."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln = nn.LayerNorm(config.width)
-        self.out = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.ln = LayerNorm(config.width)
+        self.out = Classes(config.width, config.vocabulary, bias=False)
         nn.init.normal_(self.out.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.out(self.ln(x))
+        logits: Tensor = self.out(entered(self.ln(x), self.lane))
         return logits
 
 
 def gpt(name: str, config: GPTConfig) -> LayeredModel:
-    """The chain embedding, block0 .. block(n-1), head, trained on bytes of source code.
+    """The chain embedding, two layers a block, head, trained on bytes of source code.
 
     Raises:
         ValueError: the width is not a multiple of the number of heads.
     """
     if config.width % config.heads:
         raise ValueError(f"{name}: width {config.width} is not a multiple of {config.heads} heads")
-    blocks = (LayerSpec(f"block{index}", partial(Block, config)) for index in range(config.blocks))
     layers = (
         LayerSpec("embedding", partial(Embedding, config)),
-        *blocks,
+        *blocks(config.blocks, partial(SelfAttention, config), partial(MLP, config)),
         LayerSpec("head", partial(Head, config)),
     )
     ties = (Tie((("embedding", "token.weight"), ("head", "out.weight"))),) if config.tied else ()

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import linear
+from .attention import blocks, linear
+from .lanes import Lane
 from .loss import cross_entropy
+from .parallel import Classes, Column, Divisible, Row, TokenEmbedding, entered, on_shards, require_multiple
 from .protocol import LayeredModel, LayerSpec
 
 ROTARY_BASE = 10_000.0
@@ -67,7 +69,7 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Divisible):
     """(..., width) -> the same, each token divided by its root mean square (arXiv:1910.07467)."""
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
@@ -76,28 +78,36 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normal: Tensor = RootMeanSquare.apply(x, self.weight, self.eps)[0]  # type: ignore[no-untyped-call]
+        normal: Tensor = RootMeanSquare.apply(x, on_shards(self.weight, self.lane), self.eps)[0]  # type: ignore[no-untyped-call]
         return normal
 
 
-class Attention(nn.Module):
+class Attention(Divisible):
     """Causal self-attention with rotary positions (arXiv:2104.09864) and grouped queries (arXiv:2305.13245)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.size = config.width // config.heads
         shared = config.shared_heads * self.size
-        self.query = linear(config.width, config.width, bias=False)
-        self.key = linear(config.width, shared, bias=False)
-        self.value = linear(config.width, shared, bias=False)
-        self.out = linear(config.width, config.width, residuals=2 * config.blocks, bias=False)
+        self.heads, self.shared_heads = config.heads, config.shared_heads
+        self.query = linear(config.width, config.width, bias=False, kind=Column)
+        self.key = linear(config.width, shared, bias=False, kind=Column)
+        self.value = linear(config.width, shared, bias=False, kind=Column)
+        self.out = linear(config.width, config.width, residuals=2 * config.blocks, bias=False, kind=Row)
+
+    def divide(self, lane: Lane) -> None:
+        """Every lane has heads of its own, and the heads of keys and values that they share. Raises NoParallelForm."""
+        super().divide(lane)
+        require_multiple(self.heads, "heads", lane)
+        require_multiple(self.shared_heads, "heads of keys and values", lane)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = entered(x, self.lane)
         turn = self._angles(x)
         q, k = (_rotate(self._heads(part(x)), *turn) for part in (self.query, self.key))
         q, k, v = (part.transpose(1, 2) for part in (q, k, self._heads(self.value(x))))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(x.shape))
+        projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return projected
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -117,46 +127,56 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-class Block(nn.Module):
-    """Attention and a gated MLP, each behind an RMSNorm and around a skip."""
+class SelfAttention(Divisible):
+    """The first half of a block: attention behind an RMSNorm and around a skip."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(config.width)
+        self.norm = RMSNorm(config.width)
         self.attention = Attention(config)
-        self.norm2 = RMSNorm(config.width)
-        self.gate = linear(config.width, config.hidden, bias=False)
-        self.up = linear(config.width, config.hidden, bias=False)
-        self.down = linear(config.hidden, config.width, residuals=2 * config.blocks, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        normal = self.norm2(x)
+        y: Tensor = x + self.attention(self.norm(x))
+        return y
+
+
+class MLP(Divisible):
+    """The second half of a block: a gated MLP behind an RMSNorm and around a skip."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.width)
+        self.gate = linear(config.width, config.hidden, bias=False, kind=Column)
+        self.up = linear(config.width, config.hidden, bias=False, kind=Column)
+        self.down = linear(config.hidden, config.width, residuals=2 * config.blocks, bias=False, kind=Row)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = entered(self.norm(x), self.lane)
         y: Tensor = x + self.down(F.silu(self.gate(normal)) * self.up(normal))
         return y
 
 
-class Head(nn.Module):
+class Head(Divisible):
     """Final RMSNorm and projection: (batch, time, width) -> (batch, time, vocabulary) logits."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.norm = RMSNorm(config.width)
-        self.out = linear(config.width, config.vocabulary, bias=False)
+        self.out = linear(config.width, config.vocabulary, bias=False, kind=Classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.out(self.norm(x))
+        logits: Tensor = self.out(entered(self.norm(x), self.lane))
         return logits
 
 
 def _embedding(config: LlamaConfig) -> nn.Embedding:
-    made = nn.Embedding(config.vocabulary, config.width)
+    made = TokenEmbedding(config.vocabulary, config.width)
     nn.init.normal_(made.weight, std=0.02)
     return made
 
 
 def llama(name: str, config: LlamaConfig) -> LayeredModel:
-    """The chain embedding, block0 .. block(n-1), head, trained on bytes of source code.
+    """The chain embedding, two layers a block, head, trained on bytes of source code.
 
     Raises:
         ValueError: the heads do not divide the width into pairs, or the shared heads not the heads.
@@ -165,10 +185,9 @@ def llama(name: str, config: LlamaConfig) -> LayeredModel:
         raise ValueError(f"{name}: width {config.width} is not a multiple of 2 * {config.heads} heads")
     if config.heads % config.shared_heads:
         raise ValueError(f"{name}: {config.heads} heads cannot share {config.shared_heads} heads of keys and values")
-    blocks = (LayerSpec(f"block{index}", partial(Block, config)) for index in range(config.blocks))
     layers = (
         LayerSpec("embedding", partial(_embedding, config)),
-        *blocks,
+        *blocks(config.blocks, partial(SelfAttention, config), partial(MLP, config)),
         LayerSpec("head", partial(Head, config)),
     )
     return LayeredModel(name, layers, cross_entropy, f"stdlib:{config.sequence}")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from .lanes import Lane, NoParallelForm
+from .parallel import divide
 from .seeding import RANDOM_LOCK as RANDOM_LOCK
 from .seeding import derive_seed as derive_seed
 from .seeding import seeded
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,11 +63,18 @@ class LayerSpec:
 
     `build` returns a fresh module; whatever it draws comes from the default generators of torch, numpy and Python.
     It travels to other processes, and everything in the module is made when it is called: a module's function or a
-    `partial` of one or of a class, of numbers and strings; no lambda, no module made before.
+    `partial` of one or of a class, of numbers and strings; no lambda, no module made before. Layers of one `block`
+    follow one another, and may be planned as one layer of that name (see `granularity`).
+
+    `parallel_plan`: how a team divides the layer, as torch's `parallelize_module` takes it for the module: styles by
+    paths in it, "" being itself. What it does not name, all ranks of the team do alike; None: only layers that are made
+    for it are divided (see `parallel`).
     """
 
     name: str
     build: Callable[[], nn.Module]
+    block: str | None = None
+    parallel_plan: Mapping[str, ParallelStyle] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,8 @@ class LayeredModel:
         ties: parameters that layers share, as GPT-2's embedding and head do.
 
     Raises:
-        ValueError: no layers, two layers of one name, or a tie that names one layer twice or an unknown one.
+        ValueError: no layers, two layers of one name, a block that is interrupted or has a layer's name, or a tie that
+            names one layer twice or an unknown one.
     """
 
     name: str
@@ -102,7 +117,16 @@ class LayeredModel:
             if layer.name in seen:
                 raise ValueError(f"model {self.name!r} has two layers named {layer.name!r}")
             seen.add(layer.name)
+        self._check_blocks(seen)
         self._check_ties(seen)
+
+    def _check_blocks(self, layers: set[str]) -> None:
+        runs = Counter(block for block, _ in groupby(spec.block for spec in self.layers) if block is not None)
+        for block, count in runs.items():
+            if count > 1:
+                raise ValueError(f"model {self.name!r}: the layers of block {block!r} do not follow one another")
+            if block in layers:
+                raise ValueError(f"model {self.name!r} has a layer and a block named {block!r}")
 
     def _check_ties(self, layers: set[str]) -> None:
         taken: set[tuple[str, str]] = set()
@@ -118,19 +142,39 @@ class LayeredModel:
                 taken.add((layer, parameter))
 
 
-def build_layer(spec: LayerSpec, seed: int, index: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build_layer(
+    spec: LayerSpec, seed: int, index: int, dtype: torch.dtype = torch.float32, lane: Lane | None = None
+) -> nn.Module:
     """Build layer `index` of a model in training mode, on the CPU.
 
     The parameters depend on (seed, index) alone, never on which stage the layer ends up in, and the default
     generators of torch, numpy and Python are left as they were. Floating-point parameters and buffers are converted to
-    `dtype` after they were drawn in the default dtype, so float64 starts from the float32 values.
+    `dtype` after they were drawn in the default dtype, so float64 starts from the float32 values. A lane of a team gets
+    its part of the layer that one device would have. Raises NoParallelForm naming a layer that has no such parts.
     """
     with seeded("parameters", seed, index):
         module = spec.build()
-    return module.to(dtype).train()
+    return _part(spec, module.to(dtype).train(), lane)
 
 
-def build_shapes(spec: LayerSpec) -> nn.Module:
-    """A layer without memory (on the meta device) where its builder allows it."""
+def build_shapes(spec: LayerSpec, lane: Lane | None = None) -> nn.Module:
+    """A layer, or a lane's part of it, without memory (on the meta device) where its builder allows it.
+
+    Raises NoParallelForm naming the layer.
+    """
     with seeded("shapes"), torch.device("meta"):
-        return spec.build()
+        return _part(spec, spec.build(), lane)
+
+
+def _part(spec: LayerSpec, module: nn.Module, lane: Lane | None) -> nn.Module:
+    if lane is not None:
+        try:
+            if spec.parallel_plan is None:
+                divide(module, lane)
+            else:
+                from .styles import parallelize  # takes a second to import
+
+                parallelize(module, lane, spec.parallel_plan)
+        except NoParallelForm as error:
+            raise NoParallelForm(f"layer {spec.name!r}: {error}") from None
+    return module

@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from . import bert, gnmt, gpt, inception, llama, lstm, mlp, resnet, vgg
+from .lanes import NoParallelForm
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec, Tie
 from .seeding import seeded
 from .whole import left_out, modules_made
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
     **bert.PRESETS, **gnmt.PRESETS, **gpt.PRESETS, **inception.PRESETS, **llama.PRESETS, **lstm.PRESETS,
@@ -42,13 +47,15 @@ def resolve(name: str) -> LayeredModel:
     A registry name, or "package.module:function", imported with the working directory on the path. The
     function takes no arguments and returns a `LayeredModel`, or a list of modules or (name, module) pairs,
     each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
-    logits, and no data). A parameter that is the same object in several of the layers is tied. The function is
-    called anew, under the run's seed, for every layer that is built, so that all processes start from the same
-    values; a large model does better with a `LayeredModel`. Where layers are parts of a module, every parameter and
-    buffer of it must be in some layer.
+    logits, and no data), and so does `parallel_plan`: what torch's `parallelize_module` would take for a module whose
+    children are the layers, by name. A parameter that is the same object in several of the layers is tied. The
+    function is called anew, under the run's seed, for every layer that is built, so that all processes start from the
+    same values; a large model does better with a `LayeredModel`. Where layers are parts of a module, every parameter
+    and buffer of it must be in some layer.
 
     Raises:
-        UnknownModel: not registered, cannot be imported, not what a model function returns, or a part of it.
+        UnknownModel: not registered, cannot be imported, not what a model function returns, or a part of it; or a
+            parallel plan that names what there is not.
     """
     if name in _PRESETS:
         return _preset(name)
@@ -60,8 +67,8 @@ def resolve(name: str) -> LayeredModel:
     if isinstance(made, LayeredModel):
         return made
     loss = getattr(factory, "loss", cross_entropy)
-    layers = _as_layers(name, factory, made)
-    missing = left_out(wholes, [entry[1] if isinstance(entry, (list, tuple)) else entry for entry in made])
+    layers = _planned(name, _as_layers(name, factory, made), made, getattr(factory, "parallel_plan", None))
+    missing = left_out(wholes, list(map(_module_of, made)))
     if missing is not None:
         raise UnknownModel(name, f"its layers leave out what belongs to the same module: {missing}")
     return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
@@ -120,14 +127,32 @@ def _ties(layers: Sequence[LayerSpec], made: Sequence[Any]) -> tuple[Tie, ...]:
     """The parameters that are one object in several layers."""
     members: dict[int, list[tuple[str, str]]] = {}
     for spec, entry in zip(layers, made, strict=True):
-        module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else entry
-        for name, parameter in module.named_parameters():
+        for name, parameter in _module_of(entry).named_parameters():
             members.setdefault(id(parameter), []).append((spec.name, name))
     return tuple(Tie(tuple(found)) for found in members.values() if len(found) > 1)
 
 
 def _layer_of(factory: Callable[[], Any], index: int) -> nn.Module:
     """Layer `index` of a fresh call: its parameters follow from the generator's state, as build_layer sets it."""
-    entry = factory()[index]
+    return _module_of(factory()[index])
+
+
+def _module_of(entry: Any) -> nn.Module:
+    """What a model function returns for a layer is a module, or a pair of its name and it."""
     module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else entry
     return module
+
+
+def _planned(
+    name: str, layers: Sequence[LayerSpec], made: Sequence[Any], plan: Mapping[str, ParallelStyle] | None
+) -> tuple[LayerSpec, ...]:
+    """The layers, each with its part of the model's parallel plan. Raises UnknownModel: a path that no module has."""
+    if plan is None:
+        return tuple(layers)
+    from .styles import divided_plan  # takes a second to import
+
+    try:
+        parts = divided_plan(plan, {spec.name: _module_of(entry) for spec, entry in zip(layers, made, strict=True)})
+    except NoParallelForm as error:
+        raise UnknownModel(name, f"parallel_plan: {error}") from None
+    return tuple(replace(spec, parallel_plan=parts[spec.name]) for spec in layers)

@@ -6,31 +6,54 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ...planner.basics import InputError, printable, write_text
+from ...planner.basics import InputError, parse_bandwidth, parse_seconds, printable, write_text
 from ...planner.cli import OutputFile, print_json, say
+from ...planner.problem import Link, ModelFamily, ModelGraph, compared, speeds_to_dict
 from ..basics import Form, option
 from .lines import fail, notices_as_lines
 from .options import gathered, options_of
 
 if TYPE_CHECKING:
-    from ...models import Dataset, LayeredModel
+    from ...models import Dataset, Granularity, LayeredModel
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+GRANULARITIES = ("parts", "block")
+WAYS = ("tensor", "sequence")
 
 
 @dataclass(frozen=True)
 class Asked:
     """What `contraflow profile` is asked; None of `load`: `default_load`."""
 
-    micro_batch_size: int = field(default=1, metadata=option("Samples.", least=1, metavar="N"))
+    micro_batch_size: str = field(
+        default="1", metadata=option("Samples; several with commas between them: a family.", metavar="LIST")
+    )
+    team: str = field(
+        default="1",
+        metadata=option("On presets: ranks that divide every layer; several with commas: a family.", metavar="LIST"),
+    )
+    ways: str = field(
+        default="tensor",
+        metadata=option(
+            "By what a team divides them; sequence: tensor, and positions between its parts.", choices=WAYS
+        ),
+    )
+    link: str | None = field(
+        default=None,
+        metadata=option(
+            "Between ranks of a team: bandwidth[,latency], as 450GB/s,3us. Needed with a --team above 1.",
+            metavar="RATE",
+        ),
+    )
     device: str = field(
         default="cpu",
         metadata=option(
-            "cpu or cuda: measure here. A preset, as A100-80GB: costs from FLOPs and bytes, nothing is run.",
+            "cpu or cuda: measure here. A preset, as A100-80GB: costs from FLOPs and bytes, nothing is run. Several "
+            "presets: times of the first, and the others' mean speeds.",
             metavar="DEVICE",
         ),
     )
@@ -44,7 +67,16 @@ class Asked:
     efficiency: float | None = field(
         default=None,
         metadata=option(
-            "Of a preset's peak FLOP/s and bandwidth that is reached. [default: 0.5]", form=Form.NUMBER, metavar="SHARE"
+            "Of a preset's peaks that every operator reaches, launches free. [default: what kernels reach by shape]",
+            form=Form.NUMBER,
+            metavar="SHARE",
+        ),
+    )
+    layers: str = field(
+        default="parts",
+        metadata=option(
+            "parts: attention and MLP of a transformer block are two layers; block: one. A plan of either runs.",
+            choices=GRANULARITIES,
         ),
     )
     data: str | None = field(
@@ -66,6 +98,41 @@ class Asked:
         """Whether the device is one of this machine, by its name in torch."""
         return self.device == "cpu" or self.device.split(":")[0] == "cuda"
 
+    @property
+    def sizes(self) -> list[int]:
+        """Micro-batch sizes. Raises InputError."""
+        return _counts(self.micro_batch_size, "--micro-batch-size")
+
+    @property
+    def teams(self) -> list[int]:
+        """Ranks of teams. Raises InputError."""
+        return _counts(self.team, "--team")
+
+    @property
+    def team_link(self) -> Link:
+        """The link between ranks of a team. Raises InputError."""
+        if self.link is None:
+            if max(self.teams) > 1:
+                raise InputError(f"--team {self.team}: say what is between the ranks of a team, as --link 450GB/s,3us")
+            return Link()
+        bandwidth, _, latency = self.link.partition(",")
+        rate = parse_bandwidth(bandwidth, "--link")
+        if rate <= 0:
+            raise InputError(f"--link {self.link}: the bandwidth must be above 0")
+        return Link(rate, parse_seconds(latency or 0, "--link"))
+
+
+def _counts(text: str, name: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 2**31 for part in parts):
+        raise InputError(f"{name} must be whole numbers of at least 1 with commas between them, got {text!r}")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _family(members: list[dict[str, Any]]) -> dict[str, Any]:
+    """One model's document, or that of a family of several."""
+    return members[0] if len(members) == 1 else ModelFamily(tuple(map(ModelGraph.from_dict, members))).to_dict()
+
 
 @click.command(
     epilog="""\b
@@ -73,6 +140,8 @@ Examples:
   contraflow profile gpt-small --micro-batch-size 4 -o model.json
   contraflow profile gpt-small --load 2 --cluster cluster.toml -o model.json
   contraflow profile llama-70b --device H100-80GB --precision bf16 -o model.json
+  contraflow profile llama-70b --device H100-80GB --precision bf16 \\
+      --team 1,2,4,8 --link 450GB/s,3us --micro-batch-size 1,2,4 -o family.json
 """
 )
 @click.argument("model", metavar="MODEL")
@@ -130,20 +199,26 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
         raise InputError(f"--efficiency is for device presets, not for measuring on {asked.device}")
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {asked.device}: torch sees no CUDA device here")
+    if asked.teams != [1]:
+        raise InputError(f"--team is for device presets, not for measuring on {asked.device}")
     if asked.precision == "tf32":
         raise InputError(f"--precision tf32 is for device presets, not for measuring on {asked.device}")
 
     def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
-        return profile_model(
-            found,
-            asked.micro_batch_size,
-            asked.device,
-            asked.threads,
-            tell,
-            data=source,
-            dtype=PRECISIONS[asked.precision],
-            load=asked.load or default_load(asked.device, asked.threads),
-        )
+        def of(size: int) -> dict[str, Any]:
+            return profile_model(
+                found,
+                size,
+                asked.device,
+                asked.threads,
+                tell,
+                data=source,
+                dtype=PRECISIONS[asked.precision],
+                load=asked.load or default_load(asked.device, asked.threads),
+                layers=cast("Granularity", asked.layers),
+            )
+
+        return _family([of(size) for size in asked.sizes])
 
     return _profiled(model, asked.data, work)
 
@@ -157,18 +232,43 @@ def estimate(model: str, asked: Asked) -> dict[str, Any]:
 
     if asked.load is not None:
         raise InputError(f"--load is for measuring here, not for the preset {asked.device}")
-    if asked.device not in PRESETS:
-        known = ", ".join(sorted(PRESETS.keys() - {"cpu"}))
-        raise InputError(f"--device {asked.device}: unknown; measure on cpu or cuda, or take a preset: {known}")
-    from ..measure import EFFICIENCY, analytic_profile
+    kinds = asked.device.split(",")
+    for kind in kinds:
+        if kind not in PRESETS:
+            known = ", ".join(sorted(PRESETS.keys() - {"cpu"}))
+            raise InputError(f"--device {kind}: unknown; measure on cpu or cuda, or take a preset: {known}")
+    if len(set(kinds)) < len(kinds):
+        raise InputError(f"--device {asked.device}: a preset is named twice")
+    from ..measure import analytic_profile
 
-    share = EFFICIENCY if asked.efficiency is None else asked.efficiency
+    link = asked.team_link
 
     def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
-        preset = PRESETS[asked.device]
-        return analytic_profile(found, asked.micro_batch_size, preset, asked.precision, share, tell, source)
+        def on(kind: str, team: int, size: int) -> dict[str, Any]:
+            return analytic_profile(
+                found,
+                size,
+                PRESETS[kind],
+                asked.precision,
+                asked.efficiency,
+                tell,
+                source,
+                cast("Granularity", asked.layers),
+                {asked.ways: team},
+                link,
+            )
+
+        points = [(team, size) for team in asked.teams for size in asked.sizes]
+        return _family([with_speeds([on(kind, *point) for kind in kinds]) for point in points])
 
     return _profiled(model, asked.data, work)
+
+
+def with_speeds(contents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first device's content of model.json, with the mean speeds of the others if there are any."""
+    first, *others = map(ModelGraph.from_dict, contents)
+    speeds = [compared(str(other.device), first.layers, other.layers) for other in others]
+    return contents[0] | ({"speeds": speeds_to_dict(speeds)} if speeds else {})
 
 
 def _profiled(

@@ -1,16 +1,15 @@
 """Costs of layers and machines: measured under load, or estimated for a device that is not here; machines too.
 
 Makes what model.json and cluster.toml hold. Imports stage programs, places and wires, and knows no plan. Begin with
-`profile.py`; `analytic.py` and `roofline.py` are for presets, `environment.py` for bug reports.
+`profile.py`; `analytic.py`, `roofline.py` and `kernels.py` are for presets, `environment.py` for bug reports.
 """
 
-from .analytic import EFFICIENCY, PRECISIONS, analytic_profile
+from .analytic import PRECISIONS, analytic_profile
 from .environment import report
 from .machine import measure_machine
 from .profile import default_load, profile_model
 
 __all__ = [
-    "EFFICIENCY",
     "PRECISIONS",
     "analytic_profile",
     "default_load",

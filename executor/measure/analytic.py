@@ -2,78 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...models.protocol import Dataset, LayeredModel, LayerSpec, build_shapes
+from ...models import Dataset, Granularity, LayeredModel, LayerSpec
+from ...models.lanes import Lane, NoParallelForm
+from ...models.protocol import build_shapes
+from ...planner import Link
 from ...planner.basics import InputError
 from ...planner.problem import DeviceType
-from ..basics import Engine
+from ..basics import Engine, keywords_of
 from ..stage import lower
+from .kernels import Pricing, flat, kernel_pricing
 from .layer_run import Example, LayerRun, trace_layer
 from .lstm_reserve import LSTMReserve
-from .profile import example_batch, model_document, profiled_layers
+from .profile import Pieced, example_batch, model_document, profiled_layers
 from .roofline import Roofline
-
-EFFICIENCY = 0.5
-"""Share of the peaks that is taken to be reached. Whole training runs of large transformers on A100s report 52 %
-(Megatron-LM, arXiv:2104.04473) and 54 % (arXiv:2205.05198) of the 16-bit peak, bubbles and messages included."""
+from .team_link import TeamLink
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What parameters are stored in; 16 bit means mixed precision (see `precision`). TF32 is float32 whose matrix products
 are rounded."""
 
 
-def analytic_profile(
-    model: LayeredModel,
-    micro_batch_size: int,
-    device: DeviceType,
-    precision: str = "fp32",
-    efficiency: float = EFFICIENCY,
-    on_progress: Callable[[str], None] | None = None,
-    data: Dataset | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Estimating:
+    """What is estimated of a model, and how.
+
+    Attributes:
+        micro_batch_size: samples. device: a preset with peaks.
+        precision: a key of PRECISIONS; parameters and activations are of its type, as autocast on a CPU has them.
+        efficiency: share of the peaks that every operator reaches, above 0 and at most 1, at no cost of a launch; None:
+            what kernels reach by their shapes, see `kernels`.
+        on_progress, data, layers: as for `Profiling`; of the data only the shapes of one micro-batch count.
+        ways: how a team divides the layers; costs are then one rank's. link: between ranks of a team; what they tell
+            each other inside a layer takes its time and hides behind nothing.
+    """
+
+    micro_batch_size: int
+    device: DeviceType
+    precision: str = "fp32"
+    efficiency: float | None = None
+    on_progress: Callable[[str], None] | None = None
+    data: Dataset | None = None
+    layers: Granularity = "parts"
+    ways: Mapping[str, int] = field(default_factory=dict)
+    link: Link = field(default_factory=Link)
+
+
+def estimate_layers(model: LayeredModel, how: Estimating) -> dict[str, Any]:
     """The "contraflow/model" document that `profile_model` would give on `device`, without it.
 
     Bytes are those of the executor's own programs, run on fake tensors that have a shape and no memory: on a CPU
     they are exactly what a measured profile finds, but for a fused LSTM's reserve, see `LSTMReserve`. A GPU's kernels
-    may keep some bytes more or less. Seconds are the
-    sums over the programs' operators of max(FLOPs / (efficiency * peak), bytes / (efficiency * bandwidth)), see
-    `Roofline`. Layers alike are traced once.
-
-    Args:
-        precision: a key of PRECISIONS; parameters and activations are of its type, as autocast on a CPU has them.
-        efficiency: share of the peaks that is reached, above 0 and at most 1.
-        data: as for `profile_model`; only the shapes of one micro-batch count.
+    may keep some bytes more or less. Seconds are sums over the programs' operators (see `Roofline`), each priced as a
+    kernel by its shape (see `kernels`), or, with an efficiency, as max(FLOPs / (efficiency * peak), bytes / (efficiency
+    * bandwidth)). Layers alike are traced once.
 
     Raises:
-        InputError: the device has no such precision, or is no preset with peaks; or a bad efficiency.
+        InputError: the device has no such precision, or is no preset with peaks; or a bad efficiency; or a layer, or
+            a way, that no team is known to divide.
         ValueError: no data, or a micro-batch size below 1.
         TraceError: a layer cannot be traced.
     """
-    peak_flops, bandwidth = _peaks(device, precision)
-    if not 0 < efficiency <= 1:
-        raise InputError(f"efficiency must be above 0 and at most 1, got {efficiency:g}")
-    dtype = PRECISIONS[precision]
+    pricing, lane = _pricing(how), _lane(how.ways)
+    dtype = PRECISIONS[how.precision]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, micro_batch_size, data, dtype))
+    x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, how.micro_batch_size, how.data, dtype))
     awaiting = target.nbytes
 
     def traced(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
-        module = _imagined(model.layers[on.index], dtype, fake)
-        program = trace_layer(model, module, on, dtype, engine, check=False)
-        roofline = Roofline(efficiency * peak_flops, efficiency * bandwidth)
-        with fake, LSTMReserve(), roofline:
-            run = LayerRun(program, module, on, awaiting)
-            costs = run.costs(lambda: roofline.seconds, rounds=1, warmups=0)
+        modules = [_imagined(model.layers[index], dtype, fake, lane) for index in on.piece.ids]
+        program = trace_layer(model, modules, on, dtype, engine, check=False)
+        roofline, team = Roofline(pricing), TeamLink(1 if lane is None else lane.size, how.link)
+        with fake, LSTMReserve(), roofline, team:
+            run = LayerRun(program, modules, on, awaiting)
+            costs = run.costs(lambda: roofline.seconds + team.seconds, rounds=1, warmups=0)
         return costs, run
 
-    layers = profiled_layers(model, x, target, traced, "traced", on_progress)
-    return model_document(model, micro_batch_size, device.name, layers, dtype)
+    of = Pieced(model, how.layers)
+    layers = profiled_layers(of, x, target, traced, "traced", how.on_progress)
+    content = model_document(of, how.micro_batch_size, how.device.name, layers, dtype, lane)
+    return content if lane is None else content | {"ways": dict(how.ways)}
+
+
+analytic_profile = keywords_of(Estimating)(estimate_layers)
+"""`estimate_layers` as other programs call it: analytic_profile(model, micro_batch_size, device, ...)."""
+
+
+def _lane(ways: Mapping[str, int]) -> Lane | None:
+    try:
+        return Lane.of(ways)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _pricing(how: Estimating) -> Pricing:
+    efficiency, (peak_flops, bandwidth) = how.efficiency, _peaks(how.device, how.precision)
+    if efficiency is None:
+        return kernel_pricing(how.device, how.precision, peak_flops, bandwidth)
+    if not 0 < efficiency <= 1:
+        raise InputError(f"efficiency must be above 0 and at most 1, got {efficiency:g}")
+    return flat(efficiency * peak_flops, efficiency * bandwidth)
 
 
 def _peaks(device: DeviceType, precision: str) -> tuple[float, float]:
@@ -86,9 +121,12 @@ def _peaks(device: DeviceType, precision: str) -> tuple[float, float]:
     return peaks[precision], device.memory_bandwidth
 
 
-def _imagined(spec: LayerSpec, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Module:
+def _imagined(spec: LayerSpec, dtype: torch.dtype, fake: FakeTensorMode, lane: Lane | None) -> nn.Module:
     """The layer in training mode as `build_layer` would build it, its tensors fake ones on the CPU."""
-    module = lower(build_shapes(spec), dtype).train()
+    try:
+        module = lower(build_shapes(spec, lane), dtype).train()
+    except NoParallelForm as error:
+        raise InputError(str(error)) from None
     imagined: dict[Tensor, Tensor] = {}  # a tensor tied within the layer stays one
     for part in module.modules():
         parameters = part.named_parameters(recurse=False, remove_duplicate=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.protocol import LayeredModel
+from ...models import LayeredModel, Piece
 from ..basics import Engine
 from ..place import StorageTracker, unique_bytes
 from ..stage import (
@@ -30,6 +30,8 @@ from .companions import Pace, alone
 Clock = Callable[[], float]
 """Seconds since some start."""
 Recall = Callable[[Tensor], None]
+Modules = Sequence[nn.Module]
+"""What one layer of model.json is made of."""
 CACHE_BYTES = 128 << 20
 """More than the caches hold: between two ops of a layer the others of the stage run, on other micro-batches."""
 
@@ -67,16 +69,17 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class Example:
-    """A layer's position, its input, the target where it is the last one, and whether a layer before it is trained."""
+    """A layer of model.json as it is in the model (its name, the positions of what it is made of), its input, the
+    target where it is the last one, and whether a layer before it is trained."""
 
-    index: int
+    piece: Piece
     x: Tensor
     target: Tensor | None
     differentiated: bool
 
 
 def trace_layer(
-    model: LayeredModel, module: nn.Module, on: Example, dtype: torch.dtype, engine: Engine = "auto", check: bool = True
+    model: LayeredModel, modules: Modules, on: Example, dtype: torch.dtype, engine: Engine = "auto", check: bool = True
 ) -> AnyProgram:
     """The program of a layer in this dtype, with the model's loss if there is a target, on a stage's engine.
 
@@ -84,9 +87,9 @@ def trace_layer(
     warning.
     """
     loss = None if on.target is None else model.loss
-    wanted = on.x.is_floating_point() and on.index != 0 and on.differentiated
-    label = f"layer {model.layers[on.index].name}"
-    layers = StageLayers((module,), (on.index,), loss, wanted, label, half_of(dtype))
+    wanted = on.x.is_floating_point() and on.piece.ids.start != 0 and on.differentiated
+    label = f"layer {on.piece.name}"
+    layers = StageLayers(tuple(modules), tuple(on.piece.ids), loss, wanted, label, half_of(dtype))
     program, notice = build_program(layers, on.x, on.target, Building(engine, 0 if check else None))
     if notice is not None:
         warn(notice)
@@ -102,12 +105,12 @@ class LayerRun:
         dropped_workspace: what F and R take if the layer that gets the output does not save it; once bytes are known.
     """
 
-    def __init__(self, program: AnyProgram, module: nn.Module, on: Example, awaiting: int = 0) -> None:
+    def __init__(self, program: AnyProgram, modules: Modules, on: Example, awaiting: int = 0) -> None:
         self.program = program
-        own = named_parameters([module], [on.index])
+        own = named_parameters(modules, on.piece.ids)
         self.parameters = {name: tensor.detach() for name, tensor in own.items()}
         self.trained = [tensor.detach() for tensor in own.values() if tensor.requires_grad]
-        self.buffers = named_buffers([module], [on.index])
+        self.buffers = named_buffers(modules, on.piece.ids)
         summed = {name: self.parameters[name] for name in program.accumulator_names}
         self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
         self.x, self.target = on.x, on.target

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...models.data import load
-from ...models.protocol import Dataset, LayeredModel
+from ...models import Dataset, Granularity, LayeredModel, Piece, load, pieces
+from ...models.lanes import Lane
 from ...models.sampling import batch_of
 from ..basics import Engine, keywords_of
 from ..stage import EagerProgram, build_lowered, wide
@@ -44,6 +44,7 @@ class Profiling:
         load: so many processes, this one included, run the same layer at the same time, as they will when they
             train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
         engine: what runs the layers, as for `execute`.
+        layers: "parts": every layer of the model is one of model.json; "block": those of one block are.
     """
 
     micro_batch_size: int
@@ -55,6 +56,20 @@ class Profiling:
     dtype: torch.dtype = torch.float32
     load: int = 1
     engine: Engine = "auto"
+    layers: Granularity = "parts"
+
+
+@dataclass(frozen=True)
+class Pieced:
+    """A model, and how finely it is profiled."""
+
+    model: LayeredModel
+    layers: Granularity = "parts"
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What the layers of model.json are made of. Raises ValueError for a granularity that there is not."""
+        return pieces(self.model, self.layers)
 
 
 def measure_layers(model: LayeredModel, how: Profiling) -> dict[str, Any]:
@@ -89,13 +104,15 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone) -> dict[s
     recall, awaiting = cold(x.device), target.nbytes
 
     def measured(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
-        module = build_lowered(model.layers[on.index], 0, on.index, how.dtype)[0].to(how.device)
-        run = LayerRun(trace_layer(model, module, on, how.dtype, engine), module, on, awaiting)
+        built = (build_lowered(model.layers[index], 0, index, how.dtype)[0] for index in on.piece.ids)
+        modules = [module.to(how.device) for module in built]
+        run = LayerRun(trace_layer(model, modules, on, how.dtype, engine), modules, on, awaiting)
         return run.costs(partial(_now, on.x.device), how.rounds, WARMUPS, pace, recall), run
 
+    of = Pieced(model, how.layers)
     with _threads(how.threads):
-        layers = profiled_layers(model, x, target, measured, "measured", how.on_progress, how.engine)
-    return model_document(model, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype)
+        layers = profiled_layers(of, x, target, measured, "measured", how.on_progress, how.engine)
+    return model_document(of, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype)
 
 
 def example_batch(
@@ -120,7 +137,7 @@ EngineCosts = Callable[[Engine, Example], tuple[dict[str, Any], LayerRun]]
 
 
 def profiled_layers(
-    model: LayeredModel,
+    model: Pieced,
     x: Tensor,
     target: Tensor,
     costs_of: EngineCosts,
@@ -167,7 +184,7 @@ LayerCosts = Callable[[Example], tuple[dict[str, Any], Handed]]
 
 
 def distinct_layers(
-    model: LayeredModel,
+    of: Pieced,
     x: Tensor,
     target: Tensor,
     costs_of: LayerCosts,
@@ -182,33 +199,40 @@ def distinct_layers(
     layers: list[dict[str, Any]] = []
     before = Handed(x, True, 0)
     differentiated = False
-    for index, spec in enumerate(model.layers):
-        last = index == len(model.layers) - 1
-        likeness, trained = _likeness(spec.build)
-        key = (likeness, x.shape, x.dtype, index == 0, last, differentiated)
+    for piece in of.pieces:
+        first, last = piece.ids.start == 0, piece.ids.stop == len(of.model.layers)
+        likeness = tuple(_likeness(of.model.layers[index].build) for index in piece.ids)
+        divided = tuple(tuple((of.model.layers[index].parallel_plan or {}).items()) for index in piece.ids)
+        key = (likeness, divided, x.shape, x.dtype, first, last, differentiated)
         if fresh := key not in known:
-            known[key] = costs_of(Example(index, x, target if last else None, differentiated))
-        differentiated = differentiated or trained
+            known[key] = costs_of(Example(piece, x, target if last else None, differentiated))
+        differentiated = differentiated or any(trained for _, trained in likeness)
         costs, handed = known[key]
         if layers and not handed.saves_input:
             layers[-1]["workspace_bytes"] = max(layers[-1]["workspace_bytes"], before.dropped_workspace)
         before, x = handed, handed.output
-        layers.append({"name": spec.name, **costs})
+        layers.append({"name": piece.name, **costs})
         if on_progress:
-            on_progress(f"{spec.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
+            on_progress(f"{piece.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
     return layers
 
 
 def model_document(
-    model: LayeredModel, micro_batch_size: int, device: str, layers: list[dict[str, Any]], dtype: torch.dtype
+    of: Pieced,
+    micro_batch_size: int,
+    device: str,
+    layers: list[dict[str, Any]],
+    dtype: torch.dtype,
+    lane: Lane | None = None,
 ) -> dict[str, Any]:
     """The content of model.json for a chain; `dtype` is that of the parameters. Raises ValueError for a bad tie."""
-    names = [spec.name for spec in model.layers]
-    shared = [{"layers": list(members), "bytes": count} for members, count in tied_bytes(model, dtype)]
+    names = [piece.name for piece in of.pieces]
+    tied = tied_bytes(of.model, dtype, of.pieces, lane)
+    shared = [{"layers": list(members), "bytes": count} for members, count in tied]
     return {
         "format": FORMAT,
         "version": VERSION,
-        "name": model.name,
+        "name": of.model.name,
         "micro_batch_size": micro_batch_size,
         "device": device,
         "layers": layers,

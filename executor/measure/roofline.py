@@ -1,4 +1,4 @@
-"""Adds up what operators would take on a device that is described by two peaks (Williams et al. 2009)."""
+"""Adds up what operators would take: counts their FLOPs and bytes, and asks a pricing for their seconds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from .kernels import Attention, Pricing, Work
+
 _aten = torch.ops.aten
 _WRITES_NOTHING = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 _READS_ROWS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _aten.nll_loss_forward}
@@ -18,21 +20,19 @@ _READS_ROWS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather, _
 
 
 class Roofline(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context manager: every operator takes the longer of its arithmetic and its memory traffic.
+    """A context manager that prices every operator by its FLOPs, its bytes and its shape (see `kernels`).
 
     FLOPs are those of torch.utils.flop_counter's formulas: matrix products, convolutions and attention (a causal
     one counts in full); and the products of a fused LSTM. Other operators have none. Bytes are every input read once
-    and every output written once; views take nothing. So nothing is fused that torch does not fuse, and launching a
-    kernel is free.
+    and every output written once; views take nothing. So nothing is fused that torch does not fuse.
 
     Attributes:
         seconds, flops, bytes: the sums so far.
     """
 
-    def __init__(self, flops_per_s: float, bytes_per_s: float) -> None:
+    def __init__(self, pricing: Pricing) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops_per_s = flops_per_s
-        self.bytes_per_s = bytes_per_s
+        self.pricing = pricing
         self.seconds = 0.0
         self.flops = 0
         self.bytes = 0
@@ -45,8 +45,24 @@ class Roofline(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = operator_bytes(func, args, kwargs or {}, result)
         self.flops += flops
         self.bytes += size
-        self.seconds += max(flops / self.flops_per_s, size / self.bytes_per_s)
+        if flops or size:
+            self.seconds += self.pricing(Work(flops, size, _elements(result), _attention(func, args, kwargs or {})))
         return result
+
+
+def _elements(result: Any) -> int:
+    return sum(tensor.numel() for tensor in _tensors(result))
+
+
+def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
+    """The shape of a fused attention; None for other operators."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet not in _ATTENTION:
+        return None
+    backward, at = _ATTENTION[packet]
+    causal = kwargs.get("is_causal", args[at] if len(args) > at else False)
+    query = args[1] if backward else args[0]
+    return Attention(int(query.shape[-2]), int(query.shape[-1]), bool(causal), backward)
 
 
 def operator_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -91,6 +107,13 @@ _OWN_FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: _lstm_flops,
     _aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
 }
+
+
+_ATTENTION = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: (False, 4),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (True, 7),
+}
+"""Whether it is a backward, and where `is_causal` stands among the arguments."""
 
 
 def operator_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

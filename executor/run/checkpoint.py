@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..basics import INITIAL_SCALE, Checkpointing, ExecutionError, RunError
-from ..wires import Transport
-from .checkpoint_files import Index, complete, folder_of, read_index, read_tensors
+from ..state import Piece, piece_of
+from .checkpoint_files import Index, Taken, complete, folder_of, read_index, read_tensors
 from .identity import RunIdentity, differences
+from .wholes import Wholes
 
 RUN = "run.json"
 """Which run writes into a folder, for a launcher that starts it again."""
@@ -102,32 +104,44 @@ class Entry(NamedTuple):
     saver: int
 
     @property
+    def numel(self) -> int:
+        """Its elements."""
+        return torch.Size(self.shape).numel()
+
+    @property
     def nbytes(self) -> int:
         """Of its elements."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * self.numel
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Every tensor of a training by name: the same whatever the plan, but for who saves it."""
+    """Every tensor of a training by name: the same whatever the plan, but for who saves it.
+
+    What replicas share out is there by pieces (see `executor.state.Piece`).
+    """
 
     entries: Mapping[str, Entry]
 
     @classmethod
-    def gather(cls, transport: Transport, state: Mapping[str, Tensor]) -> Inventory:
+    def gather(cls, wholes: Wholes, state: Mapping[str, Tensor]) -> Inventory:
         """Of what every rank can save; collective. Where several can, the one with the least to save does.
+
+        Ranks of a team can save what their device has.
 
         Raises ExecutionError: ranks have tensors of one name, but of another shape or type.
         """
-        mine = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+        transport, size = wholes.transport, wholes.transport.seat.size
+        mine = {wholes.name(key): (tensor.dtype, wholes.shape(key, tensor)) for key, tensor in state.items()}
         holders: dict[str, list[int]] = {}
         kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        for rank, theirs in enumerate(transport.all_gather_object(mine)):
+        for device, theirs in enumerate(transport.all_gather_object(mine)):
+            rank = device * size
             for name, kind in theirs.items():
-                holders.setdefault(name, []).append(rank)
+                holders.setdefault(name, []).extend(range(rank, rank + size))
                 if kinds.setdefault(name, kind) != kind:
                     raise ExecutionError(f"{name} is {kinds[name]} on rank {holders[name][0]}, {kind} on rank {rank}")
-        load = [0] * transport.world_size
+        load = [0] * (transport.world_size * size)
         entries = {}
         for name in sorted(kinds):
             entry = Entry(*kinds[name], min(holders[name], key=lambda rank: (load[rank], rank)))
@@ -144,26 +158,80 @@ class Inventory:
         """Ranks that save anything."""
         return sorted({entry.saver for entry in self.entries.values()})
 
+    @cached_property
+    def whole(self) -> dict[str, Entry]:
+        """The tensors themselves, pieces put together."""
+        found = {}
+        for key, entry in self.entries.items():
+            name, piece = piece_of(key)
+            found[name] = entry if piece is None else entry._replace(shape=piece.shape)
+        return found
+
     def most_bytes(self, names: list[str]) -> int:
-        """What a file with these tensors has at most, its header included."""
-        return _HEADER_BYTES + sum(self.entries[name].nbytes + _NAME_BYTES + 2 * len(name) for name in names)
+        """What a file with these tensors, or pieces of them, has at most, its header included."""
+        return _HEADER_BYTES + sum(self._bytes(name) + _NAME_BYTES + 2 * len(name) for name in names)
+
+    def _bytes(self, key: str) -> int:
+        name, piece = piece_of(key)
+        entry = self.whole[name]
+        return entry.nbytes if piece is None else min(entry.nbytes, (piece.stop - piece.first) * entry.dtype.itemsize)
 
 
-def load(directory: str | Path, step: int, state: Mapping[str, Tensor], inventory: Inventory) -> Index:
-    """Loads a checkpoint into a rank's tensors, in place. Raises RunError: damaged, or other tensors than the run's."""
+def load(directory: str | Path, step: int, state: Mapping[str, Tensor], inventory: Inventory, wholes: Wholes) -> Index:
+    """Loads a checkpoint into a rank's tensors, in place; whoever saved which pieces of them.
+
+    Raises RunError: damaged, or other tensors than the run's.
+    """
     path = folder_of(directory, step)
     index = read_index(path)
-    if odd := sorted(index.tensors.keys() ^ inventory.entries.keys()):
-        where = "not in the checkpoint" if odd[0] in inventory.entries else "only in the checkpoint"
-        raise RunError(f"cannot resume from {path}: tensor {_short(odd[0])} is {where}")
+    kept: dict[str, list[tuple[str, Piece | None]]] = {}
     names: dict[str, list[str]] = {}
-    for name, file in index.tensors.items():
-        names.setdefault(file, []).append(name)
-    for file in sorted(names):
-        wanted = {name: state[name] for name in names[file] if name in state}
-        if wanted:
-            read_tensors(path / file, index.files[file], inventory.most_bytes(names[file]), wanted)
+    for key, file in index.tensors.items():
+        name, piece = piece_of(key)
+        kept.setdefault(name, []).append((key, piece))
+        names.setdefault(file, []).append(key)
+    if odd := sorted(kept.keys() ^ inventory.whole.keys()):
+        where = "not in the checkpoint" if odd[0] in inventory.whole else "only in the checkpoint"
+        raise RunError(f"cannot resume from {path}: tensor {_short(odd[0])} is {where}")
+    wanted: dict[str, list[Taken]] = {}
+    read = wholes.targets(state)
+    for key, target in read.items():
+        for taken in _taken(path, key, target, kept, inventory):
+            wanted.setdefault(index.tensors[taken.name], []).append(taken)
+    for file in sorted(wanted):
+        read_tensors(path / file, index.files[file], inventory.most_bytes(names[file]), wanted[file])
+    wholes.keep(state, read)
     return index
+
+
+def _taken(
+    path: Path,
+    key: str,
+    target: Tensor,
+    kept: Mapping[str, list[tuple[str, Piece | None]]],
+    inventory: Inventory,
+) -> Iterator[Taken]:
+    """What is read into one of a rank's tensors or pieces. Raises RunError where it is not all there."""
+    name, mine = piece_of(key)
+    entry = inventory.whole[name]
+    own = mine or Piece(0, entry.numel, entry.shape)
+    found = 0
+    for source, piece in kept[name]:
+        if piece is None and mine is None:
+            yield Taken(source, target)
+            return
+        there = piece or Piece(0, entry.numel, entry.shape)
+        first, stop = max(own.first, there.first), min(own.stop, there.stop)
+        if there.shape != entry.shape:
+            raise RunError(
+                f"cannot resume from {path}: {_short(name)} is {there.shape} there and {entry.shape} in this run"
+            )
+        if first < stop:
+            found += stop - first
+            yield Taken(source, target, first - own.first, first - there.first, stop - first)
+    if found != own.stop - own.first:
+        lacks = f"{found} of {own.stop - own.first} elements of {_short(name)} are there"
+        raise RunError(f"cannot resume from {path}: {lacks}")
 
 
 def kept_scaler(index: Index) -> dict[str, float | int]:

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -254,8 +254,21 @@ def _opened(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_tensors(path: Path, record: FileRecord, most_bytes: int, wanted: Mapping[str, Tensor]) -> None:
-    """Copies tensors of a file into those of the same names, once all its bytes are known to be what was written.
+class Taken(NamedTuple):
+    """A tensor of a file, or so many elements of it from `there` on, for elements from `here` on of another.
+
+    number: None: all of it, which is alike.
+    """
+
+    name: str
+    target: Tensor
+    here: int = 0
+    there: int = 0
+    number: int | None = None
+
+
+def read_tensors(path: Path, record: FileRecord, most_bytes: int, wanted: Sequence[Taken]) -> None:
+    """Copies tensors of a file into those that want them, once all its bytes are known to be what was written.
 
     Raises RunError naming the file: more than `most_bytes`, damaged, or tensors of another shape or type.
     """
@@ -269,16 +282,24 @@ def read_tensors(path: Path, record: FileRecord, most_bytes: int, wanted: Mappin
             if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
                 raise RunError("its digest is not that of what was written: it is damaged")
         with safe_open(path, framework="pt") as tensors:
-            for name, target in wanted.items():
-                _copy(name, tensors.get_tensor(name), target)
+            for taken in wanted:
+                _copy(taken, tensors.get_tensor(taken.name))
     except (OSError, SafetensorError, RunError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
         raise RunError(f"cannot resume from {path}: {reason}") from None
 
 
-def _copy(name: str, kept: Tensor, target: Tensor) -> None:
-    if (kept.shape, kept.dtype) != (target.shape, target.dtype):
+def _copy(taken: Taken, kept: Tensor) -> None:
+    name, target, here, there, count = taken
+    ends = there + (count or 0)
+    if kept.dtype != target.dtype or (kept.shape != target.shape if count is None else kept.numel() < ends):
         raise RunError(
             f"{name} is {tuple(kept.shape)} {kept.dtype} there and {tuple(target.shape)} {target.dtype} in this run"
         )
-    target.copy_(kept)
+    if count is None:
+        target.copy_(kept)
+        return
+    flat = target.reshape(-1)
+    flat[here : here + count] = kept.reshape(-1)[there:ends]
+    if flat.data_ptr() != target.data_ptr():  # its elements are not in a row
+        target.copy_(flat.view(target.shape))

@@ -11,12 +11,13 @@ from ...planner.graph import asynchronous, update_size
 from ...planner.plan import Forecast, Plan
 from ..basics import OnStep
 from ..stage import warn
+from ..state import put_together
 from .excess import excesses
 from .job import TRACKED_STEPS, filling_updates, tracked_steps
 from .reports import Notice, RankReport, StepReport
 from .result import RunResult
 from .stopping import Stop
-from .trace import trace_of
+from .trace import by_device, trace_of
 
 
 def _steady(positions: Sequence[int], margin: int) -> list[int]:
@@ -82,14 +83,15 @@ class Collector:
         """The run's result from what every rank left at its end, in rank order."""
         forecast = plan.forecast
         assert forecast is not None  # require_executable saw to it
-        peaks = tuple(report.peak_bytes for report in reports)
+        of_devices = by_device(plan, reports)
+        peaks = tuple(report.peak_bytes for report in of_devices)
         state: dict[str, Tensor] = {}
         for report in reports:
             state |= report.state or {}
         times = self.times
         steady = _steady(self._positions, filling_updates(plan)) if asynchronous(plan) else []
         settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
-        allocated = [report.allocated_bytes for report in reports]
+        allocated = [report.allocated_bytes for report in of_devices]
         return RunResult(
             losses=tuple(self.losses),
             step_s=statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times),
@@ -102,8 +104,8 @@ class Collector:
             grad_norms=tuple(self.norms),
             loss_scales=tuple(self.scales),
             evaluations=self.evaluations,
-            state=state or None,
+            state=put_together(state) or None,
             allocated_bytes=None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
-            excesses=excesses(reports, forecast.peak_bytes),
+            excesses=excesses(of_devices, forecast.peak_bytes),
             left_out=tuple(self.left_out),
         )

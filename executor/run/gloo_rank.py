@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from ..step import GROUP
 from ..watch import Board, Shared, lost_another
 from ..wires import BACKSTOP_S, GlooTransport, listen_locally
 from .allocator import keep_freed_memory
@@ -35,14 +36,14 @@ def run_spawned(rank: int, outbox: Connection, board: Board, shared: Shared) -> 
         if job.checkpoint is not None:
             heed_signals(stop)
         listen_locally()
-        ranks = len(job.plan.orders)
+        ranks = job.ranks
         store = dist.FileStore(shared.rendezvous.path, ranks)  # type: ignore[attr-defined]
         limit = timedelta(seconds=BACKSTOP_S)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
         post(run_here(job, post, board, stop))
         dist.destroy_process_group()
     except Exception as error:
-        lost = job is not None and lost_another(job.orders_at, rank, board.read(rank))
+        lost = job is not None and lost_another(job.orders_at, rank // job.team, board.read(rank))
         post(Failure.of(error, rank, lost))
         return False
     return True
@@ -53,7 +54,7 @@ def run_here(
 ) -> RankReport:
     """One rank on the default process group, which exists."""
     keep_freed_memory()
-    transport = GlooTransport(job.groups)
+    transport = GlooTransport(job.groups, team=job.team, whole=(GROUP,))
     result = run_rank(job, transport, report, board, local_rank, stop)
     transport.barrier()
     transport.close()

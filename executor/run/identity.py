@@ -68,11 +68,14 @@ class RunIdentity:
         training: Training,
         dtype: torch.dtype,
         *,
-        model: str,
+        model: tuple[str, str],
         inputs: str,
         data: str,
     ) -> RunIdentity:
-        """Of a run of this plan; `training` with its defaults filled in, see `Training.of_run`."""
+        """Of a run of this plan; `training` with its defaults filled in, see `Training.of_run`.
+
+        `model`: its name and the fingerprint of its own layers, see `parts_fingerprint`.
+        """
         graph, workload = plan.problem.model, plan.problem.workload
         chosen = {
             of.name: getattr(options, of.name) for of in same_in(options, SameIn.TRAINING) if of.name not in _NAMED
@@ -80,8 +83,8 @@ class RunIdentity:
         more = {name: value for name, value in chosen.items() if value != getattr(RunOptions, name)}
         return cls(
             plan=plan_fingerprint(plan),
-            model=model,
-            model_fingerprint=graph.fingerprint,
+            model=model[0],
+            model_fingerprint=model[1],
             inputs=inputs,
             data=data,
             seed=options.seed,

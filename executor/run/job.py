@@ -84,6 +84,16 @@ class Job:
         return 0 if self.checkpoint is None else self.checkpoint.every
 
     @property
+    def team(self) -> int:
+        """Ranks a device of the plan."""
+        return self.plan.problem.cluster.team
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.plan.orders) * self.team
+
+    @property
     def groups(self) -> dict[str, tuple[int, ...]]:
         """The process groups it needs, in the order in which every rank creates them."""
         everyone = {GROUP: tuple(range(len(self.plan.orders)))} if self.training.agrees or self.checkpoint else {}

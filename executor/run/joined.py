@@ -39,7 +39,7 @@ class Joined:
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._store = JobStore()
         self._watchdog: Watchdog | None = None
-        self._board = Board(bytearray(Board.size(max(self._world, len(plan.orders)))))
+        self._board = Board(bytearray(Board.size(max(self._world, _ranks(plan)))))
 
     @contextmanager
     def ready(self, prepare: Callable[[], Job]) -> Iterator[Job]:
@@ -92,7 +92,7 @@ class Joined:
         except RunError:
             raise
         except Exception as error:
-            lost = lost_another(job.orders_at, self._rank, self._board.read(self._rank))
+            lost = lost_another(job.orders_at, self._rank // job.team, self._board.read(self._rank))
             failure = Failure.of(error, self._rank, lost)
             if failure.order > 1 and self._watchdog is not None:
                 self._watchdog.end_if_lost()
@@ -148,14 +148,19 @@ class Joined:
 
     def _watched(self) -> AbstractContextManager[Watchdog | None]:
         """Its watchdog from the very start, unless what it was given is refused anyway."""
-        if len(self._plan.orders) != self._world or not 0 < self._timeout_s < math.inf:
+        if _ranks(self._plan) != self._world or not 0 < self._timeout_s < math.inf:
             return nullcontext()
         return Watchdog(Watcher(self._plan, self._timeout_s), self._board, self._rank, self._store)
 
     def _require_world(self) -> None:
-        ranks = len(self._plan.orders)
-        if self._world != ranks:
-            raise RunError(f"the plan is for {ranks} devices, but WORLD_SIZE is {self._world}")
+        devices, team = len(self._plan.orders), self._plan.problem.cluster.team
+        if self._world != devices * team:
+            teams = f", each a team of {team} ranks" if team > 1 else ""
+            raise RunError(f"the plan is for {devices} devices{teams}, but WORLD_SIZE is {self._world}")
+
+
+def _ranks(plan: Plan) -> int:
+    return len(plan.orders) * plan.problem.cluster.team
 
 
 def _attempts_own(store: Any) -> Any:

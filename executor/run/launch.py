@@ -15,7 +15,7 @@ from ...planner.runs import save_trace
 from ..basics import ENGINES, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
 from ..place import require_device
 from ..stage import require_compiler, run_dtype
-from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, require_executable
+from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, parts_fingerprint, require_executable
 from ..step import KEPT_OPS, lengthened
 from .checkpoint import begin_at, check_resumable
 from .children import ended_by_sigterm
@@ -45,7 +45,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
         return job
 
     with ready(make) as job:
-        collected = Collector(len(plan.orders), options.on_step)
+        collected = Collector(job.ranks, options.on_step)
         with nullcontext() if job.checkpoint is None else kept_whole(job.checkpoint.folder, collected.stop):
             reports = run(job, collected)
         result = collected.result(plan, reports) if collected.losses else None
@@ -86,7 +86,8 @@ def job_of(plan: Plan, options: RunOptions) -> Job:
     match_epochs(plan, source, sizes)
     shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
     inputs = str(shapes[plan.problem.model.micro_batch_size][0])
-    identity = RunIdentity.of(plan, options, training, dtype, model=found.name, inputs=inputs, data=source.name)
+    of = found.name, parts_fingerprint(plan, found)
+    identity = RunIdentity.of(plan, options, training, dtype, model=of, inputs=inputs, data=source.name)
     if saving is not None and saving.resume:
         check_resumable(saving, first, identity)
     return Job(
@@ -114,6 +115,9 @@ def _require_known(plan: Plan, options: RunOptions) -> None:
     if options.engine not in ENGINES:
         raise RunError(f"unknown engine {options.engine!r}; known: {', '.join(ENGINES)}")
     require_device(options.device)
+    team = plan.problem.cluster.team
+    if team > 1 and options.transport == "threads":
+        raise RunError(f"the plan is for teams of {team} ranks, which are processes: run with --transport processes")
     if options.compiled:
         require_compiler(options.device)
     if options.steps < 1:

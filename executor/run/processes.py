@@ -40,7 +40,7 @@ def run_processes(job: Job, collected: Collector) -> list[RankReport]:
                 rendezvous,
                 stopping,
             )
-            children = Children(context, len(job.plan.orders), spawned_rank, shared)
+            children = Children(context, job.ranks, spawned_rank, shared)
         except OSError as error:
             raise ExecutionError(f"no room for what the ranks share: {one_line(error)}") from None
         closing.callback(children.end)

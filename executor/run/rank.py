@@ -9,10 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...models.collectives import member_of
 from ...planner.graph import holders
 from ..basics import LossScaler
 from ..place import CPU, Place, StorageTracker, place_of
-from ..state import Blueprint, StageReplica, compare_holders, equalise, find_data
+from ..stage import alone
+from ..state import Blueprint, StageReplica, compare_holders, compare_lanes, equalise, find_data, lane_of
 from ..step import (
     GROUP,
     Course,
@@ -36,6 +38,7 @@ from .reports import Notice, RankReport, StepReport
 from .saving import Saver
 from .stopping import Stop, agreed
 from .trace import StepSamples, environment
+from .wholes import Wholes
 
 
 def run_rank(
@@ -54,8 +57,10 @@ def run_rank(
         local_rank: among the ranks of this machine (default: the machine has them all).
         stop: who asks it to end early; heeded where it saves what it has.
     """
-    place = place_of(job.options.device, wires.rank if local_rank is None else local_rank)
+    place = place_of(job.options.device, wires.seat.number if local_rank is None else local_rank)
     with place.activate(), transport_for(job.plan, wires, place) as transport, ExitStack() as closing:
+        if transport.team is not None:
+            closing.enter_context(member_of(transport.team))
         run = _Run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)), closing)
         run.begin()
         run.follow()
@@ -79,11 +84,13 @@ class _Run:
     ) -> None:
         self._job, self._transport, self._place, self._report, self._stop = job, transport, place, report, stop
         self._rank, self._last = transport.rank, job.first
-        self._blueprint = blueprint_of(job, place.device)
+        self._blueprint = blueprint_of(job, place.device, transport)
         self._tracker = tracker = StorageTracker(device=place.device)
         host = open_ledger(job.plan, transport) if job.options.enforce else None
         self._limit = Limit(job.plan, self._rank) if job.options.enforce else None
-        self._observer = Observer(board, self._rank, tracker, self._limit, host)
+        self._observer = Observer(board, transport.seat.number, tracker, self._limit, host)
+        if transport.team is not None:
+            closing.enter_context(member_of(transport.team, self._observer.with_team))
         place.start_measuring()
         self._tracking = closing.enter_context(ExitStack())
         self._tracking.enter_context(tracker)
@@ -129,13 +136,14 @@ class _Run:
     def begin(self) -> None:
         """What all ranks do together before the first step: resume, one copy of everything, the same samples."""
         if self._saver is not None:
-            _resume(self._job, self._saver, self._replicas, self._update.scaler)
+            _resume(self._job, self._saver, self._replicas, self._update.scaler, self._transport)
             if self._job.can_stop:
                 self._stop.begin()
         tell = self._report
         equalise(
             self._transport, self._blueprint, self._replicas, lambda stage, text: tell(Notice(stage, text, "start"))
         )
+        compare_lanes(self._transport, self._blueprint, self._replicas, 0)
         compare_samples(self._transport, self._blueprint, self._replicas, self._job.first)
         if self._limit is not None:
             cap_device(self._place, self._limit.planned_bytes, self._transport)
@@ -155,6 +163,7 @@ class _Run:
             if saves or run.first == self._job.first:
                 self._observer.ending()
                 compare_holders(self._transport, self._blueprint, self._replicas, run.end)
+                compare_lanes(self._transport, self._blueprint, self._replicas, run.end)
             if self._saver is not None and saves:
                 self._saver.save(run.end, self._update.scaler.to_dict())
 
@@ -200,12 +209,15 @@ class _Run:
         self._observer.ending()
         if self._saver is not None and self._last > self._job.first:
             compare_holders(self._transport, self._blueprint, self._replicas, self._last)
+            compare_lanes(self._transport, self._blueprint, self._replicas, self._last)
             self._saver.save(self._last, self._update.scaler.to_dict())
             self._saver.wait()
 
     def left(self) -> RankReport:
         """What the rank leaves, once everything is closed."""
-        state = _final_state(self._blueprint, self._replicas) if self._job.options.return_state else None
+        state = (
+            _final_state(self._transport, self._blueprint, self._replicas) if self._job.options.return_state else None
+        )
         self._observer.done()
         samples = self._samples
         return RankReport(
@@ -227,8 +239,11 @@ def _unseen(_: Tensor) -> None:
     """Nobody counts it."""
 
 
-def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:
-    """What a run's stages are built from; raises RunError where model or data are not to be found."""
+def blueprint_of(job: Job, device: torch.device = CPU.device, transport: Transport | None = None) -> Blueprint:
+    """What a run's stages are built from, by the rank of that transport (default: the first).
+
+    Raises RunError where model or data are not to be found.
+    """
     model, options = job.model, job.options
     smaller = dict(job.shapes)
     shapes = smaller.pop(job.plan.problem.model.micro_batch_size)
@@ -244,6 +259,8 @@ def blueprint_of(job: Job, device: torch.device = CPU.device) -> Blueprint:
         device=device,
         compiled=options.compiled,
         smaller=smaller,
+        lane=lane_of(job.plan, 0 if transport is None else transport.seat.lane),
+        among_team=alone if transport is None else transport.gather_team,
     )
 
 
@@ -266,21 +283,32 @@ def _saver(job: Job, transport: Transport, blueprint: Blueprint, replicas: dict[
     if job.checkpoint is None:
         return None
     state = partial(named_state, blueprint, replicas)
-    return Saver(job.checkpoint, job.identity, transport, state, job.first + job.steps)
+    wholes = Wholes.of(transport, blueprint, replicas.values())
+    return Saver(job.checkpoint, job.identity, wholes, state, job.first + job.steps)
 
 
-def _resume(job: Job, saver: Saver, replicas: dict[int, StageReplica], scaler: LossScaler) -> None:
-    """Loads the checkpoint that the run goes on from, if it does."""
+def _resume(
+    job: Job, saver: Saver, replicas: dict[int, StageReplica], scaler: LossScaler, transport: Transport
+) -> None:
+    """Loads the checkpoint that the run goes on from, if it does; 16-bit copies of others' masters come from them."""
     if job.checkpoint is None or not job.checkpoint.resume:
         return
     scaler.resume(saver.resume(job.first))
     for replica in replicas.values():
         replica.weights.set_step(job.first - scaler.skipped)
+        if replica.group is not None:
+            for values in replica.gathered:
+                transport.all_gather(values, replica.group).wait()
 
 
-def _final_state(blueprint: Blueprint, replicas: dict[int, StageReplica]) -> dict[str, Tensor]:
-    state = named_state(blueprint, replicas, current=True)
-    return {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
+def _final_state(transport: Transport, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> dict[str, Tensor]:
+    """What the rank leaves of the state: all of a device's on the first lane of its team."""
+    wholes = Wholes.of(transport, blueprint, replicas.values())
+    state = {wholes.name(key): tensor for key, tensor in named_state(blueprint, replicas, current=True).items()}
+    size, mine = transport.seat.size, {transport.rank: None}
+    savers = {name: min(wholes.pieces.get(name, mine)) * size for name in sorted(state)}
+    made = {name: wholes.made(name, state[name], saver) for name, saver in savers.items()}
+    return {name: tensor for name, tensor in made.items() if tensor is not None}
 
 
 def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica], current: bool = False) -> dict[str, Tensor]:

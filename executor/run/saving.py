@@ -20,10 +20,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..basics import Aborted, Checkpointing
-from ..wires import Transport
 from .checkpoint import RUN, Inventory, kept_scaler, launched, load
 from .checkpoint_files import (
     FileRecord,
@@ -39,6 +37,7 @@ from .checkpoint_files import (
 )
 from .identity import RunIdentity
 from .stopping import Stop, on_signals
+from .wholes import Wholes
 
 LOCK = ".lock"
 _POLL_S = 0.01
@@ -103,6 +102,7 @@ class Saver:
     """One rank's part in saving. Collective: all ranks make one, and save after the same steps.
 
     Args:
+        wholes: puts together what a team divides.
         state: the rank's tensors by name, the live ones; its argument: only those that are up to date here.
         end: the step after the run's last, for a launcher that starts it again.
 
@@ -113,17 +113,24 @@ class Saver:
         self,
         options: Checkpointing,
         identity: RunIdentity,
-        transport: Transport,
+        wholes: Wholes,
         state: Callable[[bool], dict[str, Tensor]],
         end: int,
     ) -> None:
-        self._options, self._identity, self._transport, self._state = options, identity, transport, state
+        self._options, self._identity, self._wholes, self._state = options, identity, wholes, state
+        self._rank = wholes.transport.seat.number
         self._folder = Path(options.folder)
-        self._lock = self._enter(end) if transport.rank == 0 else None
-        self._inventory = Inventory.gather(transport, state(True))
-        self._mine = self._inventory.saved_by(transport.rank)
+        self._lock = self._enter(end) if self._rank == 0 else None
+        self._inventory = Inventory.gather(wholes, state(True))
+        team = wholes.transport.seat.mates
+        mine = {wholes.name(key) for key in state(True)}
+        self._made = {
+            name: entry.saver
+            for name, entry in self._inventory.entries.items()
+            if name in mine and (entry.saver in team or name in wholes.pieces)
+        }
         self._run = ""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rank {transport.rank} saves")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rank {self._rank} saves")
         self._pending: Future[None] | None = None
         self._closed = math.inf
         self.saved = -1
@@ -141,7 +148,7 @@ class Saver:
 
     def resume(self, first: int) -> dict[str, float | int]:
         """Loads the checkpoint after `first` steps; returns the loss scale's state. Raises RunError."""
-        index = load(self._folder, first, self._state(False), self._inventory)
+        index = load(self._folder, first, self._state(False), self._inventory, self._wholes)
         self._run, self.saved = index.run, first
         return kept_scaler(index)
 
@@ -150,9 +157,9 @@ class Saver:
         if step == self.saved:
             return
         self.wait()
-        state = self._state(True)
-        with _disable_current_modes():  # the host's memory, not the device's
-            tensors = {name: state[name].detach().to("cpu", copy=True).contiguous() for name in self._mine}
+        state = {self._wholes.name(key): tensor for key, tensor in self._state(True).items()}
+        made = {name: self._wholes.made(name, state[name], saver) for name, saver in self._made.items()}
+        tensors = {name: tensor for name, tensor in made.items() if tensor is not None}
         self._pending = self._thread.submit(self._write, _Snapshot(step, tensors, dict(scaler)))
         self.saved = step
 
@@ -180,10 +187,10 @@ class Saver:
     def _write(self, snapshot: _Snapshot) -> None:
         target = folder_of(self._folder, snapshot.step)
         part = target.with_name(f"{target.name}.part")
-        rank = self._transport.rank
+        rank = self._rank
         try:
             _make(part)
-            if self._mine:
+            if rank in self._inventory.savers:
                 _require_finite(snapshot, target)
                 record = write_tensors(part / _file(rank), snapshot.tensors)
                 snapshot.tensors.clear()

@@ -7,6 +7,7 @@ import platform
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from ... import __version__
 from ...planner.graph import Floats
 from ...planner.plan import COMPUTE, IN_LINE, Op, Plan
-from ...planner.runs import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
+from ...planner.runs import DeviceTrace, LaneTrace, OpTrace, RunTrace, plan_fingerprint
 from ..place import OpRecord
 from ..step import KEPT_OPS, StepRecord, lengthened
 from ..wires import Transport
@@ -104,6 +105,34 @@ def environment(job: Job, transport: Transport) -> dict[str, str | int]:
     }
 
 
+def _busy_s(report: RankReport) -> float:
+    return sum(op.duration_s for op in report.ops if op.op.kind in COMPUTE)
+
+
+def by_device(plan: Plan, reports: Sequence[RankReport]) -> list[RankReport]:
+    """One report a device, from those of all ranks in their order: times of its slowest lane, the most bytes of any."""
+    team = plan.problem.cluster.team
+    found = []
+    for first in range(0, len(reports), team):
+        mates = reports[first : first + team]
+        fullest, slowest = max(mates, key=lambda mate: mate.peak_bytes), max(mates, key=_busy_s)
+        allocated = [mate.allocated_bytes for mate in mates if mate.allocated_bytes is not None]
+        ops = tuple(
+            replace(op, live_bytes=max(o.live_bytes for o in same), peak_bytes=max(o.peak_bytes for o in same))
+            for op, *same in zip(slowest.ops, *(mate.ops for mate in mates), strict=True)
+        )
+        found.append(
+            replace(
+                slowest,
+                ops=ops,
+                peak_bytes=fullest.peak_bytes,
+                peak_op=fullest.peak_op,
+                allocated_bytes=max(allocated, default=None),
+            )
+        )
+    return found
+
+
 def trace_of(
     plan: Plan, reports: Sequence[RankReport], step_times: Sequence[float], losses: Sequence[float]
 ) -> RunTrace:
@@ -113,10 +142,12 @@ def trace_of(
     step_s = statistics.median(sum(step_times[k : k + first.updates]) for k in starts) if starts else sum(step_times)
     ran = lengthened(plan, first.updates)
     devices = []
-    for report, device in zip(reports, plan.problem.cluster.devices, strict=True):
-        busy = sum(op.duration_s for op in report.ops if op.op.kind in COMPUTE)
+    for report, device in zip(by_device(plan, reports), plan.problem.cluster.devices, strict=True):
+        busy = _busy_s(report)
         bubble = max(0.0, 1 - busy / step_s) if step_s > 0 else 0.0
-        devices.append(DeviceTrace(busy, bubble, report.peak_bytes, device.kind.speed, report.ops))
+        mates = [other for other in reports if other.rank == report.rank]
+        lanes = tuple(LaneTrace(_busy_s(mate), mate.peak_bytes) for mate in mates) if len(mates) > 1 else ()
+        devices.append(DeviceTrace(busy, bubble, report.peak_bytes, device.kind.speed, report.ops, lanes))
     return RunTrace(
         plan=plan_fingerprint(ran),
         model=model.name,

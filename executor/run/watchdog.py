@@ -39,7 +39,7 @@ class Watchdog:
         self.watcher = watcher
         self._board = board
         self._rank = rank
-        self._ranks = len(watcher.plan.orders)
+        self._ranks = watcher.ranks
         self._beat_s = min(_BEAT_S, watcher.timeout_s / 4)
         self._grace_s = min(_GRACE_S, watcher.timeout_s)
         self._store = store or JobStore()

@@ -7,7 +7,7 @@ and places; knows neither ranks nor plans. Begin with `program.py`, the interfac
 from .compiled import require_compiler
 from .eager import EagerProgram
 from .eager_probe import isolated
-from .engines import Building, EngineNotice, build_program, warn
+from .engines import Building, EngineNotice, alone, build_program, warn
 from .packing import PackedStash, Stash, StashLayout, View
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like, run_dtype, wide
 from .protocol import AnyProgram, WeightStash
@@ -35,6 +35,7 @@ __all__ = [
     "TraceError",
     "View",
     "WeightStash",
+    "alone",
     "autocasting",
     "build_lowered",
     "build_program",

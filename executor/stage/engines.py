@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -23,6 +24,11 @@ class EngineNotice(UserWarning):
     """A stage or layer runs on the eager engine although nobody asked for it; the message says why."""
 
 
+def alone(said: str | None) -> list[str | None]:
+    """A rank that is a device by itself hears itself."""
+    return [said]
+
+
 @dataclass(frozen=True)
 class Building:
     """How programs are built.
@@ -32,6 +38,7 @@ class Building:
         stash_limit: as of an `EagerProgram`.
         compiled: whether graphs go through torch's compiler.
         sharing: where a graph may have been traced before.
+        among_team: what all ranks of a team say, by lane, when each says something: they run one engine.
     """
 
     engine: Engine = "auto"
@@ -39,6 +46,7 @@ class Building:
     stash_limit: int = 0
     compiled: bool = False
     sharing: Sharing = traced_anew
+    among_team: Callable[[str | None], list[str | None]] = alone
 
 
 def build_program(
@@ -72,10 +80,11 @@ def build_program(
 
     if how.engine != "auto":
         return checked({"graph": graph, "eager": eager}[how.engine]), None
-    try:
-        return checked(graph), None
-    except (TraceError, ProgramMismatch) as error:
-        reason = _reason(error, layers.label)
+    found, failure = _tried(partial(checked, graph), layers.label)
+    reason = next((said for said in how.among_team(failure) if said is not None), None)
+    if reason is None:
+        assert found is not None  # nobody failed
+        return found, None
     try:
         program = checked(eager)
     except (TraceError, ProgramMismatch) as error:
@@ -83,6 +92,14 @@ def build_program(
             f"{layers.label}: neither engine can run it. graph: {reason}; eager: {_reason(error, layers.label)}"
         ) from error
     return program, f"{layers.label}: eager engine, because {reason}"
+
+
+def _tried(build: Callable[[], AnyProgram], label: str) -> tuple[AnyProgram | None, str | None]:
+    """(the program, None), or (None, why there is none)."""
+    try:
+        return build(), None
+    except (TraceError, ProgramMismatch) as error:
+        return None, _reason(error, label)
 
 
 def warn(notice: str) -> None:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from ...models.lanes import Lane
 from ...models.protocol import LayerSpec, build_layer
 from ..basics import DTYPES, RunError
 
@@ -66,9 +67,11 @@ def lower(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def build_lowered(spec: LayerSpec, seed: int, index: int, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Tensor]]:
+def build_lowered(
+    spec: LayerSpec, seed: int, index: int, dtype: torch.dtype, lane: Lane | None = None
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """(the layer of `build_layer` in this dtype, float32 masters of its trained 16-bit parameters by name)."""
-    module = build_layer(spec, seed, index, wide(dtype))
+    module = build_layer(spec, seed, index, wide(dtype), lane)
     masters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     lower(module, dtype)
     return module, masters if dtype in HALVES else {}

@@ -10,10 +10,22 @@ from .departures import Packed, leaving, register_leaving
 from .digests import digest
 from .holders import compare_holders, equalise
 from .mini_batch import MiniBatch, MiniBatches
+from .parts import Piece, piece_of, put_together
 from .prediction import Predictor
 from .replica import Blueprint, StageReplica
+from .teams import compare_lanes
 from .ties import own_copies, repeated, tie_modules, tied_bytes
-from .validate import TensorShape, as_dtype, find_data, find_model, match_epochs, match_model, require_executable
+from .validate import (
+    TensorShape,
+    as_dtype,
+    find_data,
+    find_model,
+    lane_of,
+    match_epochs,
+    match_model,
+    parts_fingerprint,
+    require_executable,
+)
 from .versions import StageVersions, in_place_of
 from .weights import StageWeights, by_name, make_optimizer, public_name, set_rate
 
@@ -24,6 +36,7 @@ __all__ = [
     "MiniBatch",
     "MiniBatches",
     "Packed",
+    "Piece",
     "Predictor",
     "StageReplica",
     "StageVersions",
@@ -33,17 +46,22 @@ __all__ = [
     "as_dtype",
     "by_name",
     "compare_holders",
+    "compare_lanes",
     "digest",
     "equalise",
     "find_data",
     "find_model",
     "in_place_of",
+    "lane_of",
     "leaving",
     "make_optimizer",
     "match_epochs",
     "match_model",
+    "parts_fingerprint",
     "own_copies",
+    "piece_of",
     "public_name",
+    "put_together",
     "register_leaving",
     "repeated",
     "require_executable",

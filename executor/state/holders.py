@@ -40,8 +40,13 @@ def held(blueprint: Blueprint, replicas: Mapping[int, StageReplica], trained: bo
     for stage, replica in replicas.items():
         weights = replica.weights
         groups: dict[str, Mapping[str, Tensor]] = {"buffers": weights.buffers, "parameters": weights.parameters}
-        groups |= {f"optimizer/{key}": states for key, states in weights.states.items()}
-        groups["masters"] = {k: v for k, v in weights.trained.items() if v is not weights.parameters[k]}
+        pieces = () if weights.shares is None else weights.shares.pieces  # only this rank has them
+        groups |= {
+            f"optimizer/{key}": {name: state for name, state in states.items() if name not in pieces}
+            for key, states in weights.states.items()
+        }
+        masters = {k: v for k, v in weights.trained.items() if v is not weights.parameters[k]}
+        groups["masters"] = {name: master for name, master in masters.items() if name not in pieces}
         if trained and not replica.runs_forward:
             del groups["buffers"]
         if predicted and not replica.owner:
@@ -122,6 +127,9 @@ def equalise(
     with torch.no_grad():
         for tensor, values in arriving:
             tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
+    for replica in replicas.values():
+        if replica.weights.shares is not None:
+            replica.weights.shares.follow()
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

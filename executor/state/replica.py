@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...models import Dataset, LayeredModel
+from ...models import Dataset, LayeredModel, Piece, build_layer
+from ...models.lanes import Lane
 from ...planner.graph import asynchronous, forward_devices, holders
 from ...planner.plan import Kind, Op, Plan
 from ...planner.problem import WEIGHT_POLICIES
@@ -25,6 +28,7 @@ from ..stage import (
     Statistics,
     StatisticsExchange,
     StatisticsQueue,
+    alone,
     build_lowered,
     build_program,
     half_of,
@@ -36,8 +40,9 @@ from ..wires import stage_on_two_devices, statistics_group, tie_group
 from .batches import Alike, inputs_and_targets, targets_alone
 from .digests import unregistered
 from .mini_batch import MiniBatches
+from .parts import ALL, Part
 from .ties import sharing, ties_of
-from .validate import TensorShape, as_dtype
+from .validate import TensorShape, as_dtype, planned_pieces
 from .weights import StageWeights
 
 _SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
@@ -81,6 +86,16 @@ class StageReplica:
         """The copy as it runs micro-batches of so many samples."""
         return self.smaller.get(samples, self)
 
+    @property
+    def shared(self) -> list[Tensor]:
+        """Of what REDUCE sums, that of which this rank needs its own part only."""
+        return [] if self.weights.shares is None else self.weights.gradients
+
+    @property
+    def gathered(self) -> list[Tensor]:
+        """What GATHER brings together: every replica has written its part."""
+        return [] if self.weights.shares is None else self.weights.shares.values
+
     def sums(self, op: Op) -> tuple[str | None, list[Tensor]]:
         """The process group and the tensors of a REDUCE or TIE."""
         if op.kind is Kind.TIE:
@@ -117,6 +132,7 @@ class Blueprint:
     Attributes:
         shapes: every stage's input, of a full micro-batch; smaller: of those of fewer samples, by their number.
         device: where this rank computes. alike: what its micro-batches have in common so far.
+        lane: whose part of every layer it builds, where a device is a team. among_team: see `Building`.
     """
 
     plan: Plan
@@ -131,6 +147,8 @@ class Blueprint:
     compiled: bool = False
     smaller: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike, compare=False)
+    lane: Lane | None = None
+    among_team: Callable[[Any], list[Any]] = alone
 
     @property
     def full(self) -> int:
@@ -156,10 +174,16 @@ class Blueprint:
         """Names by layer id."""
         return tuple(layer.name for layer in self.model.layers)
 
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What every layer of the plan is made of."""
+        return planned_pieces(self.plan, self.model)
+
     def layer_ids(self, stage: int) -> range:
         """The layers of a stage."""
         first = sum(len(names) for names in self.plan.stages[:stage])
-        return range(first, first + len(self.plan.stages[stage]))
+        mine = self.pieces[first : first + len(self.plan.stages[stage])]
+        return range(mine[0].ids.start, mine[-1].ids.stop)
 
     def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
@@ -185,7 +209,7 @@ class Blueprint:
         naming the stage.
         """
         ids = self.layer_ids(stage)
-        built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype) for i in ids}
+        built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype, self.lane) for i in ids}
         modules = {i: module.to(self.device) for i, (module, _) in built.items()}
         kept = {f"{i}.{name}": tensor for i, (_, own) in built.items() for name, tensor in own.items()}
         masters = {name: tensor.to(self.device) for name, tensor in kept.items()}
@@ -198,10 +222,11 @@ class Blueprint:
             self._require_runnable(program, rank, stage)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
         lender = {number: tied for other in others for number, tied in other.weights.tied.items()}
-        shared = sharing(self.plan, self.model, modules, masters, lender, self.seed, self.dtype)
+        shared = sharing(self.plan, self.model, modules, masters, lender, self._built)
         optimizer, owner = self.plan.problem.workload.optimizer, rank in owners
         remember = owner and _remembers(self.plan, rank, stage)
-        weights = StageWeights(modules, optimizer, self.training, masters, shared, owner, remember)
+        part = _part_of(self.plan, rank, owners)
+        weights = StageWeights(modules, optimizer, self.training, masters, shared, part, remember)
         arrivals: dict[int, PackedStash] = {}
         if stage_on_two_devices(self.plan, stage):
             with _SETUP_LOCK, _disable_current_modes():
@@ -222,15 +247,18 @@ class Blueprint:
 
     def _layers(self, stage: int, modules: dict[int, nn.Module]) -> StageLayers:
         last, dtype = stage == len(self.plan.stages) - 1, self.shapes[stage].dtype
-        layers = self.plan.problem.model.layers[: self.layer_ids(stage).start]
-        differentiable = dtype.is_floating_point and any(layer.trained_bytes for layer in layers)
+        before = self.plan.problem.model.layers[: sum(map(len, self.plan.stages[:stage]))]
+        differentiable = dtype.is_floating_point and any(layer.trained_bytes for layer in before)
         loss = self.model.loss if last else None
         label, half = f"stage {stage}", half_of(self.dtype)
         return StageLayers(tuple(modules.values()), tuple(modules), loss, differentiable, label, half)
 
+    def _built(self, index: int) -> nn.Module:
+        return build_layer(self.model.layers[index], self.seed, index, wide(self.dtype), self.lane)
+
     @property
     def _sharing(self) -> Sharing:
-        return shared_by(self.model, self.seed, self.dtype, self.compiled)
+        return shared_by(self.model, self.seed, self.dtype, self.compiled, self.lane)
 
     def _program(
         self, layers: StageLayers, samples: int, x: Tensor, target: Tensor | None, check_seed: int | None
@@ -239,7 +267,12 @@ class Blueprint:
         if samples != self.full:
             layers = replace(layers, label=f"{layers.label}, micro-batches of {samples}")
         how = Building(
-            self.engine, check_seed, self._stash_bytes(layers.layer_ids), compiled=self.compiled, sharing=self._sharing
+            self.engine,
+            check_seed,
+            self._stash_bytes(layers.layer_ids),
+            compiled=self.compiled,
+            sharing=self._sharing,
+            among_team=self.among_team,
         )
         return build_program(layers, x, target, how)
 
@@ -281,8 +314,9 @@ class Blueprint:
             raise RunError(f"{layers.label}: on the eager engine, and its layers cannot be copied to be evaluated")
         modules = tuple(module.eval().requires_grad_(False) for module in copies.modules)
         held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
+        how = Building(self.engine, check_seed, sharing=self._sharing, among_team=self.among_team)
         with _SETUP_LOCK, _disable_current_modes():
-            return build_program(held_out, example, target, Building(self.engine, check_seed, sharing=self._sharing))[0]
+            return build_program(held_out, example, target, how)[0]
 
     def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
         """Raises RunError where the plan asks for what the stage cannot do."""
@@ -302,9 +336,10 @@ class Blueprint:
                 "micro-batches in order"
             )
 
-    def _stash_bytes(self, layer_ids: Iterable[int]) -> int:
+    def _stash_bytes(self, layer_ids: Collection[int]) -> int:
         """What the plan counts for one stash of these layers."""
-        return sum(self.plan.problem.model.layers[i].stash_bytes for i in layer_ids)
+        planned = zip(self.plan.problem.model.layers, self.pieces, strict=True)
+        return sum(layer.stash_bytes for layer, piece in planned if piece.ids.start in layer_ids)
 
     def _example(self, stage: int, samples: int) -> tuple[Tensor, Tensor | None]:
         """An input of the stage (noise unless it is the first) and a last stage's target, to trace and check with."""
@@ -316,6 +351,13 @@ class Blueprint:
         elif stage > 0:
             inputs = shape.empty(self.device).zero_()
         return inputs, targets if stage == len(self.plan.stages) - 1 else None
+
+
+def _part_of(plan: Plan, rank: int, owners: tuple[int, ...]) -> Part | None:
+    """Which part of a stage's optimizer the rank has; None: it trains no replica."""
+    if rank not in owners:
+        return None
+    return Part(owners.index(rank), len(owners)) if plan.problem.workload.sharded else ALL
 
 
 def _arrival(program: AnyProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from ...models import LayeredModel, build_layer
+from ...models import LayeredModel, Piece, in_pieces
+from ...models.lanes import Lane
 from ...models.protocol import build_shapes
 from ...planner.graph import StageCosts, holders
 from ...planner.plan import Plan
 from ..basics import RunError
-from ..stage import wide
 
 
-def tied_bytes(model: LayeredModel, dtype: torch.dtype) -> list[tuple[tuple[str, ...], int]]:
-    """Member layers and bytes of every tie of a model.
+def tied_bytes(
+    model: LayeredModel, dtype: torch.dtype, of: Sequence[Piece] | None = None, lane: Lane | None = None
+) -> list[tuple[tuple[str, ...], int]]:
+    """Member layers (or `of` the pieces that hold them) and bytes of every tie of a model.
 
-    Raises ValueError naming the first member that does not exist or differs from its first in shape, type or training.
+    Raises ValueError naming the first member that does not exist or differs from its first in shape, type or training,
+    or a tie inside one piece.
     """
     specs = {spec.name: spec for spec in model.layers}
-    found = []
+    found: list[tuple[tuple[str, ...], int]] = []
     for tie in model.ties:
-        kinds = []
+        kinds: list[_Kind] = []
         for layer, name in tie.members:
-            kinds.append(_kind(build_shapes(specs[layer]).to(dtype), layer, name))
+            kinds.append(_kind(build_shapes(specs[layer], lane).to(dtype), layer, name))
             if kinds[-1] != kinds[0]:
-                first, of = ".".join(tie.members[0]), _text(kinds[0])
-                raise ValueError(f"layer {layer!r}: {name} is {_text(kinds[-1])}, but tied to {first}, which is {of}")
+                first, what = ".".join(tie.members[0]), _text(kinds[0])
+                raise ValueError(f"layer {layer!r}: {name} is {_text(kinds[-1])}, but tied to {first}, which is {what}")
         shape, dtype_of, _ = kinds[0]
         count = torch.empty(shape, dtype=dtype_of, device="meta").nbytes
-        found.append((tuple(layer for layer, _ in tie.members), count))
+        members = tuple(layer for layer, _ in tie.members)
+        holding = members if of is None else in_pieces(of, members, model)
+        if len(holding) < 2:
+            raise ValueError(f"{' and '.join(members)} are tied and in one layer, {holding[0]!r}: plan its parts")
+        found.append((holding, count))
     return found
 
 
@@ -51,11 +58,13 @@ def _text(kind: _Kind) -> str:
     return f"{kind[0]} {kind[1]}{'' if kind[2] else ', not trained'}"
 
 
-def match_ties(plan: Plan, model: LayeredModel, dtype: torch.dtype) -> None:
+def match_ties(
+    plan: Plan, model: LayeredModel, pieces: Sequence[Piece], dtype: torch.dtype, lane: Lane | None = None
+) -> None:
     """Raises RunError unless the plan's model ties what this one ties; profiled in float32 or in `dtype`."""
     planned = [(group.layers, group.bytes) for group in plan.problem.model.shared]
     try:
-        found = [tied_bytes(model, d) for d in (dtype, torch.float32)]
+        found = [tied_bytes(model, d, pieces, lane) for d in (dtype, torch.float32)]
     except ValueError as error:
         raise RunError(str(error)) from None
     if planned not in found:
@@ -112,12 +121,11 @@ def sharing(
     modules: Mapping[int, nn.Module],
     masters: Mapping[str, Tensor],
     lender: Lender,
-    seed: int,
-    dtype: torch.dtype,
+    build: Callable[[int], nn.Module],
 ) -> Sharing:
     """How a stage made of these layers (by layer id) shares parameters; gives kept ones their first member's value.
 
-    masters: of its 16-bit parameters, by "<layer id>.<name in the layer>".
+    masters: of its 16-bit parameters, by "<layer id>.<name in the layer>". build: any layer, in the masters' type.
     """
     between = {tie.number for tie in StageCosts.of(plan.problem.model, plan.stages).ties}
     ids = {spec.name: index for index, spec in enumerate(model.layers)}
@@ -134,7 +142,7 @@ def sharing(
             index, name = names[0]
             found.saved_as[first] = f"{index}.{name}"
             if index not in modules:
-                source = build_layer(model.layers[index], seed, index, wide(dtype)).get_parameter(name)
+                source = build(index).get_parameter(name)
                 layer_id, _, path = first.partition(".")
                 with torch.no_grad():
                     modules[int(layer_id)].get_parameter(path).copy_(source)

@@ -9,21 +9,22 @@ from itertools import pairwise, zip_longest
 import torch
 from torch import Tensor, nn
 
-from ...models import Dataset, LayeredModel, LayerSpec, UnknownModel, load, resolve
+from ...models import Dataset, LayeredModel, LayerSpec, Piece, UnknownModel, load, pieces_named, resolve
 from ...models.data import UnknownData
+from ...models.lanes import Lane, NoParallelForm
 from ...models.protocol import build_shapes
 from ...models.registry import names
 from ...planner.basics import one_line
 from ...planner.check import Violation, check
 from ...planner.graph import STASH, stash_policies, stash_policy, update_size
 from ...planner.plan import Kind, Plan
-from ...planner.problem import Layer
+from ...planner.problem import Layer, ModelGraph, SharedParameters
 from ...planner.rules import structure
 from ..basics import RunError
 from ..stage import HALVES, autocasting, build_lowered, half_of, lower, output_like, own_random_state
 from .batches import inputs_and_targets
 from .departures import leaving
-from .ties import match_ties
+from .ties import match_ties, tied_bytes
 from .weights import STATE_NAMES
 
 
@@ -161,24 +162,26 @@ def match_model(
     Raises:
         RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently.
     """
-    planned = plan.problem.model.layers
-    _match_names(plan, model)
+    planned, pieces, lane = plan.problem.model.layers, planned_pieces(plan, model), lane_of(plan)
+    for spec in model.layers if lane is not None else ():
+        _part(spec, lane)  # that they all can be divided comes first
     first_of_stage = {stage[0] for stage in plan.stages}
     size = plan.problem.model.micro_batch_size if samples is None else samples
     example = as_dtype(inputs_and_targets(data, 0, 0, 0, size)[0], dtype).to("meta")
     tensors = [(f"the input of layer {planned[0].name!r}", planned[0].input_bytes, example)]
     shapes = []
-    for index, (layer, spec) in enumerate(zip(planned, model.layers, strict=True)):
-        module = build_shapes(spec).to("meta").train()
-        _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, module, dtype)
-        _match_trained(layer, module)
+    for layer, piece in zip(planned, pieces, strict=True):
+        modules = nn.ModuleList(_part(model.layers[index], lane).to("meta") for index in piece.ids).train()
+        _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, modules, dtype)
+        _match_trained(layer, modules)
         if layer.name in first_of_stage:
             shapes.append(TensorShape(tuple(example.shape), example.dtype))
-        example = _propagate(spec, index, lower(module, dtype), example, dtype)
+        for index, module in zip(piece.ids, modules, strict=True):
+            example = _propagate(model.layers[index], index, lower(module, dtype), example, dtype)
         tensors.append((f"the output of layer {layer.name!r}", layer.output_bytes, example))
     for what, declared, found in tensors[:-1]:  # the last is under the loss
         _match_tensor(what, declared, found, plan, size)
-    match_ties(plan, model, dtype)
+    match_ties(plan, model, pieces, dtype, lane)
     return tuple(shapes)
 
 
@@ -203,14 +206,58 @@ def match_epochs(plan: Plan, data: Dataset, sizes: Iterable[int]) -> None:
         raise RunError(f"data set {data.name!r} has epochs of micro-batches of {full} samples only, not of {other}")
 
 
-def _match_names(plan: Plan, model: LayeredModel) -> None:
-    for planned, found in zip_longest(plan.problem.model.layers, model.layers):
+def planned_pieces(plan: Plan, model: LayeredModel) -> tuple[Piece, ...]:
+    """What every layer of the plan is in the model: one of its layers, or all of a block.
+
+    Raises RunError naming the first that the model does not have in its place.
+    """
+    pieces = pieces_named(model, [layer.name for layer in plan.problem.model.layers])
+    for planned, found in zip_longest(plan.problem.model.layers, pieces):
         if planned is None:
             raise RunError(f"layer {found.name!r} of model {model.name!r} is not in the plan")
         if found is None:
             raise RunError(f"the plan's layer {planned.name!r} is not in model {model.name!r}")
         if planned.name != found.name:
             raise RunError(f"the plan's layer {planned.name!r} is {found.name!r} in model {model.name!r}")
+    return pieces
+
+
+def parts_fingerprint(plan: Plan, model: LayeredModel) -> str:
+    """The fingerprint of the plan's model by the model's own layers: however it was profiled, and by what team."""
+    graph, pieces = plan.problem.model, planned_pieces(plan, model)
+    team = plan.problem.cluster.team > 1
+    if not team and all(len(piece.ids) == 1 for piece in pieces):
+        return graph.fingerprint
+    dtype = torch.float32 if plan.problem.workload.precision == "fp32" else torch.bfloat16
+    layers: list[Layer] = []
+    for planned, piece in zip(graph.layers, pieces, strict=True):
+        whole = [planned] if len(piece.ids) == 1 and not team else None
+        layers += whole or [_parameters(model.layers[index], dtype) for index in piece.ids]
+    shared = tuple(SharedParameters(members, count) for members, count in tied_bytes(model, dtype))
+    return ModelGraph.chain(layers, shared=shared).fingerprint
+
+
+def _parameters(spec: LayerSpec, dtype: torch.dtype) -> Layer:
+    """A layer's parameters, as its profile would have them."""
+    parameters = list(lower(build_shapes(spec), dtype).parameters())
+    size, trained = sum(p.nbytes for p in parameters), sum(p.nbytes for p in parameters if p.requires_grad)
+    shapes = tuple(tuple(p.shape) for p in parameters)
+    return Layer(spec.name, parameter_bytes=size, parameter_shapes=shapes, trainable_bytes=trained)
+
+
+def _part(spec: LayerSpec, lane: Lane | None) -> nn.Module:
+    try:
+        return build_shapes(spec, lane)
+    except NoParallelForm as error:
+        raise RunError(f"the plan is for teams: {error}") from None
+
+
+def lane_of(plan: Plan, number: int = 0) -> Lane | None:
+    """The lane of that number in every team; None: devices are single ranks. Raises RunError: not executed."""
+    try:
+        return Lane.of(dict(plan.problem.model.ways), number)
+    except ValueError as error:
+        raise RunError(str(error)) from None
 
 
 def _match_layer(
@@ -256,6 +303,8 @@ def _propagate(spec: LayerSpec, index: int, module: nn.Module, example: Tensor, 
     try:
         with torch.no_grad():
             output = output_like(module, example, dtype) if dtype in HALVES else module(example)
+    except NoParallelForm as error:
+        raise RunError(f"the plan is for teams: layer {spec.name!r}: {error}") from None
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         output = _computed(spec, index, example, dtype)
     if not isinstance(output, Tensor):

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.lanes import Shard, shards_of
 from ...planner.problem import UNFUSED
 from ..basics import RunError, Training
+from .parts import ALL, Part, Piece, Shares
 from .ties import Sharing
 
 STATE_NAMES: dict[str, tuple[str, ...]] = {
@@ -54,7 +56,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class StageWeights:
-    """One replica of a stage's trained and untrained state; parameters and buffers alone where it is not `trained`.
+    """One replica of a stage's trained and untrained state; parameters and buffers alone where it has no `part`.
 
     Gradients live in one flat buffer per dtype (what replicas reduce); `accumulators` are views of it
     with the parameters' shapes, and the parameters' `.grad`. Optimizer state is allocated at once, as planned. Of tied
@@ -63,17 +65,20 @@ class StageWeights:
     Args:
         masters: float32 values of the trained parameters by name, where these are 16-bit copies: the optimizer
             steps the masters, then the copies are written. Gradients are summed in float32.
+        part: what this replica steps, None: nothing. Where replicas share the optimizer (see `parts`), `states`, and
+            `trained` but for tied parameters, have pieces.
         remember: keep the gradient of the last step, weight decay included where torch adds it to the gradient.
 
     Attributes:
         parameters, buffers, accumulators: by "<layer id>.<name in the layer>"; all in the order of `by_name`.
         gradients: the flat buffers. summed: whose gradients these are, in their order.
         tied_gradients: by group number, those of tied parameters that TIE sums.
+        shards: how a team divides parameters, by name; divided_ties: numbers of the tied ones among them.
         states: per optimizer state name, tensors by parameter name (the step counter apart).
         tied: by group number, value and accumulator of the tied parameters kept here, for the rank's other stages.
         trained: by name, what the optimizer steps: parameters, or their masters. last_gradients: theirs, if remembered.
-        taken: steps taken since the very first. changing, frozen: names of the parameters that
-            somebody trains, each once, and of those that nobody does.
+        shares: this replica's part, where it is not all. taken: steps taken since the very first. changing, frozen:
+            names of the parameters that somebody trains, each once, and of those that nobody does.
     """
 
     def __init__(
@@ -83,54 +88,83 @@ class StageWeights:
         training: Training,
         masters: Mapping[str, Tensor] | None = None,
         sharing: Sharing | None = None,
-        trained: bool = True,
+        part: Part | None = ALL,
         remember: bool = False,
     ) -> None:
         sharing = sharing or Sharing()
         self._saved_as = sharing.saved_as
+        cut = ((f"{layer_id}.{name}", shard) for layer_id, m in modules.items() for name, shard in shards_of(m).items())
+        self.shards = dict(cut)
+        self.divided_ties = {number for number, name in sharing.kept.items() if name in self.shards}
+        trainable = self._keep(modules, masters or {}, sharing, part)
+        self.trained, self.taken = self._accumulate(trainable, sharing, part), 0
+        self._kept = dict(self.parameters)
+        self._decay = training.weight_decay or 0.0
+        self._decays_itself = optimizer in UNFUSED
+        self.last_gradients = _flat_gradients(self.trained)[1] if remember else {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.states: dict[str, dict[str, Tensor]] = {name: {} for name in STATE_NAMES[optimizer] if part is not None}
+        self._counters: dict[str, Tensor] = {}
+        if self.trained:
+            fused = all(p.is_floating_point() for p in self.trained.values())
+            own = replace(training, weight_decay=0.0) if self._decays_itself else training
+            self.optimizer = make_optimizer(optimizer, list(self.trained.values()), own, fused)
+            self._allocate_state(self.trained)
+        self.tied = {n: (self.parameters[k], self.accumulators.get(k)) for n, k in sharing.kept.items()}
+        self._use(modules, sharing)
+
+    def _keep(
+        self, modules: Mapping[int, nn.Module], masters: Mapping[str, Tensor], sharing: Sharing, part: Part | None
+    ) -> dict[str, Tensor]:
+        """Parameters and buffers kept here; returns what the optimizer trains of them, masters instead of copies."""
         self.parameters: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
         trainable: dict[str, Tensor] = {}
         for layer_id, module in modules.items():
             for name, parameter in module.named_parameters():
-                if f"{layer_id}.{name}" in sharing.same or f"{layer_id}.{name}" in sharing.lent:
+                full = f"{layer_id}.{name}"
+                if full in sharing.same or full in sharing.lent:
                     continue
-                value = self.parameters[f"{layer_id}.{name}"] = parameter.detach()
-                if parameter.requires_grad and trained:
-                    trainable[f"{layer_id}.{name}"] = (masters or {}).get(f"{layer_id}.{name}", value)
+                value = self.parameters[full] = parameter.detach()
+                if parameter.requires_grad and part is not None:
+                    trainable[full] = masters.get(full, value)
             self.buffers.update({f"{layer_id}.{name}": b.detach() for name, b in module.named_buffers()})
         self.buffers, trainable = by_name(self.buffers), by_name(trainable)
-        self._masters = {name: value for name, value in trainable.items() if name in (masters or {})}
+        self._masters = {name: value for name, value in trainable.items() if name in masters}
+        return trainable
+
+    def _accumulate(self, trainable: dict[str, Tensor], sharing: Sharing, part: Part | None) -> dict[str, Tensor]:
+        """Makes the accumulators, tied ones apart; returns what this replica trains: all, or its part."""
         apart = {sharing.kept[n]: n for n in sharing.summed & sharing.kept.keys() if sharing.kept[n] in trainable}
         self.summed = {k: v for k, v in trainable.items() if k not in apart}
-        self.gradients, self.accumulators = _flat_gradients(self.summed)
+        self.shares = Shares.of(part, self.parameters, self.summed) if part is not None and part.of > 1 else None
+        if self.shares is None:
+            self.gradients, self.accumulators = _flat_gradients(self.summed)
+        else:
+            self.gradients, self.accumulators = self.shares.gradients, dict(self.shares.accumulators)
+            self.parameters |= self.shares.parameters
+            self.summed = self.shares.accumulators
+            self._masters = {name: value for name, value in self._masters.items() if name in apart}
         self.tied_gradients: dict[int, Tensor] = {}
         for name, number in apart.items():
             (self.tied_gradients[number],), views = _flat_gradients({name: trainable[name]})
             self.accumulators |= views
+        if self.shares is not None:
+            trainable = by_name(self.shares.stepped | {name: trainable[name] for name in apart})
         for name, value in trainable.items():
-            value.grad = self.accumulators[name]
-        self.trained, self.taken = trainable, 0
-        self._decay = training.weight_decay or 0.0
-        self._decays_itself = optimizer in UNFUSED
-        self.last_gradients = _flat_gradients(trainable)[1] if remember else {}
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.states: dict[str, dict[str, Tensor]] = {name: {} for name in STATE_NAMES[optimizer] if trained}
-        self._counters: dict[str, Tensor] = {}
-        if trainable:
-            fused = all(p.is_floating_point() for p in trainable.values())
-            own = replace(training, weight_decay=0.0) if self._decays_itself else training
-            self.optimizer = make_optimizer(optimizer, list(trainable.values()), own, fused)
-            self._allocate_state(trainable)
-        self._kept = dict(self.parameters)
-        self.tied = {n: (self.parameters[k], self.accumulators.get(k)) for n, k in sharing.kept.items()}
+            value.grad = self.accumulators[name] if value.grad is None else value.grad
+        return trainable
+
+    def _use(self, modules: Mapping[int, nn.Module], sharing: Sharing) -> None:
+        """Layers use what is kept once: what other layers or stages lend, and this replica's part of a flat buffer."""
         used = {k: (self.parameters[kept], self.accumulators.get(kept)) for k, kept in sharing.same.items()}
         for name, (shared, accumulator) in (sharing.lent | used).items():
             self.parameters[name] = shared
             if accumulator is not None:
                 self.accumulators[name] = accumulator
         named = {f"{i}.{name}": p for i, module in modules.items() for name, p in module.named_parameters()}
-        for name in (sharing.lent | used).keys() & named.keys():
+        moved = {} if self.shares is None else self.shares.parameters
+        for name in (sharing.lent | used | moved).keys() & named.keys():
             named[name].data = self.parameters[name]  # the layer's own is not kept beside it
         once = {id(self.parameters[name]): name for name in reversed(named) if named[name].requires_grad}
         self.changing = tuple(reversed(once.values()))
@@ -142,6 +176,7 @@ class StageWeights:
         for named in (self.parameters, self.buffers, self.trained, self.last_gradients, *self.states.values()):
             yield from named.values()
         yield from (*self.gradients, *self.tied_gradients.values(), *self._counters.values())
+        yield from () if self.shares is None else self.shares.values
 
     def _allocate_state(self, trainable: Mapping[str, Tensor]) -> None:
         assert self.optimizer is not None
@@ -159,6 +194,20 @@ class StageWeights:
         for flat in (*self.gradients, *self.tied_gradients.values()):
             flat.zero_()
 
+    @property
+    def divided_gradients(self) -> list[Tensor]:
+        """Of `stepped_gradients`, those of parameters that a team divides."""
+        if self.shares is not None:
+            found = self.shares.stepped.items()
+            return [value.grad for name, value in found if name in self.shards and value.grad is not None]
+        return [self.accumulators[name] for name in self.summed if name in self.shards]
+
+    def named_shards(self, layer_names: Sequence[str]) -> dict[str, Shard]:
+        """How a team divides what is in `named_state`, by the same keys."""
+        groups = ("parameters", *(f"optimizer/{key}" for key in self.states))
+        named = {public_name(self._saved_as.get(name, name), layer_names): self.shards[name] for name in self.shards}
+        return {f"{group}/{name}": shard for group in groups for name, shard in named.items()}
+
     def forget_gradients(self) -> None:
         """What was remembered of the last step is zero from now on."""
         for gradient in self.last_gradients.values():
@@ -169,7 +218,7 @@ class StageWeights:
         self.taken += 1
         if self.optimizer is not None:
             if self._decays_itself and self._decay:
-                self._add_decay(self.accumulators)
+                self._add_decay({name: value.grad for name, value in self.trained.items() if value.grad is not None})
             for name, gradient in self.last_gradients.items():
                 gradient.copy_(self.accumulators[name])
             if self._decay and not self._decays_itself:
@@ -188,6 +237,13 @@ class StageWeights:
     def _write_copies(self) -> None:
         for name, master in self._masters.items():
             self.parameters[name].copy_(master)
+        for name, copy in {} if self.shares is None else self.shares.copies.items():
+            copy.copy_(self.trained[name])
+
+    @property
+    def stepped_gradients(self) -> list[Tensor]:
+        """Of the flat buffers what this replica steps, once they are summed: all, or its part."""
+        return self.gradients if self.shares is None else self.shares.own_gradients
 
     def set_step(self, steps: int) -> None:
         """Tells the optimizer that `steps` steps have been taken (after loading a checkpoint)."""
@@ -200,16 +256,21 @@ class StageWeights:
         """Every tensor of the replica, the live ones, by checkpoint key; masters in place of their copies.
 
         "parameters/<layer>/<name>", "buffers/<layer>/<name>", "optimizer/<state>/<layer>/<name>". A tied parameter has
-        the name of the tie's first member wherever it is kept.
+        the name of the tie's first member wherever it is kept. Of what replicas share out, keys end with the piece.
         """
-        trained = {**self._kept, **self._masters}
+        trained, pieces = {**self._kept, **self._masters}, dict[str, Piece]()
+        if self.shares is not None:
+            pieces = self.shares.pieces
+            trained = {name: value for name, value in trained.items() if name not in self.shares.mastered}
+            trained |= {name: self.trained[name] for name in self.shares.copies}
         groups: dict[str, Mapping[str, Tensor]] = {"parameters": trained, "buffers": self.buffers}
         groups |= {f"optimizer/{key}": tensors for key, tensors in self.states.items()}
-        return {
-            f"{group}/{public_name(self._saved_as.get(name, name), layer_names)}": tensor
-            for group, tensors in groups.items()
-            for name, tensor in tensors.items()
-        }
+        found = {}
+        for group, tensors in groups.items():
+            for name, tensor in tensors.items():
+                piece = "" if tensor is self._kept.get(name) else pieces.get(name, "")
+                found[f"{group}/{public_name(self._saved_as.get(name, name), layer_names)}{piece}"] = tensor
+        return found
 
 
 def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

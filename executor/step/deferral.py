@@ -1,8 +1,8 @@
 """Op lists whose optimizer steps come last: for updates that need the gradients of the whole model.
 
 A plan may list a STEP as soon as its stage is done, before other stages' backwards. Waiting there for all gradients
-would never end. So STEP, and the parameters sent after it, move to the end of their device's list, in their order.
-Nothing else waits for them within the step, so what was free of circles stays so.
+would never end. So STEP, and what takes new parameters on after it, move to the end of their device's list, in their
+order. Nothing else waits for them within the step, so what was free of circles stays so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...planner.plan import IN_LINE, RECEIVES, Kind, Op
 from .waits import Waits
 
-_LATE = frozenset({Kind.STEP, Kind.SEND_P, Kind.RECV_P})
+_LATE = frozenset({Kind.STEP, Kind.GATHER, Kind.SEND_P, Kind.RECV_P})
 
 
 class DeferredList(NamedTuple):

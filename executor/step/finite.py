@@ -55,7 +55,7 @@ class Guard:
         if not self._gradients or self._norm_tells:
             return
         weights = self._weights[stage]
-        for flat in (*weights.gradients, *weights.tied_gradients.values()):
+        for flat in (*weights.stepped_gradients, *weights.tied_gradients.values()):
             if self._queues:
                 with _disable_current_modes():  # no memory of the step's
                     good = torch.isfinite(flat.sum())

@@ -1,6 +1,6 @@
-"""Activations and gradients between devices, and sums of gradients.
+"""Activations and gradients between devices, sums of gradients, and parameters put together from replicas' parts.
 
-RECV_* allocates and posts, SEND_* posts, REDUCE and TIE launch. Nothing here blocks.
+RECV_* allocates and posts, SEND_* posts, REDUCE, TIE and GATHER launch. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class MessageOps:
             Kind.RECV_B: self._receive,
             Kind.REDUCE: self._reduce,
             Kind.TIE: self._reduce,
+            Kind.GATHER: self._gather,
         }
 
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
@@ -44,8 +45,20 @@ class MessageOps:
         worker.leave(state, Transfer([tensor], [handle], record))
 
     def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
-        group, tensors = self._worker.replicas[op.stage].sums(op)
+        replica, transport = self._worker.replicas[op.stage], self._worker.transport
+        group, tensors = replica.sums(op)
         if group is not None:
-            handles = [self._worker.transport.all_reduce(tensor, group) for tensor in tensors]
+            shared = {id(tensor) for tensor in replica.shared}
+            handles = [
+                (transport.reduce_scatter if id(tensor) in shared else transport.all_reduce)(tensor, group)
+                for tensor in tensors
+            ]
             state.reductions[op.collective] = Transfer([], handles, record)
             record.moved_bytes = sum(tensor.nbytes for tensor in tensors)
+
+    def _gather(self, state: StepState, op: Op, record: OpRecord) -> None:
+        replica = self._worker.replicas[op.stage]
+        assert replica.group is not None, "only replicas gather"
+        handles = [self._worker.transport.all_gather(tensor, replica.group) for tensor in replica.gathered]
+        state.reductions[op.collective] = Transfer([], handles, record)
+        record.moved_bytes = sum(tensor.nbytes for tensor in replica.gathered)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ...planner.plan import Op, Plan
 from ..basics import ExecutionError
@@ -96,6 +97,13 @@ class Observer:
     def wait(self, op: Op | None) -> None:
         """The rank blocks until this op of its own list has ended."""
         self._publish(Doing.WAITING, NOWHERE if op is None else self._positions.get(op, NOWHERE))
+
+    @contextmanager
+    def with_team(self) -> Iterator[None]:
+        """The rank blocks until all lanes of its team have come here."""
+        self._publish(Doing.WAITING)
+        yield
+        self._publish(Doing.COMPUTING)
 
     def resume(self) -> None:
         """What it waited for has happened."""

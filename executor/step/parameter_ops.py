@@ -59,6 +59,8 @@ class ParameterOps:
         if worker.course.versions is not None:
             self._exchange_version(state, op, record)
             return
+        if op.kind is Kind.SEND_P:  # behind all that this rank computes: nobody waits for it meanwhile
+            worker.finish(state, state.reductions.get((Kind.GATHER, op.stage, op.micro_batch)))
         named = self._exchanged(op, worker.replicas[op.stage].weights.parameters)
         worker.leave(state, self._exchange(op, named, record))
 

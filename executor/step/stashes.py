@@ -87,9 +87,9 @@ class Stashes:
         self._layouts = layouts
         self._tags = tags
         self._place = place
-        self._moves = moves_of(place, f"rank {transport.rank}", track, not transport.queues, hosted)
+        self._moves = moves_of(place, f"rank {transport.seat.number}", track, not transport.queues, hosted)
         self._away: dict[Key, _Away] = {}
-        self._host_copies = Lanes(place, f"rank {transport.rank} host copies")
+        self._host_copies = Lanes(place, f"rank {transport.seat.number} host copies")
         self._handing_over: list[Future[None]] = []
         self._handed_over: list[Transfer] = []
 

@@ -31,7 +31,7 @@ class TrainingWork:
         self._worker, blueprint = worker, worker.blueprint
         plan, training, replicas = blueprint.plan, blueprint.training, worker.replicas
         self.mini_batches = blueprint.mini_batches
-        self.update = Update(plan, training, worker.transport, replicas, worker.place.device)
+        self.update = Update(plan, training, worker.transport, replicas)
         weights = {stage: replica.weights for stage, replica in replicas.items() if replica.owner}
         self._guard = Guard(training, weights, blueprint.layer_names, worker.place.queues)
         self._divided = {s for p in plan.pipelines for s, d in enumerate(p.forward) if d != p.backward[s]}
@@ -69,9 +69,12 @@ class TrainingWork:
         self._guard.loss(loss)
 
     def end(self, state: StepState) -> None:
-        """After the last op: what has come in is put in its place, and statistics are exchanged."""
+        """After the last op: parameters are put in their place, and statistics are exchanged."""
         for stage in sorted(state.incoming):
             self._parameters.install(state, stage)
+        for (kind, _, _), gathering in state.reductions.items():
+            if kind is Kind.GATHER:
+                self._worker.finish(state, gathering)
         self._exchange_statistics(state)
         self._stashes.settle()
 
@@ -82,7 +85,7 @@ class TrainingWork:
 
     def failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
         """Names rank, stage, op, micro-batch and step."""
-        return failed_op(self._worker.transport.rank, step, op, error, asynchronous(self._worker.course.plan))
+        return failed_op(self._worker.transport.seat.number, step, op, error, asynchronous(self._worker.course.plan))
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self._worker.replicas[op.stage]

@@ -38,19 +38,23 @@ class Update:
         training: Training,
         transport: Transport,
         replicas: Mapping[int, StageReplica],
-        device: torch.device,
     ) -> None:
         self.training = training
         self.scaler = LossScaler.of(training)
         self.grad_norm: float | None = None
-        self._transport, self._device = transport, device
+        self._wires = transport.host  # connections between devices are for stages and their replicas
         owners = holders(plan)
-        mine = transport.rank
-        self._counted = [replica.weights.gradients for stage, replica in replicas.items() if owners[stage][0] == mine]
+        mine, first = transport.rank, transport.seat.lane == 0
+        self._counted = [
+            replica.weights.stepped_gradients if first else replica.weights.divided_gradients
+            for stage, replica in replicas.items()
+            if owners[stage][0] == mine or replica.weights.shares is not None
+        ]
         ties = {tie.number: tie for tie in StageCosts.of(plan.problem.model, plan.stages).ties}
         for replica in replicas.values():
             for number, flat in replica.weights.tied_gradients.items():
-                if min(ties[number].copies(owners)) == mine:
+                counts = first or number in replica.weights.divided_ties
+                if counts and min(ties[number].copies(owners)) == mine:
                     self._counted.append([flat])
         self._buffers = [t for replica in replicas.values() for t in replica.weights.buffers.values()]
         self._kept: list[Tensor] = []
@@ -74,16 +78,17 @@ class Update:
     def agree(self, finite: bool = True) -> None:
         """Collective, once all gradients are reduced: the model's norm, and whether this step is left out.
 
-        Every stage and every tied parameter counts once, at its lowest holder. One float64 travels, the sum of the
-        squares; where any gradient is not finite, or this rank's losses (`finite`) are not, neither is the sum.
+        Every stage and every tied parameter counts once, at its lowest holder, or part by part where replicas share the
+        optimizer, and what all lanes of a team have, at the first. One float64 travels, the sum of the squares; where
+        any gradient is not finite, or this rank's losses (`finite`) are not, neither is the sum.
         Raises NotFinite: gradients of this rank are what a run stops for.
         """
         with _disable_current_modes():  # a few numbers, no memory of the step's
             squares = sum(_norm(gradients) ** 2 for gradients in self._counted) if finite else math.nan
             if not math.isfinite(squares) and not self.training.skips:
                 raise NotFinite("the norm of its gradients is not finite")
-            total = torch.tensor(squares, dtype=torch.float64, device=self._device)
-            self._transport.all_reduce(total, GROUP).wait()
+            total = torch.tensor(squares, dtype=torch.float64)
+            self._wires.all_reduce(total, GROUP).wait()
             self.grad_norm = math.sqrt(total.item()) / self.scaler.scale
         self.left_out = self.training.skips and not math.isfinite(self.grad_norm)
         if self.training.clip_norm is not None:
@@ -95,7 +100,7 @@ class Update:
         if self.left_out:
             return
         if self._factor != 1.0:
-            for flat in (*replica.weights.gradients, *replica.weights.tied_gradients.values()):
+            for flat in (*replica.weights.stepped_gradients, *replica.weights.tied_gradients.values()):
                 flat.mul_(self._factor)
         replica.weights.step(self.training.rate(step))
 

@@ -50,6 +50,15 @@ class Watcher:
     setup_s: float = SETUP_S
     orders_at: OrdersAt | None = None
 
+    @property
+    def _team(self) -> int:
+        return self.plan.problem.cluster.team
+
+    @property
+    def ranks(self) -> int:
+        """How many there are: all lanes of all devices."""
+        return len(self.plan.orders) * self._team
+
     def _orders(self, slot: Slot) -> Sequence[Sequence[Op]]:
         return self.plan.orders if self.orders_at is None else self.orders_at(slot.step)
 
@@ -60,7 +69,7 @@ class Watcher:
         """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
         if slot.doing in (*LONG, Doing.DONE):
             return _OUTSIDE[slot.doing]
-        order = self._orders(slot)[rank]
+        order = self._orders(slot)[rank // self._team]
         if not 0 <= slot.position < len(order):
             return f"at the start of {self._when(slot)}"
         at = f"stage {order[slot.position].stage}, {describe_op(order[slot.position])}, {self._when(slot)}"
@@ -134,34 +143,34 @@ class Watcher:
         return min(met)
 
     def _awaited(self, rank: int, slot: Slot) -> str:
-        order = self._orders(slot)[rank]
+        order = self._orders(slot)[rank // self._team]
         if not 0 <= slot.awaited < len(order):
-            return "the other ranks"
+            return "the other ranks of its team" if self._team > 1 else "the other ranks"
         op = order[slot.awaited]
         partner = self._partner(rank, slot)
         towards = "" if partner == rank else f" {'from' if op.kind in RECEIVES else 'to'} rank {partner}"
-        return f"{op}{towards if op.kind is not Kind.REDUCE else ''}"
+        return f"{op}{towards if op.kind not in (Kind.REDUCE, Kind.GATHER) else ''}"
 
     def _partner(self, rank: int, slot: Slot) -> int:
         """The rank at the other end of the message that a rank waits for; itself for anything else."""
         orders = self._orders(slot)
-        order = orders[rank]
-        if not 0 <= slot.awaited < len(order) or order[slot.awaited].kind in COPIES | {Kind.REDUCE}:
+        order = orders[rank // self._team]
+        if not 0 <= slot.awaited < len(order) or order[slot.awaited].kind in COPIES | {Kind.REDUCE, Kind.GATHER}:
             return rank
         ops = Ops.of(orders, len(self.plan.stages))
         messages = Messages.of(self.plan, StageCosts.of(self.plan.problem.model, self.plan.stages), ops)
-        number = int(ops.first[rank]) + slot.awaited
+        number = int(ops.first[rank // self._team]) + slot.awaited
         for send, receive in zip(messages.send.tolist(), messages.receive.tolist(), strict=True):
             if number in (send, receive):
-                return int(ops.device[receive if number == send else send])
+                return int(ops.device[receive if number == send else send]) * self._team + rank % self._team
         return rank
 
 
-def lost_another(orders_at: OrdersAt, rank: int, slot: Slot) -> bool:
-    """Whether an error of a rank in this state came from another rank, which was waited for."""
+def lost_another(orders_at: OrdersAt, device: int, slot: Slot) -> bool:
+    """Whether an error of a rank of this device in this state came from another rank, which was waited for."""
     if slot.doing is not Doing.WAITING:
         return False
-    order = orders_at(slot.step)[rank]
+    order = orders_at(slot.step)[device]
     own_copy = 0 <= slot.awaited < len(order) and order[slot.awaited].kind in COPIES
     return not own_copy
 

@@ -8,6 +8,7 @@ from .choice import transport_for
 from .groups import reduce_groups, stage_on_two_devices, statistics_group, tie_group
 from .job_store import JobStore
 from .loopback import all_here, listen_locally, local_store
+from .seat import Seat
 from .threads import Hub
 from .transport import BACKSTOP_S, GlooTransport, Handle, Transport
 
@@ -17,6 +18,7 @@ __all__ = [
     "Handle",
     "Hub",
     "JobStore",
+    "Seat",
     "Transport",
     "all_here",
     "listen_locally",

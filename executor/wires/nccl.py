@@ -18,10 +18,13 @@ from torch import Tensor
 from ...planner.plan import SENDS, Kind, Op, Plan
 from ..place import Place
 from .groups import reduce_groups
-from .transport import BACKSTOP_S, Handle, Transport
+from .seat import Seat
+from .transport import BACKSTOP_S, Handle, Transport, all_gather_flat, part_of
 
 MESSAGE_BLOCKS = 8
 """Thread blocks that a message may occupy: receives are posted early and occupy them until the message comes."""
+_scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""reduce_scatter_tensor by the name that this torch has for it. Its output may be the rank's own part of its input."""
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
@@ -48,16 +51,21 @@ class NcclTransport:
     queues = True
 
     def __init__(self, wires: Transport, plan: Plan, place: Place, timeout_s: float = BACKSTOP_S) -> None:
-        self.rank = wires.rank
+        self.rank, self.seat = wires.rank, wires.seat
         self.world_size = wires.world_size
         self._wires = wires
         self._pairs: dict[tuple[int, int], Any] = {}
         self._groups: dict[str, Any] = {}
         timeout = timedelta(seconds=timeout_s)
+        own = self.seat.lane
         for pair in pairs(plan):  # every rank makes every group: it is a collective of all
-            self._pairs[pair] = _group(pair, timeout, MESSAGE_BLOCKS)
-        for name, ranks in reduce_groups(plan).items():
-            self._groups[name] = _group(ranks, timeout)
+            self._pairs[pair] = [_group(ranks, timeout, MESSAGE_BLOCKS) for ranks in self.seat.in_lanes(pair)][own]
+        for name, devices in reduce_groups(plan).items():
+            self._groups[name] = [_group(ranks, timeout) for ranks in self.seat.in_lanes(devices)][own]
+        self._team: Any = None
+        if self.seat.size > 1:
+            mates = [Seat(device, 0, self.seat.size).mates for device in range(self.world_size)]
+            self._team = [_group(ranks, timeout) for ranks in mates][self.rank]
         self._connect(reduce_groups(plan), place)
 
     def _connect(self, groups: Mapping[str, Sequence[int]], place: Place) -> None:
@@ -66,36 +74,59 @@ class NcclTransport:
         for pair, group in self._pairs.items():
             if self.rank in pair:
                 work = dist.isend if self.rank == pair[0] else dist.irecv
-                handle = work(probe, pair[1] if self.rank == pair[0] else pair[0], group=group)
+                handle = work(probe, self.seat.like(pair[1] if self.rank == pair[0] else pair[0]), group=group)
                 _NcclHandle(handle).wait()
                 place.synchronize()
         for name, ranks in groups.items():
             if self.rank in ranks:
                 dist.all_reduce(probe, group=self._groups[name])
                 place.synchronize()
+        if self._team is not None:
+            dist.all_reduce(probe, group=self._team)
+            place.synchronize()
 
     @property
     def host(self) -> Transport:
         return self._wires
 
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Handle:
-        return _NcclHandle(dist.isend(tensor, peer, group=self._pairs[self.rank, peer]))
+        return _NcclHandle(dist.isend(tensor, self.seat.like(peer), group=self._pairs[self.rank, peer]))
 
     def post_receive(self, buffer: Tensor, peer: int, tag: int) -> Handle:
-        return _NcclHandle(dist.irecv(buffer, peer, group=self._pairs[peer, self.rank]))
+        return _NcclHandle(dist.irecv(buffer, self.seat.like(peer), group=self._pairs[peer, self.rank]))
 
     def all_reduce(self, tensor: Tensor, group: str) -> Handle:
         return _NcclHandle(dist.all_reduce(tensor, group=self._groups[group], async_op=True))
 
+    def reduce_scatter(self, tensor: Tensor, group: str) -> Handle:
+        ranks = self._groups[group]
+        part = part_of(tensor, dist.get_rank(ranks), dist.get_world_size(ranks))
+        return _NcclHandle(_scatter_sums(part, tensor, group=ranks, async_op=True))
+
+    def all_gather(self, tensor: Tensor, group: str) -> Handle:
+        ranks = self._groups[group]
+        part = part_of(tensor, dist.get_rank(ranks), dist.get_world_size(ranks))
+        return _NcclHandle(all_gather_flat(tensor, part, group=ranks, async_op=True))
+
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._wires.all_gather_object(value)
+
+    @property
+    def team(self) -> Any:
+        return self._team
+
+    def gather_team(self, value: Any) -> list[Any]:
+        return self._wires.gather_team(value)
+
+    def gather_parts(self, tensor: Tensor, rank: int) -> list[Tensor] | None:
+        return self._wires.gather_parts(tensor, rank)
 
     def barrier(self) -> None:
         self._wires.barrier()
 
     def close(self) -> None:
-        for group in (*self._pairs.values(), *self._groups.values()):
-            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        for group in (*self._pairs.values(), *self._groups.values(), self._team):
+            if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
         self._pairs.clear()
         self._groups.clear()

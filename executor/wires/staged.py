@@ -28,12 +28,12 @@ class StagedTransport:
     queues = False
 
     def __init__(self, wires: Transport, place: Place) -> None:
-        self.rank = wires.rank
+        self.rank, self.seat = wires.rank, wires.seat
         self.world_size = wires.world_size
         self._wires = wires
         self._place = place
         self._down, self._up = place.side(), place.side()
-        self._lanes = Lanes(place, f"rank {wires.rank}")
+        self._lanes = Lanes(place, f"rank {wires.seat.number}")
         self._sent: list[Future[None]] = []
 
     @property
@@ -72,17 +72,36 @@ class StagedTransport:
         return _Arriving(self._lanes[f"from {peer}"], copy)
 
     def all_reduce(self, tensor: Tensor, group: str) -> Handle:
+        return self._collective(tensor, group, self._wires.all_reduce)
+
+    def reduce_scatter(self, tensor: Tensor, group: str) -> Handle:
+        return self._collective(tensor, group, self._wires.reduce_scatter)
+
+    def all_gather(self, tensor: Tensor, group: str) -> Handle:
+        return self._collective(tensor, group, self._wires.all_gather)
+
+    def _collective(self, tensor: Tensor, group: str, start: Callable[[Tensor, str], Handle]) -> Handle:
         staged, copied = self._to_host(tensor)
 
-        def reduce() -> Mark:
+        def run() -> Mark:
             copied.block()
-            self._wires.all_reduce(staged, group).wait()
+            start(staged, group).wait()
             return self._up.put(lambda: _copy(staged, tensor), copied)
 
-        return _Arriving(self._lanes[f"reduce {group}"], reduce)
+        return _Arriving(self._lanes[f"reduce {group}"], run)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._wires.all_gather_object(value)
+
+    @property
+    def team(self) -> Any:
+        return self._wires.team
+
+    def gather_team(self, value: Any) -> list[Any]:
+        return self._wires.gather_team(value)
+
+    def gather_parts(self, tensor: Tensor, rank: int) -> list[Tensor] | None:
+        return self._wires.gather_parts(tensor, rank)
 
     def barrier(self) -> None:
         for future in self._sent:

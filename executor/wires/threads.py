@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..basics import Aborted
-from .transport import BACKSTOP_S, Handle, Transport
+from .seat import Seat
+from .transport import BACKSTOP_S, Handle, Transport, part_of
 
 _Key = tuple[int, int, int]
 
@@ -122,7 +123,7 @@ class ThreadTransport:
     queues = False
 
     def __init__(self, hub: Hub, rank: int) -> None:
-        self.rank = rank
+        self.rank, self.seat = rank, Seat(rank)
         self.world_size = hub.world_size
         self._hub = hub
         self._turns: dict[str, int] = defaultdict(int)
@@ -140,11 +141,27 @@ class ThreadTransport:
     def all_reduce(self, tensor: Tensor, group: str) -> Handle:
         return self._join(group, tensor, _sum_in_place)
 
+    def reduce_scatter(self, tensor: Tensor, group: str) -> Handle:
+        return self.all_reduce(tensor, group)
+
+    def all_gather(self, tensor: Tensor, group: str) -> Handle:
+        return self._join(group, tensor, _gather_in_place)
+
     def all_gather_object(self, value: Any) -> list[Any]:
         collective = self._join("all", value, list)
         collective.wait()
         gathered: list[Any] = collective.result
         return gathered
+
+    @property
+    def team(self) -> None:
+        return None
+
+    def gather_team(self, value: Any) -> list[Any]:
+        return [value]
+
+    def gather_parts(self, tensor: Tensor, rank: int) -> list[Tensor] | None:
+        return [tensor]
 
     def barrier(self) -> None:
         self.all_gather_object(None)
@@ -166,3 +183,12 @@ def _sum_in_place(tensors: list[Tensor]) -> None:
             first.add_(other)
         for other in others:
             other.copy_(first)
+
+
+def _gather_in_place(tensors: list[Tensor]) -> None:
+    """Gives everyone the parts of all, each as its own rank has it."""
+    with _disable_current_modes():
+        for number, source in enumerate(tensors):
+            for target in tensors:
+                if target is not source:
+                    part_of(target, number, len(tensors)).copy_(part_of(source, number, len(tensors)))

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from contraflow.__main__ import cli
 from contraflow.executor.cli.profile import PRECISIONS as OFFERED
 from contraflow.executor.measure.analytic import PRECISIONS, analytic_profile
+from contraflow.executor.measure.kernels import flat
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.measure.roofline import Roofline
 from contraflow.models import cross_entropy, resolve
@@ -59,7 +60,7 @@ def test_bytes_equal_those_of_a_measured_profile(name: str, precision: str) -> N
 
 @cache
 def counted(model: str, batch: int) -> list[dict[str, Any]]:
-    """FLOPs of the layers of a block of the model's family, as seconds."""
+    """FLOPs of the layers of a model of the family, a block being one, as seconds."""
     config: Any
     if model == "gpt":
         config = GPTConfig(blocks=2, width=256, heads=4, sequence=128, vocabulary=1000)
@@ -67,7 +68,7 @@ def counted(model: str, batch: int) -> list[dict[str, Any]]:
     else:
         config = LlamaConfig(2, 256, 8, 2, hidden=688, sequence=128, vocabulary=1000)
         made = llama(model, config)
-    layers: list[dict[str, Any]] = analytic_profile(made, batch, COUNTING, efficiency=1.0)["layers"]
+    layers: list[dict[str, Any]] = analytic_profile(made, batch, COUNTING, efficiency=1.0, layers="block")["layers"]
     return layers
 
 
@@ -122,7 +123,7 @@ def test_convolutions_are_counted_as_torchs_flop_counter_does() -> None:
 
 def taken(*, work: Any, arguments: tuple[Tensor, ...]) -> tuple[int, int]:
     """(FLOPs, bytes) of a function of tensors."""
-    with torch.no_grad(), Roofline(1.0, 1.0) as roofline:
+    with torch.no_grad(), Roofline(flat(1.0, 1.0)) as roofline:
         work(*arguments)
     return roofline.flops, roofline.bytes
 
@@ -153,7 +154,7 @@ def test_an_operator_takes_the_longer_of_arithmetic_and_memory() -> None:
     """A product of 8x4 and 4x16: 1024 FLOPs and 896 bytes."""
     a, b = torch.ones(8, 4), torch.ones(4, 16)
     for flops_per_s, bytes_per_s, seconds in ((1024.0, 1.0, 896.0), (1.0, 896.0, 1024.0), (512.0, 448.0, 2.0)):
-        with Roofline(flops_per_s, bytes_per_s) as roofline:
+        with Roofline(flat(flops_per_s, bytes_per_s)) as roofline:
             torch.mm(a, b)
         assert roofline.seconds == seconds
 
@@ -209,7 +210,9 @@ def profiled(*arguments: str) -> dict[str, Any]:
 def test_seventy_billion_parameters_are_profiled_without_their_memory() -> None:
     """Llama 70B in bfloat16 has 138 GB of parameters; the process grows by less than one."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    content = profiled("llama-70b", "--device", "H100-80GB", "--precision", "bf16")
+    content = profiled(
+        "llama-70b", "--device", "H100-80GB", "--precision", "bf16", "--layers", "block", "--efficiency", "0.5"
+    )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
     layers = content["layers"]
     assert len(layers) == 82
@@ -238,7 +241,7 @@ def test_a_preset_profile_plans_for_that_preset_alone() -> None:
     [
         (
             ("--device", "A100"),
-            "--device A100: unknown; measure on cpu or cuda, or take a preset: A100-40GB, A100-80GB",
+            "--device A100: unknown; measure on cpu or cuda, or take a preset: A10-24GB, A100-40GB, A100-80GB",
         ),
         (("--device", "V100-32GB", "--precision", "bf16"), "V100-32GB has no bf16; it has fp32, fp16"),
         (("--device", "A100-80GB", "--efficiency", "1.5"), "efficiency must be above 0 and at most 1, got 1.5"),

@@ -342,7 +342,7 @@ def test_headers_of_tensor_files_are_not_believed(trained: Path, tmp_path: Path)
         path = tmp_path / "rank-00000.safetensors"
         path.write_bytes(spoilt)
         record = checkpoint_files.FileRecord(len(spoilt), checkpoint_files.hashlib.sha256(spoilt).hexdigest())
-        found = {name: torch.zeros_like(tensor) for name, tensor in kept.items()}
+        found = [checkpoint_files.Taken(name, torch.zeros_like(tensor)) for name, tensor in kept.items()]
         try:
             checkpoint_files.read_tensors(path, record, len(spoilt), found)
         except RunError as error:
@@ -370,7 +370,7 @@ def test_every_flipped_bit_and_every_lost_byte_is_noticed(trained: Path, tmp_pat
                 continue
         else:
             with pytest.raises(RunError, match=r"it has|its digest"):
-                checkpoint_files.read_tensors(spoilt, index.files[name], 1 << 30, {})
+                checkpoint_files.read_tensors(spoilt, index.files[name], 1 << 30, [])
 
 
 # ---------------------------------------------------------------- started again by torchrun

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from runs import STEPS, Case, assert_equals_reference, profiled, worst_excess
+from runs import STEPS, Case, assert_equals_reference, profiled, sized, worst_excess
 
 from contraflow.executor.run.launch import execute
+from contraflow.models import resolve
 from contraflow.planner.check import check
 from contraflow.planner.plan import Plan
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
@@ -21,7 +22,7 @@ KEPT_1F1B = 2_658_816
 
 def _searched(space: SearchSpace, limit: int, wanted: str) -> Plan:
     """A plan on two devices that has a policy; the layers' bytes are measured, their times all equal."""
-    graph = profiled(CASE.model, CASE.dtype)
+    graph = sized(resolve(CASE.model), dtype=CASE.dtype, layers="block")
     times = {"forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3}
     graph = replace(graph, layers=tuple(replace(layer, **times) for layer in graph.layers))
     kind = DeviceType("toy", limit)

@@ -34,6 +34,8 @@ from contraflow.executor.stage.tracing import StageLayers
 from contraflow.executor.state.weights import StageWeights
 from contraflow.executor.step.finite import Guard
 from contraflow.executor.step.update import Update
+from contraflow.executor.wires import Seat
+from contraflow.models import Piece
 from contraflow.models.attention import Attention
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.basics.errors import ModelError, PlanError
@@ -138,8 +140,9 @@ def test_statistics_in_order_need_no_room() -> None:
 def test_what_is_asked_of_gradients_is_no_memory_of_the_step() -> None:
     """Whether they are finite, on a device that queues, and the norm that all ranks agree on."""
     weights, queued = StageWeights({0: nn.Linear(4, 4)}, "sgd", Training(lr=0.1)), SimpleNamespace(wait=lambda: None)
-    transport: Any = SimpleNamespace(rank=0, all_reduce=lambda tensor, group: queued)
-    update = Update(two_stages()[1], Training(clip_norm=1.0), transport, {}, torch.device("cpu"))
+    wires = SimpleNamespace(all_reduce=lambda tensor, group: queued)
+    transport: Any = SimpleNamespace(rank=0, seat=Seat(0), host=wires)  # no group of all ranks between devices
+    update = Update(two_stages()[1], Training(clip_norm=1.0), transport, {})
     with StorageTracker() as tracker:
         Guard(Training(), {0: weights}, ("layer",), queues=True).stepping(0)
         update.agree()
@@ -318,10 +321,10 @@ class Attending(nn.Module):
 def test_the_target_counts_while_a_layer_runs_that_keeps_nothing(engine: Engine) -> None:
     """Its stage has it by then, and no stash yet of which it is a part."""
     model, layer, x = chain([partial(Attending, 8)] * 2, 8), Attending(8), torch.randn(2, 5, 8)
-    on = Example(1, x, None, differentiated=False)
-    program = trace_layer(model, layer, on, torch.float32, engine, check=False)
+    on = Example(Piece("layer1", range(1, 2)), x, None, differentiated=False)
+    program = trace_layer(model, [layer], on, torch.float32, engine, check=False)
     none, small, large = (
-        LayerRun(program, layer, on, awaiting).costs(time.perf_counter, 1, 0)["workspace_bytes"]
+        LayerRun(program, [layer], on, awaiting).costs(time.perf_counter, 1, 0)["workspace_bytes"]
         for awaiting in (0, 16, 4096)
     )
     assert (small - none, large - none) == (16, 4096)

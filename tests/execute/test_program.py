@@ -64,7 +64,7 @@ def test_a_recomputed_stash_is_the_stash_and_changes_nothing(name: str) -> None:
 
 def test_a_forward_without_a_stash_holds_one_layer_at_a_time() -> None:
     """Its peak is far below the stash of three blocks."""
-    case = Part.of("gpt-tiny", first=1, last=4)
+    case = Part.of("gpt-tiny", first=1, last=7)
     parameters = case.parameters()
     with StorageTracker([*parameters.values(), case.x]) as tracker:
         output = case.program.forward_only(parameters, {}, case.x)
@@ -142,7 +142,7 @@ def test_the_stash_is_as_large_as_known_before_running(name: str) -> None:
 
 def test_i_and_w_hold_about_one_stash_between_them() -> None:
     """Splitting the backward of a transformer block holds no more than 1.02 stashes between I and W."""
-    program = Part.of("gpt-tiny", first=1, last=4).program
+    program = Part.of("gpt-tiny", first=1, last=7).program
     assert program.weight_stash_bytes <= 1.02 * program.stash_bytes
 
 
@@ -187,7 +187,7 @@ def test_dropout_depends_on_the_seed_and_not_on_the_partition() -> None:
 
 def test_a_backward_consumes_its_stash_and_frees_it_on_the_way() -> None:
     """The peak of B stays below stash plus one layer's gradients, and nothing is left afterwards."""
-    case = Part.of("gpt-tiny", first=1, last=4)
+    case = Part.of("gpt-tiny", first=1, last=7)
     parameters, sums = case.parameters(), case.zeros()
     grad = torch.ones(case.program.output_spec.shape)
     with StorageTracker([*parameters.values(), *sums.values(), case.x, grad]) as tracker:

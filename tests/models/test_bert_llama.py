@@ -40,16 +40,17 @@ def test_bert_large_is_the_published_one_but_for_its_untied_decoder() -> None:
 
 def test_a_block_of_bert_is_torchs_own_post_norm_encoder_layer() -> None:
     """nn.TransformerEncoderLayer with the same weights computes the same."""
-    block = build_layer(resolve("bert-tiny").layers[1], 0, 1, torch.float64)
+    attention, mlp = (build_layer(resolve("bert-tiny").layers[k], 0, k, torch.float64) for k in (1, 2))
     theirs = nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", batch_first=True, dtype=torch.float64)
     renamed = {
-        "self_attn.in_proj_": "attention.qkv.",
-        "self_attn.out_proj.": "attention.out.",
-        "linear1.": "up.",
-        "linear2.": "down.",
-        "norm1.": "ln1.",
-        "norm2.": "ln2.",
+        "self_attn.in_proj_": "0.attention.qkv.",
+        "self_attn.out_proj.": "0.attention.out.",
+        "linear1.": "1.up.",
+        "linear2.": "1.down.",
+        "norm1.": "0.norm.",
+        "norm2.": "1.norm.",
     }
+    block = nn.Sequential(attention, mlp)
     state = {}
     for key in theirs.state_dict():
         old = next(prefix for prefix in renamed if key.startswith(prefix))

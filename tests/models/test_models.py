@@ -64,9 +64,12 @@ def test_every_family_has_a_tiny_model() -> None:
 
 def test_gpt2_initialisation_scales_residual_projections_down() -> None:
     """Projections before a skip are drawn with 0.02 / sqrt(2 blocks), everything else with 0.02."""
-    block = build_layer(resolve("gpt-mini").layers[1], seed=0, index=1)
-    assert block.get_parameter("up.weight").std().item() == pytest.approx(0.02, rel=0.05)
-    assert block.get_parameter("down.weight").std().item() == pytest.approx(0.02 / 8**0.5, rel=0.05)
+    attention, mlp = (build_layer(resolve("gpt-mini").layers[k], seed=0, index=k) for k in (1, 2))
+    for layer, drawn in ((attention, {"qkv": 1, "out": 8}), (mlp, {"up": 1, "down": 8})):
+        named = dict(layer.named_parameters())
+        for name, residuals in drawn.items():
+            weight = next(value for key, value in named.items() if key.endswith(f"{name}.weight"))
+            assert weight.std().item() == pytest.approx(0.02 / residuals**0.5, rel=0.05)
 
 
 def test_a_layers_parameters_depend_on_seed_and_position_alone() -> None:

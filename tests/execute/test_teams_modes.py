@@ -1,0 +1,83 @@
+"""Teams of ranks in mixed precision, compiled, without a flush, and when one rank of them fails."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import faulty
+import pytest
+import torch
+from async_plans import SCHEDULED, unflushed
+from runs import STEPS, Case, assert_within_plan, planned, run_plans_together, truth
+from team_plans import Ways, team_plan
+
+from contraflow.executor.basics.errors import ExecutionError
+from contraflow.executor.oracle.emulation import emulate
+from contraflow.executor.run.launch import execute
+
+TWO: Ways = (("tensor", 2),)
+SHARDS: Ways = (("sequence", 2),)
+
+
+def test_a_team_trains_in_mixed_precision(tmp_path: Path) -> None:
+    """Masters and all within the plan's memory; lanes' sums of bfloat16 are rounded otherwise than one device's."""
+    cases = [
+        (Case("1f1b", "llama-tiny", 1, 2, precision="mixed"), SHARDS),
+        (Case("1f1b", "gpt-tiny", 1, 2, precision="mixed"), TWO),
+    ]
+    plans = [team_plan(case, ways) for case, ways in cases]
+    for (case, _), result in zip(cases, run_plans_together(plans, tmp_path, [torch.bfloat16] * 2), strict=True):
+        expected = truth(case.model, case.micro_batches, case.optimizer, torch.bfloat16)
+        assert result.losses == pytest.approx(expected.losses, abs=2e-3)
+        assert result.state is not None
+        for name, tensor in expected.state.items():
+            assert result.state[name].dtype == tensor.dtype
+            assert (result.state[name].double() - tensor.double()).norm() <= 0.02 * tensor.double().norm() + 1e-6, name
+        assert_within_plan(result)
+
+
+@pytest.mark.parametrize("policy", ["2bw", *(pytest.param(p, marks=pytest.mark.slow) for p in ("stash", "pipeoptim"))])
+def test_teams_train_without_a_flush(policy: str, tmp_path: Path) -> None:
+    """Versions and predictions are those of single devices with the same lists."""
+    case = unflushed(policy, 2, 2, "gpt-tiny")
+    (result,) = run_plans_together([team_plan(case, TWO)], tmp_path, training=SCHEDULED)
+    expected = emulate(planned(case), (STEPS,), training=SCHEDULED)
+    assert result.losses == pytest.approx(expected.losses, abs=1e-5)
+    assert result.state is not None
+    for name, tensor in expected.state.items():
+        torch.testing.assert_close(result.state[name], tensor, atol=1e-5, rtol=1e-5, msg=name)
+    assert_within_plan(result)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
+@pytest.mark.slow
+def test_compiled_programs_of_a_team_equal_one_device() -> None:
+    """With the self-check of the compiled programs."""
+    case = Case("1f1b", "gpt-tiny", 1, 2)
+    result = execute(team_plan(case, TWO), STEPS, transport="processes", compiled=True)
+    assert result.losses == pytest.approx(truth(case.model, 2, case.optimizer, case.dtype).losses, abs=1e-5)
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "says"),
+    [
+        ("kill", 1, "rank 1 was killed by signal 9 (SIGKILL) in {}"),
+        pytest.param("raise", 0, "rank 0, {}: ValueError: out of luck", marks=pytest.mark.slow),
+        pytest.param("raise", 1, "rank 1, {}: ValueError: out of luck", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lane_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, how: str, rank: int, says: str) -> None:
+    """Its mates wait for it inside an operation, and are not to blame."""
+    monkeypatch.setenv("FAULT", how)
+    monkeypatch.setenv("FAULT_AT", "7")
+    monkeypatch.setenv("FAULT_RANK", str(rank))
+    with pytest.raises(ExecutionError) as caught:
+        execute(
+            faulty.of_one_team(), 3, model="faulty:model", transport="processes", self_check=False,
+            timeout_s=60,
+        )  # fmt: skip
+    assert str(caught.value) == says.format("stage 0, op 0F2, micro-batch 2, step 1")

@@ -147,7 +147,8 @@ def _epochs(updates: int, epochs: int) -> list[int]:
 @cache
 def _plan(task: Task, optimizer: str, policy: str, size: int, each: int) -> Plan:
     """Stages, policy, and a run long enough to fill the pipeline: the emulation makes runs of its own lengths."""
-    content = analytic_profile(resolve(task.model), size, PRESETS["V100-16GB"], data=load(task.data))
+    model, data, device = resolve(task.model), load(task.data), PRESETS["V100-16GB"]
+    content = analytic_profile(model, size, device, efficiency=0.5, data=data, layers="block")
     graph, count = ModelGraph.from_dict(content), task.stages
     run = each * (count + 1)
     problem = Problem(graph, Cluster.uniform(count), Workload(run, optimizer, update_every=each))

@@ -80,7 +80,11 @@ def profiled(setting: Setting) -> tuple[ModelGraph, Cluster]:
     """Layers and machine, as many processes at a time as will train."""
     tell("profiling")
     content = profile_model(
-        resolve(setting.model), setting.micro_batch_size, rounds=setting.profile_rounds, load=setting.processes
+        resolve(setting.model),
+        setting.micro_batch_size,
+        rounds=setting.profile_rounds,
+        load=setting.processes,
+        layers="block",
     )
     machine = measure_machine(setting.processes)
     tell(machine.toml(setting.processes))

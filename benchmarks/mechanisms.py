@@ -33,6 +33,7 @@ from mechanisms_opponents import Best
 
 from contraflow.planner import Plan, check, plan
 from contraflow.planner.search.common import fits
+from contraflow.planner.search.modulo import warm as warm_timetable
 from contraflow.planner.search.orders.ready import warm as warm_orders
 from contraflow.planner.search.separate.ready import warm as warm_devices
 
@@ -211,6 +212,7 @@ def main() -> int:
         asked = cases.randomly(given.seed, given.random, flush)
     warm_orders()
     warm_devices()
+    warm_timetable()
     until = time.monotonic() + 60 * given.minutes
     origin, matches = tables.origin(), []
     for case in asked:

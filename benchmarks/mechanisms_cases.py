@@ -109,9 +109,9 @@ def _replicated() -> Iterator[Case]:
     profile = WORKLOADS / "pipedream" / "image_classification" / "vgg16" / "graph.txt"
     if not profile.exists():
         return
-    from contraflow.planner.formats import load_model
+    from contraflow.planner.formats import load_family
 
-    model, large = load_model(profile), DeviceType("V100-bench", 80 * GIB, 1.0, 900e9)
+    model, large = load_family(profile).members[0], DeviceType("V100-bench", 80 * GIB, 1.0, 900e9)
     rows = ((4, 1e9, "0.2055", "PipeDream's published planner"), (8, 1.25e9, "0.0909", "PipeDream's 7-1 by hand"))
     for count, bandwidth, target, source in rows:
         cluster = Cluster((NodeGroup(count, 1, large),), Link(bandwidth))

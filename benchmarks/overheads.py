@@ -142,7 +142,7 @@ def trained(jobs: dict[str, Job], arenas: int, rounds: int) -> dict[tuple[str, i
 
 def measure(rounds: int, repeats: int) -> list[Ratio]:
     """All ratios."""
-    content = profile_model(resolve("gpt-small"), 4, rounds=1)
+    content = profile_model(resolve("gpt-small"), 4, rounds=1, layers="block")
     made = dict(plans(ModelGraph.from_dict(content), Cluster.uniform(2), Workload(8, "adam"), PLANS, 5.0))
     jobs = {name: prepare(found, self_check=False) for name, found in made.items()}
     one: list[dict[tuple[str, int], Steps]] = []

@@ -32,9 +32,9 @@ TECHNIQUES = {
 
 def vgg(batches: int, memory: int | None, space: SearchSpace) -> Case:
     """VGG-16's profile by PipeDream at batch 128, on 4 devices with 12 GB/s host links and a 1.25 GB/s network."""
-    from contraflow.planner.formats import load_model
+    from contraflow.planner.formats import load_family
 
-    model = load_model(WORKLOADS / "pipedream" / "image_classification" / "vgg16" / "graph.txt")
+    model = load_family(WORKLOADS / "pipedream" / "image_classification" / "vgg16" / "graph.txt").members[0]
     kind = DeviceType("bench", memory if memory is not None else 1 << 50)
     cluster = Cluster((NodeGroup(4, 1, kind, Link(), None, Link(12e9)),), Link(1.25e9))
     limit = "unlimited" if memory is None else f"{memory / 1e9:g} GB"
@@ -128,7 +128,9 @@ P100 = PRESETS["P100-16GB"]
 
 def analytic(name: str, micro_batch_size: int, device: DeviceType, precision: str) -> ModelGraph:
     """A model of the registry with costs from FLOPs and bytes."""
-    return ModelGraph.from_dict(analytic_profile(resolve(name), micro_batch_size, device, precision))
+    return ModelGraph.from_dict(
+        analytic_profile(resolve(name), micro_batch_size, device, precision, 0.5, layers="block")
+    )
 
 
 def evaluation(quick: bool) -> Iterator[tuple[str, int, int, tuple[int, ...]]]:

@@ -54,7 +54,10 @@ $(REVIEWS): | $(VENV)/.installed-dev
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --retries 1 --no-deps \
 	    --no-binary vadersentiment -d $(@D) vaderSentiment==3.3.2 || echo "no reviews to be had"
 
+# The tests start hundreds of processes: what these import and compile lies on disk beforehand.
 test: $(VENV)/.installed-dev $(REVIEWS)
+	@$(BIN)/python -m compileall -q planner executor models tests benchmarks examples
+	@$(BIN)/python tests/kit/compile_first.py
 	$(BIN)/python $(MEASURE) -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
 
 faults: $(VENV)/.installed-dev

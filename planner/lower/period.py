@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..basics import PlanError, check_time
-from ..forecast import build
+from ..forecast import Deadlock, build
 from ..graph import StageCosts, update_size
 from ..plan import Kind, Plan
 from ..problem import FLUSH
@@ -40,7 +40,7 @@ def period_seconds(plan: Plan) -> float | None:
     first = count - 2 * step if count > 2 * step else count
     try:
         return _settled(plan, first, step)
-    except _NoBody:
+    except (_NoBody, Deadlock):
         return float(_ends(plan)[0]) / count
 
 
@@ -79,7 +79,7 @@ def _ends(plan: Plan) -> Floats:
     """Seconds from the start of a run to its end, and to the end of every stage's last forward."""
     jobs = build(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
     if not jobs.complete:
-        raise PlanError("the op lists wait for each other in a circle")
+        raise Deadlock("the op lists wait for each other in a circle")
     forwards = jobs.ops.where(Kind.F)
     found = np.zeros(1 + len(plan.stages))
     found[0] = jobs.end.max(initial=0.0)

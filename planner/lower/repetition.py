@@ -6,7 +6,7 @@ every op stands there again a few updates later. The body found is the longest s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from ..plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
 from .complete import complete
 
 _KEPT = (IN_LINE | {Kind.RECV_P}) - {Kind.PREDICT}
+_SHIPS = {Kind.SEND_S, Kind.RECV_S}
 
 
 def repeat(plan: Plan, micro_batches: int) -> Plan:
@@ -67,8 +68,9 @@ def _sending(versions: Versions, order: tuple[Op, ...]) -> tuple[Op, ...]:
 
 def _longer(plan: Plan, micro_batches: int) -> Plan:
     size, now = update_size(plan), plan.problem.workload.micro_batches
-    for keeps in (_keeps, _keeps_in_line):
-        lines = [_Line.of(keeps(order)) for order in plan.orders]
+    late = {stage for order in plan.orders for stage in _late(order)}
+    for lists in ([_keeps(order, late) for order in plan.orders], map(_keeps_in_line, plan.orders)):
+        lines = [_Line.of(kept) for kept in lists]
         bodies = _bodies(lines, size, now // size)
         if bodies is not None:
             break
@@ -97,18 +99,17 @@ def _keeps_in_line(order: Sequence[Op]) -> list[Op]:
     return [op for op in order if op.kind in _KEPT]
 
 
-def _keeps(order: Sequence[Op]) -> list[Op]:
+def _keeps(order: Sequence[Op], late: Set[int]) -> list[Op]:
     """The same, and what stands where it does for lack of room.
 
-    FETCHes where each stands directly before the backward that it is for; a stage's RECV_Ss where each stands directly
-    before one of its backwards, all as many micro-batches before their own.
+    FETCHes where each stands directly before the backward that it is for; what ships the stashes of stages whose
+    RECV_Ss come late, SEND_Ss too: messages between two devices are taken in the order in which they are sent.
     """
     line = [op for op in order if op.kind in _KEPT or op.kind is Kind.FETCH]
     passes = [(op, after) for op, after in pairwise(line) if op.kind is Kind.FETCH]
     waits = all(after.kind in (Kind.B, Kind.I) and after[1:3] == op[1:3] for op, after in passes)
-    late = _late(order)
     kept = _KEPT | {Kind.FETCH} if waits else _KEPT
-    return [op for op in order if op.kind in kept or (op.kind is Kind.RECV_S and op.stage in late)]
+    return [op for op in order if op.kind in kept or (op.kind in _SHIPS and op.stage in late)]
 
 
 def _late(order: Sequence[Op]) -> set[int]:

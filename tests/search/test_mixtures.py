@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from contraflow.planner import check
-from contraflow.planner.lower import Assembled
-from contraflow.planner.plan import Problem
+from contraflow.planner.lower import Assembled, repeat
+from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import SearchSpace, Workload
@@ -22,6 +22,8 @@ from contraflow.planner.search.steady.mixture_plans import Method, case_of
 from contraflow.planner.search.steady.mixtures import Mixtures
 from contraflow.planner.search.steady.search import Steady
 from contraflow.planner.search.steady.tables import Split
+from contraflow.tests.kit.editing import codes
+from contraflow.tests.search.test_layer_orders import random_graph
 
 TIMES = (0.7, 1.0, 1.4, 1.3, 0.8, 0.7, 0.9, 0.9, 1.0, 0.9, 1.6, 0.7)
 
@@ -110,6 +112,18 @@ def test_every_weight_policy_gets_plans_that_pass_the_checker(method: str) -> No
     assert not any(check(found.plan) for found in taken)
     assert session.best is not None
     assert session.best.weights == method
+
+
+@pytest.mark.parametrize("seed", [5, 11, 16, 17])
+def test_what_ships_late_runs_on_and_on(seed: int) -> None:
+    """Stashes that wait for room are sent after parameters: a longer run takes the two in the same order."""
+    model = ModelGraph.chain(random_graph(seed).layers) if seed % 2 else random_graph(seed)
+    given = Problem(model, Cluster.uniform(2 + seed % 3, link=Link(500.0, 0.0)), Workload(24))
+    taken = annealed(given, SearchSpace(asynchronous=("pipeoptim",), pipelines=1), seed, effort=1.0)[1]
+    assert any(op.kind is Kind.RECV_P for found in taken for order in found.plan.orders for op in order)
+    for found in taken:
+        for count in (25, 60):
+            assert codes(repeat(found.plan, count)) == {"forecast"}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

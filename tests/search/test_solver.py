@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 SCRIPT = """
-import random
+import random, threading
 from ortools.sat.python import cp_model
 from contraflow.planner.search.exact import solver
 
@@ -24,7 +24,9 @@ for _ in range(40):
 for intervals in machines:
     model.add_no_overlap(intervals)
 model.minimize(step)
-solver.run(model, solver.Effort(0.3, 100.0, 2), 0, lambda bound: None)
+effort = solver.Effort(60.0, 1e6, 2)
+threading.Timer(0.3, effort.stop.set).start()
+solver.run(model, effort, 0, lambda bound: None)
 print(any(solve.thread.is_alive() for solve in solver._left))
 """
 

@@ -245,12 +245,20 @@ def _column(module: nn.Module, style: ColwiseParallel, cutting: _Cutting) -> _Wa
 
 
 @dataclass(frozen=True)
-class _Row(_Way):
-    """Input features are cut, and the lanes' outputs summed."""
+class _Summed(_Way):
+    """A module whose input lies as `source`, and whose lanes' outputs are summed into `target`."""
 
     source: Placement
     target: Placement
     known: bool
+    """Whether what follows is told how the output lies."""
+
+    def noted(self, y: Tensor, flow: Flow) -> Tensor:
+        return flow.noted(y, self.target) if self.known else y
+
+
+class _Row(_Summed):
+    """Input features are cut."""
 
     def run(self, module: nn.Module, lane: Lane, flow: Flow, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert isinstance(module, nn.Linear)
@@ -258,16 +266,11 @@ class _Row(_Way):
         y = flow.summed(F.linear(x, module.weight), self.target, lane)
         if module.bias is not None:
             y = y + (module.bias if isinstance(self.target, Replicate) else copied(module.bias))
-        return flow.noted(y, self.target) if self.known else y
+        return self.noted(y, flow)
 
 
-@dataclass(frozen=True)
-class _Rows(_Way):
-    """An embedding's rows are cut: zeros for what others have, and the lanes' outputs are summed."""
-
-    source: Placement
-    target: Placement
-    known: bool
+class _Rows(_Summed):
+    """An embedding's rows are cut: zeros for what others have."""
 
     def run(self, module: nn.Module, lane: Lane, flow: Flow, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert isinstance(module, nn.Embedding)
@@ -277,8 +280,7 @@ class _Rows(_Way):
         others = (own < 0) | (own >= rows)
         mine = None if padding is None or padding // rows != lane.number else padding % rows
         found = F.embedding(own.masked_fill(others, 0), module.weight, mine)
-        y = flow.summed(found.masked_fill(others.unsqueeze(-1), 0.0), self.target, lane)
-        return flow.noted(y, self.target) if self.known else y
+        return self.noted(flow.summed(found.masked_fill(others.unsqueeze(-1), 0.0), self.target, lane), flow)
 
 
 def _row(module: nn.Module, style: RowwiseParallel, cutting: _Cutting) -> _Way:

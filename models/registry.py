@@ -112,8 +112,10 @@ def _made(name: str, factory: Callable[[], Any]) -> Any:
 
 
 def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[LayerSpec, ...]:
-    if not isinstance(made, (list, tuple, nn.Sequential)) or not len(made):
+    if not isinstance(made, (list, tuple, nn.Sequential)):
         raise UnknownModel(name, f"returned {type(made).__name__}, not a LayeredModel or a list of modules")
+    if not len(made):
+        raise UnknownModel(name, f"returned a {type(made).__name__} without layers")
     layers = []
     for index, entry in enumerate(made):
         layer_name, module = entry if isinstance(entry, (list, tuple)) else (f"layer{index}", entry)

@@ -34,7 +34,10 @@ HOST = Link(25e9, 10e-6)
 
 @dataclass(frozen=True)
 class Costs:
-    """What `contraflow profile` is asked: the preset of the first kind of devices, then the others."""
+    """What `contraflow profile` is asked: the preset of the first kind of devices, then the others.
+
+    Teams divide tensors and, between those parts, positions: as much is sent, and nothing is kept by all.
+    """
 
     model: str
     devices: str
@@ -46,9 +49,13 @@ class Costs:
     def arguments(self, sort: str, layers: str) -> dict[str, Any]:
         """Of `executor.cli.profile.Asked`."""
         return {
-            "micro_batch_size": self.sizes, "team": self.teams, "link": self.link if self.teams != "1" else None,
-            "device": self.devices, "precision": self.precision, "efficiency": SORTS[sort], "layers": layers,
+            "micro_batch_size": self.sizes, "team": self.teams, **self.ways(), "device": self.devices,
+            "precision": self.precision, "efficiency": SORTS[sort], "layers": layers,
         }  # fmt: skip
+
+    def ways(self) -> dict[str, Any]:
+        """How teams divide layers, and over what."""
+        return {} if self.teams == "1" else {"link": self.link, "ways": "sequence"}
 
     def command(self, sort: str, layers: str) -> str:
         """What to type for the same file."""

@@ -1,4 +1,4 @@
-"""What the ranks of a team tell each other inside a layer: four collectives, each the backward of another.
+"""What the ranks of a team tell each other inside a layer: collectives, each the backward of another or of itself.
 
 They are operators of their own, so that a stage's graph holds them, fake tensors have their shapes, and B, I and W
 run them where the gradients are made. A process is a member of at most one team.
@@ -105,7 +105,23 @@ def team_scatter(x: Tensor) -> Tensor:
     return mine.to(x.device)
 
 
+@torch.library.custom_op("contraflow::team_exchange", mutates_args=())
+def team_exchange(x: Tensor) -> Tensor:
+    """An all-to-all: entry k of the first dimension is what lane k has there for this lane."""
+    with _team() as group:
+        source = _at(x, group)
+        got = torch.empty_like(source)
+        with _lent(source, got):
+            dist.all_to_all_single(got, source, group=group)
+    return got.to(x.device)
+
+
 @team_sum.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@team_exchange.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -173,6 +189,24 @@ class _Summed(torch.autograd.Function):
         return grads[0]
 
 
+class _Exchanged(torch.autograd.Function):
+    """What lanes have for each other, on its way there: its gradients go back."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        got: Tensor = team_exchange(x)
+        return got
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        got: Tensor = team_exchange(grads[0].contiguous())
+        return got
+
+
 class _Along(torch.autograd.Function):
     """What the collectives along a dimension share: (x, dim, lane), of which only x has a gradient."""
 
@@ -227,6 +261,12 @@ def copied(x: Tensor) -> Tensor:
 def summed(x: Tensor) -> Tensor:
     """The sum of the lanes' x, for a computation that all do alike."""
     y: Tensor = _Summed.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+def exchanged(x: Tensor) -> Tensor:
+    """Entry k of the first dimension is what lane k has there for this lane."""
+    y: Tensor = _Exchanged.apply(x)  # type: ignore[no-untyped-call]
     return y
 
 

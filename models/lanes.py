@@ -11,15 +11,26 @@ from torch import Tensor, nn
 EXECUTED = ("tensor", "sequence")
 """Ways of dividing layers among a team that are executed: Megatron-LM's tensor parallelism (arXiv:1909.08053), and
 the same with activations between its parts divided by position (arXiv:2205.05198)."""
+PLANNED = (*EXECUTED, "expert")
+"""Ways of which costs are estimated: by experts too, as in GShard (arXiv:2006.16668)."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One of `size` ranks that hold a layer together. `sequence`: what flows between layers is divided by position."""
+    """One of `size` ranks that hold a layer together. `sequence`: what flows between layers is divided by position.
+
+    `experts`: experts are divided, and what flows between layers by samples; all other parameters every lane has whole.
+    """
 
     size: int
     number: int = 0
     sequence: bool = False
+    experts: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether each lane has its own part of what flows between layers."""
+        return self.sequence or self.experts
 
     @classmethod
     def of(cls, ways: Mapping[str, int], number: int = 0) -> Lane | None:
@@ -27,14 +38,23 @@ class Lane:
 
         Raises ValueError naming a way that is not executed.
         """
+        return cls._among(EXECUTED, "executed", ways, number)
+
+    @classmethod
+    def planned(cls, ways: Mapping[str, int]) -> Lane | None:
+        """The first lane of such a team, also where it is not executed. Raises ValueError naming an unknown way."""
+        return cls._among(PLANNED, "estimated", ways, 0)
+
+    @classmethod
+    def _among(cls, known: Sequence[str], what: str, ways: Mapping[str, int], number: int) -> Lane | None:
         wide = {name: count for name, count in ways.items() if count > 1}
         if not wide:
             return None
-        if len(wide) > 1 or not wide.keys() <= set(EXECUTED):
+        if len(wide) > 1 or not wide.keys() <= set(known):
             given = ", ".join(f"{name} {count}" for name, count in wide.items())
-            raise ValueError(f"a team that divides layers by {given} is not executed; {' or '.join(EXECUTED)} is")
+            raise ValueError(f"a team that divides layers by {given} is not {what}; {' or '.join(known)} is")
         ((name, size),) = wide.items()
-        return cls(size, number, name == "sequence")
+        return cls(size, number, name == "sequence", name == "expert")
 
 
 class NoParallelForm(ValueError):

@@ -98,6 +98,8 @@ class Attention(Divisible):
     def divide(self, lane: Lane) -> None:
         """Every lane has heads of its own, and the heads of keys and values that they share. Raises NoParallelForm."""
         super().divide(lane)
+        if lane.experts:
+            return
         require_multiple(self.heads, "heads", lane)
         require_multiple(self.shared_heads, "heads of keys and values", lane)
 
@@ -169,14 +171,17 @@ class Head(Divisible):
         return logits
 
 
-def _embedding(config: LlamaConfig) -> nn.Embedding:
+def embedding(config: LlamaConfig) -> nn.Embedding:
+    """(batch, time) tokens -> (batch, time, width)."""
     made = TokenEmbedding(config.vocabulary, config.width)
     nn.init.normal_(made.weight, std=0.02)
     return made
 
 
-def llama(name: str, config: LlamaConfig) -> LayeredModel:
+def llama(name: str, config: LlamaConfig, mlp: Callable[[], nn.Module] | None = None, experts: int = 0) -> LayeredModel:
     """The chain embedding, two layers a block, head, trained on bytes of source code.
+
+    `mlp`: builds the second half of a block; None: an `MLP`. `experts`: how many it has.
 
     Raises:
         ValueError: the heads do not divide the width into pairs, or the shared heads not the heads.
@@ -186,11 +191,11 @@ def llama(name: str, config: LlamaConfig) -> LayeredModel:
     if config.heads % config.shared_heads:
         raise ValueError(f"{name}: {config.heads} heads cannot share {config.shared_heads} heads of keys and values")
     layers = (
-        LayerSpec("embedding", partial(_embedding, config)),
-        *blocks(config.blocks, partial(SelfAttention, config), partial(MLP, config)),
+        LayerSpec("embedding", partial(embedding, config)),
+        *blocks(config.blocks, partial(SelfAttention, config), mlp or partial(MLP, config)),
         LayerSpec("head", partial(Head, config)),
     )
-    return LayeredModel(name, layers, cross_entropy, f"stdlib:{config.sequence}")
+    return LayeredModel(name, layers, cross_entropy, f"stdlib:{config.sequence}", experts=experts)
 
 
 CONFIGS = {

@@ -5,12 +5,13 @@ A module here computes what torch's own does until it is divided; then every lan
 output features of a `Column` and the input features of a `Row` are cut, so that what comes between them needs no
 message: `entered` stands before the first, and a `Row` sums what the lanes have. With `Lane.sequence` what flows
 between such pairs is cut by position (dimension 1), and parameters that all lanes have see a part of the positions
-each, so their gradients are summed (`on_shards`).
+each, so their gradients are summed (`on_shards`). With `Lane.experts` none of these is cut: every lane computes samples
+of its own (dimension 0), from the embedding to the loss (`loss_of_samples`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,11 @@ class Divisible(nn.Module):
         """Becomes the part of a lane; modules in it do so by themselves. Raises NoParallelForm."""
         self.lane = lane
 
+    def _own(self, name: str) -> Tensor:
+        """A parameter of its own; gradients of one that is not cut are those of all that flows."""
+        parameter: Tensor = getattr(self, name)
+        return parameter if name in self.shards else on_shards(parameter, self.lane)
+
     def _cut(self, lane: Lane, shards: Mapping[str, Shard]) -> None:
         for name, shard in shards.items():
             whole = self.get_parameter(name)
@@ -52,7 +58,7 @@ def divide(module: nn.Module, lane: Lane) -> None:
 
 def entered(x: Tensor, lane: Lane | None) -> Tensor:
     """What stands before `Column`s: x on all lanes, gradients summed."""
-    if lane is None:
+    if lane is None or lane.experts:
         return x
     return gathered_for_parts(x, 1, lane) if lane.sequence else copied(x)
 
@@ -66,8 +72,8 @@ def left(x: Tensor, lane: Lane) -> Tensor:
 
 
 def on_shards(parameter: Tensor, lane: Lane | None) -> Tensor:
-    """A parameter that every lane has whole: where each sees its own positions, gradients are summed."""
-    return parameter if lane is None or not lane.sequence else copied(parameter)
+    """A parameter that every lane has whole: where each sees its own positions or samples, gradients are summed."""
+    return parameter if lane is None or not lane.apart else copied(parameter)
 
 
 def own_positions(table: Tensor, lane: Lane | None) -> Tensor:
@@ -79,19 +85,43 @@ def own_positions(table: Tensor, lane: Lane | None) -> Tensor:
     return table[lane.number * size : (lane.number + 1) * size]
 
 
+def own_samples(x: Tensor, lane: Lane) -> Tensor:
+    """The samples that this lane computes. Raises NoParallelForm."""
+    require_multiple(x.shape[0], "samples", lane)
+    size = x.shape[0] // lane.size
+    return x.narrow(0, lane.number * size, size)
+
+
+def loss_of_samples(loss: Callable[[Tensor, Tensor], Tensor], lane: Lane, output: Tensor, target: Tensor) -> Tensor:
+    """The loss of a micro-batch, a mean over samples, of which every lane has equally many: the mean over the lanes.
+
+    `output`: of the lane's samples; `target`: of all.
+    """
+    return summed(loss(output, own_samples(target, lane)) / lane.size)
+
+
 def require_multiple(count: int, what: str, lane: Lane) -> None:
     """Raises NoParallelForm."""
     if count % lane.size:
         raise NoParallelForm(f"{count} {what} cannot be divided among a team of {lane.size}")
 
 
-class Column(nn.Linear, Divisible):
+class _Projection(nn.Linear, Divisible):
+    """A projection of what flows between layers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self._own("weight"), None if self.bias is None else self._own("bias"))
+
+
+class Column(_Projection):
     """A projection whose output features are cut, in each of `blocks` that are fused."""
 
     blocks = 1
 
     def divide(self, lane: Lane) -> None:
         super().divide(lane)
+        if lane.experts:
+            return
         require_multiple(self.out_features // self.blocks, "output features", lane)
         self._cut_outputs(lane)
 
@@ -108,7 +138,10 @@ class FusedQKV(Column):
 
 
 class Classes(Column):
-    """A projection to classes: every lane gets the logits of all. The last lane's part may be shorter."""
+    """A projection to classes: every lane gets the logits of all. The last lane's part may be shorter.
+
+    With `Lane.experts` it gets those of its own samples.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)
@@ -116,43 +149,53 @@ class Classes(Column):
 
     def divide(self, lane: Lane) -> None:
         self.lane = lane
-        self._cut_outputs(lane)
+        if not lane.experts:
+            self._cut_outputs(lane)
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
-        if self.lane is None:
+    def forward(self, input: Tensor) -> Tensor:
+        logits = super().forward(input)
+        if self.lane is None or self.lane.experts:
             return logits
         dim = logits.dim() - 1
         return gathered_for_all(logits, dim, self.lane).narrow(dim, 0, self.classes)
 
 
-class Row(nn.Linear, Divisible):
+class Row(_Projection):
     """A projection whose input features are cut; all lanes get the sum, and add the bias once."""
 
     def divide(self, lane: Lane) -> None:
         super().divide(lane)
+        if lane.experts:
+            return
         require_multiple(self.in_features, "input features", lane)
         self._cut(lane, {"weight": Shard(1, self.in_features)})
         self.in_features = self.weight.shape[1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.lane is None:
-            return super().forward(x)
-        y = left(F.linear(x, self.weight), self.lane)
+    def forward(self, input: Tensor) -> Tensor:
+        if self.lane is None or self.lane.experts:
+            return super().forward(input)
+        y = left(F.linear(input, self.weight), self.lane)
         return y if self.bias is None else y + on_shards(self.bias, self.lane)
 
 
 class TokenEmbedding(nn.Embedding, Divisible):
-    """An embedding whose rows are cut: a lane has zeros for the tokens of the others, and all lanes get the sum."""
+    """An embedding whose rows are cut: a lane has zeros for the tokens of the others, and all lanes get the sum.
+
+    With `Lane.experts` it is whole, and a lane gets its own samples.
+    """
 
     def divide(self, lane: Lane) -> None:
         super().divide(lane)
+        if lane.experts:
+            return
         self._cut(lane, {"weight": Shard(0, self.num_embeddings)})
         self.num_embeddings = self.weight.shape[0]
 
     def forward(self, input: Tensor) -> Tensor:
         if self.lane is None:
             return super().forward(input)
+        if self.lane.experts:
+            return F.embedding(own_samples(input, self.lane), self._own("weight"))
         own = input - self.lane.number * self.num_embeddings
         others = (own < 0) | (own >= self.num_embeddings)
         found = F.embedding(own.masked_fill(others, 0), self.weight)

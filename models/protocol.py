@@ -97,6 +97,7 @@ class LayeredModel:
         loss: (output of the last layer, target) -> scalar, the mean over the micro-batch.
         data: a data set, the name of one (see `data.load`), or None when the user brings it later.
         ties: parameters that layers share, as GPT-2's embedding and head do.
+        experts: how many every mixture of experts in it has; 0: there is none.
 
     Raises:
         ValueError: no layers, two layers of one name, a block that is interrupted or has a layer's name, or a tie that
@@ -108,6 +109,7 @@ class LayeredModel:
     loss: Loss
     data: str | Dataset | None = None
     ties: tuple[Tie, ...] = ()
+    experts: int = 0
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -171,6 +173,8 @@ def _part(spec: LayerSpec, module: nn.Module, lane: Lane | None) -> nn.Module:
         try:
             if spec.parallel_plan is None:
                 divide(module, lane)
+            elif lane.experts:
+                raise NoParallelForm("a parallel plan says nothing of experts")
             else:
                 from .styles import parallelize  # takes a second to import
 

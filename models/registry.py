@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import bert, gnmt, gpt, inception, llama, lstm, mlp, resnet, vgg
+from . import bert, gnmt, gpt, inception, llama, lstm, mixtral, mlp, resnet, vgg
 from .lanes import NoParallelForm
 from .loss import cross_entropy
 from .protocol import LayeredModel, LayerSpec, Tie
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PRESETS: dict[str, Callable[[], LayeredModel]] = {
     **bert.PRESETS, **gnmt.PRESETS, **gpt.PRESETS, **inception.PRESETS, **llama.PRESETS, **lstm.PRESETS,
-    **mlp.PRESETS, **resnet.PRESETS, **vgg.PRESETS,
+    **mixtral.PRESETS, **mlp.PRESETS, **resnet.PRESETS, **vgg.PRESETS,
 }  # fmt: skip
 
 

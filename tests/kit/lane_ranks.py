@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,24 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import nn
 
-from contraflow.models import LayeredModel, build_layer, load, resolve
+from contraflow.models import LayeredModel, Loss, build_layer, load, resolve
 from contraflow.models.collectives import member_of
 from contraflow.models.gpt import GPTConfig, gpt
 from contraflow.models.lanes import Lane, shards_of
+from contraflow.models.mixtral import MixtralConfig, mixtral
+from contraflow.models.parallel import loss_of_samples
 
 TEAM = 2
-MODELS = ("gpt-tiny", "gpt-tiny-dropout", "odd-vocabulary", "bert-tiny", "llama-tiny", "users-own")
-"""users-own: examples/parallel_model.py, with the parallel plan that it brings for each way."""
+MODELS = ("gpt-tiny", "gpt-tiny-dropout", "odd-vocabulary", "bert-tiny", "llama-tiny", "mixture", "users-own")
+"""users-own: examples/parallel_model.py, with the parallel plan that it brings for each way. mixture: of 8
+experts that drop nothing."""
+CASES = [*((name, way) for way in ("tensor", "sequence") for name in MODELS), ("mixture", "expert")]
 
 
 def model_of(name: str, sequence: bool) -> LayeredModel:
-    """A registered one, a GPT whose vocabulary no team of 2 divides, or a user's."""
+    """A registered one, a GPT whose vocabulary no team of 2 divides, a Mixtral, or a user's."""
+    if name == "mixture":
+        return mixtral(name, MixtralConfig(2, 32, 4, 2, hidden=16, sequence=8, capacity=4.0))
     if name == "users-own":
         return resolve("parallel_model:build_sequence" if sequence else "parallel_model:build")
     if name == "odd-vocabulary":
@@ -30,8 +37,8 @@ def model_of(name: str, sequence: bool) -> LayeredModel:
     return resolve(name)
 
 
-def run(folder: Path) -> list[dict[tuple[str, bool], dict[str, Any]]]:
-    """What every lane finds, by model and whether its sequence is divided."""
+def run(folder: Path) -> list[dict[tuple[str, str], dict[str, Any]]]:
+    """What every lane finds, by model and way."""
     multiprocessing.spawn(_lane, (str(folder),), nprocs=TEAM)
     return [torch.load(folder / f"lane{number}.pt") for number in range(TEAM)]
 
@@ -41,10 +48,10 @@ def _lane(number: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/meet", TEAM)
     dist.init_process_group("gloo", store=store, rank=number, world_size=TEAM)
     found = {}
-    for sequence in (False, True):
-        for name in MODELS:
-            with member_of(dist.group.WORLD):
-                found[name, sequence] = _compared(model_of(name, sequence), Lane(TEAM, number, sequence))
+    for name, way in CASES:
+        lane = Lane(TEAM, number, way == "sequence", way == "expert")
+        with member_of(dist.group.WORLD):
+            found[name, way] = _compared(model_of(name, lane.sequence), lane)
     torch.save(found, f"{folder}/lane{number}.pt")
     dist.destroy_process_group()
 
@@ -52,7 +59,8 @@ def _lane(number: int, folder: str) -> None:
 def _compared(model: LayeredModel, lane: Lane) -> dict[str, Any]:
     """Losses, and by parameter: the lane's gradient, its part of one device's, and whether the parts are the whole."""
     alone, mine = ([build_layer(s, 0, k, torch.float64, of) for k, s in enumerate(model.layers)] for of in (None, lane))
-    losses = [_trained(model, layers) for layers in (alone, mine)]
+    together = partial(loss_of_samples, model.loss, lane) if lane.experts else model.loss
+    losses = [_trained(model, layers, loss) for layers, loss in ((alone, model.loss), (mine, together))]
     gradients, restored = {}, []
     for layer, part, spec in zip(alone, mine, model.layers, strict=True):
         for path, module in part.named_modules():
@@ -68,12 +76,12 @@ def _compared(model: LayeredModel, lane: Lane) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "restored": restored}
 
 
-def _trained(model: LayeredModel, layers: Sequence[nn.Module]) -> float:
+def _trained(model: LayeredModel, layers: Sequence[nn.Module], measured: Loss) -> float:
     """The loss of a micro-batch; every layer draws from a seed of its own."""
     x, target = load(str(model.data)).batch(0, 0, 0, 4)
     for index, layer in enumerate(layers):
         torch.manual_seed(index)
         x = layer(x)
-    loss = model.loss(x, target)
+    loss = measured(x, target)
     loss.backward()
     return loss.item()

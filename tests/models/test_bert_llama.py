@@ -1,4 +1,4 @@
-"""BERT and Llama: the published sizes, the building blocks, and small ones that train as pipelines."""
+"""BERT, Llama and Mixtral: the published sizes, the building blocks, and small ones that train as pipelines."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_grouped_queries_share_keys_and_values_and_see_no_future() -> None:
     assert not torch.allclose(before[:, 20:], after[:, 20:])
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "llama-tiny"])
+@pytest.mark.parametrize("name", ["bert-tiny", "llama-tiny", "mixtral-tiny"])
 def test_small_ones_learn(name: str) -> None:
     """Twenty steps of Adam bring the loss down."""
     torch.manual_seed(0)
@@ -169,10 +169,11 @@ def test_small_ones_learn(name: str) -> None:
         pytest.param(Case("1f1b", "llama-tiny", 2, 4, "adam"), marks=pytest.mark.slow),
         Case("chimera", "llama-tiny", 2, 4, stash="recompute", halves=True),
         pytest.param(Case("search", "llama-tiny", 2, 4), marks=pytest.mark.slow),
+        Case("1f1b", "mixtral-tiny", 2, 4, "adam", stash="recompute", halves=True),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )
-def test_plans_of_both_equal_single_process_training(case: Case) -> None:
+def test_plans_of_them_equal_single_process_training(case: Case) -> None:
     """Losses and parameters after five steps on two devices, as threads; measured peaks are within the plan's."""
     check = case.schedule == "1f1b"
     result = execute(planned(case), STEPS, dtype=case.dtype, transport="threads", self_check=check, return_state=True)

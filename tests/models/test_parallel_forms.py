@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from lane_ranks import MODELS, TEAM, run
+from lane_ranks import CASES, TEAM, run
 
 from contraflow.models import build_layer, collectives, resolve
 from contraflow.models.lanes import Lane, NoParallelForm, Shard
 from contraflow.models.protocol import build_shapes
 
-Found = list[dict[tuple[str, bool], dict[str, Any]]]
+Found = list[dict[tuple[str, str], dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,11 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return run(tmp_path_factory.mktemp("lanes"))
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_team_computes_what_one_device_does(lanes: Found, name: str, sequence: bool) -> None:
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_a_team_computes_what_one_device_does(lanes: Found, name: str, way: str) -> None:
     """In float64: the loss, and every gradient, cut as its parameter is or whole on all lanes. Dropout included."""
     for lane in lanes:
-        found = lane[name, sequence]
+        found = lane[name, way]
         alone, together = found["losses"]
         assert together == pytest.approx(alone, rel=1e-12)
         assert len(found["gradients"]) > 10

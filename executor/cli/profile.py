@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ...planner.basics import InputError, parse_bandwidth, parse_seconds, printable, write_text
+from ...planner.basics import InputError, listed, parse_bandwidth, parse_seconds, printable, write_text
 from ...planner.cli import OutputFile, print_json, say
 from ...planner.problem import Link, ModelFamily, ModelGraph, compared, speeds_to_dict
 from ..basics import Form, option
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 GRANULARITIES = ("parts", "block")
-WAYS = ("tensor", "sequence")
+WAYS = ("tensor", "sequence", "expert")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Asked:
     ways: str = field(
         default="tensor",
         metadata=option(
-            "By what a team divides them; sequence: tensor, and positions between its parts.", choices=WAYS
+            "By what a team divides them; sequence: tensor, and positions between its parts; expert: a mixture's "
+            "experts, and samples; planned only.",
+            choices=WAYS,
         ),
     )
     link: str | None = field(
@@ -107,6 +109,22 @@ class Asked:
     def teams(self) -> list[int]:
         """Ranks of teams. Raises InputError."""
         return _counts(self.team, "--team")
+
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        """Teams and micro-batch sizes to be estimated, with a line about those that are left out. Raises InputError.
+
+        Of experts, ranks compute samples of their own: where a team divides some sizes, others are left out.
+        """
+        found = [(team, size) for team in self.teams for size in self.sizes]
+        if self.ways != "expert":
+            return found
+        whole = [point for point in found if point[1] % point[0] == 0]
+        for team in dict.fromkeys(team for team, _ in whole):
+            if without := [str(size) for size in self.sizes if size % team]:
+                sizes = listed(without)
+                say(f"left out: micro-batches of {sizes} on teams of {team}, whose ranks have samples each", err=True)
+        return [point for point in found if point in whole or point[0] not in dict(whole)]
 
     @property
     def team_link(self) -> Link:
@@ -258,8 +276,7 @@ def estimate(model: str, asked: Asked) -> dict[str, Any]:
                 link,
             )
 
-        points = [(team, size) for team in asked.teams for size in asked.sizes]
-        return _family([with_speeds([on(kind, *point) for kind in kinds]) for point in points])
+        return _family([with_speeds([on(kind, *point) for kind in kinds]) for point in asked.points])
 
     return _profiled(model, asked.data, work)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...models import Dataset, Granularity, LayeredModel, LayerSpec
 from ...models.lanes import Lane, NoParallelForm
+from ...models.parallel import loss_of_samples
 from ...models.protocol import build_shapes
 from ...planner import Link
 from ...planner.basics import InputError
@@ -66,11 +68,13 @@ def estimate_layers(model: LayeredModel, how: Estimating) -> dict[str, Any]:
 
     Raises:
         InputError: the device has no such precision, or is no preset with peaks; or a bad efficiency; or a layer, or
-            a way, that no team is known to divide.
+            a way, that no team is known to divide; or experts or samples that the team's size does not divide.
         ValueError: no data, or a micro-batch size below 1.
         TraceError: a layer cannot be traced.
     """
-    pricing, lane = _pricing(how), _lane(how.ways)
+    pricing, lane = _pricing(how), _lane(model, how)
+    if lane is not None and lane.experts:
+        model = replace(model, loss=partial(loss_of_samples, model.loss, lane))
     dtype = PRECISIONS[how.precision]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, how.micro_batch_size, how.data, dtype))
@@ -95,11 +99,19 @@ analytic_profile = keywords_of(Estimating)(estimate_layers)
 """`estimate_layers` as other programs call it: analytic_profile(model, micro_batch_size, device, ...)."""
 
 
-def _lane(ways: Mapping[str, int]) -> Lane | None:
+def _lane(model: LayeredModel, how: Estimating) -> Lane | None:
     try:
-        return Lane.of(ways)
+        lane = Lane.planned(how.ways)
     except ValueError as error:
         raise InputError(str(error)) from None
+    if lane is None or not lane.experts:
+        return lane
+    if not model.experts:
+        raise InputError(f"model {model.name!r} has no experts that a team of {lane.size} could divide")
+    for count, what in ((model.experts, "experts"), (how.micro_batch_size, "samples of a micro-batch")):
+        if count % lane.size:
+            raise InputError(f"model {model.name!r}: {count} {what} cannot be divided among a team of {lane.size}")
+    return lane
 
 
 def _pricing(how: Estimating) -> Pricing:

@@ -14,7 +14,9 @@ class TeamLink(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context manager: collectives of `models/collectives.py` take a ring's time, and nothing runs beside them.
 
     A ring's all-reduce moves 2(t-1)/t of the tensor over every link in 2(t-1) rounds, its two halves half of that each
-    (Patarasuk and Yuan, 2009), sums at the link's `reduce_bandwidth`. Only for fake tensors: nothing is sent.
+    (Patarasuk and Yuan, 2009), sums at the link's `reduce_bandwidth`. An all-to-all is t-1 rounds in which each rank
+    sends a t-th part to one other (pairwise exchange: Thakur, Rabenseifner and Gropp, 2005). Only for fake tensors:
+    nothing is sent.
 
     Attributes:
         seconds: the sum so far.
@@ -41,4 +43,7 @@ class TeamLink(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet is ops.team_scatter:
             self.seconds += rounds * (self.link.reduce_occupation_s(args[0].nbytes) / self.size + self.link.latency_s)
             return args[0].new_empty(args[0].shape[1:])
+        if packet is ops.team_exchange:
+            self.seconds += rounds * (self.link.occupation_s(args[0].nbytes) / self.size + self.link.latency_s)
+            return args[0].new_empty(args[0].shape)
         return func(*args, **(kwargs or {}))

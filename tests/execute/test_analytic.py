@@ -45,8 +45,9 @@ def sizes(profile: dict[str, Any]) -> list[dict[str, Any]]:
     ("name", "precision"),
     [
         *((name, "fp32") for name in ("mlp", "gpt-tiny", "gpt-tiny-dropout", "resnet-tiny", "bert-tiny", "llama-tiny")),
+        ("mixtral-tiny", "fp32"),
         *((name, "bf16") for name in ("mlp", "gpt-tiny")),
-        *(pytest.param(name, "bf16", marks=pytest.mark.slow) for name in ("bert-tiny", "llama-tiny")),
+        *(pytest.param(name, "bf16", marks=pytest.mark.slow) for name in ("bert-tiny", "llama-tiny", "mixtral-tiny")),
     ],
 )
 def test_bytes_equal_those_of_a_measured_profile(name: str, precision: str) -> None:

@@ -30,6 +30,7 @@ ON_FOUR_RANKS: Cases = [
 MORE: Cases = [
     (Case("1f1b", "bert-tiny", 2, 4, stash="recompute"), TWO),
     (Case("1f1b", "llama-tiny", 2, 4, halves=True), SHARDS),
+    (Case("1f1b", "mixtral-tiny", 2, 3), SHARDS),
     (Case("1f1b", "gpt-tiny", 1, 2), FOUR),
 ]
 

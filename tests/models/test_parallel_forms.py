@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from lane_ranks import CASES, TEAM, run
 
-from contraflow.models import build_layer, collectives, resolve
+from contraflow.models import LayerSpec, build_layer, collectives, resolve
 from contraflow.models.lanes import Lane, NoParallelForm, Shard
 from contraflow.models.protocol import build_shapes
 
@@ -65,6 +66,12 @@ def test_what_cannot_be_divided_says_why() -> None:
             build_shapes(resolve(name).layers[index], Lane(size))
     with pytest.raises(ValueError, match="a team that divides layers by expert 2 is not executed"):
         Lane.of({"expert": 2})
+    with pytest.raises(ValueError, match="a team that divides layers by pipe 2 is not estimated"):
+        Lane.planned({"pipe": 2})
+    planned = LayerSpec("mine", partial(torch.nn.Linear, 4, 4), parallel_plan={})
+    with pytest.raises(NoParallelForm, match="layer 'mine': a parallel plan says nothing of experts"):
+        build_shapes(planned, Lane(2, experts=True))
+    assert Lane.planned({"expert": 2}) == Lane(2, experts=True)
     assert Lane.of({"tensor": 1}) is None
     assert Lane.of({"sequence": TEAM}, 1) == Lane(TEAM, 1, sequence=True)
 

@@ -46,7 +46,7 @@ def plans(seed: int) -> list[Plan]:
     return plans_of(candidate_of(seed), seed, 2, seed % 2 == 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEEDS)
 @example(609)  # a TIE and a GATHER that are ready at once
 @example(54543)
@@ -82,7 +82,7 @@ def test_old_files_are_not_sharded() -> None:
         Workload.from_dict({"micro_batches": 4, "groups": 2})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEEDS)
 def test_every_fault_around_a_gather_is_named(seed: int) -> None:
     for plan in plans(seed):

@@ -61,7 +61,7 @@ def merged(lines: list[list[Op]]) -> list[tuple[Op, ...]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 30))])
 def test_two_stages_two_micro_batches(seed: int) -> None:
     """Unequal stages, messages, weights, a memory limit: the search finds the best order there is, and no bound
     is above it."""

@@ -19,6 +19,8 @@ from contraflow.planner.search import frontier
 from contraflow.planner.search.common import Progress, Result
 
 LONG_S = 600.0
+SHORTER_S = 150.0
+"""Where a phase comes after others, which take shares of the time."""
 SOON_S = 2.0
 """Processor seconds from Ctrl-C to the answer: with one worker the wall clock's on a quiet machine."""
 
@@ -53,6 +55,7 @@ class CtrlC:
 
 def interrupted(devices: int, batches: int, space: SearchSpace, effort: float | None, ctrl_c: CtrlC) -> Result:
     """What plan() answers of uneven layers, and that it does so soon after Ctrl-C."""
+    seconds = SHORTER_S if ctrl_c.phase == "order search" else LONG_S
     rng = random.Random(devices)
     layers = [
         Layer(
@@ -64,7 +67,7 @@ def interrupted(devices: int, batches: int, space: SearchSpace, effort: float | 
     cluster = Cluster.uniform(devices, 900, Link(200.0, 1e-2))
     model = ModelGraph.chain(layers)
     try:
-        found = search(model, cluster, Workload(batches), space, LONG_S, 0, 1, effort, on_progress=ctrl_c)
+        found = search(model, cluster, Workload(batches), space, seconds, 0, 1, effort, on_progress=ctrl_c)
         took_s, sent = time.process_time() - ctrl_c.sent_at, ctrl_c.sent.is_set()
         ctrl_c.end()
     except KeyboardInterrupt:

@@ -68,10 +68,10 @@ def rivals(problem: Problem, seed: int, most: int) -> Iterator[Plan]:
             yield found
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2))])
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 6))])
 def test_never_worse_than_a_named_schedule_that_fits(block: int) -> None:
-    """Ten random instances a block: valid plans, no named schedule on any cut better, or below the bound."""
-    for seed in range(10 * block, 10 * block + 10):
+    """Five random instances a block: valid plans, no named schedule on any cut better, or below the bound."""
+    for seed in range(5 * block, 5 * block + 5):
         problem = random_problem(seed)
         result = plan(*problem, time_limit=30, seed=seed, deterministic_limit=0.05)
         if result.plan is not None:
@@ -100,10 +100,10 @@ def test_never_worse_than_any_named_schedule_planned_alone(seed: int) -> None:
             assert result.bound_s <= step_of(rival) * (1 + 1e-9), name
 
 
-@pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2, 3))])
 def test_no_plan_of_any_shape_is_below_the_bound(block: int) -> None:
     """Random routes, stash policies and orders, under a limit that they just fit: none beats the bound."""
-    for seed in range(8 * block, 8 * block + 8):
+    for seed in range(4 * block, 4 * block + 4):
         candidate = random_candidate(seed)
         for found in plans_of(candidate, seed, 2, True):
             assert found.forecast is not None
@@ -118,7 +118,7 @@ def test_the_search_bound_holds_for_plans_found_with_more_time() -> None:
     """A quick search's bound is below what a longer search finds, and bounds only rise."""
     for seed in (3, 17, 23):
         problem = random_problem(seed)
-        quick, slow = plan(*problem, time_limit=0.3), plan(*problem, time_limit=3)
+        quick, slow = plan(*problem, time_limit=0.3), plan(*problem, time_limit=300, workers=1, deterministic_limit=0.1)
         if slow.plan is not None:
             assert quick.bound_s <= step_of(slow) * (1 + 1e-9)
 

@@ -224,8 +224,8 @@ def test_without_a_flush_never_worse_than_one_route(seed: int) -> None:
     model, cluster, rng = random_problem(100 + seed)
     update = rng.choice([1, 2, 4, 6])
     workload, methods = Workload(update * 12, update_every=update), ("stash",)
-    free = plan(model, cluster, workload, SearchSpace(asynchronous=methods), 4, workers=1)
-    one = plan(model, cluster, workload, SearchSpace(asynchronous=methods, pipelines=1), 4, workers=1)
+    free = solved(model, cluster, workload, SearchSpace(asynchronous=methods))
+    one = solved(model, cluster, workload, SearchSpace(asynchronous=methods, pipelines=1))
     if free.plan is None or one.plan is None:
         assert one.plan is None
         return

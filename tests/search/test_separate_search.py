@@ -131,11 +131,12 @@ def found(model: ModelGraph, cluster: Cluster, workload: Workload, effort: float
 
 
 @pytest.mark.parametrize(
-    ("devices", "stashes", "known"), [(4, 1, 75), (8, 2, 81), pytest.param(4, 2, 43, marks=pytest.mark.slow)]
+    ("devices", "stashes", "known", "effort"),
+    [(4, 1, 75, 1), (8, 2, 81, 2), pytest.param(4, 2, 43, 5, marks=pytest.mark.slow)],
 )
-def test_known_plans_are_found(devices: int, stashes: int, known: float) -> None:
+def test_known_plans_are_found(devices: int, stashes: int, known: float, effort: float) -> None:
     """75 and 43 are the least with two devices a stage, proven; at 8 devices a random search finds 81."""
-    result = found(*toy(devices, 8, stashes), effort=5)
+    result = found(*toy(devices, 8, stashes), effort)
     assert result.plan is not None
     assert check(result.plan) == []
     assert step_of(result) <= known
@@ -151,12 +152,12 @@ def test_stashes_are_shipped_to_the_mirror_device_and_back() -> None:
     ]
     model, cluster = ModelGraph.chain(layers), Cluster.uniform(6, 460, Link(100 / 0.3))
     assert step_of(found(model, cluster, Workload(13), 4)) <= 54.01
-    assert step_of(found(model, cluster, Workload(13), 4, apart=False)) == pytest.approx(72)
+    assert step_of(found(model, cluster, Workload(13), 1, apart=False)) == pytest.approx(72)
 
 
 def test_the_same_effort_finds_the_same_plan() -> None:
     """Seed and effort decide, not the clock."""
-    first, again = (found(*toy(5, 6, 2), effort=2) for _ in range(2))
+    first, again = (found(*toy(5, 6, 2), effort=0.5) for _ in range(2))
     assert first.plan is not None
     assert again.plan is not None
     assert first.plan.orders == again.plan.orders

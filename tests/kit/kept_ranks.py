@@ -5,25 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable
-from functools import cache
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from typing import Any
+
+_KEPT: list[tuple[Connection, SpawnProcess]] = []
+"""Runs on fewer ranks take the first ones. A process ends with its pipe, as with this process."""
 
 
 class Ranks:
-    """So many processes, which end with this one. One that fails takes the others with it."""
+    """So many processes. One that fails takes the others with it."""
 
     def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(count):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True, name=f"kept rank {rank}")
-            process.start()
-            theirs.close()  # so that its death is the end of the pipe
-            self._pipes.append(mine)
-            self._processes.append(process)
+        while len(_KEPT) < count:
+            _KEPT.append(_started(len(_KEPT)))
+        self._pipes = [pipe for pipe, _ in _KEPT[:count]]
+        self._processes = [process for _, process in _KEPT[:count]]
 
     def run(self, work: Callable[..., None], *arguments: Any, timeout_s: float | None = None) -> None:
         """Calls work(rank, *arguments) in every process.
@@ -44,17 +41,25 @@ class Ranks:
                     assert failure is None, failure
                     waiting.remove(pipe)
         except BaseException:
-            kept.cache_clear()
+            _KEPT.clear()
             for process in self._processes:
                 process.kill()
                 process.join()
             raise
 
 
-@cache
 def kept(count: int) -> Ranks:
     """The processes for runs on so many ranks."""
     return Ranks(count)
+
+
+def _started(rank: int) -> tuple[Connection, SpawnProcess]:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(rank, theirs), daemon=True, name=f"kept rank {rank}")
+    process.start()
+    theirs.close()  # so that its death is the end of the pipe
+    return mine, process
 
 
 def _serve(rank: int, pipe: Connection) -> None:

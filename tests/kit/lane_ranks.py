@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from kept_ranks import kept
 from torch import nn
 
 from contraflow.models import LayeredModel, Loss, build_layer, load, resolve
@@ -39,7 +39,7 @@ def model_of(name: str, sequence: bool) -> LayeredModel:
 
 def run(folder: Path) -> list[dict[tuple[str, str], dict[str, Any]]]:
     """What every lane finds, by model and way."""
-    multiprocessing.spawn(_lane, (str(folder),), nprocs=TEAM)
+    kept(TEAM).run(_lane, str(folder))
     return [torch.load(folder / f"lane{number}.pt") for number in range(TEAM)]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from runs import STEPS, Case, assert_equals_reference, profiled, sized, worst_excess
+from runs import STEPS, Case, assert_equals_reference, in_threads, profiled, run_plans_together, sized, worst_excess
 
 from contraflow.executor.run.launch import execute
 from contraflow.models import resolve
@@ -56,7 +57,7 @@ def test_a_plan_for_little_memory_trains_as_one_process(space: SearchSpace, shar
     assert max(result.peak_bytes) <= limit
 
 
-def test_a_plan_that_ships_stashes_trains_as_one_process() -> None:
+def test_a_plan_that_ships_stashes_trains_as_one_process(tmp_path: Path) -> None:
     """Room for what four devices hold on average: the first ones ship to the last ones, found by the search."""
     graph = profiled("mlp-deep", CASE.dtype)
     times = {"forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3}
@@ -79,7 +80,6 @@ def test_a_plan_that_ships_stashes_trains_as_one_process() -> None:
             break
     assert made is not None, "no plan that ships was found"
     assert check(made) == []
-    for transport in ("threads", "processes"):
-        result = execute(made, STEPS, dtype=case.dtype, transport=transport, return_state=True)
+    for result in (in_threads(made, self_check=True), *run_plans_together([made], tmp_path)):
         assert_equals_reference(case, result)
         assert max(result.peak_bytes) <= limit

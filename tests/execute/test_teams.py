@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from instances import shared
-from runs import Case, assert_same, assert_trained_as, assert_within_plan, planned, run_plans_together, truth
+from runs import (
+    Case,
+    assert_same,
+    assert_trained_as,
+    assert_within_plan,
+    planned,
+    run_jobs_together,
+    run_plans_together,
+    truth,
+)
 from team_plans import Ways, team_plan
 
 from contraflow.executor.basics import Checkpointing, RunError, Training
@@ -68,14 +77,14 @@ def test_a_checkpoint_goes_on_in_another_team_and_in_none(tmp_path: Path) -> Non
     case, training = Case("1f1b", "gpt-tiny", 1, 2), Training(clip_norm=0.5)
     alone = planned(Case("1f1b", "gpt-tiny", 2, 2))
     common = {"dtype": torch.float64, "training": training, "self_check": False, "return_state": True}
-    runs = []
-    for plan, steps, transport in (
-        (team_plan(case, TWO), 2, "processes"),
-        (alone, 1, "threads"),
-        (team_plan(case, SHARDS), 2, "processes"),
-    ):
-        saving = Checkpointing(str(tmp_path), resume=bool(runs))
-        runs.append(execute(plan, steps, transport=transport, checkpoint=saving, **common))
+    runs = list[RunResult]()
+    for plan, steps in ((team_plan(case, TWO), 2), (alone, 1), (team_plan(case, SHARDS), 2)):
+        saving = Checkpointing(str(tmp_path / "saved"), resume=bool(runs))
+        if plan is alone:
+            runs.append(execute(plan, steps, transport="threads", checkpoint=saving, **common))
+        else:
+            (folder := tmp_path / str(len(runs))).mkdir()
+            runs += run_jobs_together([prepare(plan, steps, checkpoint=saving, **common)], folder)
     expected = truth(case.model, case.micro_batches, case.optimizer, torch.float64, training)
     assert [loss for run in runs for loss in run.losses] == pytest.approx(expected.losses, abs=1e-8)
     assert [norm for run in runs for norm in run.grad_norms] == pytest.approx(expected.grad_norms, rel=1e-8)

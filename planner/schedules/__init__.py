@@ -120,6 +120,16 @@ def build(
     return scheme.make(devices, micro_batches, 2 if given is None else given)
 
 
+def in_laps(devices: int, micro_batches: int, chunks: int) -> Iterator[Layout]:
+    """One pipeline with so many stages a device, round and round: with whole and split backwards, where they exist."""
+    rounds = (partial(interleaved, chunks=chunks), partial(interleaved_zb, chunks=chunks))
+    for make in (one_f_one_b, zb_h1) if chunks == 1 else rounds:
+        try:
+            yield make(devices, micro_batches)
+        except ScheduleError:
+            continue
+
+
 def variants(
     devices: int, micro_batches: int, max_stages: int, name: str | None = None
 ) -> Iterator[tuple[str, Layout]]:
@@ -152,6 +162,7 @@ __all__ = [
     "alternating",
     "build",
     "capped",
+    "in_laps",
     "known",
     "spelled_out",
     "unsplit",

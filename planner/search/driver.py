@@ -15,7 +15,7 @@ from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, un
 from ..graph import RECOMPUTE, Candidate
 from ..lower import Assembled, assembled
 from ..partition import lightest
-from ..plan import Pipeline, Plan
+from ..plan import Pipeline, Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..schedules import ASYNCHRONOUS, capped
 from .common import (
@@ -60,6 +60,7 @@ from .named import (
     run_relieved,
     run_remade,
     run_replicas,
+    run_uniform,
     search_widths,
     splits,
 )
@@ -130,10 +131,9 @@ def plan(
     started = time.monotonic()
     check_effort(time_limit, seed, workers, deterministic_limit, hint)
     problem, space = asked_for(model, cluster, workload, space)
-    problem = searched_sharded(problem, space)
     clock = Clock(started + time_limit, deterministic_limit, started)
-    session = Session(problem, space, clock, seed, workers, Incumbent(on_progress))
-    orders = device_orders(problem, session.stages)
+    search = Search(problem, space, clock, seed, workers, on_progress)
+    session, orders = search.session, search.orders
     if space.schedule in ASYNCHRONOUS:
         from .steady import plan_named
 
@@ -145,25 +145,50 @@ def plan(
             return best_in_layer_orders(part, lambda one, found: search_steady(one, found or start))
 
         return best_method(session, steady, hint)
-    try:
-        with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
-            _search(session, orders, hint)
-        clock.interrupt(end_asked())
-    except KeyboardInterrupt:
-        clock.interrupt()
-    return _answer(session, orders, hint)
+    return search.run(hint)
+
+
+class Search:
+    """The search for plans of a problem; one with a flush can go on in another call, where time was too short."""
+
+    def __init__(
+        self, problem: Problem, space: SearchSpace, clock: Clock, seed: int, workers: int, listener: OnProgress | None
+    ) -> None:
+        self.session = Session(
+            searched_sharded(problem, space), space, clock, seed, workers, incumbent=Incumbent(listener)
+        )
+        self.orders = device_orders(self.session.problem, self.session.stages)
+
+    def go_on(self, clock: Clock, listener: OnProgress | None) -> Result:
+        """The best plan by the end of another clock."""
+        self.session.go_on(clock, listener)
+        return self.run(None)
+
+    def run(self, hint: Plan | None) -> Result:
+        """The best plan by the end of the clock, or when nothing is left to do."""
+        session, orders, clock = self.session, self.orders, self.session.clock
+        try:
+            with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
+                _search(session, orders, hint)
+            clock.interrupt(end_asked())
+        except KeyboardInterrupt:
+            clock.interrupt()
+        return _answer(session, orders, hint)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     problem, space, proof = session.problem, session.space, session.proof
-    proof.of_asked(asked(problem, space).bound_s)
+    if not proof.asked_s:  # another call has proven it already
+        proof.of_asked(asked(problem, space).bound_s)
     if hint is not None and space.schedule == "search":
         run_hint(session, hint)
     _first(session, orders)
+    if space.schedule == "search":
+        run_uniform(session)
     same = searched(problem, space, session.ships) == unrestricted(problem, space)
-    proof.of_searched(proof.asked_s)
-    if not (same or space.schedule != "search"):
+    if not (proof.bound_s or same or space.schedule != "search"):
         proof.of_searched(_space_bound(session))
+    proof.of_searched(proof.asked_s)
     if math.isinf(proof.bound_s) or (space.schedule == "search" and overfull_here(session)):
         return
 
@@ -246,9 +271,11 @@ def _quick(session: Session, orders: list[Order]) -> None:
     if session.rounds.resumed or session.rounds.trials is not None:
         _copied(session, orders)
         return
-    small = session.scale_down(fewer_batches(session, _space_bound))
+    known = session.smaller
+    small = known or session.scale_down(fewer_batches(session, _space_bound))
     if small is not None:
-        _tried(session, orders, run_capped, run_eager)
+        if known is None:
+            _tried(session, orders, run_capped, run_eager)
         if not session.done:
             _quick(small, orders)
             take_over(session, small, orders)

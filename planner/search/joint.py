@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from ... import __version__
 from .. import bounds
-from ..basics import ModelError, WorkloadError, end_asked, heeding_ctrl_c, listed
+from ..basics import ModelError, WorkloadError, collecting_seldom, end_asked, heeding_ctrl_c, listed
 from ..plan import Plan, Problem, Provenance
 from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Workload, at_speeds, choose_ways
 from ..schedules import ASYNCHRONOUS
-from .common import COUNT, HOPE, SHARE, TOLERANCE, OnProgress, PointFound, Progress, Proven, Result, told
-from .driver import plan
+from .common import COUNT, HOPE, SHARE, TOLERANCE, Clock, OnProgress, PointFound, Progress, Proven, Result, told
+from .driver import Search, plan
 from .named import expected_s
 from .proofs import asked
 from .request import asked_for, check_effort
@@ -127,6 +127,7 @@ class _Search:
     likely_s: float = field(init=False)
     proven: bool = False
     found: Result | None = None
+    search: Search | None = None
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -167,26 +168,29 @@ class _Search:
         return self.found is not None and self.found.status in ("optimal", "infeasible")
 
     def run(self, effort: Effort, on_progress: OnProgress | None) -> None:
-        """Searches on from the best plan so far."""
-        began, before = time.monotonic(), self.found
-        hint = None if before is None else before.plan
-        found = plan(
-            self.of.model,
-            self.of.cluster,
-            self.workload,
-            self.space,
-            effort.time_limit,
-            effort.seed,
-            effort.workers,
-            effort.deterministic_limit,
-            hint,
-            on_progress,
-        )
+        """Searches on from where it ended; without a flush from the best plan so far."""
+        began = time.monotonic()
+        with collecting_seldom():
+            found = self._searched(effort, on_progress) if flushed(self.space) else self._planned(effort, on_progress)
         self.seconds += time.monotonic() - began
         self.proven = True
         self.bound_s = math.inf if found.status == "infeasible" else max(self.bound_s, found.bound_s)
         if math.isinf(self.step_s) or (found.seconds is not None and found.seconds <= self.step_s):
             self.found = found
+
+    def _searched(self, effort: Effort, on_progress: OnProgress | None) -> Result:
+        now = time.monotonic()
+        clock = Clock(now + effort.time_limit, effort.deterministic_limit, now)
+        if self.search is not None:
+            return self.search.go_on(clock, on_progress)
+        problem, space = asked_for(self.of.model, self.of.cluster, self.workload, self.space)
+        self.search = Search(problem, space, clock, effort.seed, effort.workers, on_progress)
+        return self.search.run(None)
+
+    def _planned(self, effort: Effort, on_progress: OnProgress | None) -> Result:
+        hint, of = None if self.found is None else self.found.plan, self.of
+        limits = (effort.time_limit, effort.seed, effort.workers, effort.deterministic_limit)
+        return plan(of.model, of.cluster, self.workload, self.space, *limits, hint, on_progress)
 
     def told(self, best_s: float, chosen: bool) -> PointFound:
         """What became of the point."""

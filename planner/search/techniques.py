@@ -23,7 +23,8 @@ def by_turns(
 
     `named`: tries the named orders with all that stashes may become.
     """
-    plain = _plain(session, bound)
+    known = session.plain
+    plain = _plain(session, bound) if known is None else _again(session, known)
     if plain is not None:
         with session.clock.hurried(SHARE.named_first, 0.0):
             named(session)
@@ -49,7 +50,15 @@ def _plain(session: Session, bound: Callable[[Session], float]) -> Session | Non
         return None
     plain = session.without_copies()
     plain.proof.of_searched(bound(plain))
-    return None if math.isinf(plain.bound_s) else plain
+    return None if math.isinf(plain.bound_s) else session.keep_plain(plain)
+
+
+def _again(session: Session, plain: Session) -> Session:
+    """The same search in another call."""
+    if session.incumbent.plain is not None:
+        plain.incumbent.start_from(session.incumbent.plain)
+    plain.go_on(plain.clock, plain.incumbent.listener)
+    return plain
 
 
 def _search_plain(session: Session, plain: Session, search: Callable[[Session], None], share: float) -> None:

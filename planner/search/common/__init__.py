@@ -11,7 +11,7 @@ from .clock import Budget, Clock
 from .considered import Considered, MethodFound, PointFound, describe
 from .effort import ANNEALING, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
-from .incumbent import Incumbent, OnProgress, Progress
+from .incumbent import Incumbent, OnProgress, Progress, objective_s
 from .proof import Proof
 from .rounds import Earlier, Groups, Rounds
 from .session import Session
@@ -62,6 +62,7 @@ __all__ = [
     "lacking",
     "limits",
     "missing",
+    "objective_s",
     "pays",
     "policies",
     "priced",

@@ -85,6 +85,7 @@ class Clock:
         deadline, effort = self.deadline, self.effort
         share = time_share if effort_share is None else effort_share
         inner.deadline = min(deadline, time.monotonic() + time_share * max(0.0, self.remaining_s))
+        inner.call_until, inner.started = self.call_until, self.started
         inner.effort = None if effort is None else share * effort
         try:
             yield

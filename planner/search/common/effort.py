@@ -30,6 +30,8 @@ class PhaseShares:
 class Shares:
     """Shares of the time, or of the deterministic effort, that is left."""
 
+    uniform: float = 0.3
+    """For uniform grids, before all else. Time only. Not measured."""
     likeliest_point: float = 0.35
     """For the point of a family whose 1F1B on equal stages would be the shortest, before all others. Not measured."""
     other_points: float = 0.25
@@ -208,6 +210,12 @@ class Counts:
     the last finds plans for 244; for 234 with three tries that never take off less again."""
     compared: int = 4
     """Named orders that are fitted by every set of stash policies, those with the least step first. Not measured."""
+    uniform: int = 48
+    """Plans of uniform grids that are simulated at the most. Not measured."""
+    deepest: int = 24
+    """Stages a device in uniform grids at the most. Not measured."""
+    laid: int = 3
+    """Plans of one group that are laid on all groups after a turn of its search, beside its best. Not measured."""
     techniques: int = 2
     """Sets by which the others are fitted at once: those that did best before. The rest follow. Not measured."""
     copy_lead: int = 2

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
+from ...basics import OutOfTime
 from ...lower import Assembled
 from ...plan import Plan
 from .considered import Ledger
 from .effort import SIZE
 from .fit import lacking
 
+Point = TypeVar("Point")
 Groups = tuple[tuple[int, ...], ...]
 """Devices of every group, in the order of the one group that is searched."""
 
@@ -60,7 +63,9 @@ class Rounds:
         descended: plans whose stash choices have been looked at one by one.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
+        grid: points of uniform grids that are still to be tried; None before they are known.
         ledger: what to tell those who ask what was looked at.
+        laid: names and steps of plans of one of several equal groups that have been laid on all of them.
         simulated: named orders with every stash kept, which all searches of one problem share, whatever they allow.
     """
 
@@ -73,7 +78,9 @@ class Rounds:
     through: bool = False
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
+    grid: Iterator[object] | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
 
     @classmethod
@@ -133,6 +140,18 @@ class Rounds:
             self.descended.append(plan)
         return new
 
+    def lays(self, source: str, step_s: float) -> bool:
+        """Whether a plan of one group is to be laid on all: once."""
+        new = (source, step_s) not in self.laid
+        self.laid.add((source, step_s))
+        return new
+
+    def go_on_in_grid(self, points: Callable[[], Iterable[Point]]) -> Iterator[Point]:
+        """The points of a grid, listed when it is first asked for, from where an earlier call ended."""
+        if self.grid is None:
+            self.grid = iter(points())
+        yield from cast(Iterator[Point], self.grid)
+
     def to_try(self, listed: Callable[[], Iterable[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
         """What is left to be tried of stages with replicas of their own, listed when it is first asked for.
 
@@ -147,6 +166,10 @@ class Rounds:
         """The quick plans one by one, from where an earlier round of them ended; all have been tried at the end."""
         if self.trials is None:
             self.trials = trials()
-        for _ in self.trials:  # not `yield from`, which would close them with this one
-            yield
+        try:
+            for _ in self.trials:  # not `yield from`, which would close them with this one
+                yield
+        except OutOfTime:  # what was raised within them has ended them
+            self.trials = None
+            raise
         self.through = True

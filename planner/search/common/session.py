@@ -49,6 +49,8 @@ class Session:
         """Whether that is also searched exactly."""
         self.registered = registered(self.problem, self.space)
         """Stash policies of users that it may use beside ours: no proof speaks of them."""
+        self.plain: Session | None = None
+        """The search without copies to the host, where it is worth one of its own."""
         self.smaller: Session | None = None
         """The search of the same problem with fewer micro-batches, where there is one."""
         self.reordered: list[Session] = []
@@ -121,6 +123,17 @@ class Session:
         return self.separate and self.proof.together_reached_by(self.best_s)
 
     # ---------------------------------------------------------------- parts of a search
+
+    def go_on(self, clock: Clock, listener: OnProgress | None) -> None:
+        """Another call goes on with this search, from its best plan and what it has tried."""
+        self.clock, self.incumbent.listener = clock, listener
+        self.rounds.again()
+        self.rounds.resumed = self.rounds.through
+
+    def keep_plain(self, other: Session) -> Session:
+        """Takes up the search without copies, and returns it."""
+        self.plain = other
+        return other
 
     def scale_down(self, smaller: Session | None) -> Session | None:
         """Takes up the search of the same problem with fewer micro-batches, where there is one, and returns it."""

@@ -25,6 +25,7 @@ from .portfolio import (
 from .relieved import run_relieved, try_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
+from .uniform import run_uniform
 from .widths import Phases, expected_s, parts, quick_on_widths, search_widths, splits
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "run_remade",
     "run_relieved",
     "run_replicas",
+    "run_uniform",
     "device_rounds",
     "lightened",
     "most_stages",

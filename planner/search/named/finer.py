@@ -35,7 +35,7 @@ def offer_finer(session: Session, plan: Plan) -> float:
             continue
         assert found.forecast is not None
         if session.offer(found, found.provenance.source):
-            best_s = found.forecast.step_s
+            best_s = min(best_s, found.forecast.step_s)
     return best_s
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ...basics import PlanError, ScheduleError
 from ...bounds import any_plan, load, possible
 from ...graph import Candidate, gather_seconds, ship_target, sum_seconds
-from ...lower import assemble
+from ...lower import Assembled, assemble
 from ...partition import Chain
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
@@ -30,6 +30,9 @@ from ..common import (
     Progress,
     Rounds,
     Session,
+    fits,
+    lacking,
+    objective_s,
 )
 from .finer import offer_finer
 from .kept_orders import own_orders
@@ -54,7 +57,7 @@ class Phases:
 
 
 def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
-    """Every way to form equal groups: neighbours together, and, where there are several nodes, replicas together.
+    """Every way to form equal groups: neighbours together, and, where that is something else, replicas together.
 
     Groups are equal when their devices are of the same kinds, and lie in nodes in the same way. None where at most
     two pipelines are allowed: these are for the two directions.
@@ -66,10 +69,23 @@ def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
         size = devices // width
         if width < 2 or devices % width or not 0 < size <= len(problem.model.layers):
             continue
-        near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
-        far = tuple(tuple(range(g, devices, width)) for g in range(width))
-        equal = [g for g in dict.fromkeys((near, far)) if len({_kind_of(problem, group) for group in g}) == 1]
+        equal = layouts(problem, width)
         yield from equal[:1] if equal and _cheap(problem, equal[0]) else equal
+
+
+def layouts(problem: Problem, width: int) -> list[Groups]:
+    """So many equal groups: neighbours together, and replicas together where that is something else."""
+    devices = len(problem.cluster)
+    size = devices // width
+    near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
+    far = tuple(tuple(range(g, devices, width)) for g in range(width))
+    alike = {_links_of(problem, g): g for g in (far, near) if len({_kind_of(problem, group) for group in g}) == 1}
+    return list(alike.values())[::-1]
+
+
+def _links_of(problem: Problem, groups: Groups) -> tuple[object, ...]:
+    """Which devices of a group, and which replicas of a stage, share a node."""
+    return _kind_of(problem, groups[0]), *(_kind_of(problem, members) for members in zip(*groups, strict=True))
 
 
 def _cheap(problem: Problem, groups: Groups) -> bool:
@@ -102,7 +118,6 @@ class Width:
     """One way to form groups and the search on one of them; `groups` of one: the problem itself.
 
     `after_s`: about what reductions add to a group's own step. `laid_s`: the best plan's step on all groups.
-    `last`: the plan that was laid on them last.
     """
 
     session: Session
@@ -111,7 +126,6 @@ class Width:
     after_s: float = 0.0
     laid_s: float = math.inf
     ended: bool = False
-    last: Plan | None = None
 
     def earlier(self) -> Earlier:
         """What to go on from in a later search."""
@@ -297,18 +311,44 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
         return
     session.clock.heed(inner.clock)
     width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
-    if inner.best is None or inner.best is width.last or inner.best_s >= session.best_s:
-        return
-    width.last = inner.best
-    found, most = laid(session.problem, width.groups, inner.best), session.space.pipelines
+    if inner.best is not None and inner.best_s < session.best_s and _lays(inner, inner.best):
+        step_s = _offered(session, width, inner.best)
+        width.laid_s = width.laid_s if step_s is None else step_s
+    for found in _others(session, width):
+        if not session.over and inner.rounds.lays(found.source, found.forecast.step_s):
+            step_s = _offered(session, width, found.plan)
+            width.laid_s = width.laid_s if step_s is None else min(width.laid_s, step_s)
+
+
+def _others(session: Session, width: Width) -> list[Assembled]:
+    """Plans of a group that may be better than its best once the sums that follow are there, the shortest first."""
+    inner = width.session
+    if not width.after_s:
+        return []
+
+    def likely_s(found: Assembled) -> float:
+        """Of a device's stages all but the last have their sums while others compute."""
+        return found.forecast.step_s + width.after_s * len(width.groups[0]) / len(found.candidate.stages)
+
+    known = inner.rounds.laid
+    new = (x for x in inner.seen if (x.source, x.forecast.step_s) not in known and likely_s(x) < session.best_s)
+    return sorted((found for found in new if not lacking(found)), key=likely_s)[: COUNT.laid]
+
+
+def _lays(inner: Session, plan: Plan) -> bool:
+    return inner.rounds.lays(plan.provenance.source, objective_s(plan))
+
+
+def _offered(session: Session, width: Width, plan: Plan) -> float | None:
+    """Lays a group's plan on all groups and offers it: its step in seconds, infinite if it does not run; or None."""
+    found, most = _best_laid(session.problem, width.groups, plan), session.space.pipelines
     if found is None or (most is not None and len({p.forward for p in found.pipelines}) > most):
-        width.laid_s = math.inf
-        return
+        return math.inf
     assert found.forecast is not None
     step_s = found.forecast.step_s if session.offer(found, found.provenance.source) else math.inf
     if session.space.schedule == "search":  # one that is not the best may be, with its sums beside its backwards
         step_s = min(step_s, offer_finer(session, found))
-    width.laid_s = step_s if math.isfinite(step_s) else width.laid_s
+    return step_s if math.isfinite(step_s) else None
 
 
 # ------------------------------------------------------------------ guesses
@@ -351,6 +391,15 @@ def _used(problem: Problem, groups: Groups) -> int:
 
 
 # ------------------------------------------------------------------ laying out
+
+
+def _best_laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
+    """A plan of one group on all of them, replicas together where that is shorter and has no search of its own."""
+    if not _cheap(problem, groups):
+        return laid(problem, groups, plan)
+    found = [laid(problem, each, plan) for each in layouts(problem, len(groups))]
+    fitting = [one for one in found if one is not None and fits(one)]
+    return min(fitting, key=objective_s, default=next((one for one in found if one is not None), None))
 
 
 def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:

@@ -1,0 +1,107 @@
+"""Uniform grids: no plan of a point is below its bound, the best is that of a grid made by hand, and calls go on."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contraflow.planner import Cluster, Layer, Link, ModelFamily, ModelGraph, SearchSpace, Workload, check
+from contraflow.planner.plan import Problem
+from contraflow.planner.problem.cluster import DeviceType, NodeGroup
+from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.named import uniform
+from contraflow.planner.search.named.widths import layouts
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+cases: Any = importlib.import_module("jobs_cases")
+grid: Any = importlib.import_module("jobs_grid")
+
+
+def drawn(seed: int) -> tuple[ModelGraph, Cluster, Workload]:
+    """Unequal layers on two or four nodes whose network is slower than what is inside them."""
+    rng = random.Random(seed)
+    layers = [
+        Layer(
+            f"l{k}", t, 2 * t, separable=False, stash_bytes=rng.randint(20, 60), output_bytes=rng.randint(1, 9),
+            parameter_bytes=rng.randint(50, 400), input_bytes=9,
+        )
+        for k, t in enumerate(rng.uniform(0.6, 1.4) for _ in range(rng.randint(12, 20)))
+    ]  # fmt: skip
+    count = rng.choice((2, 4))
+    group = NodeGroup(count, 8 // count, DeviceType("d", 1 << 30), Link(2000.0, 0.001))
+    cluster = Cluster((group,), Link(rng.choice((100.0, 400.0)), 0.01))
+    memory = rng.choice((None, 6000, 4500))
+    return ModelGraph.chain(layers), cluster, Workload(rng.choice((32, 48)), "adam", memory_limit_bytes=memory)
+
+
+def session_of(seed: int) -> Session:
+    """A search that has tried nothing."""
+    return Session(Problem(*drawn(seed)), SearchSpace(), Clock(math.inf, 1.0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_plan_of_a_point_is_shorter_than_its_bound(seed: int) -> None:
+    session = session_of(seed)
+    floors = {}
+    for point in list(uniform._points(session))[seed::7]:
+        session.incumbent.start_from(None)
+        cuts = point.cuts[seed % len(point.cuts)]
+        uniform._tried(session, point, cuts)
+        floors[point] = least_s = point.least_s(cuts)
+        assert point.floor_s <= least_s * (1 + 1e-9)
+        assert session.best_s >= least_s * (1 - 1e-9)
+        if session.best is not None:
+            assert not check(session.best)
+    assert len(set(floors.values())) > 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_they_are_no_worse_than_a_grid_that_was_made_by_hand(seed: int) -> None:
+    """That of the benchmark, which shares no code with the search."""
+    model, cluster, workload = drawn(seed)
+    costs = cases.Costs("chain", "custom", "fp32", "1", "1", "")
+    best = grid.best_grid(
+        cases.Job("a chain", costs, cluster, workload.micro_batches, workload), [ModelFamily((model,))], False
+    )
+    assert best.plan is not None
+    session = session_of(seed)
+    uniform.run_uniform(session)
+    assert session.best is not None
+    assert not check(session.best)
+    assert session.best_s <= best.seconds * (1 + 1e-9)
+
+
+def test_replicas_together_are_a_layout_of_their_own_only_between_nodes() -> None:
+    model, cluster, workload = drawn(0)
+    assert len(layouts(Problem(model, cluster, workload), 4)) == 2
+    assert layouts(Problem(model, Cluster.uniform(8), workload), 4) == [((0, 1), (2, 3), (4, 5), (6, 7))]
+
+
+def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The points of a family take turns."""
+    tried: list[tuple[object, ...]] = []
+    before = uniform._tried
+
+    def noted(session: Session, point: uniform.Point, cuts: tuple[int, ...]) -> int:
+        tried.append((point.groups, point.chunks, point.policy, cuts))
+        return before(session, point, cuts)
+
+    monkeypatch.setattr(uniform, "_tried", noted)
+    monkeypatch.setattr(uniform, "COUNT", _Few())
+    session, steps = session_of(2), []
+    for _ in range(4):
+        uniform.run_uniform(session)
+        steps.append(session.best_s)
+    assert steps == sorted(steps, reverse=True)
+    assert len(tried) > _Few.uniform
+    assert len(set(tried)) == len(tried)
+
+
+class _Few:
+    uniform, deepest = 3, 4

@@ -82,9 +82,10 @@ class Asked:
         fixed = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
         self.room = [limit - taken for limit, taken in zip(limits, fixed, strict=True)]
         self.steps = [0.0] * len(problem.cluster)
-        for stage, devices in holders(candidate).items():
+        owners = holders(candidate)
+        for stage, devices in owners.items():
             for device in devices:
-                self.steps[device] += step_seconds(candidate, costs, stage, device)
+                self.steps[device] += step_seconds(candidate, costs, stage, device, owners)
         self.items: list[list[Item]] = [[] for _ in self.room]
         self.separate = [False] * len(self.room)
         self.chain = all((s, s + 1) in self._edges for s in range(len(candidate.stages) - 1))

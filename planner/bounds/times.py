@@ -51,24 +51,26 @@ def message_cache(candidate: Candidate) -> MessageSeconds:
 
 def finish_seconds(candidate: Candidate, stage: int, device: int) -> float:
     """Seconds after a stage's last B on a device at the least: sums of its gradients, its step, and gathering."""
-    return _finish(candidate, stage, device, holders(candidate))
+    owners = holders(candidate)
+    return _sums(candidate, stage, owners) + step_seconds(candidate, candidate.costs, stage, device, owners)
 
 
-def _finish(candidate: Candidate, stage: int, device: int, owners: Mapping[int, tuple[int, ...]]) -> float:
+def _sums(candidate: Candidate, stage: int, owners: Mapping[int, tuple[int, ...]]) -> float:
+    """Of them the sums and gathering, which take all devices of a stage the same."""
     costs, problem, own = candidate.costs, candidate.problem, int(candidate.costs.own_trained_bytes[stage])
     longest = sum(sum_seconds(problem, owners[stage], own))
     for tie in costs.ties:
         if stage in tie.stages:
             count = problem.workload.gradient_bytes(tie.trained_bytes)
             longest = max(longest, sum(reduce_seconds(problem.cluster, tuple(tie.copies(owners)), count)))
-    gathering = sum(gather_seconds(problem, owners[stage], own))
-    return longest + step_seconds(candidate, costs, stage, device, owners) + gathering
+    return longest + sum(gather_seconds(problem, owners[stage], own))
 
 
 def finishes(candidate: Candidate) -> Callable[[int, int], float]:
     """`finish_seconds` of a candidate that remembers its answers."""
-    owners = holders(candidate)
-    return cache(lambda stage, device: _finish(candidate, stage, device, owners))
+    owners, costs = holders(candidate), candidate.costs
+    sums = cache(lambda stage: _sums(candidate, stage, owners))
+    return cache(lambda stage, device: sums(stage) + step_seconds(candidate, costs, stage, device, owners))
 
 
 @dataclass(frozen=True)

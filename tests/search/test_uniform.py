@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelFamily, ModelGraph, SearchSpace, Workload, check
-from contraflow.planner.plan import Problem
+from contraflow.planner.partition import Cuts
+from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import DeviceType, NodeGroup
+from contraflow.planner.schedules import Layout
 from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.named import uniform
+from contraflow.planner.search.named.portfolio import try_layout
 from contraflow.planner.search.named.widths import layouts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -46,19 +49,28 @@ def session_of(seed: int) -> Session:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_plan_of_a_point_is_shorter_than_its_bound(seed: int) -> None:
-    session = session_of(seed)
-    floors = {}
+def test_no_plan_of_a_point_is_shorter_than_its_floor(seed: int) -> None:
+    session, floors = session_of(seed), []
     for point in list(uniform._points(session))[seed::7]:
         session.incumbent.start_from(None)
-        cuts = point.cuts[seed % len(point.cuts)]
-        uniform._tried(session, point, cuts)
-        floors[point] = least_s = point.least_s(cuts)
-        assert point.floor_s <= least_s * (1 + 1e-9)
-        assert session.best_s >= least_s * (1 - 1e-9)
+        for layout in point.layouts():
+            try_layout(session, layout, point.cuts, layout.name, point.policy)
         if session.best is not None:
             assert not check(session.best)
-    assert len(set(floors.values())) > 3
+            floors.append(point.floor_s)
+            assert session.best_s >= point.floor_s * (1 - 1e-9)
+    assert floors
+
+
+def test_backwards_stay_whole_where_that_is_asked_for() -> None:
+    """Layers that could be split, under the schedules that split them."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, output_bytes=1) for k in range(24)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(8, link=Link(1e3, 1e-3)), Workload(24))
+    for split in (True, False):
+        session = Session(problem, SearchSpace(split_backward=split, replicas=1), Clock(math.inf, 1.0))
+        uniform.run_uniform(session)
+        assert session.best is not None
+        assert any(op.kind is Kind.I for order in session.best.orders for op in order) == split
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -86,13 +98,13 @@ def test_replicas_together_are_a_layout_of_their_own_only_between_nodes() -> Non
 def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The points of a family take turns."""
     tried: list[tuple[object, ...]] = []
-    before = uniform._tried
+    before = uniform.try_layout
 
-    def noted(session: Session, point: uniform.Point, cuts: tuple[int, ...]) -> int:
-        tried.append((point.groups, point.chunks, point.policy, cuts))
-        return before(session, point, cuts)
+    def noted(session: Session, layout: Layout, cuts: list[Cuts], phase: str, policy: str) -> int:
+        tried.append((layout.name, layout.pipelines, policy))
+        return before(session, layout, cuts, phase, policy)
 
-    monkeypatch.setattr(uniform, "_tried", noted)
+    monkeypatch.setattr(uniform, "try_layout", noted)
     monkeypatch.setattr(uniform, "COUNT", _Few())
     session, steps = session_of(2), []
     for _ in range(4):

@@ -115,22 +115,24 @@ def remade(order: Iterable[Op]) -> list[Op]:
     return found
 
 
-def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP) -> None:
+def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP) -> int:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
 
-    `policy`: "keep", or "recompute" for every stash.
+    `policy`: "keep", or "recompute" for every stash. How many were simulated.
     """
+    simulated = 0
     rows = tuple((policy,) * layout.stages for _ in layout.pipelines)
     shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
     for c in cuts:
         if session.done:
-            return
+            break
         check_time()
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
-        least_s = bounds.candidate(candidate, shares, session.space.split_backward)
-        if least_s >= session.best_s or busiest_s(candidate) >= session.incumbent.worth_s:
+        if busiest_s(candidate) >= session.incumbent.worth_s:
             continue
         if session.seen and session.space.schedule == "search" and not holds(candidate, layout, policy):
+            continue
+        if bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
             continue
         try:
             with session.clock.simulating():
@@ -140,9 +142,11 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
                 found = assembled(candidate, orders, layout.name)
         except PlanError:
             continue
+        simulated += 1
         session.remember(found)
         if found.forecast.step_s < session.best_s and not lacking(found):
             session.offer(found.plan, phase)
+    return simulated
 
 
 def holds(candidate: Candidate, layout: Layout, policy: str) -> bool:

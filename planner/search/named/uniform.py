@@ -6,23 +6,21 @@ search with little time for each way to form groups begins with no less than the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...basics import PlanError, ScheduleError, check_time
-from ...graph import KEEP, RECOMPUTE, Candidate, StageCosts
-from ...lower import assembled
-from ...partition import cut
-from ...plan import Kind, Op, Pipeline
+from ...basics import check_time
+from ...graph import KEEP, RECOMPUTE
+from ...partition import Cuts, cut
 from ...schedules import Layout, in_laps
-from ..common import COUNT, SHARE, SIZE, TOLERANCE, Groups, Session, balanced, lacking, policies
-from .widths import layouts
+from ..common import COUNT, SHARE, SIZE, TOLERANCE, Groups, Session, balanced, policies
+from .portfolio import try_layout
+from .widths import dealt, layouts
 
-Cuts = tuple[int, ...]
 Floats = NDArray[np.float64]
 
 
@@ -70,9 +68,13 @@ class Point:
     @cached_property
     def done_s(self) -> Floats:
         """Seconds that the layers up to each compute for a micro-batch on a device of speed 1."""
-        costs = self.session.chain.costs
-        each = costs.backward_s + costs.forward_s * (2 if self.policy == RECOMPUTE else 1)
-        return np.concatenate([[0.0], np.cumsum(each)])
+        backward = np.concatenate([[0.0], np.cumsum(self.session.chain.costs.backward_s)])
+        return np.asarray(backward + self.forward_s * (2 if self.policy == RECOMPUTE else 1))
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """The same, of the forwards alone."""
+        return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.forward_s)])
 
     @cached_property
     def floor_s(self) -> float:
@@ -84,27 +86,22 @@ class Point:
         """A guess at the shortest step."""
         return self.least_s(self.even)
 
-    def least_s(self, cuts: Sequence[int]) -> float:
-        """No order of these stages is shorter: a device's work, after the way of a micro-batch to it."""
-        size = len(self.groups[0])
-        work = np.diff(self.done_s[[0, *cuts, -1]]) / self.speeds
-        forward = 1 / (3 if self.policy == KEEP else 4)
-        way = forward * np.concatenate([[0.0], np.cumsum(work[: size - 1])])
+    def least_s(self, cuts: Cuts) -> float:
+        """No order of these stages is shorter: a device's work, after the forwards on the way to it."""
+        size, ends = len(self.groups[0]), [0, *cuts, -1]
+        work = np.diff(self.done_s[ends]) / self.speeds
+        forward = np.diff(self.forward_s[ends]) / self.speeds
+        way = np.concatenate([[0.0], np.cumsum(forward[: size - 1])])
         return float((self.batches * work.reshape(-1, size).sum(axis=0) + way).max())
 
-    def holds(self, costs: StageCosts) -> bool:
-        """Whether every device has room for its stages' state and the stashes of what 1F1B has in flight; cheap."""
-        workload, size = self.session.problem.workload, len(self.groups[0])
-        stash = (costs.incoming_bytes if self.policy == RECOMPUTE else costs.stash_bytes).tolist()
-        for k, d in enumerate(self.groups[0]):
-            mine = range(k, len(stash), size)
-            trained = sum(int(costs.parameter_bytes[s]) for s in mine)
-            state = trained + workload.gradient_bytes(trained)
-            state += workload.optimizer_bytes(trained) // (len(self.groups) if workload.sharded else 1)
-            flying = min(size - k + (self.chunks - 1) * size, self.batches * self.chunks)
-            if state + flying * min(stash[s] for s in mine) > self.session.chain.limit(d):
-                return False
-        return True
+    def layouts(self) -> Iterator[Layout]:
+        """On every group, micro-batches dealt out in turns."""
+        problem, width = self.session.problem, len(self.groups)
+        for one in in_laps(len(self.groups[0]), self.batches, self.chunks):
+            routed, orders = dealt(problem, self.groups, one.pipelines, one.orders)
+            name = one.name if width == 1 else f"{one.name}, {width} replicas"
+            pipelines = tuple(pipeline for pipeline, _, _ in routed)
+            yield replace(one, name=name, pipelines=pipelines, orders=tuple(map(tuple, orders)))
 
 
 def run_uniform(session: Session) -> None:
@@ -114,11 +111,12 @@ def run_uniform(session: Session) -> None:
     with session.clock.hurried(1.0 if session.clock.fixed else SHARE.uniform, 0.0):
         simulated = 0
         for point in session.rounds.go_on_in_grid(lambda: sorted(_points(session), key=lambda one: one.likely_s)):
+            check_time()
             worth_s = session.incumbent.worth_s * (1 - TOLERANCE.same)
-            for cuts in point.cuts if point.floor_s < worth_s else ():
-                if point.least_s(cuts) < worth_s and not session.over:
-                    simulated += _tried(session, point, cuts)
-            if session.over or simulated >= COUNT.uniform:
+            cuts = [c for c in point.cuts if point.least_s(c) < worth_s] if point.floor_s < worth_s else []
+            for layout in point.layouts() if cuts else ():
+                simulated += try_layout(session, layout, cuts, layout.name, point.policy)
+            if session.done or simulated >= COUNT.uniform:
                 return
 
 
@@ -137,48 +135,8 @@ def _points(session: Session) -> Iterator[Point]:
 
 
 def _depths(most: int) -> Iterator[int]:
-    """Stages a device: all small numbers, then every fifth part more."""
+    """Stages a device: all small numbers, then each a quarter more."""
     depth = 1
     while depth <= min(most, COUNT.deepest):
         yield depth
         depth = max(depth + 1, depth * 5 // 4)
-
-
-def _tried(session: Session, point: Point, cuts: Cuts) -> int:
-    """How many plans of a point have been simulated and offered."""
-    problem, stages = session.problem, session.chain.stages(cuts)
-    costs, simulated = StageCosts.of(problem.model, stages), 0
-    if not point.holds(costs):
-        return 0
-    for layout in in_laps(len(point.groups[0]), point.batches, point.chunks):
-        try:
-            pipelines, orders = _on_all(point, layout)
-            rows = tuple((point.policy,) * len(stages) for _ in pipelines)
-            name = layout.name if len(point.groups) == 1 else f"{layout.name}, {len(point.groups)} replicas"
-            found = assembled(Candidate(problem, stages, pipelines, rows), orders, name)
-        except (PlanError, ScheduleError):
-            continue
-        simulated += 1
-        if found.forecast.step_s < session.best_s and not lacking(found):
-            session.offer(found.plan, name)
-    return simulated
-
-
-def _on_all(point: Point, layout: Layout) -> tuple[tuple[Pipeline, ...], list[list[Op]]]:
-    """The layout on every group, micro-batches dealt out in turns."""
-    width, batches = len(point.groups), point.session.problem.workload.micro_batches
-    pipelines = list[Pipeline]()
-    orders: list[list[Op]] = [[] for _ in point.session.problem.cluster.devices]
-    for g, devices in enumerate(point.groups):
-        for pipeline in layout.pipelines:
-            mine = tuple(g + width * m for m in pipeline.micro_batches if g + width * m < batches)
-            route = tuple(devices[d] for d in pipeline.forward)
-            pipelines += [Pipeline(route, route, mine)] if mine else []
-        for d, order in zip(devices, layout.orders, strict=True):
-            for op in order:
-                m = g + width * op.micro_batch
-                if m < batches:
-                    again = point.policy == RECOMPUTE and op.kind in (Kind.B, Kind.I)
-                    orders[d] += [Op(Kind.R, op.stage, m)] if again else []
-                    orders[d].append(op._replace(micro_batch=m))
-    return tuple(pipelines), orders

@@ -7,7 +7,7 @@ with the reductions between them, and simulated as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...basics import PlanError, ScheduleError
@@ -404,32 +404,35 @@ def _best_laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
 
 def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
     """A plan of one group on all of them, micro-batches dealt out in turns; None where it does not run."""
-    width, batches = len(groups), problem.workload.micro_batches
-    pipelines: list[Pipeline] = []
-    stash: list[tuple[str, ...]] = []
-    orders: list[list[Op]] = [[] for _ in problem.cluster.devices]
-    compute = own_orders(plan)
-    for g, devices in enumerate(groups):
-        for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
-            mine = tuple(g + width * m for m in pipeline.micro_batches if g + width * m < batches)
-            if mine:
-                pipelines.append(
-                    Pipeline(
-                        tuple(devices[d] for d in pipeline.forward), tuple(devices[d] for d in pipeline.backward), mine
-                    )
-                )
-                stash.append(tuple(_moved(policy, devices) for policy in row))
-        for d, order in zip(devices, compute, strict=True):
-            orders[d] = [
-                op._replace(micro_batch=g + width * op.micro_batch)
-                for op in order
-                if g + width * op.micro_batch < batches
-            ]
+    routed, orders = dealt(problem, groups, plan.pipelines, own_orders(plan))
+    stash = tuple(tuple(_moved(policy, devices) for policy in plan.stash[row]) for _, row, devices in routed)
+    pipelines = tuple(pipeline for pipeline, _, _ in routed)
     try:
-        candidate = Candidate(problem, plan.stages, tuple(pipelines), tuple(stash))
-        return assemble(candidate, orders, f"{plan.provenance.source}, {width} replicas")
+        candidate = Candidate(problem, plan.stages, pipelines, stash)
+        return assemble(candidate, orders, f"{plan.provenance.source}, {len(groups)} replicas")
     except PlanError:
         return None
+
+
+def dealt(
+    problem: Problem, groups: Groups, pipelines: Sequence[Pipeline], orders: Sequence[Sequence[Op]]
+) -> tuple[list[tuple[Pipeline, int, tuple[int, ...]]], list[list[Op]]]:
+    """Pipelines and compute orders of one group on all of them, micro-batches dealt out in turns.
+
+    With every pipeline the number of that which it comes from, and the devices of its group.
+    """
+    width, batches = len(groups), problem.workload.micro_batches
+    found: list[tuple[Pipeline, int, tuple[int, ...]]] = []
+    listed: list[list[Op]] = [[] for _ in problem.cluster.devices]
+    for g, devices in enumerate(groups):
+        for number, pipeline in enumerate(pipelines):
+            mine = tuple(g + width * m for m in pipeline.micro_batches if g + width * m < batches)
+            forward, backward = (tuple(devices[d] for d in route) for route in (pipeline.forward, pipeline.backward))
+            found += [(Pipeline(forward, backward, mine), number, devices)] if mine else []
+        for d, order in zip(devices, orders, strict=True):
+            own = (op._replace(micro_batch=g + width * op.micro_batch) for op in order)
+            listed[d] = [op for op in own if op.micro_batch < batches]
+    return found, listed
 
 
 def _moved(policy: str, devices: tuple[int, ...]) -> str:

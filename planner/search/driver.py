@@ -43,6 +43,7 @@ from .named import (
     Order,
     Phases,
     device_orders,
+    next_point_s,
     overfull_here,
     place,
     quick_on_widths,
@@ -63,6 +64,7 @@ from .named import (
     run_uniform,
     search_widths,
     splits,
+    try_point,
 )
 from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
 from .request import asked_for, check_effort
@@ -158,15 +160,34 @@ class Search:
             searched_sharded(problem, space), space, clock, seed, workers, incumbent=Incumbent(listener)
         )
         self.orders = device_orders(self.session.problem, self.session.stages)
+        self.ran = False
+
+    @property
+    def next_point_s(self) -> float:
+        """Seconds that the next uniform grid is likely to come to; infinite where none is left."""
+        return next_point_s(self.session)
+
+    def try_point(self, clock: Clock, worth_s: float) -> int:
+        """Only the next uniform grid, if it may come to less than `worth_s`; how many plans that were."""
+        session, most_s = self.session, self.session.incumbent.most_s
+        session.go_on(clock, session.incumbent.listener, again=False)
+        session.incumbent.limit(worth_s)
+        try:
+            return try_point(session)
+        except OutOfTime:
+            return 0
+        finally:
+            session.incumbent.limit(most_s)
 
     def go_on(self, clock: Clock, listener: OnProgress | None) -> Result:
         """The best plan by the end of another clock."""
-        self.session.go_on(clock, listener)
+        self.session.go_on(clock, listener, self.ran)
         return self.run(None)
 
     def run(self, hint: Plan | None) -> Result:
         """The best plan by the end of the clock, or when nothing is left to do."""
         session, orders, clock = self.session, self.orders, self.session.clock
+        self.ran = True
         try:
             with contextlib.suppress(OutOfTime), until(clock.deadline + SECONDS.grace):
                 _search(session, orders, hint)
@@ -183,8 +204,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     if hint is not None and space.schedule == "search":
         run_hint(session, hint)
     _first(session, orders)
-    if space.schedule == "search":
-        run_uniform(session)
+    run_uniform(session)
     same = searched(problem, space, session.ships) == unrestricted(problem, space)
     if not (proof.bound_s or same or space.schedule != "search"):
         proof.of_searched(_space_bound(session))

@@ -1,8 +1,8 @@
 """plan_family(): which teams, and how many samples a micro-batch; the search of every such point shares the time.
 
 A point (ways of a team, micro-batch size) is a problem of its own, so the space is their union: its bound is the least
-of theirs. The likeliest point is searched first; points whose bound is no less than the best plan are dropped; the
-others get a first plan each; the most promising ones get the rest of the time, each from its own best plan.
+of theirs. All begin with uniform grids; points whose bound is no less than the best plan are dropped; the likeliest
+is searched next, then those without a plan, then the best of all again; the last gets the rest of the time.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class _Search:
 
     @property
     def step_s(self) -> float:
-        return math.inf if self.found is None or self.found.seconds is None else self.found.seconds
+        if self.found is not None and self.found.seconds is not None:
+            return self.found.seconds
+        return math.inf if self.search is None else self.search.session.best_s
 
     @property
     def settled(self) -> bool:
@@ -178,14 +180,16 @@ class _Search:
         if math.isinf(self.step_s) or (found.seconds is not None and found.seconds <= self.step_s):
             self.found = found
 
-    def _searched(self, effort: Effort, on_progress: OnProgress | None) -> Result:
-        now = time.monotonic()
-        clock = Clock(now + effort.time_limit, effort.deterministic_limit, now)
-        if self.search is not None:
-            return self.search.go_on(clock, on_progress)
+    def begun(self, effort: Effort, on_progress: OnProgress | None) -> Search:
+        """The search of this point, which has tried nothing."""
         problem, space = asked_for(self.of.model, self.of.cluster, self.workload, self.space)
-        self.search = Search(problem, space, clock, effort.seed, effort.workers, on_progress)
-        return self.search.run(None)
+        self.search = Search(problem, space, _clock(effort), effort.seed, effort.workers, on_progress)
+        return self.search
+
+    def _searched(self, effort: Effort, on_progress: OnProgress | None) -> Result:
+        if self.search is not None:
+            return self.search.go_on(_clock(effort), on_progress)
+        return self.begun(effort, on_progress).run(None)
 
     def _planned(self, effort: Effort, on_progress: OnProgress | None) -> Result:
         hint, of = None if self.found is None else self.found.plan, self.of
@@ -204,6 +208,11 @@ class _Search:
         step_s = None if math.isinf(self.step_s) else self.step_s
         at = self.of
         return PointFound(at.point, at.micro_batches, at.interpolated, self.bound_s, step_s, said, self.seconds)
+
+
+def _clock(effort: Effort) -> Clock:
+    now = time.monotonic()
+    return Clock(now + effort.time_limit, effort.deterministic_limit, now)
 
 
 class _Joint:
@@ -233,8 +242,11 @@ class _Joint:
 
     def answer(self) -> Result:
         """Shares the time among the points, and says what is the best plan, and what is proven."""
-        self._some(self.alive()[:1] if len(self.searches) > 1 else [], SHARE.likeliest_point)
-        self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
+        several = len(self.searches) > 1
+        if several and flushed(self.space):
+            self._grids()
+        self._some(self.alive()[:1] if several else [], SHARE.likeliest_point)
+        self._some([one for one in self.alive() if math.isinf(one.step_s)], SHARE.other_points)
         among = self.alive()[: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
         tried: set[int] = set()
@@ -244,6 +256,17 @@ class _Joint:
         if self.best.found is None:  # proven before any search; what is lacking is said of the largest team
             self._run(max(self.searches, key=lambda one: one.of.point.team), 1.0)
         return self._told()
+
+    def _grids(self) -> None:
+        """The uniform grids of all points together, the most promising first."""
+        limit, simulated = self.effort.deterministic_limit, 0
+        clock = Clock(self.began + self.effort.time_limit * (SHARE.grids if limit is None else 1.0), limit, self.began)
+        searches = [one.begun(self.effort, self._listener(one)) for one in self.alive()]
+        while searches and simulated < COUNT.uniform and not clock.over(False):
+            search = min(searches, key=lambda one: one.next_point_s)
+            if search.next_point_s >= self.best.step_s:
+                return
+            simulated += search.try_point(clock, self.best.step_s)
 
     def _some(self, among: Sequence[_Search], share: float) -> None:
         """Shares a part of the time equally; points that are dropped meanwhile leave theirs to those behind them."""

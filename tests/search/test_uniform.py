@@ -6,16 +6,31 @@ import importlib
 import math
 import random
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contraflow.planner import Cluster, Layer, Link, ModelFamily, ModelGraph, SearchSpace, Workload, check
+from contraflow.planner import (
+    Choice,
+    Cluster,
+    Effort,
+    Layer,
+    Link,
+    ModelFamily,
+    ModelGraph,
+    SearchSpace,
+    Workload,
+    check,
+    plan_family,
+)
 from contraflow.planner.partition import Cuts
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import DeviceType, NodeGroup
 from contraflow.planner.schedules import Layout
+from contraflow.planner.search import joint
 from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.named import uniform
 from contraflow.planner.search.named.portfolio import try_layout
@@ -117,3 +132,35 @@ def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPa
 
 class _Few:
     uniform, deepest = 3, 4
+
+
+def test_all_members_of_a_family_begin_with_the_best_of_their_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that can be best are tried before any member is searched, and the best of each member's own is found."""
+    model, cluster, workload = drawn(3)
+    both = [
+        replace(layer, forward_s=1.7 * layer.forward_s, backward_input_s=3.4 * layer.forward_s)
+        for layer in model.layers
+    ]
+    family = ModelFamily((model, ModelGraph.chain(both, micro_batch_size=2)))
+    alone = [Session(p, SearchSpace(), Clock(math.inf, 1.0)) for p in _problems(family, cluster, workload)]
+    for session in alone:
+        uniform.run_uniform(session)
+    heard: list[float] = []
+    unshared = SearchSpace(shard_optimizer=False)
+    monkeypatch.setattr(joint._Joint, "_some", lambda self, *_: heard.append(self.best.step_s) or _stop())
+    with pytest.raises(_Stopped):
+        plan_family(family, cluster, workload, Choice(workload.micro_batches), unshared, Effort(60, 0, 1, 1.0))
+    assert heard == [min(session.best_s for session in alone)]
+
+
+def _problems(family: ModelFamily, cluster: Cluster, workload: Workload) -> Iterator[Problem]:
+    for model in family.members:
+        yield Problem(model, cluster, replace(workload, micro_batches=workload.micro_batches // model.micro_batch_size))
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _stop() -> None:
+    raise _Stopped

@@ -32,10 +32,12 @@ class Shares:
 
     uniform: float = 0.3
     """For uniform grids, before all else. Time only. Not measured."""
-    likeliest_point: float = 0.35
-    """For the point of a family whose 1F1B on equal stages would be the shortest, before all others. Not measured."""
-    other_points: float = 0.25
-    """For a first plan of every other point that may be better still, together. Not measured."""
+    grids: float = 0.25
+    """For uniform grids of all points of a family together, before one is searched. Not measured."""
+    likeliest_point: float = 0.25
+    """For the most promising point of a family, before all others. Not measured."""
+    other_points: float = 0.15
+    """For a first plan of every point that has none and may be better still, together. Not measured."""
     best_points: float = 0.2
     """For the most promising of them again, together, before one gets the rest. Not measured."""
     scaled_down: float = 0.6

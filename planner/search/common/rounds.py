@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
 
 from ...basics import OutOfTime
 from ...lower import Assembled
@@ -14,7 +13,6 @@ from .considered import Ledger
 from .effort import SIZE
 from .fit import lacking
 
-Point = TypeVar("Point")
 Groups = tuple[tuple[int, ...], ...]
 """Devices of every group, in the order of the one group that is searched."""
 
@@ -63,7 +61,8 @@ class Rounds:
         descended: plans whose stash choices have been looked at one by one.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
-        grid: points of uniform grids that are still to be tried; None before they are known.
+        grid: points of uniform grids that are still to be tried, with what they are likely to come to in seconds; None
+            before they are known.
         ledger: what to tell those who ask what was looked at.
         laid: names and steps of plans of one of several equal groups that have been laid on all of them.
         simulated: named orders with every stash kept, which all searches of one problem share, whatever they allow.
@@ -78,7 +77,7 @@ class Rounds:
     through: bool = False
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
-    grid: Iterator[object] | None = None
+    grid: list[tuple[float, object]] | None = None
     ledger: Ledger = field(default_factory=Ledger)
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
@@ -146,11 +145,11 @@ class Rounds:
         self.laid.add((source, step_s))
         return new
 
-    def go_on_in_grid(self, points: Callable[[], Iterable[Point]]) -> Iterator[Point]:
-        """The points of a grid, listed when it is first asked for, from where an earlier call ended."""
+    def listed_grid(self, points: Callable[[], Sequence[tuple[float, object]]]) -> list[tuple[float, object]]:
+        """The points of a grid that are still to be tried, listed when it is first asked for."""
         if self.grid is None:
-            self.grid = iter(points())
-        yield from cast(Iterator[Point], self.grid)
+            self.grid = list(points())
+        return self.grid
 
     def to_try(self, listed: Callable[[], Iterable[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
         """What is left to be tried of stages with replicas of their own, listed when it is first asked for.

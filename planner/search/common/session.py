@@ -124,11 +124,12 @@ class Session:
 
     # ---------------------------------------------------------------- parts of a search
 
-    def go_on(self, clock: Clock, listener: OnProgress | None) -> None:
-        """Another call goes on with this search, from its best plan and what it has tried."""
+    def go_on(self, clock: Clock, listener: OnProgress | None, again: bool = True) -> None:
+        """Another call goes on with this search, from its best plan and what it has tried; `again`: for a new round."""
         self.clock, self.incumbent.listener = clock, listener
-        self.rounds.again()
-        self.rounds.resumed = self.rounds.through
+        if again:
+            self.rounds.again()
+            self.rounds.resumed = self.rounds.through
 
     def keep_plain(self, other: Session) -> Session:
         """Takes up the search without copies, and returns it."""

@@ -25,12 +25,13 @@ from .portfolio import (
 from .relieved import run_relieved, try_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
-from .uniform import run_uniform
+from .uniform import next_point_s, run_uniform, try_point
 from .widths import Phases, expected_s, parts, quick_on_widths, search_widths, splits
 
 __all__ = [
     "Order",
     "Phases",
+    "next_point_s",
     "TURNS",
     "cuts_for",
     "device_orders",
@@ -55,6 +56,7 @@ __all__ = [
     "run_relieved",
     "run_replicas",
     "run_uniform",
+    "try_point",
     "device_rounds",
     "lightened",
     "most_stages",

@@ -6,6 +6,7 @@ search with little time for each way to form groups begins with no less than the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -76,6 +77,34 @@ class Point:
         """The same, of the forwards alone."""
         return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.forward_s)])
 
+    def bytes(self, cuts: Cuts) -> Floats:
+        """Per device, at the least: the state of its stages, and stashes as 1F1B has them in flight; cheap."""
+        chain, size, ends = self.session.chain, len(self.groups[0]), [0, *cuts, -1]
+        state, stash = self._sizes
+        flying = (self.chunks - 1) * size + np.arange(size, 0, -1)
+        one = np.diff(stash[ends]).reshape(-1, size).min(axis=0) if self.policy == KEEP else 0.0
+        held = np.diff(state[ends]).reshape(-1, size).sum(axis=0) - chain.shared_bytes
+        return np.asarray(held + np.minimum(flying, self.batches * self.chunks) * one)
+
+    @cached_property
+    def _sizes(self) -> tuple[Floats, Floats]:
+        """Bytes that stay, and of stashes, of the layers up to each."""
+        chain = self.session.chain
+        state, stash = chain.held_bytes(len(self.groups)), chain.costs.stash_bytes
+        return np.concatenate([[0.0], np.cumsum(state)]), np.concatenate([[0.0], np.cumsum(stash)])
+
+    @cached_property
+    def limits(self) -> Floats:
+        """Bytes of the devices of a group."""
+        return np.array([self.session.chain.limit(d) for d in self.groups[0]], dtype=np.float64)
+
+    @cached_property
+    def worthwhile(self) -> list[Cuts]:
+        """Cuts that have room, if equal shares have it on all devices together."""
+        if self.bytes(self.even).sum() > self.limits.sum():
+            return []
+        return [cuts for cuts in self.cuts if (self.bytes(cuts) <= self.limits).all()]
+
     @cached_property
     def floor_s(self) -> float:
         """No cut is shorter: the work of a group on all of its devices."""
@@ -105,19 +134,37 @@ class Point:
 
 
 def run_uniform(session: Session) -> None:
-    """Simulates the most promising points until no other can be better."""
-    if session.space.pipelines is not None or not SIZE.exact_first < session.ops or session.registered or session.over:
-        return
+    """Simulates the most promising points until no other can be better, or a share of the time is over."""
+    simulated = 0
     with session.clock.hurried(1.0 if session.clock.fixed else SHARE.uniform, 0.0):
-        simulated = 0
-        for point in session.rounds.go_on_in_grid(lambda: sorted(_points(session), key=lambda one: one.likely_s)):
-            check_time()
-            worth_s = session.incumbent.worth_s * (1 - TOLERANCE.same)
-            cuts = [c for c in point.cuts if point.least_s(c) < worth_s] if point.floor_s < worth_s else []
-            for layout in point.layouts() if cuts else ():
-                simulated += try_layout(session, layout, cuts, layout.name, point.policy)
-            if session.done or simulated >= COUNT.uniform:
-                return
+        while simulated < COUNT.uniform and not session.over and next_point_s(session) < session.incumbent.worth_s:
+            simulated += try_point(session)
+
+
+def next_point_s(session: Session) -> float:
+    """Seconds that the next point is likely to come to at the best; infinite where none is left, or there are none."""
+    return session.rounds.listed_grid(lambda: _listed(session))[-1][0]
+
+
+def try_point(session: Session) -> int:
+    """Simulates the next point; how many plans that were."""
+    point = session.rounds.listed_grid(lambda: _listed(session)).pop()[1]
+    assert isinstance(point, Point)
+    check_time()
+    worth_s = session.incumbent.worth_s * (1 - TOLERANCE.same)
+    cuts = [c for c in point.worthwhile if point.least_s(c) < worth_s] if point.floor_s < worth_s else []
+    layouts = point.layouts() if cuts else ()
+    return sum(try_layout(session, layout, cuts, layout.name, point.policy) for layout in layouts)
+
+
+def _listed(session: Session) -> list[tuple[float, Point | None]]:
+    """The points of a problem that has them, the most promising last; before them the end."""
+    space, end = session.space, (math.inf, None)
+    asked = space.schedule == "search" and space.pipelines is None and not session.registered
+    if not asked or session.ops <= SIZE.exact_first:
+        return [end]
+    points = sorted(_points(session), key=lambda point: -point.likely_s)
+    return [end, *((point.likely_s, point) for point in points)]
 
 
 def _points(session: Session) -> Iterator[Point]:

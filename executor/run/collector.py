@@ -12,7 +12,7 @@ from ...planner.plan import Forecast, Plan
 from ..basics import OnStep
 from ..stage import warn
 from ..state import put_together
-from .excess import excesses
+from .excess import excesses, planned_peaks
 from .job import TRACKED_STEPS, filling_updates, tracked_steps
 from .reports import Notice, RankReport, StepReport
 from .result import RunResult
@@ -85,6 +85,7 @@ class Collector:
         assert forecast is not None  # require_executable saw to it
         of_devices = by_device(plan, reports)
         peaks = tuple(report.peak_bytes for report in of_devices)
+        planned = planned_peaks(plan, max(self._positions, default=0) + 1)
         state: dict[str, Tensor] = {}
         for report in reports:
             state |= report.state or {}
@@ -98,7 +99,7 @@ class Collector:
             step_times=tuple(times),
             peak_bytes=peaks,
             forecast_step_s=_forecast_step_s(plan, forecast),
-            forecast_peak_bytes=forecast.peak_bytes,
+            forecast_peak_bytes=planned,
             first_step=reports[0].first_step,
             trace=trace_of(plan, reports, times, self.losses),
             grad_norms=tuple(self.norms),
@@ -106,6 +107,6 @@ class Collector:
             evaluations=self.evaluations,
             state=put_together(state) or None,
             allocated_bytes=None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
-            excesses=excesses(of_devices, forecast.peak_bytes),
+            excesses=excesses(of_devices, planned),
             left_out=tuple(self.left_out),
         )

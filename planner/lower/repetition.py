@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from ..basics import PlanError
-from ..graph import Candidate, Ints, Versions, holders, route, update_size
+from ..basics import PerObject, PlanError
+from ..forecast import Deadlock, build, simulate_orders
+from ..graph import Candidate, Ints, StageCosts, Versions, holders, route, update_size
 from ..plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
 from .complete import complete
 
 _KEPT = (IN_LINE | {Kind.RECV_P}) - {Kind.PREDICT}
+_PASSES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+_RETURNS = (Kind.RECV_S, Kind.FETCH)
+_SETTLED = 2
+"""A run of so many times a plan's length shows what it holds in the long run."""
 _SHIPS = {Kind.SEND_S, Kind.RECV_S}
 
 
@@ -67,18 +73,60 @@ def _sending(versions: Versions, order: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def _longer(plan: Plan, micro_batches: int) -> Plan:
-    size, now = update_size(plan), plan.problem.workload.micro_batches
+    """What stands in line is repeated, and the rest placed anew; the lists as they are where that takes too much room.
+
+    Raises PlanError where nothing repeats.
+    """
+    if _overfull.get(plan, "", lambda: _exceeds(plan)):
+        whole = _with_bodies(plan, plan.orders, micro_batches)
+        if whole is not None:
+            return _cut_to(whole, micro_batches)
+    return _placed_anew(plan, micro_batches)
+
+
+def _placed_anew(plan: Plan, micro_batches: int) -> Plan:
     late = {stage for order in plan.orders for stage in _late(order)}
-    for lists in ([_keeps(order, late) for order in plan.orders], map(_keeps_in_line, plan.orders)):
-        lines = [_Line.of(kept) for kept in lists]
-        bodies = _bodies(lines, size, now // size)
-        if bodies is not None:
-            break
-    else:
-        raise PlanError(
-            f"cannot run {micro_batches} micro-batches: the plan of {now} has no part that repeats itself;"
-            " plan more micro-batches"
-        )
+    for lists in ([_keeps(order, late) for order in plan.orders], list(map(_keeps_in_line, plan.orders))):
+        long = _with_bodies(plan, lists, micro_batches)
+        if long is not None:
+            return _cut_to(long, micro_batches)
+    raise PlanError(
+        f"cannot run {micro_batches} micro-batches: the plan of {plan.problem.workload.micro_batches} has no part that"
+        " repeats itself; plan more micro-batches"
+    )
+
+
+def _cut_to(plan: Plan, micro_batches: int) -> Plan:
+    return plan if plan.problem.workload.micro_batches == micro_batches else _shorter(plan, micro_batches)
+
+
+def _exceeds(plan: Plan) -> bool:
+    """Whether a longer run, all but what stands in line placed anew, takes more than some device has.
+
+    Stashes come back as late as the plan's own end allows; where the pipeline goes on, others are still there.
+    """
+    if not any(op.kind in _RETURNS for order in plan.orders for op in order):
+        return False
+    workload, devices = plan.problem.workload, plan.problem.cluster.devices
+    try:
+        long = _placed_anew(plan, _SETTLED * workload.micro_batches)
+        memory = simulate_orders(long, StageCosts.of(plan.problem.model, plan.stages), long.orders).device_memory
+    except (PlanError, Deadlock):
+        return False
+    limits = [workload.memory_limit(device.kind.memory_bytes) for device in devices]
+    return any(held.peak_bytes > limit for held, limit in zip(memory, limits, strict=True))
+
+
+_overfull: PerObject[bool] = PerObject()
+
+
+def _with_bodies(plan: Plan, lists: Sequence[Sequence[Op]], micro_batches: int) -> Plan | None:
+    """The plan with as many more bodies of these lists as the micro-batches need; None where they have none."""
+    size, now = update_size(plan), plan.problem.workload.micro_batches
+    lines = [_Line.of(listed) for listed in lists]
+    bodies = _bodies(lines, size, now // size)
+    if bodies is None:
+        return None
     shift, cuts = bodies
     times = -(-(micro_batches - now) // shift)
     paths = _paths(plan, lines, cuts, shift, times)
@@ -86,12 +134,21 @@ def _longer(plan: Plan, micro_batches: int) -> Plan:
         Pipeline(p.forward, p.backward, tuple(m for m, path in enumerate(paths) if path == number))
         for number, p in enumerate(plan.pipelines)
     )
-    orders = [line.repeated(cut, shift, times) for line, cut in zip(lines, cuts, strict=True)]
-    total = now + times * shift
-    candidate = Candidate(_problem(plan, total), plan.stages, pipelines, plan.stash, plan.weights)
-    found = complete(candidate, candidate.costs, orders)
-    long = replace(plan, problem=candidate.problem, pipelines=pipelines, orders=found, forecast=None)
-    return long if total == micro_batches else _shorter(long, micro_batches)
+    orders = tuple(tuple(line.repeated(cut, shift, times)) for line, cut in zip(lines, cuts, strict=True))
+    candidate = Candidate(_problem(plan, now + times * shift), plan.stages, pipelines, plan.stash, plan.weights)
+    if lists is not plan.orders:
+        orders = complete(candidate, candidate.costs, orders)
+    elif not _runs(candidate, orders):
+        return None
+    return replace(plan, problem=candidate.problem, pipelines=pipelines, orders=orders, forecast=None)
+
+
+def _runs(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> bool:
+    """Whether every message of these lists has both ends, and no two of them wait for each other."""
+    try:
+        return build(candidate, candidate.costs, orders).complete
+    except PlanError:
+        return False
 
 
 def _keeps_in_line(order: Sequence[Op]) -> list[Op]:
@@ -194,12 +251,12 @@ class _Cut:
 class _Line:
     """One device's ops in line as columns."""
 
-    ops: list[Op]
-    columns: Ints  # [op, (kind, stage, micro-batch)]
+    ops: Sequence[Op]
+    columns: Ints  # [op, (kind, stage, micro-batch, peer)]
 
     @classmethod
-    def of(cls, ops: list[Op]) -> _Line:
-        return cls(ops, np.array([op[:3] for op in ops], dtype=np.int64).reshape(-1, 3))
+    def of(cls, ops: Sequence[Op]) -> _Line:
+        return cls(ops, np.array([op[:4] for op in ops], dtype=np.int64).reshape(-1, 4))
 
     def body(self, shift: int, count: int) -> tuple[_Cut, float] | None:
         """The longest stretch that stands again `shift` micro-batches later, and its length in bodies.
@@ -219,12 +276,17 @@ class _Line:
 
     def _distance(self, shift: int, count: int) -> Ints:
         """How far behind each op its own repetition stands; 0: nowhere, or before it."""
-        kind, stage, m = self.columns.T
-        key = (kind * (stage.max() + 1) + stage) * (count + shift) + m
+        m = self.columns[:, 2]
+        key = self._kinds * (count + shift) + m
         order = np.argsort(key, kind="stable")
         at = np.minimum(np.searchsorted(key[order], key + shift), len(key) - 1)
         found = order[at] - np.arange(len(key))
         return np.where((key[order][at] == key + shift) & (found > 0), found, 0)
+
+    @cached_property
+    def _kinds(self) -> Ints:
+        """A number for every kind, stage and peer."""
+        return np.unique(self.columns[:, [0, 1, 3]], axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
     def _complete(self, cut: _Cut, shift: int) -> bool:
         """Whether the list with one more body has every op once, and each kind's micro-batches of one body more."""
@@ -261,6 +323,6 @@ class _Line:
     def micro_batches(self, cut: _Cut, shift: int, times: int) -> tuple[list[int], list[int]]:
         """Micro-batch of every pass of the list with so many more bodies: before the shift, and after."""
         places, shifts = self._shifts(cut, shift, times)
-        passes = ~np.isin(self.columns[places, 0], (Kind.STEP.value, Kind.RECV_P.value, Kind.FETCH.value))
+        passes = np.isin(self.columns[places, 0], [kind.value for kind in _PASSES])
         old = self.columns[places, 2]
         return old[passes].tolist(), (old + shifts)[passes].tolist()

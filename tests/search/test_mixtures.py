@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from contraflow.planner import check
+from contraflow.planner import check, evaluate
 from contraflow.planner.lower import Assembled, repeat
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
@@ -124,6 +125,21 @@ def test_what_ships_late_runs_on_and_on(seed: int) -> None:
     for found in taken:
         for count in (25, 60):
             assert codes(repeat(found.plan, count)) == {"forecast"}
+
+
+@pytest.mark.parametrize("seed", [4, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_longer_run_fits_where_the_plan_does(seed: int) -> None:
+    """Where its stashes, asked for as early as a longer run can, do not fit, they come as late as in the plan."""
+    given = Problem(random_graph(seed), Cluster.uniform(2 + seed % 3, link=Link(500.0, 0.0)), Workload(24))
+    taken = annealed(given, SearchSpace(asynchronous=("stash",), pipelines=1), seed, effort=0.3)[1]
+    exceeded = 0
+    for found in taken:
+        most = max(found.forecast.peak_bytes)
+        exceeded += max(evaluate(repeat(found.plan, 60)).peak_bytes) > most
+        limited = replace(given, workload=replace(given.workload, memory_limit_bytes=most))
+        for count in (25, 60):
+            assert max(evaluate(repeat(replace(found.plan, problem=limited), count)).peak_bytes) <= most
+    assert exceeded
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

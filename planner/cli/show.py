@@ -28,7 +28,7 @@ Examples:
   contraflow show plan.json --as html --run run.json -o plan.html
   contraflow show plan.json --what placement --as svg -o placement.svg
   contraflow show plan.json --what layers --as dot | dot -Tpdf > layers.pdf
-  contraflow show plan.json --as perfetto --run run.json -o trace.json
+  contraflow show plan.json --as perfetto --run run.json -o trace.json.gz
 """
 
 
@@ -80,7 +80,7 @@ def show(
     """Draw PLAN: its timeline and the memory of every device, or what --what names.
 
     Times and bytes are simulated afresh from the plan's operations, not read from its forecast. A perfetto trace opens
-    in ui.perfetto.dev. PNG needs matplotlib.
+    in ui.perfetto.dev, also from a file called .json.gz, which is compressed. PNG needs matplotlib.
     """
     picture = picture_of(form, what)
     check_picture(form, run_file is not None, only_run, output is not None)
@@ -88,7 +88,7 @@ def show(
     run = None if run_file is None else load_trace(run_file)
     drawn = draw(loaded, form, picture, run, only_run)
     if output is not None:
-        write_bytes(output, drawn.encode() if isinstance(drawn, str) else drawn)
+        write_bytes(output, _packed(drawn.encode() if isinstance(drawn, str) else drawn, form, output))
     if as_json:
         forecast = fresh_forecast(loaded)
         content = forecast_to_dict(loaded, forecast) | throughput(loaded, forecast)
@@ -97,6 +97,15 @@ def show(
         click.echo(drawn, nl=False)
     else:
         say(f"wrote {output}", err=True)
+
+
+def _packed(content: bytes, form: str, output: Path) -> bytes:
+    """A trace for a file called .gz is compressed, as Perfetto opens it; equal traces are equal files."""
+    if form != "perfetto" or output.suffix != ".gz":
+        return content
+    import gzip
+
+    return gzip.compress(content, mtime=0)
 
 
 def draw(

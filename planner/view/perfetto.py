@@ -3,12 +3,15 @@
 A device is a process; its compute, its reductions, its copies to and from the host and every link are threads. Arrows
 join a message's two ends and a stash's way to the host and back. Memory is a counter. Times are microseconds, whole
 nanoseconds, from the start of the step, so that a forecast and a run of it lie over each other.
+
+Perfetto draws an arrow only where its end is later than its beginning and both are in a slice. So a message that takes
+no time lasts for a nanosecond, and its arrow as long.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 from ..basics import InputError, format_bytes
 from ..forecast import Timeline
 from ..graph import StageCosts, messages, weights_offloaded
-from ..plan import Forecast, Kind, Op, Plan
+from ..plan import DeviceForecast, Forecast, Kind, Op, Plan
 from ..runs import DeviceTrace, RunTrace
 from .names import plain
 from .text import percent
@@ -30,6 +33,7 @@ _CATEGORY = {
 _COMPUTE, _REDUCE, _OUT, _IN, _SENDS, _RECEIVES = range(6)
 _THREADS = ("compute", "reductions", "copies to the host", "copies from the host", "sends to device {}",
             "receives from device {}")  # fmt: skip
+_ARROW = 1  # nanosecond: the shortest arrow that Perfetto draws
 _LANES = {Kind.REDUCE: _REDUCE, Kind.TIE: _REDUCE, Kind.GATHER: _REDUCE, Kind.OFFLOAD: _OUT, Kind.FETCH: _IN}
 
 
@@ -56,7 +60,8 @@ class _Process:
         self, engine: int, op: Op, start_s: float, end_s: float, other: int = -1, flow: int = 0, **args: Any
     ) -> None:
         """One op of `engine`; messages say which device is at the other end."""
-        made = _Slice(_ns(start_s), _ns(end_s), op, flow, args)
+        start = _ns(start_s)
+        made = _Slice(start, max(_ns(end_s), start + _ARROW) if flow else _ns(end_s), op, flow, args)
         self.threads.setdefault((engine, other), []).append(made)
 
 
@@ -81,19 +86,32 @@ def render(
     elif only_run:
         raise InputError("there is no run to draw alone")
     arrows = _arrows(processes)
-    events = [event for pid, process in enumerate(processes, 1) for event in _events(pid, process, arrows)]
+    devices = len(plan.orders)
+    events = [event for pid, process in enumerate(processes, 1) for event in _events(pid, process, arrows, devices)]
     return json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}, separators=(",", ":"))
 
 
 # ---------------------------------------------------------------- what happened
 
 
+def _sorted_name(number: int, count: int) -> str:
+    """A number as long as the last of so many, so that names are in order where they are sorted: 02 of 16."""
+    return str(number).rjust(len(str(max(0, count - 1))), "0")
+
+
+def _device_processes(what: str, devices: Sequence[DeviceForecast | DeviceTrace]) -> list[_Process]:
+    return [
+        _Process(
+            f"{what} device {_sorted_name(d, len(devices))}",
+            f"bubble {percent(x.bubble)}, peak {format_bytes(x.peak_bytes)}",
+        )
+        for d, x in enumerate(devices)
+    ]
+
+
 def _forecast(plan: Plan, timeline: Timeline, forecast: Forecast, flows: Iterator[int]) -> list[_Process]:
     """Every device of a simulated step, then the hosts that hold stashes."""
-    found = [
-        _Process(f"forecast device {d}", f"bubble {percent(x.bubble)}, peak {format_bytes(x.peak_bytes)}")
-        for d, x in enumerate(forecast.devices)
-    ]
+    found = _device_processes("forecast", forecast.devices)
     for number, (process, device) in enumerate(zip(found, timeline.devices, strict=True)):
         for item in device.ops:
             process.add(_LANES.get(item.op.kind, _COMPUTE), item.op, item.start_s, item.end_s)
@@ -111,9 +129,10 @@ def _forecast(plan: Plan, timeline: Timeline, forecast: Forecast, flows: Iterato
         )  # fmt: skip
     copied = [(d, item.op, item.start_s, item.end_s) for d, items in enumerate(timeline.copies) for item in items]
     _add_copies(plan, found, copied, timeline.costs, flows)
+    nodes = len(timeline.host_memory)
     hosts = enumerate(timeline.host_memory)
     return found + [
-        _Process(f"forecast host of node {node}", f"peak {format_bytes(memory.peak_bytes)}",
+        _Process(f"forecast host of node {_sorted_name(node, nodes)}", f"peak {format_bytes(memory.peak_bytes)}",
                  counters={"host memory": _curve(memory.times_s.tolist(), memory.bytes.tolist())})
         for node, memory in hosts if memory.peak_bytes
     ]  # fmt: skip
@@ -122,10 +141,7 @@ def _forecast(plan: Plan, timeline: Timeline, forecast: Forecast, flows: Iterato
 def _measured(plan: Plan, costs: StageCosts, run: RunTrace, flows: Iterator[int]) -> list[_Process]:
     """Every device of a run. A message takes from when it is posted to when it is known to be complete."""
     run.require_plan(plan)
-    found = [
-        _Process(f"measured device {d}", f"bubble {percent(x.bubble)}, peak {format_bytes(x.peak_bytes)}")
-        for d, x in enumerate(run.devices)
-    ]
+    found = _device_processes("measured", run.devices)
     ran = [{item.op: item for item in device.ops} for device in run.devices]
     for process, device in zip(found, run.devices, strict=True):
         for item in device.ops:
@@ -193,7 +209,8 @@ def _us(nanoseconds: int) -> float:
 
 
 def _arrows(processes: list[_Process]) -> dict[int, tuple[int, int]]:
-    """Where every arrow starts and ends: at the start of its first slice, and then as soon as its second has begun.
+    """Where every arrow starts and ends: at the start of its first slice, and a nanosecond later, or when its second
+    slice begins.
 
     A measured RECV is posted before its message is sent; an arrow that would go back in time is left out.
     """
@@ -203,12 +220,12 @@ def _arrows(processes: list[_Process]) -> dict[int, tuple[int, int]]:
             ends.setdefault(abs(item.flow), [None, None])[item.flow < 0] = item
     found: dict[int, tuple[int, int]] = {}
     for flow, (first, second) in ends.items():
-        if first is not None and second is not None and first.start <= second.end:
-            found[flow] = first.start, max(first.start, second.start)
+        if first is not None and second is not None and first.start + _ARROW <= second.end:
+            found[flow] = first.start, max(first.start + _ARROW, second.start)
     return found
 
 
-def _events(pid: int, process: _Process, arrows: dict[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def _events(pid: int, process: _Process, arrows: dict[int, tuple[int, int]], devices: int) -> Iterator[dict[str, Any]]:
     """A process's names, its threads in order, its counters."""
     yield _meta(pid, 0, "process_name", name=process.name)
     yield _meta(pid, 0, "process_sort_index", sort_index=pid)
@@ -217,7 +234,7 @@ def _events(pid: int, process: _Process, arrows: dict[int, tuple[int, int]]) -> 
     for (engine, other), slices in sorted(process.threads.items()):
         for number, lane in enumerate(_lanes(slices)):
             tid += 1
-            name = _THREADS[engine].format(other) + (f", {number + 1}" if number else "")
+            name = _THREADS[engine].format(_sorted_name(other, devices)) + (f", {number + 1}" if number else "")
             yield _meta(pid, tid, "thread_name", name=name)
             yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
             for item in lane:

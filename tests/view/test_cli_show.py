@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -40,6 +41,18 @@ def test_show_draws_graphs_and_traces(folder: Path) -> None:
     assert len(both["traceEvents"]) == len(trace["traceEvents"]) + len(alone["traceEvents"])
     save_trace(simulated_run(one_way(2, 5)), folder / "run.json")
     assert "run is of another plan" in refused("show", good, "--as", "perfetto", "--run", folder / "run.json")
+
+
+def test_a_trace_for_a_file_called_gz_is_compressed(folder: Path) -> None:
+    """The same events; drawn twice, the same bytes."""
+    plain = run("show", folder / "good.json", "--as", "perfetto").stdout
+    for name in ("a.json.gz", "b.json.gz"):
+        assert run("show", folder / "good.json", "--as", "perfetto", "-o", folder / name).exit_code == 0
+    packed = (folder / "a.json.gz").read_bytes()
+    assert gzip.decompress(packed).decode() == plain
+    assert packed == (folder / "b.json.gz").read_bytes()
+    assert run("show", folder / "good.json", "--as", "svg", "-o", folder / "plan.svg.gz").exit_code == 0
+    assert (folder / "plan.svg.gz").read_text().startswith("<svg")
 
 
 def test_pictures_that_do_not_exist_are_refused_before_anything_is_read(folder: Path) -> None:

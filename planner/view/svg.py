@@ -55,13 +55,17 @@ def render(plan: Plan, timeline: Timeline, forecast: Forecast) -> str:
 
 
 def direction(pipeline: Pipeline, devices: int) -> int:
-    """0 for a pipeline whose forward runs down the devices (0, 1, 2...), 1 for one that runs up."""
-    route = pipeline.forward
-    hops = [(b - a) % devices for a, b in pairwise(route)]
-    down, up = hops.count(1), hops.count(devices - 1)
-    if devices == 2 or down == up:
-        return int(route[0] > route[-1])
-    return int(up > down)
+    """0 for a pipeline whose forward runs down the devices (0, 1, 2...), 1 for one that runs up.
+
+    The first hop to another device decides, one across the ends too: a V comes back all the way, so that the hops of
+    one that goes down first and of one that goes up first are as many either way.
+    """
+    first = next(((a, b) for a, b in pairwise(pipeline.forward) if a != b), None)
+    if first is None:
+        return 0
+    before, after = first
+    across = devices > 2 and (after - before) % devices in (1, devices - 1)
+    return int((after - before) % devices != 1) if across else int(after < before)
 
 
 # ---------------------------------------------------------------- head

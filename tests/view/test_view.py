@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from pictures import MIB, both_ways, one_way, pictured
+from pictures import MIB, both_ways, one_way, pictured, routed
 from rich.cells import cell_len
 
 from contraflow.planner.plan import Forecast, Kind, Pipeline, Plan
@@ -104,15 +104,40 @@ def test_the_two_directions_have_two_hues() -> None:
     assert "orange ones up" in " ".join(words(root))
 
 
-def test_directions_are_recognised() -> None:
-    """Down, up, Chimera's shifted pipelines, interleaving and a V."""
-    routes = {
-        (0, 1, 2, 3): 0, (3, 2, 1, 0): 1, (2, 3, 0, 1): 0, (1, 0, 3, 2): 1,
-        (0, 1, 2, 3, 0, 1, 2, 3): 0, (0, 1, 2, 3, 3, 2, 1, 0): 0, (0,): 0,
-    }  # fmt: skip
-    for route, expected in routes.items():
+V, ROUND = (0, 1, 2, 3, 3, 2, 1, 0), (0, 1, 2, 3, 0, 1, 2, 3)
+DIRECTIONS = {
+    "straight": {(0, 1, 2, 3): 0, (3, 2, 1, 0): 1},
+    "shifted": {(2, 3, 0, 1): 0, (1, 0, 3, 2): 1, (3, 0, 1, 2): 0, (0, 3, 2, 1): 1},
+    "V": {V: 0, tuple(3 - d for d in V): 1},
+    "W": {V + V: 0, tuple(3 - d for d in V + V): 1},
+    "round-robin": {ROUND: 0, ROUND[::-1]: 1, ROUND[2:6]: 0},
+    "some devices only": {(0, 2): 0, (2, 0): 1, (1, 1, 3, 3): 0, (3, 3, 1): 1},
+    "one device": {(0,): 0, (2, 2): 0},
+}
+
+
+@pytest.mark.parametrize("shape", DIRECTIONS)
+def test_directions_are_those_of_the_first_hop(shape: str) -> None:
+    """Down is 0 and up is 1; each V, W and round-robin route is told from its mirror image."""
+    for route, expected in DIRECTIONS[shape].items():
         assert svg.direction(Pipeline(route, route, (0,)), 4) == expected, route
-    assert [svg.direction(Pipeline(route, route, (0,)), 2) for route in ((0, 1), (1, 0))] == [0, 1]
+
+
+def test_directions_of_two_devices() -> None:
+    """One to the other is down, back is up, however often it is repeated."""
+    for route, expected in {(0, 1): 0, (1, 0): 1, (0, 1, 1, 0): 0, (1, 0, 0, 1): 1, (1, 0, 1, 0): 1}.items():
+        assert svg.direction(Pipeline(route, route, (0,)), 2) == expected, route
+
+
+def test_two_vs_in_opposite_directions_have_two_hues() -> None:
+    """In the picture: forwards of stage 0 of a V down and of its mirror image."""
+    there, back = (0, 1, 2, 3, 3, 2, 1, 0), (3, 2, 1, 0, 0, 1, 2, 3)
+    root = as_svg(routed([(there, there), (back, back)], micro_batches=2))
+    fills = {found[0].text or "": found.get("fill") for found in root.iter(f"{SVG}rect") if len(found)}
+    assert [fills[title] for title in sorted(fills) if title.startswith("F stage 0, ")] == [
+        paint(Kind.F, 0, 0.0).fill, paint(Kind.F, 1, 1.0).fill,
+    ]  # fmt: skip
+    assert "orange ones up" in " ".join(words(root))
 
 
 @pytest.mark.parametrize("kind", [Kind.F, Kind.B, Kind.I, Kind.R, Kind.W, Kind.REDUCE, Kind.STEP])

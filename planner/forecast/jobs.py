@@ -92,9 +92,19 @@ def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -
     return build_columns(plan, costs, ops, Messages.of(plan, costs, ops))
 
 
-def build_columns(plan: Structured, costs: StageCosts, ops: Ops, found: Messages, receivers_order: bool = True) -> Jobs:
-    """Jobs of op columns, served; without the receivers' order, a message only follows those sent before it."""
-    machine, count = Machine.of(plan.problem.cluster), len(ops)
+def build_columns(
+    plan: Structured,
+    costs: StageCosts,
+    ops: Ops,
+    found: Messages,
+    receivers_order: bool = True,
+    machine: Machine | None = None,
+) -> Jobs:
+    """Jobs of op columns, served; without the receivers' order, a message only follows those sent before it.
+
+    `machine`: the plan's cluster, unless it is another of as many devices.
+    """
+    machine, count = machine or Machine.of(plan.problem.cluster), len(ops)
     occupation, latency = _message_times(plan, machine, ops, found)
     duration = compute_seconds(plan, costs, ops, machine)
     duration[found.send] = occupation

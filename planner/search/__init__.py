@@ -6,11 +6,12 @@ stand on one another: `common`, `orders` and `separate`, `named`, `exact`, then 
 
 from .common import Proven
 from .driver import Progress, Result, Shortage, plan
-from .explanation import Explanation, WhatIf, explain
+from .explanation import explain
 from .joint import Choice, Effort, plan_family, points
 from .memory_frontier import FrontierPoint, frontier
 from .steady import why_not
 from .warm import kernel_cache
+from .what_ifs import Explanation, WhatIf, facts
 
 __all__ = [
     "Explanation",
@@ -23,6 +24,7 @@ __all__ = [
     "Shortage",
     "WhatIf",
     "explain",
+    "facts",
     "frontier",
     "kernel_cache",
     "plan",

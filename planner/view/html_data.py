@@ -8,6 +8,8 @@ items stand in the order of the devices' lists. Columns have one entry an item. 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,11 @@ import numpy as np
 from ..forecast import jobs_of_ops
 from ..graph import Floats, Ints, copied_bytes
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
-from .critical import Binding, CriticalPath, all_waiting
+from ..runs import calibrate, compare_run
+from ..search import facts
+from .critical import CriticalPath, Waiting, all_waiting
+from .reasons import binding
+from .run_path import RunPath
 from .svg import direction
 from .text import among, count_pipelines, device_limit, updating
 
@@ -28,7 +34,6 @@ def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace 
     """Everything the page shows. Raises RunTraceError when the run is not of this plan."""
     items = _Items(plan, timeline)
     path = CriticalPath.of(timeline)
-    binding = Binding.of(plan, timeline, path)
     return {
         "model": plan.problem.model.name,
         "source": plan.provenance.source or "plan",
@@ -47,15 +52,14 @@ def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace 
             "among": among(plan, forecast),
             "bubble": forecast.bubble,
             "status": forecast.status,
-            "binding": binding.sentence,
-            "shares": binding.shares,
+            "binding": binding(facts(plan), len(plan.orders)),
             "path": [items.of_job(job)[0] for job in path.jobs],
         },
         "devices": _devices(plan, forecast),
         "memory": [_curve(timeline, device) for device in range(len(timeline.device_memory))],
         "items": items.columns(),
         "waits": items.waits(),
-        "run": None if run is None else _measured(plan, items, run),
+        "run": None if run is None else _measured(plan, items, run) | _explained(plan, run),
     }
 
 
@@ -117,14 +121,20 @@ class _Items:
     def waits(self) -> dict[str, Any]:
         """What items wait for. `count`: of how many items each waits; one entry each, item after item, in `back` (its
         number, counted back from the waiting item's) and `lag_s`."""
+        before, after, lag = self.waiting
+        count = np.bincount(after, minlength=len(self.op))
+        return {"count": count.tolist(), "back": (after - before).tolist(), "lag_s": coded(lag)}
+
+    @cached_property
+    def waiting(self) -> Waiting:
+        """The same as pairs of items, sorted by the waiting one."""
         found = all_waiting(self.jobs)
         before, after, lag = self._pairs(found.before, found.after, found.lag)
         order = np.lexsort((before, after))
         before, after, lag = before[order], after[order], lag[order]
         once = np.append(True, (before[1:] != before[:-1]) | (after[1:] != after[:-1]) | (lag[1:] != lag[:-1]))
-        before, after, lag = before[once[: len(before)]], after[once[: len(before)]], lag[once[: len(before)]]
-        count = np.bincount(after, minlength=len(self.op))
-        return {"count": count.tolist(), "back": (after - before).tolist(), "lag_s": coded(lag)}
+        once = once[: len(before)]
+        return Waiting(before[once], after[once], lag[once])
 
     def _pairs(self, before: Ints, after: Ints, lag: Floats) -> tuple[Ints, Ints, Floats]:
         """Jobs to items. A reduction waits on every device; what follows it waits for the item of its own device."""
@@ -193,15 +203,30 @@ def _curve(timeline: Timeline, device: int) -> dict[str, Any]:
 
 
 def _measured(plan: Plan, items: _Items, run: RunTrace) -> dict[str, Any]:
-    """A run of the plan: times of every item, to the nanosecond. Raises RunTraceError when it is of another plan."""
+    """A run of the plan: times of every item, to the nanosecond, which item decided when each started (-1: none), and
+    the path of those that decided when the last one did. Raises RunTraceError when it is of another plan."""
     run.require_plan(plan)
     ran = [timed for device in run.devices for timed in device.ops]
+    path = RunPath.of(items.jobs, items.op, items.waiting, run)
     return {
         "step_s": run.step_s,
         "devices": [{"busy_s": d.busy_s, "bubble": d.bubble, "peak_bytes": d.peak_bytes} for d in run.devices],
         "memory": [_held(device) for device in run.devices],
         "start_s": [round(ran[k].start_s, 9) for k in items.op],
         "end_s": [round(ran[k].end_s, 9) for k in items.op],
+        "decided": path.decided,
+        "path": path.items,
+    }
+
+
+def _explained(plan: Plan, run: RunTrace) -> dict[str, Any]:
+    """What binds when the plan is simulated with the times that the run measured, and what the forecast missed."""
+    model = calibrate(plan.problem.model, [run])
+    found = facts(replace(plan, problem=replace(plan.problem, model=model), forecast=None))
+    return {
+        "binding": binding(found, len(plan.orders)),
+        "simulated_s": found.step_s,
+        "remark": compare_run(plan, run).remark,
     }
 
 

@@ -7,7 +7,7 @@ import math
 from ..basics import format_seconds
 from ..forecast import Cause
 from ..search import Explanation, WhatIf
-from .names import plain, wrap
+from .names import plain, shorten, wrap
 from .text import WIDTH, percent
 
 TOLD = 5e-4  # smaller shares of the step are not said
@@ -16,6 +16,8 @@ _SHORT = {
     Cause.MEMORY: "memory full", Cause.MESSAGE: "message", Cause.COPY: "copy", Cause.SUMS: "sums", Cause.ORDER: "order",
 }  # fmt: skip
 _MOST = 16  # devices, before those alike are all that is said
+_GAINS, _NAMED = 3, 4  # figures of a sort and devices of a figure in a sentence
+_LONGEST = 60  # columns of a name in a sentence
 
 
 def explained(found: Explanation, devices: int, width: int = WIDTH) -> str:
@@ -67,11 +69,15 @@ def _signed(seconds: float) -> str:
 
 
 def _what_ifs(found: Explanation) -> str:
+    """A row each; what changes nothing stands together in the last lines."""
     if not found.what_ifs:
         return ""
-    rows = [(format_seconds(one.step_s), f"{100 * one.change:+.1f} %", _named(one)) for one in found.what_ifs]
-    widths = [max(len(row[k]) for row in rows) for k in range(2)]
+    told = [one for one in found.what_ifs if one.searched_s is not None or abs(one.change) >= TOLD]
+    rows = [(format_seconds(one.step_s), f"{100 * one.change:+.1f} %", _named(one)) for one in told]
+    widths = [max((len(row[k]) for row in rows), default=0) for k in range(2)]
     lines = [f"  {step.rjust(widths[0])}  {change.rjust(widths[1])}  {what}" for step, change, what in rows]
+    rest = ", ".join(_named(one) for one in found.what_ifs if one not in told)
+    lines += [f"  {line}" for line in wrap(f"the same with: {rest}", WIDTH - 2)] if rest else []
     return "\n".join(["what the step would be with:", *lines])
 
 
@@ -79,3 +85,60 @@ def _named(one: WhatIf) -> str:
     if one.searched_s is None:
         return plain(one.what)
     return f"{plain(one.what)} (planned again, at most {format_seconds(one.searched_s)}: there may be better)"
+
+
+# ---------------------------------------------------------------- what binds
+
+
+def binding(found: Explanation, devices: int) -> str:
+    """What keeps a step from being shorter, in a sentence: what the same lists gain on faster machines, and memory.
+
+    Every figure is a step that was simulated again, against this plan's, or idle time whose cause is full memory.
+    """
+    if found.step_s <= 0:
+        return "nothing takes time"
+    return "; ".join(filter(None, [_gains(found), _alone(found, devices), _full(found, devices)]))
+
+
+def _gains(found: Explanation) -> str:
+    """The largest of all sorts of links and devices, and of single devices; devices that gain alike together."""
+    simulated = [one for one in found.what_ifs if one.searched_s is None and one.change <= -TOLD]
+    told = [(percent(-one.change), _short(one)) for one in simulated if one.device is None][:_GAINS]
+    alike: dict[str, list[int]] = {}
+    for one in simulated:
+        if one.device is not None:
+            alike.setdefault(percent(-one.change), []).append(one.device)
+    told += [(gain, f"{_any_of(sorted(devices))} alone 10 % faster") for gain, devices in alike.items()][:_GAINS]
+    if not told:
+        return "no faster device or link makes the step shorter"
+    return "the step would be shorter by " + ", ".join(f"{gain} with {what}" for gain, what in told)
+
+
+def _short(one: WhatIf) -> str:
+    return shorten(plain(one.what), _LONGEST)
+
+
+def _any_of(devices: list[int]) -> str:
+    """ "device 3", or "one of devices 0, 1, 2" and how many more there are."""
+    if len(devices) == 1:
+        return f"device {devices[0]}"
+    more = f" and {len(devices) - _NAMED} more" if len(devices) > _NAMED else ""
+    return f"one of devices {', '.join(map(str, devices[:_NAMED]))}{more}"
+
+
+def _alone(found: Explanation, devices: int) -> str:
+    """Said where no single device of those that were tried makes a difference."""
+    single = [one for one in found.what_ifs if one.device is not None]
+    if not single or any(one.change <= -TOLD for one in single):
+        return ""
+    of_them = f" of the {len(single)} that compute longest" if len(single) < devices else ""
+    return f"no device{of_them} alone shortens it"
+
+
+def _full(found: Explanation, devices: int) -> str:
+    """Devices that a forward waits on because memory is full, the longest first."""
+    idle = [(found.idle_s(device).get(Cause.MEMORY, 0.0) / found.step_s, device) for device in range(devices)]
+    shares = sorted((pair for pair in idle if pair[0] >= TOLD), key=lambda pair: -pair[0])
+    told = [f"{percent(share)} of the step on device {device}" for share, device in shares[:_GAINS]]
+    more = f" and on {len(shares) - _GAINS} more" if len(shares) > _GAINS else ""
+    return f"a forward that is ready waits for memory for {', '.join(told)}{more}" if told else ""

@@ -84,6 +84,15 @@ def named(
     return assemble(candidate, orders, name)
 
 
+def one_faster(cluster: Cluster, device: int, factor: float = 11 / 10) -> Cluster:
+    """The cluster with one device that computes so many times as fast; files of clusters cannot say that of a node."""
+    made, devices = replace(cluster), list(cluster.devices)
+    kind = devices[device].kind
+    devices[device] = replace(devices[device], kind=replace(kind, speed=kind.speed * factor))
+    made.__dict__["devices"] = tuple(devices)
+    return made
+
+
 def by_orders(
     model: ModelGraph,
     pipelines: Sequence[Pipeline],

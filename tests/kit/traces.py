@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from contraflow.planner.forecast.curves import jobs_of_ops
 from contraflow.planner.forecast.timeline import Timeline
-from contraflow.planner.plan import COMPUTE, Op, Plan
+from contraflow.planner.plan import COMPUTE, IN_LINE, Op, Plan
 from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.runs.trace import DeviceTrace, OpTrace, RunTrace, plan_fingerprint
 from contraflow.planner.simulate import simulate
@@ -24,7 +24,7 @@ def simulated_run(
     model, devices, times = plan.problem.model, [], _times(timeline)
     forecast = timeline.forecast()
     for order, device, said in zip(plan.orders, plan.problem.cluster.devices, forecast.devices, strict=True):
-        ops = tuple(_op(op, *(slower * t for t in next(times)), overhead_s) for op in order)
+        ops = _blocked([_op(op, *(slower * t for t in next(times)), overhead_s) for op in order])
         devices.append(DeviceTrace(slower * said.busy_s, said.bubble, said.peak_bytes, device.kind.speed, ops))
     step_s = slower * forecast.step_s
     return RunTrace(
@@ -49,6 +49,18 @@ def _times(timeline: Timeline) -> Iterator[tuple[float, float]]:
     for times in (start, end):
         times[jobs.messages.receive] += jobs.message_latency_s
     yield from zip(start.tolist(), end.tolist(), strict=True)
+
+
+def _blocked(ops: list[OpTrace]) -> tuple[OpTrace, ...]:
+    """Each op in line with the time for which its device was blocked since the one before it."""
+    free, found = 0.0, []
+    for item in ops:
+        if item.op.kind in IN_LINE:
+            found.append(replace(item, waited_s=max(0.0, item.start_s - item.overhead_s - free)))
+            free = item.end_s
+        else:
+            found.append(item)
+    return tuple(found)
 
 
 def _op(op: Op, start_s: float, end_s: float, overhead_s: float) -> OpTrace:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instances import named, one_faster
 from random_plans import plans_of, random_candidate
 
 from contraflow.planner.cli.commands import plan as command
@@ -23,7 +24,7 @@ from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGro
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search import Explanation, explain
 from contraflow.planner.search import plan as search
-from contraflow.planner.search.explanation import faster_clusters
+from contraflow.planner.search.what_ifs import faster_clusters
 from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.view import explained
 
@@ -52,11 +53,33 @@ def test_causes_add_up_to_the_bubble_and_what_ifs_to_forecasts(seed: int, apart:
             for op in (op for op in found.ops if op.op.kind in COMPUTE and op.end_s > op.start_s):
                 assert all(span.end_s <= op.start_s + close or span.start_s >= op.end_s - close for span in mine)
         told = explain(plan)
-        clusters = dict(faster_clusters(plan.problem.cluster))
-        assert {one.what for one in told.what_ifs} == set(clusters)
+        clusters, count = dict(faster_clusters(plan.problem.cluster)), len(plan.orders)
+        assert {one.what for one in told.what_ifs if one.device is None} == set(clusters)
+        assert sorted(one.device for one in told.what_ifs if one.device is not None) == list(range(count))[count == 1 :]
         for one in told.what_ifs:
-            assert one.step_s == evaluate(plan, cluster=clusters[one.what]).step_s
+            cluster = clusters[one.what] if one.device is None else one_faster(plan.problem.cluster, one.device)
+            assert one.step_s == evaluate(plan, cluster=cluster).step_s
             assert one.change == pytest.approx(one.step_s / told.step_s - 1 if told.step_s else 0.0)
+
+
+def test_what_is_all_of_a_sort_is_said_to_be_all_and_its_parts_are_named() -> None:
+    """Two sorts of nodes: everything together, the network, and each sort; what takes no time is left out."""
+    link, kinds = Link(1e9), [DeviceType("a", 1), DeviceType("b", 1)]
+    groups = tuple(NodeGroup(k + 1, 2, kind, link) for k, kind in enumerate(kinds))
+    found = [what.removesuffix(" 10 % faster") for what, _ in faster_clusters(Cluster(groups, link))]
+    parts = ["of nodes[0] (1 x 2 a)", "of nodes[1] (2 x 2 b)"]
+    links = ["network", *(f"links {part}" for part in parts)]
+    assert found == ["all links", *links, "all devices", *(f"devices {part}" for part in parts)]
+    everything = dict(faster_clusters(Cluster(groups, link)))["all links 10 % faster"]
+    assert {everything.network.bandwidth, *(g.link.bandwidth for g in everything.nodes)} == {1e9 * 11 / 10}
+    assert [what for what, _ in faster_clusters(Cluster.uniform(2))] == ["all devices 10 % faster"]
+
+
+def test_of_many_devices_those_that_compute_longest_are_made_faster_alone() -> None:
+    """Layers that grow from device to device: the last 16 of 20."""
+    layers = [Layer(f"l{k}", 1.0 + k, 1.0) for k in range(20)]
+    told = explain(named("gpipe", 20, 2, model=ModelGraph.chain(layers)))
+    assert {one.device for one in told.what_ifs} - {None} == set(range(4, 20))
 
 
 FREE = Link()

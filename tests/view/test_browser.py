@@ -11,6 +11,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,15 @@ def shown(browser: Browser, tmp_path: Path) -> Iterator[Shown]:
 
 def test_the_page_says_step_peak_and_what_binds(shown: Shown) -> None:
     figures = shown.page.locator("#figures").inner_text()
-    for part in ("step\n31.66 s", "measured\n63.32 s (+100.0 %)", "bubble\n24.2 %", "305 B of 400 B", "a chain across"):
+    for part in (
+        "step\n31.66 s",
+        "measured\n63.32 s (+100.0 %)",
+        "bubble\n24.2 %",
+        "305 B of 400 B",
+        "8.6 % with all devices",
+        "what binds the run",
+        "63.32 s of 63.32 s",
+    ):
         assert part in figures
     assert shown.page.locator("#table tbody tr").count() == 4
     assert "stashes 160 B" in shown.page.locator("#table").inner_text()
@@ -151,6 +160,39 @@ def test_related_ops_are_those_of_the_simulator(shown: Shown) -> None:
     starts = [data["items"]["start_s"]["table"][k] for k in data["items"]["start_s"]["index"]]
     for item, deciders in enumerate(found):
         assert (deciders > 0) == (starts[item] > 0), item
+
+
+def test_deciders_of_a_run_are_the_runs(shown: Shown) -> None:
+    """Its own times say what decided a start, in the panel and for the key D."""
+    shown.page.locator("#mode-measured").click()
+    decided = shown.data["run"]["decided"]
+    found = shown.page.evaluate(
+        """() => contraflow.plan.items.kind.map((kind, item) => contraflow.related(item).before
+            .filter((other) => other.decides).map((other) => [other.item, other.via]))"""
+    )
+    assert sum(map(bool, found)) > len(decided) / 2
+    for item, deciders in enumerate(found):
+        assert not deciders or decided[item] in {number for pair in deciders for number in pair}
+    shown.page.mouse.click(*shown.middle(shown.item("F", 1, 0)))
+    assert "measured " in shown.says()
+    assert shown.page.locator("#related button.before").all_inner_texts() == ["F 0, stage 0, device 0"]
+
+
+def test_the_line_of_a_run_is_another_than_the_forecasts(browser: Browser, tmp_path: Path) -> None:
+    """A run in which the first layer took four times as long: its path is drawn on its rows, and goes elsewhere."""
+    plan = named("1f1b", 3, 6)
+    model = plan.problem.model
+    slow = replace(model, layers=(replace(model.layers[0], forward_s=4.0, backward_input_s=4.0), *model.layers[1:]))
+    (tmp_path / "plan.html").write_text(html(plan, simulated_run(plan, slow)))
+    shown = Shown(browser, tmp_path / "plan.html")
+    assert shown.data["run"]["path"] != shown.data["forecast"]["path"]
+    lines = []
+    for mode in ("forecast", "measured", "both"):
+        shown.page.locator(f"#mode-{mode}").click()
+        lines.append(shown.pixels("marks"))
+    assert len(set(lines)) == 3
+    assert shown.complaints == []
+    shown.page.close()
 
 
 def test_zooming_and_panning(shown: Shown) -> None:

@@ -14,19 +14,18 @@ from typing import Any
 import pytest
 from instances import by_lists as separate
 from instances import named, shared, uniform
-from pictures import MIB, NASTY, both_ways, chimera, nasty_plan, one_way
+from pictures import NASTY, both_ways, chimera, nasty_plan, one_way
 from random_plans import plans_of, random_candidate, tied
 from traces import simulated_run, with_ops
 
 from contraflow.planner import InputError
 from contraflow.planner.forecast.timeline import Timeline
 from contraflow.planner.plan import IN_LINE, RECEIVES, Kind, Op, Plan
-from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.runs.trace_file import save_trace
 from contraflow.planner.simulate import simulate
 from contraflow.planner.view import html
-from contraflow.planner.view.critical import Binding, CriticalPath
+from contraflow.planner.view.critical import CriticalPath
 from contraflow.planner.view.html_data import columns_of
 from contraflow.planner.view.text import device_limit
 
@@ -136,15 +135,15 @@ def test_an_item_starts_when_the_last_it_waits_for_is_over(pages: list[tuple[Pla
 
 def test_the_critical_path_fills_the_step(pages: list[tuple[Plan, Timeline, Any]]) -> None:
     """Durations and lags on it add up to the step, and each job starts when the one before and its lag are over."""
-    for plan, timeline, _ in pages:
+    for _, timeline, _ in pages:
         path, jobs = CriticalPath.of(timeline), timeline.jobs
         time = 0.0
         for job, lag in zip(path.jobs, path.lags_s, strict=True):
             assert jobs.start[job] == pytest.approx(time, rel=1e-9, abs=1e-9)
             time = jobs.end[job] + lag
         assert time == pytest.approx(timeline.step_s)
-        seconds = sum(seconds for _, seconds in Binding.of(plan, timeline, path).path_s)
-        assert seconds == pytest.approx(timeline.step_s)
+        durations = sum(float(jobs.duration[job]) for job in path.jobs)
+        assert durations + sum(path.lags_s) == pytest.approx(timeline.step_s)
 
 
 def test_a_plan_that_takes_no_time_has_a_page() -> None:
@@ -152,44 +151,6 @@ def test_a_plan_that_takes_no_time_has_a_page() -> None:
     data = data_of(html(one_way(2, 2, forward_s=0.0)))
     assert data["forecast"]["step_s"] == 0
     assert data["forecast"]["binding"] == "nothing takes time"
-
-
-# ---------------------------------------------------------------- what binds
-
-
-def binding(plan: Plan) -> Binding:
-    timeline = simulate(plan)
-    return Binding.of(plan, timeline, CriticalPath.of(timeline))
-
-
-def test_a_device_that_never_rests_binds_by_its_load() -> None:
-    assert binding(one_way(1, 4)).sentence == "load of device 0, which computes for 100.0 % of the step"
-
-
-def test_a_slow_link_binds() -> None:
-    """Ten seconds for each of four activations of 10 bytes, and as many back, against three of work a micro-batch."""
-    model = ModelGraph.chain([Layer("a", 1, 2, separable=False, output_bytes=10), Layer("b", 1, 2, separable=False)])
-    found = binding(named("gpipe", 2, 4, model=model, cluster=Cluster.uniform(2, link=Link(1.0))))
-    assert found.path_s[0] == (("link", (0, 1)), 40.0)
-    assert found.sentence == "links between devices, 93.0 % of the critical path"
-
-
-def test_a_device_with_half_of_the_path_binds() -> None:
-    """1F1B of eight micro-batches on two devices: the last one works for 24 s of 27."""
-    assert binding(one_way(2, 8)).sentence == "work of device 1, 88.9 % of the critical path"
-
-
-def test_a_pipeline_that_is_all_latency_is_a_chain() -> None:
-    """One micro-batch visits four devices and returns: each computes for a quarter of the step."""
-    assert binding(one_way(4, 1)).sentence == "a chain across 4 devices (computing 100.0 %)"
-
-
-def test_memory_is_full_where_no_further_stash_fits() -> None:
-    """1F1B, P=4: device 0 holds four stashes of a MiB, parameters and gradients (6 MiB), device 1 one less..."""
-    assert binding(one_way(4, 8, memory_bytes=6 * MIB)).full == (0,)
-    assert binding(one_way(4, 8, memory_bytes=7 * MIB - 1)).full == (0,)
-    assert binding(one_way(4, 8, memory_bytes=7 * MIB)).full == ()
-    assert binding(one_way(4, 8, memory_bytes=5 * MIB)).sentence.endswith("; memory full on devices 0, 1")
 
 
 # ---------------------------------------------------------------- names are data

@@ -70,9 +70,11 @@ function reversed({ first, other, lag }) {
 
 const CLOSE = 1e-9 * plan.forecast.step_s;
 
-/** Whether `earlier`, with this lag, is what decided when `later` started. */
-const decides = (earlier, later, lag) =>
-  times.forecast.end[earlier] + lag >= times.forecast.start[later] - CLOSE;
+/** Whether `earlier`, with this lag, is what decided when `later` started: in the forecast, or in the run. */
+const decides = (earlier, later, lag, source) => source === "measured" ? plan.run.decided[later] === earlier
+  : times.forecast.end[earlier] + lag >= times.forecast.start[later] - CLOSE;
+
+const pathOf = (source) => (source === "measured" ? plan.run : plan.forecast).path;
 
 /** Memory of every device: at times t it changes, holds at most `most`, and then `stays`. */
 const memory = plan.memory.map((curve) => ({

@@ -140,7 +140,7 @@ function beside(along, across) {
 }
 
 function decider(at) {
-  const found = at && related(at.item, before).find((other) => other.decides && boxOf(other.item, at.source));
+  const found = at && related(at.item, before, at.source).find((other) => other.decides && boxOf(other.item, at.source));
   return found ? { item: found.item, source: at.source } : at;
 }
 

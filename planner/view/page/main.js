@@ -68,5 +68,7 @@ window.contraflow = Object.freeze({
     const found = boxOf(item, source), rect = element("timeline").getBoundingClientRect();
     return found && { x: rect.left + found.x, y: rect.top + found.y, width: found.width, height: found.height };
   },
-  related: (item) => ({ before: related(item, before), after: related(item, after) }),
+  related: (item, source = sources()[0]) => ({
+    before: related(item, before, source), after: related(item, after, source),
+  }),
 });

@@ -7,7 +7,7 @@ function drawMarks() {
   g.rect(LEFT, 0, layout.plot, layout.height);
   g.clip();
   if (view.chosen) drawChosen(g);
-  else if (view.path) drawPath(g, sources()[0]);
+  else if (view.path) sources().forEach((source) => drawPath(g, source));
   if (view.hover) ring(g, view.hover, css.text, 1.5);
   if (view.cursor) ring(g, view.cursor, css.accent, 2.5);
   g.restore();
@@ -23,19 +23,19 @@ function ring(g, { item, source }, colour, width, dash = []) {
   g.setLineDash([]);
 }
 
-/** A line under every op of the forecast's critical path, from op to op; on a run's rows where only those are there. */
+/**
+ * A line under every op of a source's critical path, from op to op; on its rows where only those are there. A message
+ * that is known to be complete late is left when the next op starts.
+ */
 function drawPath(g, source) {
   const line = new Path2D();
-  let open = false;
-  for (const item of plan.forecast.path) {
-    const box = boxOf(item, source);
-    if (!box) continue;
-    const y = box.row.name ? box.y + box.height / 2 : box.y + box.height - 2.5;
-    if (open) line.lineTo(box.x, y);
+  const boxes = pathOf(source).map((item) => boxOf(item, source)).filter(Boolean);
+  boxes.forEach((box, place) => {
+    const y = box.row.name ? box.y + box.height / 2 : box.y + box.height - 2.5, next = boxes[place + 1];
+    if (place) line.lineTo(box.x, y);
     else line.moveTo(box.x, y);
-    line.lineTo(box.x + box.width, y);
-    open = true;
-  }
+    line.lineTo(Math.min(box.x + box.width, next ? Math.max(box.x, next.x) : Infinity), y);
+  });
   g.lineJoin = "round";
   const wide = layout.lane > 20 ? 2.2 : 1.2;
   for (const [colour, width] of [[css.ground, 2 * wide], [css.path, wide]]) {
@@ -47,15 +47,15 @@ function drawPath(g, source) {
 
 /**
  * What an item waits for (table `before`) or what waits for it (`after`): drawn items, each with the first step of the
- * way and whether it decides a start. Through messages, copies and what takes no time the way goes on to the next op.
+ * way and whether it decides a start in this source. Through messages, copies and what takes no time the way goes on to the next op.
  */
-function related(item, table) {
+function related(item, table, source) {
   const found = new Map();
   const follow = (from, via, decided, depth) => {
     for (let k = table.first[from]; k < table.first[from + 1]; k++) {
       const other = table.other[k];
       const [early, late] = table === before ? [other, from] : [from, other];
-      const now = decided && decides(early, late, table.lag[k]);
+      const now = decided && decides(early, late, table.lag[k], source);
       const first = via ?? other;
       if (depth > 0 && !inLine[other]) continue; // not along the queue of a link
       if (drawn(other)) {
@@ -75,7 +75,7 @@ function drawChosen(g) {
   const { item, source } = view.chosen;
   g.fillStyle = css.veil;
   g.fillRect(LEFT, 0, layout.plot, layout.height);
-  const groups = [[related(item, before), css.before, []], [related(item, after), css.after, [5, 3]]];
+  const groups = [[related(item, before, source), css.before, []], [related(item, after, source), css.after, [5, 3]]];
   for (const [list] of groups) for (const other of list) lit(g, other.item, source);
   lit(g, item, source);
   const here = boxOf(item, source);

@@ -26,6 +26,11 @@ function fillHead() {
   figures.push(["bubble", percent(forecast.bubble)]);
   figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + bytes(limit_bytes), peak_bytes > limit_bytes]);
   figures.push(["what binds", forecast.binding]);
+  if (plan.run) {
+    const { binding, simulated_s, remark } = plan.run;
+    const basis = "simulated with the times of its ops, " + seconds(simulated_s) + " of " + seconds(plan.run.step_s);
+    figures.push(["what binds the run", binding + " (" + basis + ")"], ["run against forecast", remark]);
+  }
   for (const [name, value, over] of figures) {
     const pair = make("div");
     pair.append(make("dt", name), make("dd", value, over ? { class: "over" } : {}));
@@ -95,8 +100,8 @@ function fillInspector() {
   const box = element("related");
   box.replaceChildren();
   if (!view.chosen) return;
-  const { item } = view.chosen;
-  const [waited, follow] = [related(item, before), related(item, after)];
+  const { item, source } = view.chosen;
+  const [waited, follow] = [related(item, before, source), related(item, after, source)];
   fillGroup(box, "start decided by", waited.filter((other) => other.decides), "before");
   fillGroup(box, "also waited for", waited.filter((other) => !other.decides), "before");
   fillGroup(box, "then start", follow.filter((other) => other.decides), "after");

@@ -13,14 +13,21 @@ from ..plan import gap_of
 from ..problem import Cluster
 from .asynchronous import asynchronous_options, compare_asynchronous, fitting
 from .common import among_to_dict, print_json, problem_options, say
-from .compare_pictures import check_picture, picture_options, points_to_dicts, solve_frontier, write_picture
+from .compare_pictures import (
+    check_measured_picture,
+    check_picture,
+    picture_options,
+    points_to_dicts,
+    solve_frontier,
+    write_picture,
+)
 from .families import family_options, load_asked
 from .progress import SearchProgress
 from .signals import EndingSignals
 from .table import Line, print_table
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..plan import Plan, Problem
     from ..search import FrontierPoint, Result
     from ..view import Entry
 
@@ -29,6 +36,7 @@ _EXAMPLE = """\b
 Examples:
   contraflow compare model.json --cluster cluster.toml --micro-batches 8 --time-limit 20
   contraflow compare --measured run.json plan.json
+  contraflow compare --measured run.json plan.json --as html -o run.html
   contraflow compare model.json --cluster cluster.toml --micro-batches 8 \\
       --frontier 8 --as html -o compare.html
   contraflow compare model.json --cluster cluster.toml --micro-batches 32 --asynchronous any
@@ -68,12 +76,14 @@ def compare(
     With --asynchronous, the schedules without a flush of these methods, the search without and the search with one:
     seconds a micro-batch.
 
-    With --measured, MODEL is a plan.json: its forecast and a run of it, op by op, and what explains the difference.
+    With --measured, MODEL is a plan.json: its forecast and a run of it, op by op, and what explains the difference; or
+    with --as html a page of both.
     """
     if measured is not None:
         from .run import compare_measured
 
-        compare_measured(model, measured, as_json)
+        check_measured_picture(options["form"], options["output"], options["frontier"])
+        compare_measured(model, measured, options["form"], options["output"], as_json)
     else:
         with EndingSignals() as ending:
             _compare_schedules(ctx, model, _required(ctx, cluster_file, "cluster_file"), as_json, options, ending)
@@ -111,7 +121,7 @@ def _compare_schedules(
                 named = replace(space, schedule=name)
                 result = search(graph, cluster, workload, space=named, **effort)
                 if result.plan is None:  # what it would need
-                    result = search(graph, _roomy(cluster), unlimited, space=named, **effort)
+                    result = _limited(search(graph, _roomy(cluster), unlimited, space=named, **effort), problem)
                 rows.append(_row(name, result, found.bound_s, limits))
                 plans |= {} if result.plan is None else {name: result.plan}
             except InputError as error:
@@ -124,7 +134,10 @@ def _compare_schedules(
         points = solve_frontier(graph, cluster, workload, space, options["frontier"], known, effort)
     if options["form"] != "text" and not (as_json and options["output"] is None):
         title = f"{graph.name}, {len(cluster)} devices, {workload.micro_batches} micro-batches"
-        write_picture(options["form"], options["output"], title, _entries(rows, plans), points)
+        from ..view import Asked
+
+        asked = Asked(tuple(limits), found.bound_s)
+        write_picture(options["form"], options["output"], title, _entries(rows, plans), asked, points)
     if as_json:
         more = {"frontier": points_to_dicts(points)} if points else {}
         proven = {"bound_s": found.bound_s, "among": among_to_dict(found.among, found.seconds)}
@@ -153,6 +166,15 @@ def _roomy(cluster: Cluster) -> Cluster:
     """The same cluster with devices that hold anything."""
     groups = (replace(group, device=replace(group.device, memory_bytes=2**60)) for group in cluster.nodes)
     return replace(cluster, nodes=tuple(groups))
+
+
+def _limited(result: Result, problem: Problem) -> Result:
+    """A plan that was searched without limits, with those of the problem: it is drawn with what it exceeds."""
+    if result.plan is None:
+        return result
+    workload = replace(result.plan.problem.workload, memory_limit_bytes=problem.workload.memory_limit_bytes)
+    found = replace(result.plan.problem, cluster=problem.cluster, workload=workload)
+    return replace(result, plan=replace(result.plan, problem=found))
 
 
 def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:

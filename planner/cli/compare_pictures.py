@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..plan import Forecast, Plan
     from ..problem import Cluster, ModelGraph, SearchSpace, Workload
     from ..search import FrontierPoint
-    from ..view import Entry
+    from ..view import Asked, Entry
 
 FORMS = ("text", "html", "svg", "png")
 
@@ -48,6 +48,15 @@ def check_picture(form: str, output: Path | None, frontier: int | None) -> None:
         from ..view import require_matplotlib
 
         require_matplotlib("--as png")
+
+
+def check_measured_picture(form: str, output: Path | None, frontier: int | None) -> None:
+    """Raises UsageError for what cannot be drawn of a plan and its run, before either is read."""
+    if frontier is not None:
+        raise click.UsageError("--measured has no frontier: leave out --frontier")
+    if form in ("svg", "png"):
+        raise click.UsageError("--measured is drawn --as html")
+    check_picture(form, output, frontier)
 
 
 def solve_frontier(
@@ -84,8 +93,9 @@ def _among(plan: Plan, forecast: Forecast) -> dict[str, Any] | None:
 
 
 def write_picture(
-    form: str, output: Path | None, title: str, entries: Sequence[Entry], points: Sequence[FrontierPoint]
-) -> None:
+    form: str, output: Path | None, title: str, entries: Sequence[Entry], asked: Asked,
+    points: Sequence[FrontierPoint],
+) -> None:  # fmt: skip
     """The page or the plot, to the file or to stdout."""
     from ..view import (
         comparison_page,
@@ -103,7 +113,7 @@ def write_picture(
     content: str | bytes
     if form == "html":
         plot = frontier_drawing(points, marks, heading) if points else None
-        content = comparison_page(title, entries, plot, frontier_table(points) if points else "")
+        content = comparison_page(title, entries, asked, plot, frontier_table(points) if points else "")
     elif form == "svg":
         content = to_svg(frontier_drawing(points, marks, heading))
     else:

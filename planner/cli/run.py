@@ -134,14 +134,27 @@ def _ratio(found: float, wanted: float) -> str:
 # ---------------------------------------------------------------- compare --measured
 
 
-def compare_measured(plan_file: str, run_file: str, as_json: bool) -> None:
-    """Prints a plan's forecast against a run of it. Raises InputError."""
+def compare_measured(plan_file: str, run_file: str, form: str, output: Path | None, as_json: bool) -> None:
+    """Prints a plan's forecast against a run of it, or draws both as a page, to the file or to stdout.
+
+    Raises InputError.
+    """
     from ..runs import compare_run
 
-    found = compare_run(load_plan(plan_file), load_trace(run_file))
+    plan, run = load_plan(plan_file), load_trace(run_file)
+    found = compare_run(plan, run)
+    if form == "html" and not (as_json and output is None):
+        from ..view import html
+
+        page = html(plan, run)
+        if output is None:
+            click.echo(page, nl=False)
+        else:
+            write_text(output, page)
+            say(f"wrote {output}", err=True)
     if as_json:
         print_json(asdict(found))
-    else:
+    elif form == "text":
         _print_comparison(found)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..plan import Plan
 from ..runs import RunTrace, load_trace
 from ..simulate import simulate
-from .compare_page import Entry
+from .compare_page import Asked, Entry
 from .compare_page import render as comparison_page
 from .dot import to_dot
 from .draw_layers import draw as drawn_layers
@@ -53,6 +53,7 @@ def notebook(plan: Plan) -> str:
 
 
 __all__ = [
+    "Asked",
     "Entry",
     "WIDTH",
     "among",

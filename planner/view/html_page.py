@@ -28,21 +28,30 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
 """The page's scripts in the order in which they are loaded."""
+BLANK = "[the data of a plan]"
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
 
 def render(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> str:
     """The whole page. Raises RunTraceError when the run is not of this plan."""
-    content = page_data(plan, timeline, forecast, run)
-    style, script = _source("page.css"), _script()
     title = plain(f"{plan.problem.model.name}: {plan.provenance.source or 'plan'}")
-    return Template(_source("page.html")).substitute(
-        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
+    return _filled(title, _label(plan, forecast), as_json(page_data(plan, timeline, forecast, run)))
+
+
+def blank() -> str:
+    """The page of any plan, with BLANK where its data go; its headings come from them."""
+    return _filled("plan", "Timeline of all devices", BLANK)
+
+
+def _filled(title: str, label: str, data: str) -> str:
+    style, script = source("page.css"), page_script()
+    return Template(source("page.html")).substitute(
+        policy=f"default-src 'none'; script-src {hash_of(script)}; style-src {hash_of(style)}",
         title=html.escape(title),
-        label=html.escape(_label(plan, forecast)),
+        label=html.escape(label),
         style=style,
         script=script,
-        data=as_json(content),
+        data=data,
         colours=as_json(page_colours()),
     )
 
@@ -69,16 +78,19 @@ def _label(plan: Plan, forecast: Forecast) -> str:
 
 
 @cache
-def _source(name: str) -> str:
+def source(name: str) -> str:
+    """A file of `page/`."""
     return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
 @cache
-def _script() -> str:
-    parts = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+def page_script() -> str:
+    """The script of a plan's page."""
+    parts = "\n".join(source(f"{name}.js") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
-def _hash(source: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+def hash_of(text: str) -> str:
+    """What a content security policy knows a script or style by."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"

@@ -17,7 +17,7 @@ from ..basics import format_bytes, format_seconds
 from ..plan import Forecast, Kind, Op, Pipeline, Plan, gap_of
 from .names import plain
 from .palette import Paint, hatches, paint
-from .text import count_pipelines, device_limit, percent, updating
+from .text import count_pipelines, device_limit, limit_text, percent, updating
 
 if TYPE_CHECKING:
     from ..forecast import Timeline
@@ -279,7 +279,7 @@ def _memory(plan: Plan, timeline: Timeline, forecast: Forecast, top: float) -> t
         drawn += [
             f'<text class="small end" x="{LEFT - 10}" y="{y + 18}">device {index}</text>',
             f'<text class="small dim end" x="{LEFT - 10}" y="{y + 34}">{format_bytes(peak)}</text>',
-            f'<text class="small dim end" x="{LEFT - 10}" y="{y + 49}">of {format_bytes(limit)}</text>',
+            f'<text class="small dim end" x="{LEFT - 10}" y="{y + 49}">of {limit_text(limit)}</text>',
         ]
         y += MEMORY_LANE + 8
     return drawn, math.ceil(y + 12)

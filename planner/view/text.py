@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
+_UNLIMITED = 1 << 59  # bytes
 _EVEN = 1e-6  # columns; times that close to the edge of one are on it
 _FILL = {
     Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
@@ -253,7 +254,7 @@ def device_table(plan: Plan, forecast: Forecast, width: int = WIDTH) -> str:
                 format_seconds(device.busy_s),
                 percent(device.bubble),
                 format_bytes(device.peak_bytes) + flag,
-                format_bytes(limit),
+                limit_text(limit),
             ]
         )
         made.append(peak_text(device.peak_parts))
@@ -278,6 +279,11 @@ def peak_text(parts: Sequence[tuple[str, int]]) -> str:
     """The categories at the peak, largest first."""
     ranked = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
     return ", ".join(f"{name} {format_bytes(count)}" for name, count in ranked)
+
+
+def limit_text(limit: int) -> str:
+    """Bytes that a device may hold, for people: beyond what any computer has there is no limit."""
+    return format_bytes(limit) if limit < _UNLIMITED else "any size"
 
 
 def device_limit(plan: Plan, device: int) -> int:

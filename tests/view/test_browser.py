@@ -23,7 +23,7 @@ from traces import simulated_run
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.simulate import simulate
-from contraflow.planner.view import html
+from contraflow.planner.view import Asked, Entry, comparison_page, html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -114,7 +114,7 @@ def test_the_page_says_step_peak_and_what_binds(shown: Shown) -> None:
         "305 B of 400 B",
         "8.6 % with all devices",
         "what binds the run",
-        "63.32 s of 63.32 s",
+        "61.66 s of 63.32 s",
     ):
         assert part in figures
     assert shown.page.locator("#table tbody tr").count() == 4
@@ -284,6 +284,38 @@ def test_axe_finds_nothing(browser: Browser, tmp_path: Path, scheme: str) -> Non
         found = axe.Axe().run(shown.page)
         assert found.violations_count == 0, found.generate_report()
     shown.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_row_of_compare_opens_its_plan(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    """By click and by key, one at a time, and closes it again; names in it are text; axe finds nothing."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    plans = {"chimera": chimera(), NASTY: nasty_plan()}
+    entries = [Entry(name, "feasible", 1.0 + k, 0.1, 5, True, 0.0, "", x) for k, (name, x) in enumerate(plans.items())]
+    (tmp_path / "compare.html").write_text(comparison_page("two", entries, Asked((), 0.5)))
+    page = browser.new_page(viewport=SIZE, color_scheme=scheme)  # type: ignore[arg-type]
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    page.goto((tmp_path / "compare.html").as_uri())
+    assert not page.locator("#opened").is_visible()
+    first, second = page.locator("tbody button").all()
+    inside = page.frame_locator("#opened iframe")
+    first.click()
+    inside.locator("#figures dd").first.wait_for()
+    assert "31.66 s" in inside.locator("#figures").inner_text()
+    second.focus()
+    page.keyboard.press("Enter")
+    inside.locator("#title", has_text="script").wait_for()
+    assert [button.get_attribute("aria-expanded") for button in (first, second)] == ["false", "true"]
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    page.keyboard.press("Enter")
+    assert not page.locator("#opened").is_visible()
+    page.locator("thead button").first.click()
+    assert page.locator("tbody tr").count() == 2
+    assert complaints == []
+    page.close()
 
 
 def test_names_do_nothing(browser: Browser, tmp_path: Path) -> None:

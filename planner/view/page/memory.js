@@ -127,7 +127,7 @@ function drawParts(g, device, y, high) {
     x += wide;
   }
   const text = known.limit_bytes > memoryScale || high >= 40
-    ? bytes(known.peak_bytes) + " of " + bytes(known.limit_bytes) : bytes(known.peak_bytes);
+    ? bytes(known.peak_bytes) + " of " + limitText(known.limit_bytes) : bytes(known.peak_bytes);
   const over = known.peak_bytes > known.limit_bytes;
   write(g, text, left, top + tall + (high >= 40 ? 14 : 11), { size: 11, fill: over ? css.limit : css.dim });
 }

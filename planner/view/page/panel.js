@@ -24,7 +24,7 @@ function fillHead() {
   if (forecast.gap !== null) figures.push(["gap", percent(forecast.gap)]);
   if (forecast.among) figures.push(["of a part", forecast.among]);
   figures.push(["bubble", percent(forecast.bubble)]);
-  figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + bytes(limit_bytes), peak_bytes > limit_bytes]);
+  figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + limitText(limit_bytes), peak_bytes > limit_bytes]);
   figures.push(["what binds", forecast.binding]);
   if (plan.run) {
     const { binding, simulated_s, remark } = plan.run;
@@ -141,7 +141,7 @@ function fillTable() {
   plan.devices.forEach((device, number) => {
     const row = make("tr");
     const cells = [device.kind ? number + " (" + device.kind + ")" : number, seconds(device.busy_s), percent(device.bubble),
-      bytes(device.peak_bytes), bytes(device.limit_bytes)];
+      bytes(device.peak_bytes), limitText(device.limit_bytes)];
     if (plan.run) cells.push(seconds(plan.run.devices[number].busy_s), bytes(plan.run.devices[number].peak_bytes));
     const made = [...device.peak_parts].sort((a, b) => b[1] - a[1]).map(([name, size]) => name + " " + bytes(size));
     [...cells, made.join(", ")].forEach((text, k) => row.append(k ? make("td", text) : make("th", text, { scope: "row" })));

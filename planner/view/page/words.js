@@ -24,6 +24,9 @@ function bytes(count) {
   return digits(count) + " TiB";
 }
 
+/** What a device may hold; beyond what any computer has there is no limit. */
+const limitText = (count) => (count < 2 ** 59 ? bytes(count) : "any size");
+
 function percent(share) {
   const size = Math.abs(share);
   if (size < 5e-7) return "0 %";

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,9 @@ from ..view import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
 from .families import throughput
 from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
+
+if TYPE_CHECKING:
+    from ..view import Screen
 
 _CHECK_EXAMPLE = """\b
 Example:
@@ -86,7 +89,8 @@ def show(
     check_picture(form, run_file is not None, only_run, output is not None)
     loaded = load_plan(plan_file)
     run = None if run_file is None else load_trace(run_file)
-    drawn = draw(loaded, form, picture, run, only_run)
+    screen = _screen() if form == "text" and output is None else None
+    drawn = draw(loaded, form, picture, run, only_run, screen)
     if output is not None:
         write_bytes(output, _packed(drawn.encode() if isinstance(drawn, str) else drawn, form, output))
     if as_json:
@@ -94,7 +98,7 @@ def show(
         content = forecast_to_dict(loaded, forecast) | throughput(loaded, forecast)
         print_json(content | {"file": None if output is None else str(output)})
     elif output is None:
-        click.echo(drawn, nl=False)
+        click.echo(drawn, nl=False, color=True if screen is not None and screen.colours else None)
     else:
         say(f"wrote {output}", err=True)
 
@@ -108,12 +112,34 @@ def _packed(content: bytes, form: str, output: Path) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
+def _screen() -> Screen:
+    """The terminal that stdout is: its width and colours; 80 columns without colours where it is none.
+
+    As rich finds out: NO_COLOR, FORCE_COLOR, TERM and COLUMNS count.
+    """
+    from rich.console import Console
+
+    from ..view import Screen
+
+    console = Console()
+    if not console.is_terminal:
+        return Screen()
+    known = console.color_system in ("standard", "256", "truecolor") and not console.no_color
+    return Screen(console.width, console.color_system if known and console.encoding.startswith("utf") else None)
+
+
 def draw(
-    plan: Plan, form: str, what: str = PICTURES[0], run: RunTrace | None = None, only_run: bool = False
+    plan: Plan,
+    form: str,
+    what: str = PICTURES[0],
+    run: RunTrace | None = None,
+    only_run: bool = False,
+    screen: Screen | None = None,
 ) -> str | bytes:
-    """The picture of a plan, a png as bytes; raises InputError when its operations cannot be simulated."""
+    """The picture of a plan, a png as bytes, text for this screen; raises InputError when its operations cannot be
+    simulated."""
     from ..simulate import simulate
-    from ..view import perfetto_events, timeline_svg, timeline_text
+    from ..view import Screen, perfetto_events, timeline_svg, timeline_text
 
     if run is not None:
         plan = run.require_plan(plan)
@@ -126,8 +152,9 @@ def draw(
         return page(plan, timeline, forecast, run)
     if form == "perfetto":
         return perfetto_events(plan, timeline, forecast, run, only_run)
-    renderers: dict[str, Callable[..., str]] = {"text": timeline_text, "svg": timeline_svg}
-    return renderers[form](plan, timeline, forecast)
+    if form == "svg":
+        return timeline_svg(plan, timeline, forecast)
+    return timeline_text(plan, timeline, forecast, screen or Screen())
 
 
 def forecast_to_dict(plan: Plan, forecast: Forecast) -> dict[str, object]:

@@ -31,7 +31,8 @@ from .op_graph import operation_graph
 from .perfetto import render as perfetto_events
 from .reasons import explained
 from .svg import render as timeline_svg
-from .text import WIDTH, among, device_limit, device_table, heading, percent, samples_per_s
+from .terminal import WIDTH, Screen
+from .text import among, device_limit, device_table, heading, percent, samples_per_s
 from .text import render as timeline_text
 
 
@@ -55,6 +56,7 @@ def notebook(plan: Plan) -> str:
 __all__ = [
     "Asked",
     "Entry",
+    "Screen",
     "WIDTH",
     "among",
     "comparison_page",

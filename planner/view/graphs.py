@@ -15,8 +15,7 @@ from ..basics import InputError, format_bytes, format_seconds
 from ..graph import StageCosts, holders, messages, ring, route, stash_policy, update_size
 from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
 from .names import plain
-from .palette import paint
-from .svg import direction
+from .palette import direction, flat
 from .text import device_limit, percent
 
 if TYPE_CHECKING:
@@ -241,9 +240,4 @@ def _add_copies(plan: Plan, p: Pipeline, stage: int, size: int, add: Any) -> Non
 
 def op_fill(kind: Kind, hue: int) -> tuple[str, str]:
     """Fill and ink of an op in a graph: the timeline's colours, without its hatches."""
-    if kind in (Kind.W, Kind.R):
-        return ("#f6ddc2", "#d5e5f2")[hue == 0], BOX_INK
-    if kind in SENDS | RECEIVES | {Kind.FREE}:
-        return "#ffffff", BOX_INK
-    style = paint(kind, hue, 0.3)
-    return style.fill, style.ink
+    return ("#ffffff", BOX_INK) if kind in SENDS | RECEIVES | {Kind.FREE} else flat(kind, hue)

@@ -20,9 +20,9 @@ from ..plan import COLLECTIVES, COPIES, IN_LINE, Forecast, Kind, Plan
 from ..runs import calibrate, compare_run
 from ..search import facts
 from .critical import CriticalPath, Waiting, all_waiting
+from .palette import direction
 from .reasons import binding
 from .run_path import RunPath
-from .svg import direction
 from .text import among, count_pipelines, device_limit, updating
 
 if TYPE_CHECKING:

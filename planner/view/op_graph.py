@@ -9,7 +9,7 @@ from ..graph import Homes, StageCosts
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Plan
 from ..rules import Listed, Order
 from .graphs import EDGE, HUES, op_fill, title_of
-from .svg import direction
+from .palette import direction
 
 if TYPE_CHECKING:
     from ..forecast import Timeline

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import colorsys
+from itertools import pairwise
 from typing import NamedTuple
 
-from ..plan import COPIES, Kind
+from ..plan import COPIES, Kind, Pipeline
 
 HUES = (0.575, 0.065)  # blue, orange
+_HATCHED = ("#d5e5f2", "#f6ddc2")  # what a hatch looks like from afar
 
 
 class Paint(NamedTuple):
@@ -52,6 +54,26 @@ def paint(kind: Kind, hue: int, shade: float) -> Paint:
     if kind == Kind.STEP:
         return Paint("#3d4754", "#ffffff")
     raise KeyError(kind)
+
+
+def flat(kind: Kind, hue: int, shade: float = 0.3) -> tuple[str, str]:
+    """Fill and ink of an op of `kind` without hatches. Raises KeyError for kinds that take no time."""
+    style = paint(kind, hue, shade)
+    return (_HATCHED[hue], style.ink) if kind in (Kind.W, Kind.R) else (style.fill, style.ink)
+
+
+def direction(pipeline: Pipeline, devices: int) -> int:
+    """0 for a pipeline whose forward runs down the devices (0, 1, 2...), 1 for one that runs up.
+
+    The first hop to another device decides, one across the ends too: a V comes back all the way, so that the hops of
+    one that goes down first and of one that goes up first are as many either way.
+    """
+    first = next(((a, b) for a, b in pairwise(pipeline.forward) if a != b), None)
+    if first is None:
+        return 0
+    before, after = first
+    across = devices > 2 and (after - before) % devices in (1, devices - 1)
+    return int((after - before) % devices != 1) if across else int(after < before)
 
 
 def hatches() -> str:

@@ -8,7 +8,8 @@ from ..basics import format_seconds
 from ..forecast import Cause
 from ..search import Explanation, WhatIf
 from .names import plain, shorten, wrap
-from .text import WIDTH, percent
+from .terminal import WIDTH
+from .text import percent
 
 TOLD = 5e-4  # smaller shares of the step are not said
 _SHORT = {

@@ -13,7 +13,7 @@ from ..plan import COLLECTIVES, Plan
 from ..simulate import simulate
 from .graphs import op_fill
 from .names import plain
-from .svg import direction
+from .palette import direction
 from .text import limit_text
 
 _LANE, _GAP, _TIME, _BETWEEN, _MEMORY = 11.0, 3.0, 520.0, 14.0, 100.0

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from html import escape
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds
-from ..plan import Forecast, Kind, Op, Pipeline, Plan, gap_of
+from ..plan import Forecast, Kind, Op, Plan, gap_of
 from .names import plain
-from .palette import Paint, hatches, paint
+from .palette import Paint, direction, hatches, paint
 from .text import count_pipelines, device_limit, limit_text, percent, updating
 
 if TYPE_CHECKING:
@@ -52,20 +51,6 @@ def render(plan: Plan, timeline: Timeline, forecast: Forecast) -> str:
         f"<style>{_STYLE}</style>\n<defs>{hatches()}</defs>\n"
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
     )
-
-
-def direction(pipeline: Pipeline, devices: int) -> int:
-    """0 for a pipeline whose forward runs down the devices (0, 1, 2...), 1 for one that runs up.
-
-    The first hop to another device decides, one across the ends too: a V comes back all the way, so that the hops of
-    one that goes down first and of one that goes up first are as many either way.
-    """
-    first = next(((a, b) for a, b in pairwise(pipeline.forward) if a != b), None)
-    if first is None:
-        return 0
-    before, after = first
-    across = devices > 2 and (after - before) % devices in (1, devices - 1)
-    return int((after - before) % devices != 1) if across else int(after < before)
 
 
 # ---------------------------------------------------------------- head

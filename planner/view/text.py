@@ -1,4 +1,4 @@
-"""A plan for the terminal: one row of cells a device where that fits 80 columns, and a table always."""
+"""A plan as text: what it is and promises, its timeline, and a table."""
 
 from __future__ import annotations
 
@@ -9,33 +9,22 @@ from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds
 from ..graph import update_size
-from ..plan import COPIES, PROVEN_GAP, Forecast, Kind, Op, Plan, gap_of
+from ..plan import PROVEN_GAP, Forecast, Plan, gap_of
 from ..problem import FLUSH
 from .names import plain, wrap
+from .terminal import PLAIN, WIDTH, Screen, memory_text, timeline_text
 
 if TYPE_CHECKING:
     from ..forecast import Timeline
 
-WIDTH = 80
-_PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 _UNLIMITED = 1 << 59  # bytes
-_EVEN = 1e-6  # columns; times that close to the edge of one are on it
-_FILL = {
-    Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
-    Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&", Kind.PREDICT: "?", Kind.GATHER: "*",
-}  # fmt: skip
-_MEANING = {
-    Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
-    Kind.R: "recompute", Kind.REDUCE: "reduce", Kind.STEP: "optimizer step",
-    Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host", Kind.TIE: "reduce tied parameters",
-    Kind.PREDICT: "predict weights", Kind.GATHER: "gather parameters",
-}  # fmt: skip
 
 
-def render(plan: Plan, timeline: Timeline, forecast: Forecast, width: int = WIDTH) -> str:
-    """Heading, timeline (a line of apology for plans too large for one) and table of a plan."""
-    drawn = timeline_text(plan, timeline, width)
-    parts = [heading(plan, forecast, width), drawn, memory_text(timeline, width), device_table(plan, forecast, width)]
+def render(plan: Plan, timeline: Timeline, forecast: Forecast, screen: Screen = PLAIN) -> str:
+    """Heading, timeline, memory and table of a plan."""
+    table = device_table(plan, forecast, max(screen.width, WIDTH))  # narrower, its words would break
+    drawn = timeline_text(plan, timeline, screen), memory_text(timeline, screen)
+    parts = [heading(plan, forecast, screen.width), *drawn, table]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -123,119 +112,6 @@ def among(plan: Plan, forecast: Forecast) -> str:
 def percent(share: float) -> str:
     """A share for people: 0.2727 -> "27.3 %", exactly nothing -> "0 %"."""
     return "0 %" if abs(share) < 5e-7 else f"{100 * share:.1f} %" if abs(share) >= 5e-4 else f"{100 * share:.2g} %"
-
-
-# -------------------------------------------------------------------- timeline
-
-
-def timeline_text(plan: Plan, timeline: Timeline, width: int = WIDTH) -> str:
-    """One row a device, `F3` the forward of micro-batch 3; blanks are idle. Never wider than `width`.
-
-    Copies to and from the host have rows of their own under their device's, marked > and <.
-    """
-    labels, rows = _rows(timeline)
-    columns_per_s = _columns_per_s(timeline, width)
-    if columns_per_s is None:
-        return "(too many operations for a terminal timeline: contraflow show --as svg)"
-    used = round(max((end for row in rows for _, _, end in row), default=0.0) * columns_per_s)
-    lines = [
-        f"{label:>{max(map(len, labels))}} |{_row(row, columns_per_s, used)}|"
-        for label, row in zip(labels, rows, strict=True)
-    ]
-    kinds = sorted({op.kind for row in rows for op, start, end in row if end > start})
-    legend = ", ".join(f"{kind.name if kind < Kind.REDUCE else _FILL[kind]} {_MEANING[kind]}" for kind in kinds)
-    return "\n".join([*lines, *textwrap.wrap(f"({legend}; blank: idle)", width)])
-
-
-def _columns_per_s(timeline: Timeline, width: int) -> float | None:
-    """The scale of the picture; None for a plan that is too large for one."""
-    labels, rows = _rows(timeline)
-    return _scale([bar for row in rows for bar in row], width - max(map(len, labels)) - 3)
-
-
-def memory_text(timeline: Timeline, width: int = WIDTH) -> str:
-    """Memory under the same time axis, a row a device and a row a host that holds stashes: most bytes of each column.
-
-    In tenths of the largest peak of any device (of any host), rounded up: * is the tenth. Empty where the timeline is
-    not drawn either, and where no memory is used.
-    """
-    columns_per_s = _columns_per_s(timeline, width)
-    if columns_per_s is None:
-        return ""
-    devices = [(f"m{d}", *timeline.memory(d)) for d in range(len(timeline.device_memory))]
-    hosts = [
-        (f"h{n}", x.times_s.tolist(), x.bytes.tolist()) for n, x in enumerate(timeline.host_memory) if x.peak_bytes
-    ]
-    size, lines = max(map(len, _rows(timeline)[0])), []
-    for what, group in (("device", devices), ("host", hosts)):
-        most = max((max(totals) for _, _, totals in group), default=0)
-        if most:
-            lines.append(f"memory of every {what}, in tenths of {format_bytes(most)} (*: the last)")
-            used = round(timeline.step_s * columns_per_s)
-            lines += [
-                f"{name:>{size}} |{_level_row(times, totals, most, columns_per_s, used)}|"
-                for name, times, totals in group
-            ]
-    return "\n".join(lines)
-
-
-def _level_row(times: Sequence[float], totals: Sequence[int], most: int, columns_per_s: float, used: int) -> str:
-    """A digit a column: the most bytes in it."""
-    levels = [0] * max(used, 1)
-    for at, until, total in zip(times, [*times[1:], math.inf], totals, strict=True):
-        first = min(int(at * columns_per_s + _EVEN), len(levels) - 1)
-        last = len(levels) if until == math.inf else math.ceil(until * columns_per_s - _EVEN)
-        for column in range(first, max(first + 1, min(last, len(levels)))):
-            levels[column] = max(levels[column], -(-total * 10 // most))
-    return "".join("*" if level >= 10 else str(level) if level else " " for level in levels)
-
-
-def _rows(timeline: Timeline) -> tuple[list[str], list[list[tuple[Op, float, float]]]]:
-    labels, rows = [], []
-    for number, (device, copies) in enumerate(zip(timeline.devices, timeline.copies, strict=True)):
-        lanes = {"": device.ops}
-        for kind, mark in ((Kind.OFFLOAD, ">"), (Kind.FETCH, "<")):
-            lane = tuple(item for item in copies if item.op.kind == kind)
-            lanes |= {mark: lane} if lane else {}
-        labels += [f"d{number}{mark}" for mark in lanes]
-        rows += [[(item.op, item.start_s, item.end_s) for item in lane] for lane in lanes.values()]
-    return labels, rows
-
-
-def _scale(bars: Sequence[tuple[Op, float, float]], room: int) -> float | None:
-    """Columns per second; whole columns per time unit where there is a unit. None: too fine to draw."""
-    computed = [(start, end) for op, start, end in bars if op.kind not in COPIES]
-    durations = [end - start for op, start, end in bars if end > start and op.kind in _PASSES]
-    if not durations:
-        return None
-    unit, total = min(durations), max(end for _, _, end in bars)
-    if total / unit > room:
-        return None
-    even = all(abs(t / unit - round(t / unit)) < 1e-3 for start, end in computed for t in (start, end))
-    return (room // round(total / unit)) / unit if even else room / total
-
-
-def _row(bars: Sequence[tuple[Op, float, float]], columns_per_s: float, used: int) -> str:
-    cells = [" "] * used
-    for op, start, end in bars:
-        first, last = round(start * columns_per_s), round(end * columns_per_s)
-        if last > first:
-            cells[first:last] = _cell(op, last - first)
-    return "".join(cells)
-
-
-def _cell(op: Op, width: int) -> str:
-    """`F12---`, or only the number, or only the fill where there is no room for more."""
-    fill = _FILL[op.kind]
-    if op.kind not in _PASSES | COPIES:
-        return fill * width
-    number = str(op.micro_batch)
-    if op.kind in COPIES:
-        return number.ljust(width, fill) if len(number) < width else fill * width
-    named = f"{op.kind.name}{number}"
-    if len(named) <= width:
-        return named.ljust(width, fill)
-    return number.ljust(width, fill) if op.kind == Kind.F and len(number) <= width else fill * width
 
 
 # ----------------------------------------------------------------------- table

@@ -24,7 +24,7 @@ _PASSES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 _EVEN = 1e-6  # columns; times that close to the edge of one are on it
 _FINE = 1 - 1e-3  # columns; what is as long as that is no sample
 _LEAST = 8  # columns of a timeline, however narrow the terminal is
-_LEFT = "▌"
+_LEFT, _RIGHT = "▌", "▐"
 _FILL = {
     Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "%", Kind.REDUCE: "^", Kind.STEP: "#",
     Kind.OFFLOAD: ">", Kind.FETCH: "<", Kind.TIE: "&", Kind.PREDICT: "?", Kind.GATHER: "*",
@@ -103,7 +103,7 @@ def timeline_text(plan: Plan, timeline: Timeline, screen: Screen = PLAIN) -> str
     lines = []
     for label, bars in zip(labels, rows, strict=True):
         shown = _shown(bars, axis)
-        drawn = _letters(shown, axis) if screen.colours is None else _blocks(shown, hues, screen)
+        drawn = _letters(shown, axis) if screen.colours is None else _blocks(shown, hues, screen, axis.sampled)
         lines.append(f"{label:>{size}} |{drawn}|")
     kinds = sorted({op.kind for row in rows for op, start, end in row if end > start})
     return "\n".join([*lines, *_legend(kinds, sorted(set(hues.values())), axis, screen)])
@@ -193,20 +193,22 @@ def _cell(op: Op, width: int, sampled: bool) -> str:
 # ---------------------------------------------------------------- colours
 
 
-def _blocks(shown: Sequence[Op | None], hues: dict[int, int], screen: Screen) -> str:
+def _blocks(shown: Sequence[Op | None], hues: dict[int, int], screen: Screen, sampled: bool) -> str:
     """Two columns a cell, coloured; a run of an op has its number where there is room for it."""
     halves = [*shown, *[None] * (len(shown) % 2)]
     cells = list(zip(halves[::2], halves[1::2], strict=True))
     drawn = []
     for (left, right), same in groupby(cells):
         width = len(list(same))
-        if left != right:
+        if left is None and right is not None:  # the left half keeps the terminal's own ground
+            drawn.append(screen.styled(_RIGHT * width, _paint(right, hues)[0], None))
+        elif left != right:
             drawn.append(screen.styled(_LEFT * width, _paint(left, hues)[0], _paint(right, hues)[0]))
         elif left is None:
             drawn.append(" " * width)
         else:
             number = str(left.micro_batch) if left.kind in _PASSES | COPIES else ""
-            text = number if len(number) < width or width == len(number) == 1 else ""
+            text = number if len(number) < width or (width == len(number) == 1 and not sampled) else ""
             fill, ink = _paint(left, hues)
             drawn.append(screen.styled(text.ljust(width), ink, fill))
     return "".join(drawn)

@@ -99,6 +99,15 @@ def test_colours_are_those_of_kind_and_direction_in_half_blocks() -> None:
     assert "▌" in timeline_text(uneven(), simulate(uneven()), Screen(80, "truecolor"))
 
 
+def test_an_idle_half_has_the_terminals_own_ground() -> None:
+    """No half block is drawn in the colour that text has there."""
+    said = timeline_text(uneven(), simulate(uneven()), Screen(80, "truecolor"))
+    halves = re.findall(r"\x1b\[([\d;]*)m[▌▐]+", said)
+    assert halves
+    assert all("38;2" in style for style in halves)
+    assert "▐" in said
+
+
 def test_half_blocks_are_twice_as_fine() -> None:
     """100 ops in a row, which letters sample, are all there with colours."""
     plan = one_way(1, 50)

@@ -11,9 +11,10 @@ from .joint import Choice, Effort, plan_family, points
 from .memory_frontier import FrontierPoint, frontier
 from .steady import why_not
 from .warm import kernel_cache
-from .what_ifs import Explanation, WhatIf, facts
+from .what_ifs import FASTER_BY, Explanation, WhatIf, facts
 
 __all__ = [
+    "FASTER_BY",
     "Explanation",
     "Choice",
     "Effort",

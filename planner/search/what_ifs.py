@@ -19,6 +19,8 @@ from .common import COUNT
 
 FASTER = 11 / 10
 """What is 10 % faster takes 1 / 1.1 of the time."""
+FASTER_BY = " 10 % faster"
+"""Ends the words of what is simulated again."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _faster(plan: Plan, timeline: Timeline) -> Iterator[WhatIf]:
     busiest = sorted(range(len(timeline.busy_s)), key=lambda d: -timeline.busy_s[d])
     for device in busiest[: COUNT.alone] if len(busiest) > 1 else ():
         again = evaluate(plan, faster={device: FASTER}).step_s
-        yield WhatIf(f"device {device} alone 10 % faster", again, changed_by(again, before), device=device)
+        yield WhatIf(f"device {device} alone{FASTER_BY}", again, changed_by(again, before), device=device)
 
 
 def changed_by(again: float, before: float) -> float:
@@ -142,10 +144,10 @@ def faster_clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     sorts = {"links": _links(cluster), "host links": _host_links(cluster), "devices": _devices(cluster)}
     for sort, parts in sorts.items():
         if parts:
-            yield f"all {sort} 10 % faster", reduce(lambda made, part: part[1](made), parts, cluster)
+            yield f"all {sort}{FASTER_BY}", reduce(lambda made, part: part[1](made), parts, cluster)
         if len(parts) > 1:
             for what, quicken in parts:
-                yield f"{what} 10 % faster", quicken(cluster)
+                yield f"{what}{FASTER_BY}", quicken(cluster)
 
 
 _Quicken = Callable[[Cluster], Cluster]

@@ -6,7 +6,7 @@ import math
 
 from ..basics import format_seconds
 from ..forecast import Cause
-from ..search import Explanation, WhatIf
+from ..search import FASTER_BY, Explanation, WhatIf
 from .names import plain, shorten, wrap
 from .terminal import WIDTH
 from .text import percent
@@ -109,14 +109,14 @@ def _gains(found: Explanation) -> str:
     for one in simulated:
         if one.device is not None:
             alike.setdefault(percent(-one.change), []).append(one.device)
-    told += [(gain, f"{_any_of(sorted(devices))} alone 10 % faster") for gain, devices in alike.items()][:_GAINS]
+    told += [(gain, f"{_any_of(sorted(devices))} alone") for gain, devices in alike.items()][:_GAINS]
     if not told:
         return "no faster device or link makes the step shorter"
-    return "the step would be shorter by " + ", ".join(f"{gain} with {what}" for gain, what in told)
+    return "what 10 % more speed takes off the step: " + ", ".join(f"{what} {gain}" for gain, what in told)
 
 
 def _short(one: WhatIf) -> str:
-    return shorten(plain(one.what), _LONGEST)
+    return shorten(plain(one.what.removesuffix(FASTER_BY)), _LONGEST)
 
 
 def _any_of(devices: list[int]) -> str:

@@ -112,7 +112,7 @@ def test_the_page_says_step_peak_and_what_binds(shown: Shown) -> None:
         "measured\n63.32 s (+100.0 %)",
         "bubble\n24.2 %",
         "305 B of 400 B",
-        "8.6 % with all devices",
+        "all devices 8.6 %",
         "what binds the run",
         "61.66 s of 63.32 s",
     ):

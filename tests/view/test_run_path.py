@@ -80,8 +80,8 @@ def test_a_slow_stage_binds_the_run_and_not_the_forecast() -> None:
     assert {devices[k] for k in data["run"]["path"]} == {0}
     assert {devices[k] for k in data["forecast"]["path"]} > {0}
     assert data["run"]["binding"] == binding(facts(replace(truth, forecast=None)), 3)
-    assert "with device 0 alone" in data["run"]["binding"]
-    assert "with device 0 alone" not in data["forecast"]["binding"]
+    assert "device 0 alone" in data["run"]["binding"]
+    assert "device 0 alone" not in data["forecast"]["binding"]
     assert data["run"]["simulated_s"] == pytest.approx(run.step_s)
     assert "operations explain most" in data["run"]["remark"]
 

@@ -1,7 +1,8 @@
 """Named schedules, as order generators: the only place, beside the command line, that knows a scheme's name.
 
 A schedule is data: pipelines over stages and, for every device, the order of its compute ops. Imports plans and their
-vocabulary. Begin with `layout.py`, then `one_way.py`; a new schedule is one function and one row of `SCHEDULES`.
+vocabulary. Begin with `layout.py`, then `one_way.py`; a new schedule is one function and one row of `SCHEDULES`. Where
+costs are known, `costed.py` makes its orders anew.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from functools import partial
 
 from ..basics import ScheduleError
 from .asynchronous import ALTERNATING, ASYNCHRONOUS, WEIGHTS
+from .costed import by_costs
 from .dual import dualpipe, dualpipe_v
 from .layout import Layout, unsplit
 from .one_way import alternating, capped, gpipe, interleaved, looped_bfs, one_f_one_b
+from .timing import Timing
 from .two_way import chimera, chimera_doubling, chimera_halving, gems
 from .v_shape import v_half, v_min, zb_v
-from .zero_bubble import interleaved_zb, zb_h1, zb_h2
+from .zero_bubble import interleaved_zb, interleaved_zb_half, zb_h1, zb_h2
 
 CHUNKS, PIPELINES = "chunks", "pipelines"
 """What the number at the end of a name may count: stages a device, or Chimera's 2f pipelines."""
@@ -61,6 +64,7 @@ SCHEDULES: dict[str, Scheme] = {
     "zb-h1": Scheme(zb_h1),
     "zb-h2": Scheme(zb_h2),
     "interleaved-zb": Scheme(interleaved_zb, CHUNKS),
+    "interleaved-zb-half": Scheme(interleaved_zb_half, CHUNKS),
     "zb-v": Scheme(zb_v, stages_per_device=2),
     "v-half": Scheme(v_half, stages_per_device=2),
     "v-min": Scheme(v_min, stages_per_device=2),
@@ -158,9 +162,11 @@ __all__ = [
     "Layout",
     "SCHEDULES",
     "Scheme",
+    "Timing",
     "WEIGHTS",
     "alternating",
     "build",
+    "by_costs",
     "capped",
     "in_laps",
     "known",

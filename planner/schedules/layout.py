@@ -17,7 +17,8 @@ class Layout:
     `orders` holds only compute ops (F, B, I, W, R), one tuple a device; `in_flight` is the number of stashes of
     each stage that are alive at once, summed over pipelines, for the partition to plan memory with. `weights`: its
     weight policy. `ahead`: by stage, how many micro-batches its forwards may be ahead of its STEPs, where those are on
-    another device and without a flush; then also `in_flight`.
+    another device and without a flush; then also `in_flight`. `most`: stashes that a device may hold where W is placed
+    by costs (`costed.py`); None: it stays where it is.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Layout:
     orders: tuple[tuple[Op, ...], ...]
     weights: str = FLUSH
     ahead: tuple[int, ...] = ()
+    most: int | None = None
 
     @property
     def in_flight(self) -> tuple[int, ...]:

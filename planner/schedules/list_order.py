@@ -1,6 +1,6 @@
-"""Where the W ops go: a list scheduler in unit time around given orders of F and I.
+"""Where the W ops go: a list scheduler around given orders of F and I.
 
-A W can run at any time after its I, so it fills the slots in which its device would wait, and the rest wait for
+A W can run at any time after its I, so it fills the gaps in which its device would wait, and the rest wait for
 the end, unless the device's stashes reach a limit: then a W goes before the F that would exceed it.
 """
 
@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..plan import Kind, Op
 from .layout import weight_backward
+from .timing import ROUNDING, Timing
 
-_FORWARD = Kind.F
-Ends = list[list[int | None]]
+_FORWARD, _WEIGHT = Kind.F, Kind.W
+Ends = list[list[float | None]]
+
+
+class Listed(NamedTuple):
+    """Compute orders of every device, their step in seconds, and the bytes by which stashes exceed the room."""
+
+    orders: tuple[tuple[Op, ...], ...]
+    step_s: float
+    over_bytes: float
 
 
 def with_weights(orders: Sequence[Sequence[Op]], route: Sequence[int], most: int) -> tuple[tuple[Op, ...], ...]:
@@ -24,10 +34,22 @@ def with_weights(orders: Sequence[Sequence[Op]], route: Sequence[int], most: int
         route: device of every stage.
         most: stashes a device may hold, from F until W. Where F and I alone need more, that much is held.
     """
+    return filled(orders, route, Timing.unit(len(route), len(orders), most)).orders
+
+
+def filled(orders: Sequence[Sequence[Op]], route: Sequence[int], timing: Timing, least_gap: float = 0.0) -> Listed:
+    """The same with other costs; a W goes into a gap of at least `least_gap` of its time.
+
+    A W that is longer than its gap delays what comes after, so which share is best depends on the costs. W that the
+    orders hold stay where they are; then there must be all.
+    """
     batches = 1 + max((op.micro_batch for order in orders for op in order), default=-1)
     forwards: Ends = [[None] * batches for _ in route]
     backwards: Ends = [[None] * batches for _ in route]
-    devices = [_Device(order, most) for order in orders]
+    arrival = [0.0 if a == b else s for a, b, s in zip(route, route[1:], timing.arrival_s, strict=False)]
+    devices = [
+        _Device(order, room, timing, arrival, least_gap) for order, room in zip(orders, timing.room_bytes, strict=True)
+    ]
     neighbours: list[set[int]] = [set() for _ in orders]
     for a, b in zip(route, route[1:], strict=False):
         neighbours[a].add(b)
@@ -37,51 +59,78 @@ def with_weights(orders: Sequence[Sequence[Op]], route: Sequence[int], most: int
         d = runnable.pop()
         if devices[d].advance(forwards, backwards):
             runnable += neighbours[d]
-    return tuple(tuple(device.order) for device in devices)
+    step_s = max((device.clock for device in devices), default=0.0)
+    return Listed(tuple(tuple(device.order) for device in devices), step_s, max(device.over for device in devices))
 
 
 class _Device:
     """One device's list in the making."""
 
-    def __init__(self, todo: Sequence[Op], most: int) -> None:
+    def __init__(
+        self, todo: Sequence[Op], room: float, timing: Timing, arrival: Sequence[float], least_gap: float
+    ) -> None:
         self.todo = todo
-        self.most = most
+        self.room = room * (1 + ROUNDING)
+        self.timing = timing
+        self.arrival = arrival
+        self.gaps = [max(least_gap - ROUNDING, ROUNDING) * w for w in timing.weight_s]
+        self.places = all(op.kind is not _WEIGHT for op in todo)
         self.order: list[Op] = []
         self.next = 0
-        self.clock = 0
-        self.held = 0
+        self.clock = 0.0
+        self.held = 0.0
+        self.over = 0.0
         self.pending: deque[Op] = deque()
 
     def advance(self, forwards: Ends, backwards: Ends) -> bool:
         """Runs all ops whose inputs are known, with the W before them; whether there was any."""
-        first, last = self.next, len(forwards) - 1
+        first, last, timing = self.next, len(forwards) - 1, self.timing
         for k in range(first, len(self.todo)):
             op = self.todo[k]
             kind, stage, m, _ = op
+            if kind is _WEIGHT:
+                self.next = k + 1
+                self._run_weight(op)
+                continue
             if kind is _FORWARD:
-                ready = 0 if stage == 0 else forwards[stage - 1][m]
+                ready = 0.0 if stage == 0 else _arrived(forwards[stage - 1][m], self.arrival, stage - 1)
+            elif stage == last:
+                ready = forwards[stage][m]
             else:
-                ready = forwards[stage][m] if stage == last else backwards[stage + 1][m]
+                ready = _arrived(backwards[stage + 1][m], self.arrival, stage)
             if ready is None:
                 break
             if self.pending:
-                self._fill(ready, kind is _FORWARD)
-            self.clock = max(self.clock, ready) + 1
+                self._fill(ready, timing.stash_bytes[stage] if kind is _FORWARD else 0.0)
             self.order.append(op)
             self.next = k + 1
+            begin = max(self.clock, ready)
             if kind is _FORWARD:
-                self.held += 1
-                forwards[stage][m] = self.clock
+                self.held += timing.stash_bytes[stage]
+                self.over = max(self.over, self.held - self.room)
+                forwards[stage][m] = self.clock = begin + timing.forward_s[stage]
             else:
-                self.pending.append(weight_backward(stage, m))
-                backwards[stage][m] = self.clock
+                self.held -= timing.stash_bytes[stage] - timing.pending_bytes[stage]
+                if self.places:
+                    self.pending.append(weight_backward(stage, m))
+                backwards[stage][m] = self.clock = begin + timing.input_s[stage]
         if self.next == len(self.todo):
-            self.order += self.pending
-            self.pending.clear()
+            self._fill(float("inf"), 0.0)
         return self.next > first
 
-    def _fill(self, until: int, needs_room: bool) -> None:
-        while self.pending and (self.clock < until or (needs_room and self.held >= self.most)):
-            self.order.append(self.pending.popleft())
-            self.clock += 1
-            self.held -= 1
+    def _fill(self, until: float, needed: float) -> None:
+        """W into the gap, and where an F needs so many bytes more than there are."""
+        while self.pending:
+            stage = self.pending[0].stage
+            if until - self.clock < self.gaps[stage] and self.held + needed <= self.room:
+                return
+            self._run_weight(self.pending.popleft())
+
+    def _run_weight(self, op: Op) -> None:
+        self.order.append(op)
+        self.clock += self.timing.weight_s[op.stage]
+        self.held -= self.timing.pending_bytes[op.stage]
+
+
+def _arrived(end: float | None, arrival: Sequence[float], boundary: int) -> float | None:
+    return None if end is None else end + arrival[boundary]

@@ -56,7 +56,14 @@ def interleaved(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
         name,
         f"needs micro-batches in multiples of the {devices} devices, got {micro_batches}",
     )
-    orders = tuple(tuple(interleaved_order(d, devices, micro_batches, chunks, backward)) for d in range(devices))
+    orders = tuple(
+        tuple(
+            grouped_order(
+                d, devices, micro_batches, chunks, devices, (devices - d - 1) * 2 + (chunks - 1) * devices, backward
+            )
+        )
+        for d in range(devices)
+    )
     return Layout(name, devices * chunks, (looped(devices, micro_batches, chunks),), orders)
 
 
@@ -65,20 +72,23 @@ def looped(devices: int, micro_batches: int, chunks: int) -> Pipeline:
     return pipeline([s % devices for s in range(devices * chunks)], range(micro_batches))
 
 
-def interleaved_order(
-    device: int, devices: int, micro_batches: int, chunks: int, back: Callable[[int, int], Op]
+def grouped_order(
+    device: int, devices: int, micro_batches: int, chunks: int, group: int, ahead: int, back: Callable[[int, int], Op]
 ) -> list[Op]:
-    """One device's order of interleaved 1F1B for whole groups of D micro-batches; `back` makes its backward ops."""
+    """One device's order of interleaved stages: `ahead` forwards, then forwards and backwards by turns.
+
+    Whole groups of micro-batches visit a device's chunks, backwards from the last one; `back` makes backward ops.
+    """
     total = micro_batches * chunks
 
     def stage_and_batch(position: int, last_chunk_first: bool) -> tuple[int, int]:
-        group, rest = divmod(position, devices * chunks)
-        chunk, within = divmod(rest, devices)
-        return (chunks - 1 - chunk if last_chunk_first else chunk) * devices + device, group * devices + within
+        number, rest = divmod(position, group * chunks)
+        chunk, within = divmod(rest, group)
+        return (chunks - 1 - chunk if last_chunk_first else chunk) * devices + device, number * group + within
 
     forwards = [forward(*stage_and_batch(k, False)) for k in range(total)]
     backwards = [back(*stage_and_batch(k, True)) for k in range(total)]
-    warm = min(total, (devices - device - 1) * 2 + (chunks - 1) * devices)
+    warm = min(total, ahead)
     order = forwards[:warm]
     for f, b in zip(forwards[warm:], backwards, strict=False):
         order += [f, b]

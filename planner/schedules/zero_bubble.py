@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..plan import Op
 from .layout import Layout, forward, input_backward, pipeline, require
 from .list_order import with_weights
-from .one_way import interleaved_order, looped
+from .one_way import grouped_order, looped
 
 
 def zb_h1(devices: int, micro_batches: int) -> Layout:
@@ -41,23 +41,41 @@ def _split_1f1b(name: str, warm: list[int], micro_batches: int, most: int) -> La
             if m + before < micro_batches:
                 order.append(forward(s, m + before))
         orders.append(order)
-    filled = with_weights(orders, range(devices), most)
-    return Layout(name, devices, (pipeline(range(devices), range(micro_batches)),), filled)
+    placed = with_weights(orders, range(devices), most)
+    return Layout(name, devices, (pipeline(range(devices), range(micro_batches)),), placed, most=most)
 
 
 def interleaved_zb(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
-    """Interleaved 1F1B with split backwards: no device holds more stashes than its first device holds.
+    """Interleaved 1F1B with split backwards and 1F1B's memory: D stashes of a device's share.
 
-    The order of interleaved 1F1B (arXiv:2104.04473) with W where a device would wait (arXiv:2401.10241). A last
-    group of fewer than D micro-batches keeps the order of a whole one.
+    Groups of D micro-batches visit a chunk one after the other (arXiv:2104.04473); a device begins with one F for
+    every device behind it, not two as where backwards are whole: its I comes back sooner (arXiv:2401.10241). Bubble
+    (D-1)F/v for F = I = W and N >= D. A last group of fewer micro-batches keeps the order of a whole one.
     """
-    name = f"interleaved-zb-{chunks}"
+    return _grouped(f"interleaved-zb-{chunks}", devices, micro_batches, chunks, devices)
+
+
+def interleaved_zb_half(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
+    """The same in groups of half the devices: (v-1)D/2 + D stashes of a chunk, 3/4 of 1F1B's at v = 2, 5/8 at v = 4.
+
+    (Qi et al., arXiv:2405.15362, grouped interleaving.) A chunk's stashes live as long as its group is on its way, so
+    smaller groups hold less, and wait for their first micro-batch at every lap.
+    """
+    return _grouped(f"interleaved-zb-half-{chunks}", devices, micro_batches, chunks, (devices + 1) // 2)
+
+
+def _grouped(name: str, devices: int, micro_batches: int, chunks: int, group: int) -> Layout:
     require(chunks >= 2, name, f"needs at least 2 chunks a device, got {chunks}")
-    whole = -(-micro_batches // devices) * devices
+    whole = -(-micro_batches // group) * group
+    ahead = (chunks - 1) * group
     orders = [
-        [op for op in interleaved_order(d, devices, whole, chunks, input_backward) if op.micro_batch < micro_batches]
+        [
+            op
+            for op in grouped_order(d, devices, whole, chunks, group, ahead + devices - 1 - d, input_backward)
+            if op.micro_batch < micro_batches
+        ]
         for d in range(devices)
     ]
     route = looped(devices, micro_batches, chunks)
-    filled = with_weights(orders, route.forward, (chunks + 1) * devices - 1)
-    return Layout(name, devices * chunks, (route,), filled)
+    most = ahead + devices
+    return Layout(name, devices * chunks, (route,), with_weights(orders, route.forward, most), most=most)

@@ -17,7 +17,7 @@ from contraflow.planner.partition import QUARTERS
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import Layout, build
 from contraflow.planner.search.common import Clock, Session, limits
-from contraflow.planner.search.named.portfolio import whole_backwards
+from contraflow.planner.search.named.halves import whole_backwards
 from contraflow.planner.search.named.relief import Relief, with_quarters
 from contraflow.planner.search.named.relieved import try_relieved
 from contraflow.planner.search.proofs import unrestricted

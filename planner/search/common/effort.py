@@ -125,6 +125,9 @@ class Sizes:
     """Ops from which on only few variants of a plan without a flush are simulated."""
     remade_ops: int = 400_000
     """Ops of all named schedules that are simulated with every stash recomputed."""
+    by_costs_ops: int = 20_000
+    """F and B of a named schedule, over all stages, up to which its orders are made for a candidate's costs.
+    Not measured."""
     simulated_ops: int = 200_000
     """F and B of all named orders of a problem that stay simulated, stashes kept: it bounds memory. Not measured."""
     remembered_ops: int = 50_000

@@ -12,7 +12,8 @@ from ...plan import Kind, Op
 from ...schedules import Layout, capped
 from ..common import COUNT, Session, balanced, missing, unaddressed
 from .fullest import in_flight
-from .portfolio import Order, busiest_s, named_layouts, not_split, place, whole_backwards
+from .halves import not_split, whole_backwards
+from .portfolio import Order, busiest_s, named_layouts, place
 from .stash_choices import lightened, with_choices, with_recomputation
 
 

@@ -11,13 +11,15 @@ import numpy as np
 from ... import bounds
 from ...basics import PlanError, check_time
 from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy, static_bytes
-from ...lower import assemble, assembled
+from ...lower import Assembled, assemble, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
-from ...plan import Kind, Op, Pipeline, Plan, Problem
+from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ...schedules import Layout, build, capped, known, spelled_out, variants
-from ..common import HOPE, SIZE, Session, lacking, limits, policies
+from ...schedules import Layout, build, by_costs, capped, known, spelled_out, variants
+from ..common import COUNT, HOPE, SIZE, Session, lacking, limits, missing, policies
+from .costed import timing_of
 from .fullest import in_flight, of_layout, residents
+from .halves import not_split, remade, whole_backwards
 from .kept_orders import own_orders
 
 Order = tuple[int, ...]
@@ -88,33 +90,6 @@ def _folds(layout: Layout) -> bool:
 # ------------------------------------------------------------------ simulation
 
 
-def not_split(space: SearchSpace, candidate: Candidate) -> frozenset[int]:
-    """Stages whose backward stays whole: they cannot be split, or the space does not allow it."""
-    separable = candidate.costs.separable
-    return frozenset(s for s, can in enumerate(separable) if not (can and space.split_backward))
-
-
-def whole_backwards(order: Iterable[Op], stages: frozenset[int]) -> list[Op]:
-    """A compute order with the backwards of these stages whole, at the place of their input halves."""
-    found: list[Op] = []
-    for op in order:
-        if op.stage not in stages or op.kind not in (Kind.I, Kind.W):
-            found.append(op)
-        elif op.kind == Kind.I:
-            found.append(Op(Kind.B, op.stage, op.micro_batch))
-    return found
-
-
-def remade(order: Iterable[Op]) -> list[Op]:
-    """A compute order with a recomputation right before every backward."""
-    found: list[Op] = []
-    for op in order:
-        if op.kind in (Kind.B, Kind.I):
-            found.append(Op(Kind.R, op.stage, op.micro_batch))
-        found.append(op)
-    return found
-
-
 def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP) -> int:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
 
@@ -123,6 +98,7 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
     simulated = 0
     rows = tuple((policy,) * layout.stages for _ in layout.pipelines)
     shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
+    adapting = policy == KEEP and adapts(session, layout)
     for c in cuts:
         if session.done:
             break
@@ -130,23 +106,59 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
         if busiest_s(candidate) >= session.incumbent.worth_s:
             continue
-        if session.seen and session.space.schedule == "search" and not holds(candidate, layout, policy):
+        asked = not session.seen or session.space.schedule != "search"
+        if not (adapting or asked or holds(candidate, layout, policy)):
             continue
         if bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
             continue
-        try:
-            with session.clock.simulating():
-                whole = not_split(session.space, candidate)
-                orders = [whole_backwards(order, whole) for order in layout.orders]
-                orders = list(map(remade, orders)) if stash_policy(policy).remade else orders
-                found = assembled(candidate, orders, layout.name)
-        except PlanError:
-            continue
-        simulated += 1
-        session.remember(found)
-        if found.forecast.step_s < session.best_s and not lacking(found):
-            session.offer(found.plan, phase)
+        whole = not_split(session.space, candidate)
+        with session.clock.simulating():
+            found = made_for(session, candidate, layout, whole) if adapting else None
+            if found is None and (asked or not adapting):
+                found = as_named(candidate, layout, whole, policy)
+        if found is not None:
+            simulated += 1
+            session.remember(found)
+            if found.forecast.step_s < session.best_s and not lacking(found):
+                session.offer(found.plan, phase)
     return simulated
+
+
+def as_named(candidate: Candidate, layout: Layout, whole: frozenset[int], policy: str) -> Assembled | None:
+    """A layout's own orders on a candidate, backwards of the stages `whole` not split; None where they do not run."""
+    orders = [whole_backwards(order, whole) for order in layout.orders]
+    try:
+        return assembled(candidate, list(map(remade, orders)) if stash_policy(policy).remade else orders, layout.name)
+    except PlanError:
+        return None
+
+
+def adapts(session: Session, layout: Layout) -> bool:
+    """Whether a layout's orders depend on costs, and are worth making for them."""
+    return layout.most is not None and 2 * session.problem.workload.micro_batches * layout.stages <= SIZE.by_costs_ops
+
+
+def made_for(session: Session, candidate: Candidate, layout: Layout, whole: frozenset[int]) -> Assembled | None:
+    """The layout with its orders made for the candidate, whose backwards of the stages `whole` are not split.
+
+    What messages and workspace take is known afterwards only; where it does not fit, the orders are made for less. None
+    where the orders cannot be shorter than the best plan, or none fits.
+    """
+    timing = timing_of(candidate, whole)
+    for _ in range(COUNT.fitted):
+        made = by_costs(layout, timing)
+        if made is None or made[1] >= session.incumbent.worth_s:
+            return None
+        orders = [whole_backwards(order, whole) for order in made[0].orders]
+        try:
+            found = assembled(candidate, orders, layout.name)
+        except PlanError:
+            return None
+        over = missing(found)
+        if not any(over):
+            return found
+        timing = replace(timing, room_bytes=[a - b for a, b in zip(timing.room_bytes, over, strict=True)])
+    return None
 
 
 def holds(candidate: Candidate, layout: Layout, policy: str) -> bool:

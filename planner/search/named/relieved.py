@@ -34,7 +34,8 @@ from ..common import (
 )
 from .fitted import woven
 from .fullest import in_flight
-from .portfolio import Order, busiest_s, caps, named_layouts, not_split, place, whole_backwards
+from .halves import not_split, whole_backwards
+from .portfolio import Order, busiest_s, caps, named_layouts, place
 from .relief import Relief, with_quarters
 from .stash_choices import with_recomputation
 

@@ -23,8 +23,9 @@ from ...plan import Pipeline, Problem
 from ...problem import SearchSpace
 from ..common import COUNT, SHARE, SIZE, Session, missing, unaddressed
 from .fitted import assembled_with
+from .halves import not_split
 from .listed import listed
-from .portfolio import Order, busiest_s, device_orders, not_split
+from .portfolio import Order, busiest_s, device_orders
 from .stash_choices import lightened, with_choices
 
 

@@ -20,7 +20,7 @@ from .layout import Layout, unsplit
 from .one_way import alternating, capped, gpipe, interleaved, looped_bfs, one_f_one_b
 from .timing import Timing
 from .two_way import chimera, chimera_doubling, chimera_halving, gems
-from .v_shape import v_half, v_min, zb_v
+from .v_shape import v_auto, v_half, v_min, zb_v
 from .zero_bubble import interleaved_zb, interleaved_zb_half, zb_h1, zb_h2
 
 CHUNKS, PIPELINES = "chunks", "pipelines"
@@ -68,6 +68,7 @@ SCHEDULES: dict[str, Scheme] = {
     "zb-v": Scheme(zb_v, stages_per_device=2),
     "v-half": Scheme(v_half, stages_per_device=2),
     "v-min": Scheme(v_min, stages_per_device=2),
+    "v-auto": Scheme(v_auto, stages_per_device=2),
     "dualpipe": Scheme(dualpipe),
     "dualpipe-v": Scheme(dualpipe_v, stages_per_device=2),
 }

@@ -18,7 +18,7 @@ class Layout:
     each stage that are alive at once, summed over pipelines, for the partition to plan memory with. `weights`: its
     weight policy. `ahead`: by stage, how many micro-batches its forwards may be ahead of its STEPs, where those are on
     another device and without a flush; then also `in_flight`. `most`: stashes that a device may hold where W is placed
-    by costs (`costed.py`); None: it stays where it is.
+    by costs (`costed.py`); None: it stays where it is. `reordered`: a V whose F and I are reordered by costs too.
     """
 
     name: str
@@ -28,6 +28,12 @@ class Layout:
     weights: str = FLUSH
     ahead: tuple[int, ...] = ()
     most: int | None = None
+    reordered: bool = False
+
+    @property
+    def takes_all_room(self) -> bool:
+        """Whether nothing but the room limits its stashes: what it holds depends on costs and room."""
+        return self.most is not None and self.most >= self.stages * sum(len(p.micro_batches) for p in self.pipelines)
 
     @property
     def in_flight(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ the end, unless the device's stashes reach a limit: then a W goes before the F t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -54,11 +55,12 @@ def filled(orders: Sequence[Sequence[Op]], route: Sequence[int], timing: Timing,
     for a, b in zip(route, route[1:], strict=False):
         neighbours[a].add(b)
         neighbours[b].add(a)
-    runnable = list(range(len(devices)))
+    runnable = dict.fromkeys(range(len(devices)))
     while runnable:
-        d = runnable.pop()
+        d = next(iter(runnable))
+        del runnable[d]
         if devices[d].advance(forwards, backwards):
-            runnable += neighbours[d]
+            runnable.update(dict.fromkeys(neighbours[d]))
     step_s = max((device.clock for device in devices), default=0.0)
     return Listed(tuple(tuple(device.order) for device in devices), step_s, max(device.over for device in devices))
 
@@ -74,6 +76,7 @@ class _Device:
         self.timing = timing
         self.arrival = arrival
         self.gaps = [max(least_gap - ROUNDING, ROUNDING) * w for w in timing.weight_s]
+        self.left = [b - a for a, b in zip(timing.stash_bytes, timing.pending_bytes, strict=True)]
         self.places = all(op.kind is not _WEIGHT for op in todo)
         self.order: list[Op] = []
         self.next = 0
@@ -84,38 +87,43 @@ class _Device:
 
     def advance(self, forwards: Ends, backwards: Ends) -> bool:
         """Runs all ops whose inputs are known, with the W before them; whether there was any."""
-        first, last, timing = self.next, len(forwards) - 1, self.timing
-        for k in range(first, len(self.todo)):
-            op = self.todo[k]
+        first, last, todo = self.next, len(forwards) - 1, self.todo
+        order, pending, arrival = self.order, self.pending, self.arrival
+        forward_s, input_s, stash = self.timing.forward_s, self.timing.input_s, self.timing.stash_bytes
+        for k in range(first, len(todo)):
+            op = todo[k]
             kind, stage, m, _ = op
-            if kind is _WEIGHT:
+            is_forward = kind is _FORWARD
+            if is_forward:
+                ready = forwards[stage - 1][m] if stage else 0.0
+                wait = arrival[stage - 1] if stage else 0.0
+            elif kind is _WEIGHT:
                 self.next = k + 1
                 self._run_weight(op)
                 continue
-            if kind is _FORWARD:
-                ready = 0.0 if stage == 0 else _arrived(forwards[stage - 1][m], self.arrival, stage - 1)
             elif stage == last:
-                ready = forwards[stage][m]
+                ready, wait = forwards[stage][m], 0.0
             else:
-                ready = _arrived(backwards[stage + 1][m], self.arrival, stage)
+                ready, wait = backwards[stage + 1][m], arrival[stage]
             if ready is None:
                 break
-            if self.pending:
-                self._fill(ready, timing.stash_bytes[stage] if kind is _FORWARD else 0.0)
-            self.order.append(op)
+            ready += wait
+            if pending:
+                self._fill(ready, stash[stage] if is_forward else 0.0)
+            order.append(op)
             self.next = k + 1
-            begin = max(self.clock, ready)
-            if kind is _FORWARD:
-                self.held += timing.stash_bytes[stage]
+            begin = self.clock if self.clock > ready else ready
+            if is_forward:
+                self.held += stash[stage]
                 self.over = max(self.over, self.held - self.room)
-                forwards[stage][m] = self.clock = begin + timing.forward_s[stage]
+                forwards[stage][m] = self.clock = begin + forward_s[stage]
             else:
-                self.held -= timing.stash_bytes[stage] - timing.pending_bytes[stage]
+                self.held += self.left[stage]
                 if self.places:
-                    self.pending.append(weight_backward(stage, m))
-                backwards[stage][m] = self.clock = begin + timing.input_s[stage]
-        if self.next == len(self.todo):
-            self._fill(float("inf"), 0.0)
+                    pending.append(weight_backward(stage, m))
+                backwards[stage][m] = self.clock = begin + input_s[stage]
+        if self.next == len(todo):
+            self._fill(math.inf, 0.0)
         return self.next > first
 
     def _fill(self, until: float, needed: float) -> None:
@@ -130,7 +138,3 @@ class _Device:
         self.order.append(op)
         self.clock += self.timing.weight_s[op.stage]
         self.held -= self.timing.pending_bytes[op.stage]
-
-
-def _arrived(end: float | None, arrival: Sequence[float], boundary: int) -> float | None:
-    return None if end is None else end + arrival[boundary]

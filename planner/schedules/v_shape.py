@@ -1,11 +1,13 @@
 """V-shaped schedules: stages d and 2D-1-d on device d, one building block repeated (Qi et al., arXiv:2405.15362).
 
 A block is one micro-batch's F and I on every device; it repeats every six slots: F, I and W of two chunks. The
-slots a pass takes to the next device fix how long a stash lives, and so the memory. W fill the idle slots.
+slots a pass takes to the next device fix how long a stash lives, and so the memory. W fill the idle slots. For given
+costs the block is another one (`blocks.py`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..plan import Op
@@ -54,6 +56,11 @@ def v_min(devices: int, micro_batches: int) -> Layout:
     return _repeated("v-min", devices, micro_batches, _Block(1, 1, turns), 2 * ((devices + 4) // 3))
 
 
+def v_auto(devices: int, micro_batches: int) -> Layout:
+    """V-Auto: the best block for the costs and all the memory there is (arXiv:2405.15362); without costs V-Min's."""
+    return replace(v_min(devices, micro_batches), name="v-auto", most=2 * devices * micro_batches)
+
+
 def _repeated(name: str, devices: int, micro_batches: int, block: _Block, most: int) -> Layout:
     """The block repeated; `most`: stashes of one chunk on a device."""
     leg, last = (block.down + block.up) * (devices - 1), 2 * devices - 1
@@ -74,4 +81,5 @@ def _repeated(name: str, devices: int, micro_batches: int, block: _Block, most: 
         slots.sort()
         orders.append([op for _, op in slots])
     route = pipeline([*range(devices), *reversed(range(devices))], range(micro_batches))
-    return Layout(name, 2 * devices, (route,), with_weights(orders, route.forward, most))
+    placed = with_weights(orders, route.forward, most)
+    return Layout(name, 2 * devices, (route,), placed, most=most, reordered=True)

@@ -63,6 +63,45 @@ ONE_STAGE = [
     ("profile", 8, 16, "zb-h2", 869_072, 15),
 ]
 
+V_SHAPED = [
+    ("unit", 8, 16, "zb-v", 5150, 8),
+    ("skew", 4, 8, "zb-v", 2655, 4),
+    ("skew", 8, 16, "zb-v", 5420, 8),
+    ("profile", 4, 8, "zb-v", 404_358, 4),
+    ("profile", 8, 16, "zb-v", 820_982, 8),
+    ("unit", 8, 16, "v-half", 5650, 5),
+    ("skew", 4, 8, "v-half", 2880, 3),
+    ("skew", 8, 16, "v-half", 6170, 5),
+    ("profile", 4, 8, "v-half", 449_831.5, 3),
+    ("profile", 8, 16, "v-half", 961_211.5, 5),
+    ("unit", 8, 16, "v-min", 6150, 4),
+    ("skew", 4, 8, "v-min", 3640, 2),
+    ("skew", 8, 16, "v-min", 7680, 4),
+    ("profile", 4, 8, "v-min", 562_140.5, 2),
+    ("profile", 8, 16, "v-min", 1_190_256.5, 4),
+]
+V_AUTO = [
+    # costs, devices, micro-batches, room, step
+    ("unit", 4, 8, 4, 2550),
+    ("unit", 4, 8, 3, 2650),
+    ("unit", 4, 8, 2, 2950),
+    ("unit", 8, 16, 8, 5150),
+    ("unit", 8, 16, 6, 5350),
+    ("unit", 8, 16, 4, 5950),
+    ("skew", 4, 8, 4, 2645),
+    ("skew", 4, 8, 3, 2870),
+    ("skew", 4, 8, 2, 3510),
+    ("skew", 8, 16, 8, 5385),
+    ("skew", 8, 16, 6, 5870),
+    ("skew", 8, 16, 4, 7100),
+    ("profile", 4, 8, 4, 405_279),
+    ("profile", 4, 8, 3, 446_773.5),
+    ("profile", 4, 8, 2, 551_971.5),
+    ("profile", 8, 16, 8, 823_131),
+    ("profile", 8, 16, 6, 914_291),
+    ("profile", 8, 16, 4, 1_109_813.5),
+]
+
 
 def made(name: str, costs: str, devices: int, micro_batches: int, room: float = 1000) -> Plan:
     """The plan of a schedule with its orders made for these costs and room for so many stashes of a device's share."""
@@ -95,7 +134,7 @@ def figures(plan: Plan) -> tuple[float, float]:
     return plan.forecast.step_s, max(plan.forecast.peak_bytes) / STASH
 
 
-@pytest.mark.parametrize(("costs", "devices", "n", "name", "step", "peak"), [*INTERLEAVED, *ONE_STAGE])
+@pytest.mark.parametrize(("costs", "devices", "n", "name", "step", "peak"), [*INTERLEAVED, *ONE_STAGE, *V_SHAPED])
 def test_a_schedule_is_as_good_as_its_authors(
     costs: str, devices: int, n: int, name: str, step: float, peak: float
 ) -> None:
@@ -103,6 +142,25 @@ def test_a_schedule_is_as_good_as_its_authors(
     ours, held = figures(made(name, costs, devices, n))
     assert ours <= 1.01 * step
     assert held <= peak
+
+
+@pytest.mark.parametrize(("costs", "devices", "n", "room", "step"), V_AUTO)
+def test_v_auto_is_as_good_as_its_authors_in_the_room_there_is(
+    costs: str, devices: int, n: int, room: float, step: float
+) -> None:
+    """From V-Min's memory to ZB-V's, and never above the room."""
+    ours, held = figures(made("v-auto", costs, devices, n, room))
+    assert ours <= 1.01 * step
+    assert held <= room
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5, 9])
+@pytest.mark.parametrize("room", [0.4, 0.7, 1.3])
+def test_v_auto_runs_on_any_number_of_devices(devices: int, room: float) -> None:
+    """Odd ones too, few micro-batches and many; shares of 1F1B's memory, the least being room for one micro-batch."""
+    for n in (1, devices, 3 * devices + 1):
+        _, held = figures(made("v-auto", "skew", devices, n, max(1.5, devices * room)))
+        assert held <= max(1.5, devices * room)
 
 
 def test_weight_halves_wait_less_where_room_is_short() -> None:

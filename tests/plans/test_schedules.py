@@ -278,7 +278,7 @@ def test_every_variant_passes_the_checker(devices: int, micro_batches: int) -> N
         whole = unsplit(layout)
         if whole != layout:
             assert check(planned(whole, separable=False)) == [], name
-    assert {"gpipe", "1f1b", "gems", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v"} <= seen
+    assert {"gpipe", "1f1b", "gems", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "v-auto", "dualpipe-v"} <= seen
     assert {"looped-bfs-2", "looped-bfs-3", "interleaved-zb-2", "interleaved-zb-3"} <= seen
     assert {"interleaved-zb-half-2", "interleaved-zb-half-3"} <= seen
     assert ("dualpipe" in seen) == ("chimera" in seen) == (devices % 2 == 0)

@@ -67,6 +67,8 @@ def _cuts(session: Session, layout: Layout, most: int) -> Iterator[Cuts | None]:
     share = 1 / max(1, max(map(len, alive)))
     flights = in_flight(layout)
     every = compositions(len(chain), layout.stages, most)
+    if layout.takes_all_room:
+        yield cut(chain, devices, [0] * layout.stages, buffers=0)
     for b in (2, 0):
         yield cut(chain, devices, flights, buffers=b, share=share, replicas=2 if share < 1 else 1)
     for b in (2, 0) if every is None and _folds(layout) else ():
@@ -145,8 +147,9 @@ def made_for(session: Session, candidate: Candidate, layout: Layout, whole: froz
     where the orders cannot be shorter than the best plan, or none fits.
     """
     timing = timing_of(candidate, whole)
+    reorder = session.space.schedule != "search" or layout.takes_all_room
     for _ in range(COUNT.fitted):
-        made = by_costs(layout, timing)
+        made = by_costs(layout, timing, reorder, session.incumbent.worth_s)
         if made is None or made[1] >= session.incumbent.worth_s:
             return None
         orders = [whole_backwards(order, whole) for order in made[0].orders]

@@ -1,0 +1,141 @@
+"""Building blocks of V-shaped schedules by costs and memory: one micro-batch's F and I, repeated every period.
+
+How long a block is, in periods, is how many micro-batches are alive: pauses at every device make it long and let no
+device wait for another, and a longer period holds less (Qi et al., arXiv:2405.15362, adaptive scheduling).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..plan import Op
+from .layout import forward, input_backward
+from .list_order import Listed
+from .squeezed import Run, Squeeze
+from .timing import ROUNDING, Timing
+
+Orders = list[list[Op]]
+
+
+class Block(NamedTuple):
+    """Pauses beyond what an op and its message take, in sixths of the shortest period.
+
+    pauses: at every device on the way of F of a device's first stage and of its second, of I of the second and of the
+    first. turns: where a pass comes back to the device that it has just left: between the two F, between F and I, and
+    between the two I.
+    """
+
+    pauses: tuple[float, float, float, float]
+    turns: tuple[float, float, float]
+
+
+BLOCKS = (
+    Block((0.5, 1.5, 1.5, 1.5), (0, 2, 0)),
+    Block((0, 1.5, 0.5, 3), (1.5, 1.5, 1.5)),
+    Block((1.5, 1.5, 3, 1.5), (0, 0, 0)),
+    Block((0.5, 0.5, 1.5, 1.5), (0, 2, 0)),
+    Block((0.5, 3, 1.5, 3), (1.5, 1.5, 1.5)),
+    Block((0, 0.5, 3, 3), (1.5, 1.5, 1.5)),
+    Block((3, 0.5, 3, 0.5), (1.5, 1.5, 1.5)),
+    Block((0.5, 3, 0.5, 1.5), (0, 2, 0)),
+    Block((1.5, 0, 3, 1.5), (1.5, 1.5, 1.5)),
+    Block((0.5, 1.5, 0, 3), (0, 2, 0)),
+    Block((0.5, 1.5, 0.5, 0.5), (0, 2, 0)),
+    Block((1.5, 3, 1.5, 3), (0, 0, 0)),
+)
+"""Of 768 blocks with pauses 0, 0.5, 1.5 or 3, those that together are at most 1 % behind the best one, on 57 cases: 4
+to 16 devices, random costs, 0.4 to 1 times 1F1B's memory."""
+SLOWER = 1.12
+"""A period is so many times the one before, until the micro-batches alive fit."""
+LONGEST = 30
+"""Periods that are tried: the last holds a thirtieth of the first."""
+FEW = 2
+"""Micro-batches a device with which blocks are compared."""
+GAPS = ((0.6, 0.6), (0.3, 0.3), (1.0, 1.0), (0.6, 0.0), (0.3, 1.0))
+"""Least gaps for W and for others that the best blocks are squeezed with."""
+BEST = 2
+"""Blocks that are squeezed with all of these and all micro-batches."""
+
+
+def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: float = math.inf) -> list[Listed]:
+    """The best schedule from a building block for these costs and this room; none where no block fits.
+
+    `route`: a V, its first half down and its second up. Blocks whose first try takes longer than `worth_s` are left.
+    """
+    few = min(micro_batches, FEW * len(timing.room_bytes))
+    found: list[tuple[float, int, Squeeze]] = []
+    for k, block in enumerate(BLOCKS):
+        orders = repeated(block, route, micro_batches, timing)
+        if orders is not None:
+            squeeze = Squeeze(orders, route, timing)
+            run = squeeze.first(few).run(*GAPS[0])
+            if run.fits:
+                found.append((run.step_s, k, squeeze))
+    runs: list[Run] = []
+    for _, _, squeeze in sorted(found)[:BEST]:
+        first = squeeze.run(*GAPS[0])
+        if first.step_s <= worth_s:
+            runs += [first, *(squeeze.run(*gaps) for gaps in GAPS[1:])]
+    fitting = [run for run in runs if run.fits]
+    return [min(fitting, key=lambda run: run.step_s).listed()] if fitting else []
+
+
+def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Timing) -> Orders | None:
+    """Orders of F and I of the block repeated with the shortest period that fits; None where none does."""
+    work = [0.0] * len(timing.room_bytes)
+    for d, *seconds in zip(route, timing.forward_s, timing.input_s, timing.weight_s, strict=True):
+        work[d] += sum(seconds)
+    shortest_s = max(work)
+    forwards, backwards = _offsets(block, timing, shortest_s / 6)
+    for k in range(LONGEST):
+        period = shortest_s * SLOWER**k
+        if _fits(route, timing, period, forwards, backwards):
+            break
+    else:
+        return None
+    times: list[list[tuple[float, Op]]] = [[] for _ in work]
+    for s, d in enumerate(route):
+        for m in range(micro_batches):
+            times[d] += [
+                (m * period + forwards[s], forward(s, m)),
+                (m * period + backwards[s], input_backward(s, m)),
+            ]
+    return [[op for _, op in sorted(listed)] for listed in times]
+
+
+def _offsets(block: Block, timing: Timing, slot: float) -> tuple[list[float], list[float]]:
+    """When F and I of every stage begin."""
+    last = len(timing.forward_s) - 1
+    half = last // 2
+    down, up, home, out = (pause * slot for pause in block.pauses)
+    first, middle, final = (turn * slot for turn in block.turns)
+    forwards, backwards = [0.0] * (last + 1), [0.0] * (last + 1)
+    for s in range(last):
+        pause = first if s == half else timing.arrival_s[s] + (down if s < half else up)
+        forwards[s + 1] = forwards[s] + timing.forward_s[s] + pause
+    backwards[last] = forwards[last] + timing.forward_s[last] + middle
+    for s in reversed(range(last)):
+        pause = final if s == half else timing.arrival_s[s] + (home if s > half else out)
+        backwards[s] = backwards[s + 1] + timing.input_s[s + 1] + pause
+    return forwards, backwards
+
+
+def _fits(
+    route: Sequence[int], timing: Timing, period: float, forwards: Sequence[float], backwards: Sequence[float]
+) -> bool:
+    """Whether every device has room for what is alive when an F begins, between F and I, in the steady state."""
+    stages: list[list[int]] = [[] for _ in timing.room_bytes]
+    for s, d in enumerate(route):
+        stages[d].append(s)
+    for mine, room in zip(stages, timing.room_bytes, strict=True):
+        for begin in [forwards[s] for s in mine]:
+            alive = 0.0
+            for s in mine:
+                begun = math.floor((begin - forwards[s]) / period + ROUNDING)
+                ended = math.floor((begin - backwards[s]) / period - ROUNDING)
+                alive += (begun - ended) * timing.stash_bytes[s]
+            if alive > room * (1 + ROUNDING):
+                return False
+    return True

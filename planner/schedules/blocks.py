@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ..plan import Op
 from .layout import forward, input_backward
-from .list_order import Listed
 from .squeezed import Run, Squeeze
 from .timing import ROUNDING, Timing
 
@@ -50,7 +49,7 @@ to 16 devices, random costs, 0.4 to 1 times 1F1B's memory."""
 SLOWER = 1.12
 """A period is so many times the one before, until the micro-batches alive fit."""
 LONGEST = 30
-"""Periods that are tried: the last holds a thirtieth of the first."""
+"""Periods that are tried: the last is 27 times the first."""
 FEW = 2
 """Micro-batches a device with which blocks are compared."""
 GAPS = ((0.6, 0.6), (0.3, 0.3), (1.0, 1.0), (0.6, 0.0), (0.3, 1.0))
@@ -59,8 +58,8 @@ BEST = 2
 """Blocks that are squeezed with all of these and all micro-batches."""
 
 
-def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: float = math.inf) -> list[Listed]:
-    """The best schedule from a building block for these costs and this room; none where no block fits.
+def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: float = math.inf) -> list[Run]:
+    """The best schedules from building blocks for these costs and this room; none where no block fits.
 
     `route`: a V, its first half down and its second up. Blocks whose first try takes longer than `worth_s` are left.
     """
@@ -78,8 +77,7 @@ def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: f
         first = squeeze.run(*GAPS[0])
         if first.step_s <= worth_s:
             runs += [first, *(squeeze.run(*gaps) for gaps in GAPS[1:])]
-    fitting = [run for run in runs if run.fits]
-    return [min(fitting, key=lambda run: run.step_s).listed()] if fitting else []
+    return [run for run in runs if run.fits]
 
 
 def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Timing) -> Orders | None:

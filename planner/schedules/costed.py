@@ -10,49 +10,53 @@ from ..plan import Kind
 from .blocks import adapted
 from .layout import Layout
 from .list_order import Listed, filled
+from .squeezed import Run, Squeeze
 from .timing import Timing
 
 LEAST_GAPS = (0.6, 0.3, 1.0)
 """Shares of a W from which on a gap is filled with it; none of them is best for all costs."""
+OUT_OF_TURN = ((0.6, 0.3), (0.3, 0.6))
+"""The same, and of an F or I, where what is ready may overtake. Measured: interleaved-zb on 24 cases, 4 to 16 devices,
+six costs: the better pair is 2.2 % shorter on average than no overtaking, the best of nine 2.3 %, both 15 % at most."""
 HOPELESS = 1.02
 """Times as long as what is worth having, from which on a schedule is not tried with other gaps. Measured: 72 cases, 4
 to 16 devices, three costs: another gap is at most 1.3 % shorter than the first."""
 
 
 def by_costs(
-    layout: Layout, timing: Timing, reorder: bool = True, worth_s: float = math.inf
+    layout: Layout, timing: Timing, blocks: bool = True, worth_s: float = math.inf
 ) -> tuple[Layout, float] | None:
-    """The layout with every W where it costs least, or as it is where that is no better, and its step in seconds.
+    """The layout with W, and F and I out of turn, where they cost least, and its step in seconds.
 
     Its stages may be on any devices. Stashes never take more than the room, nor than `layout.most` of them take. The
-    step counts what `timing` says, and nothing else. With `reorder`, F and I are where they cost least too, if the
-    layout lets them move. None where not even W can move, where stashes do not fit, or where little hope is left for a
-    step below `worth_s`.
+    step counts what `timing` says, and nothing else. With `blocks`, a V may have another building block. None where
+    orders do not depend on costs, where stashes do not fit, or where little hope is left for a step below `worth_s`.
     """
     if layout.most is None:
         return None
     route = layout.pipelines[0].forward
     capped = replace(timing, room_bytes=_rooms(layout.most, route, timing))
     found = _placed(layout, capped, worth_s)
-    if reorder and layout.reordered:
-        worth_s = min([worth_s, *(listed.step_s for listed in found)])
+    if blocks and len(route) == 2 * len(layout.orders) and route == route[::-1]:
+        worth_s = min([worth_s, *(run.step_s for run in found)])
         found += adapted(route, len(layout.pipelines[0].micro_batches), capped, HOPELESS * worth_s)
     if not found:
         return None
-    best = min(found, key=lambda listed: listed.step_s)
+    best = min(found, key=lambda run: run.step_s)
     return replace(layout, orders=best.orders), best.step_s
 
 
-def _placed(layout: Layout, timing: Timing, worth_s: float) -> list[Listed]:
-    """The layout with W placed in different ways, or as it is, where it fits; nothing where F and I do not fit."""
+def _placed(layout: Layout, timing: Timing, worth_s: float) -> list[Listed | Run]:
+    """The layout's own order of F and I with different gaps, and as it is; nothing where F and I do not fit."""
     orders = [[op for op in order if op.kind is not Kind.W] for order in layout.orders]
-    found: list[Listed] = []
-    for gap in LEAST_GAPS:
-        found.append(filled(orders, layout.pipelines[0].forward, timing, gap))
-        if found[-1].over_bytes > 0 or found[-1].step_s > HOPELESS * worth_s:
-            return []
-    given = filled(layout.orders, layout.pipelines[0].forward, timing)
-    return found if given.over_bytes > 0 else [*found, given]
+    route = layout.pipelines[0].forward
+    squeeze = Squeeze(orders, route, timing)
+    first = squeeze.run(*OUT_OF_TURN[0])
+    if not first.fits or first.step_s > HOPELESS * worth_s:
+        return []
+    runs = [first, *(squeeze.run(*gaps) for gaps in OUT_OF_TURN[1:])]
+    lists = [filled(layout.orders, route, timing), *(filled(orders, route, timing, gap) for gap in LEAST_GAPS)]
+    return [*(run for run in runs if run.fits), *(listed for listed in lists if listed.over_bytes <= 0)]
 
 
 def _rooms(most: int, route: Sequence[int], timing: Timing) -> list[float]:

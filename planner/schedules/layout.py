@@ -17,8 +17,8 @@ class Layout:
     `orders` holds only compute ops (F, B, I, W, R), one tuple a device; `in_flight` is the number of stashes of
     each stage that are alive at once, summed over pipelines, for the partition to plan memory with. `weights`: its
     weight policy. `ahead`: by stage, how many micro-batches its forwards may be ahead of its STEPs, where those are on
-    another device and without a flush; then also `in_flight`. `most`: stashes that a device may hold where W is placed
-    by costs (`costed.py`); None: it stays where it is. `reordered`: a V whose F and I are reordered by costs too.
+    another device and without a flush; then also `in_flight`. `most`: stashes that a device may hold where orders are
+    made for given costs (`costed.py`); None: they stay as they are.
     """
 
     name: str
@@ -28,7 +28,6 @@ class Layout:
     weights: str = FLUSH
     ahead: tuple[int, ...] = ()
     most: int | None = None
-    reordered: bool = False
 
     @property
     def takes_all_room(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..plan import Kind, Op
-from .list_order import Listed
 from .timing import ROUNDING, Timing
 
 LOOKAHEAD = 8
@@ -87,15 +86,15 @@ class Run:
         self.fits = not any(self.todo)
         self.step_s = max(self.clock, default=0.0)
 
-    def listed(self) -> Listed:
-        """Its orders."""
+    @property
+    def orders(self) -> tuple[tuple[Op, ...], ...]:
+        """The lists, of F, I and W."""
         stages, batches = self.given.stages, self.given.batches
         kinds = [Kind.F] * stages + [Kind.I] * stages + [Kind.W] * stages
-        orders = tuple(
+        return tuple(
             tuple(Op(kinds[code // batches], code // batches % stages, code % batches) for code in codes)
             for codes in self.lists
         )
-        return Listed(orders, self.step_s, 0.0)
 
     def _turn(self, d: int, now: float) -> None:
         """What a free device does now."""

@@ -82,4 +82,4 @@ def _repeated(name: str, devices: int, micro_batches: int, block: _Block, most: 
         orders.append([op for _, op in slots])
     route = pipeline([*range(devices), *reversed(range(devices))], range(micro_batches))
     placed = with_weights(orders, route.forward, most)
-    return Layout(name, 2 * devices, (route,), placed, most=most, reordered=True)
+    return Layout(name, 2 * devices, (route,), placed, most=most)

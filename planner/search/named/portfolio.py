@@ -109,7 +109,7 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
         if busiest_s(candidate) >= session.incumbent.worth_s:
             continue
         asked = not session.seen or session.space.schedule != "search"
-        if not (adapting or asked or holds(candidate, layout, policy)):
+        if not (asked or layout.takes_all_room or holds(candidate, layout, policy, later=not adapting)):
             continue
         if bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
             continue
@@ -147,9 +147,9 @@ def made_for(session: Session, candidate: Candidate, layout: Layout, whole: froz
     where the orders cannot be shorter than the best plan, or none fits.
     """
     timing = timing_of(candidate, whole)
-    reorder = session.space.schedule != "search" or layout.takes_all_room
+    blocks = session.space.schedule != "search" or layout.takes_all_room
     for _ in range(COUNT.fitted):
-        made = by_costs(layout, timing, reorder, session.incumbent.worth_s)
+        made = by_costs(layout, timing, blocks, session.incumbent.worth_s)
         if made is None or made[1] >= session.incumbent.worth_s:
             return None
         orders = [whole_backwards(order, whole) for order in made[0].orders]
@@ -164,16 +164,20 @@ def made_for(session: Session, candidate: Candidate, layout: Layout, whole: froz
     return None
 
 
-def holds(candidate: Candidate, layout: Layout, policy: str) -> bool:
-    """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap."""
+def holds(candidate: Candidate, layout: Layout, policy: str, later: bool) -> bool:
+    """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap.
+
+    `later`: with what waits for its W.
+    """
     costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
     left = costs.incoming_bytes if stash_policy(policy).remade else costs.stash_bytes
     kept = np.minimum(left, costs.stash_bytes)
-    later = np.array([0 if s in whole else size for s, size in enumerate(costs.weight_stash_bytes.tolist())])
+    waits = [later and s not in whole for s in range(layout.stages)]
+    pending = np.where(waits, costs.weight_stash_bytes, 0)
     static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
     for limit, held, device in zip(limits(candidate.problem), static, of_layout(layout), strict=True):
         stages = [s for _, s in device.units]
-        if stages and held + device.bytes(kept[stages], later[stages]) > limit:
+        if stages and held + device.bytes(kept[stages], pending[stages]) > limit:
             return False
     return True
 

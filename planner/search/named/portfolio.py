@@ -164,7 +164,7 @@ def made_for(session: Session, candidate: Candidate, layout: Layout, whole: froz
     return None
 
 
-def holds(candidate: Candidate, layout: Layout, policy: str, later: bool) -> bool:
+def holds(candidate: Candidate, layout: Layout, policy: str, later: bool = True) -> bool:
     """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap.
 
     `later`: with what waits for its W.

@@ -55,13 +55,13 @@ FEW = 2
 GAPS = ((0.6, 0.6), (0.3, 0.3), (1.0, 1.0), (0.6, 0.0), (0.3, 1.0))
 """Least gaps for W and for others that the best blocks are squeezed with."""
 BEST = 2
-"""Blocks that are squeezed with all of these and all micro-batches."""
+"""Blocks that are squeezed with all micro-batches, before the best of them is with all of these gaps."""
 
 
 def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: float = math.inf) -> list[Run]:
-    """The best schedules from building blocks for these costs and this room; none where no block fits.
+    """The best building block for these costs and this room, squeezed in different ways; none where no block fits.
 
-    `route`: a V, its first half down and its second up. Blocks whose first try takes longer than `worth_s` are left.
+    `route`: a V, its first half down and its second up. Nothing where the first try takes longer than `worth_s`.
     """
     few = min(micro_batches, FEW * len(timing.room_bytes))
     found: list[tuple[float, int, Squeeze]] = []
@@ -72,12 +72,11 @@ def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: f
             run = squeeze.first(few).run(*GAPS[0])
             if run.fits:
                 found.append((run.step_s, k, squeeze))
-    runs: list[Run] = []
-    for _, _, squeeze in sorted(found)[:BEST]:
-        first = squeeze.run(*GAPS[0])
-        if first.step_s <= worth_s:
-            runs += [first, *(squeeze.run(*gaps) for gaps in GAPS[1:])]
-    return [run for run in runs if run.fits]
+    runs = [squeeze.run(*GAPS[0]) for _, _, squeeze in sorted(found)[:BEST]]
+    best = min((run for run in runs if run.fits), key=lambda run: run.step_s, default=None)
+    if best is None or best.step_s > worth_s:
+        return []
+    return [best, *(run for gaps in GAPS[1:] if (run := best.given.run(*gaps)).fits)]
 
 
 def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Timing) -> Orders | None:

@@ -13,7 +13,7 @@ from .list_order import Listed, filled
 from .squeezed import Run, Squeeze
 from .timing import Timing
 
-LEAST_GAPS = (0.6, 0.3, 1.0)
+LEAST_GAPS = (0.6, 1.0)
 """Shares of a W from which on a gap is filled with it; none of them is best for all costs."""
 OUT_OF_TURN = ((0.6, 0.3), (0.3, 0.6))
 """The same, and of an F or I, where what is ready may overtake. Measured: interleaved-zb on 24 cases, 4 to 16 devices,
@@ -36,10 +36,11 @@ def by_costs(
         return None
     route = layout.pipelines[0].forward
     capped = replace(timing, room_bytes=_rooms(layout.most, route, timing))
-    found = _placed(layout, capped, worth_s)
+    found: list[Listed | Run] = []
     if blocks and len(route) == 2 * len(layout.orders) and route == route[::-1]:
-        worth_s = min([worth_s, *(run.step_s for run in found)])
         found += adapted(route, len(layout.pipelines[0].micro_batches), capped, HOPELESS * worth_s)
+        worth_s = min([worth_s, *(run.step_s for run in found)])
+    found += _placed(layout, capped, worth_s)
     if not found:
         return None
     best = min(found, key=lambda run: run.step_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...planner import evaluate
 from ...planner.graph import asynchronous, update_size
 from ...planner.plan import Op, Plan
-from ..step.course import lengthened
+from ..step import lengthened
 from .reports import RankReport
 
 LONGER = 3

@@ -130,14 +130,15 @@ class Point:
             routed, orders = dealt(problem, self.groups, one.pipelines, one.orders)
             name = one.name if width == 1 else f"{one.name}, {width} replicas"
             pipelines = tuple(pipeline for pipeline, _, _ in routed)
-            yield replace(one, name=name, pipelines=pipelines, orders=tuple(map(tuple, orders)))
+            most = one.most if width == 1 else None  # orders are made for the costs of one pipeline
+            yield replace(one, name=name, pipelines=pipelines, orders=tuple(map(tuple, orders)), most=most)
 
 
 def run_uniform(session: Session) -> None:
     """Simulates the most promising points until no other can be better, or a share of the time is over."""
     simulated = 0
     with session.clock.hurried(1.0 if session.clock.fixed else SHARE.uniform, 0.0):
-        while simulated < COUNT.uniform and not session.over and next_point_s(session) < session.incumbent.worth_s:
+        while simulated < COUNT.uniform and not session.done and math.isfinite(next_point_s(session)):
             simulated += try_point(session)
 
 

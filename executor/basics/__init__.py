@@ -6,7 +6,7 @@ Imports nothing of the executor, so that a command can refuse its options before
 """
 
 from .checkpointing import Checkpointing
-from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, foreign, one_line, ours
+from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, foreign, one_line, ours, rank_name
 from .option_fields import About, Form, SameIn, about, keywords_of, option, same_in, words
 from .options import DEVICES, DTYPES, ENGINES, TIMEOUT_S, TRANSPORTS, Engine, OnStep, RunOptions
 from .shared_file import SharedFile
@@ -45,6 +45,7 @@ __all__ = [
     "one_line",
     "option",
     "ours",
+    "rank_name",
     "same_in",
     "words",
 ]

@@ -49,9 +49,14 @@ def foreign(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}{where}"
 
 
-def failed_op(rank: int, step: int, op: Op, error: Exception, updates: bool = False) -> ExecutionError:
-    """What went wrong in an operation, in one line. `updates`: the plan is asynchronous."""
+def rank_name(rank: int, team: int = 1) -> str:
+    """What a message calls a rank: "rank 3", or "rank 3 (lane 1 of device 1)" where devices are teams of ranks."""
+    return f"rank {rank}" + (f" (lane {rank % team} of device {rank // team})" if team > 1 else "")
+
+
+def failed_op(rank: str, step: int, op: Op, error: Exception, updates: bool = False) -> ExecutionError:
+    """What went wrong in an operation of a rank, by its name, in one line. `updates`: the plan is asynchronous."""
     of = f", micro-batch {op.micro_batch}" if op.micro_batch >= 0 else ""
     reason = one_line(error) or type(error).__name__
     when = f"{'update' if updates else 'step'} {step}"
-    return ExecutionError(f"rank {rank}, stage {op.stage}, op {op}{of}, {when}: {type(error).__name__}: {reason}")
+    return ExecutionError(f"{rank}, stage {op.stage}, op {op}{of}, {when}: {type(error).__name__}: {reason}")

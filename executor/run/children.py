@@ -32,13 +32,13 @@ class Failure(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, error: Exception, rank: int, lost_another: bool) -> Failure:
-        """From what a rank raised; `lost_another`: while it waited for another rank."""
+    def of(cls, error: Exception, rank: str, lost_another: bool) -> Failure:
+        """From what a rank of this name raised; `lost_another`: while it waited for another rank."""
         if isinstance(error, RunError):
             return cls(0, str(error))
         text = one_line(error) if ours(error) else foreign(error)
         lost = lost_another or "onnection" in text or "imed out" in text
-        return cls(2 if lost else 1, text if text.startswith("rank") else f"rank {rank}: {text}")
+        return cls(2 if lost else 1, text if text.startswith("rank") else f"{rank}: {text}")
 
     def error(self) -> Exception:
         """What the whole run raises."""

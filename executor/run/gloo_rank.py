@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from ..basics import rank_name
 from ..step import GROUP
 from ..watch import Board, Shared, lost_another
 from ..wires import BACKSTOP_S, GlooTransport, listen_locally
@@ -44,7 +45,7 @@ def run_spawned(rank: int, outbox: Connection, board: Board, shared: Shared) -> 
         dist.destroy_process_group()
     except Exception as error:
         lost = job is not None and lost_another(job.orders_at, rank // job.team, board.read(rank))
-        post(Failure.of(error, rank, lost))
+        post(Failure.of(error, rank_name(rank, 1 if job is None else job.team), lost))
         return False
     return True
 

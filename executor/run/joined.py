@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...planner.plan import Plan
-from ..basics import ExecutionError, RunError, SilentExit, one_line
+from ..basics import ExecutionError, RunError, SilentExit, one_line, rank_name
 from ..stage import warn
 from ..watch import Board, Watcher, lost_another
 from ..wires import BACKSTOP_S, JobStore, all_here, listen_locally, local_store
@@ -93,7 +93,7 @@ class Joined:
             raise
         except Exception as error:
             lost = lost_another(job.orders_at, self._rank // job.team, self._board.read(self._rank))
-            failure = Failure.of(error, self._rank, lost)
+            failure = Failure.of(error, rank_name(self._rank, job.team), lost)
             if failure.order > 1 and self._watchdog is not None:
                 self._watchdog.end_if_lost()
             failure.stand_back()

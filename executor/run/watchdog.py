@@ -89,7 +89,7 @@ class Watchdog:
         if not under_torchrun():
             return
         if self._siblings.orphaned:
-            self._end_unless_over(f"torchrun has ended; rank {self._rank} was {self._at()}", self._siblings.first)
+            self._end_unless_over(f"torchrun has ended; {self._mine()}", self._siblings.first)
         slot, state = Slot(Doing.WAITING), self._siblings.parent
         still = self._parents.seconds([slot], [time.monotonic_ns()], {0: state}).get(0, 0.0)
         if still > self.watcher.timeout_s:
@@ -97,8 +97,9 @@ class Watchdog:
             self._siblings.resume_parent()
             self._end_unless_over(f"torchrun has been stopped: it has not run for {self.watcher.timeout_s:g} s", first)
 
-    def _at(self) -> str:
-        return self.watcher.where(self._rank, self._board.read(self._rank))
+    def _mine(self) -> str:
+        where = self.watcher.where(self._rank, self._board.read(self._rank))
+        return f"{self.watcher.name(self._rank)} was {where}"
 
     # ------------------------------------------------------------ the ranks
 
@@ -168,7 +169,8 @@ class Watchdog:
         return next((rank for rank, state in sorted(states.items()) if state.over), None)
 
     def _ended(self, rank: int, slot: Slot) -> Hang:
-        return Hang(rank, f"rank {rank} has ended without a result, last seen {self.watcher.where(rank, slot)}")
+        name, seen = self.watcher.name(rank), self.watcher.where(rank, slot)
+        return Hang(rank, f"{name} has ended without a result, last seen {seen}")
 
     def _listen(self) -> None:
         """Hears what the others say; who says nothing new does not get younger."""

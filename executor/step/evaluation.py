@@ -127,7 +127,7 @@ class EvaluationWork:
 
     def failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
         """Says that it was an evaluation."""
-        told = failed_op(self._worker.transport.seat.number, step, op, error, updates=False)
+        told = failed_op(self._worker.transport.seat.name, step, op, error, updates=False)
         return ExecutionError(str(told).replace(", step ", ", evaluation step ", 1))
 
 

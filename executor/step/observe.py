@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ...planner.plan import Op, Plan
 from ..basics import ExecutionError
 from ..place import OpRecord, StorageTracker
-from ..watch import NOWHERE, Board, Doing
+from ..watch import MATES, NOWHERE, Board, Doing
 from .enforcement import Limit, MemoryExceeded
 from .host_ledger import HostLedger
 
@@ -40,6 +40,7 @@ class Observer:
         self._tracker = tracker
         self._limit = limit
         self._host = host
+        self._doing = Doing.STARTING
         self._step = self._position = NOWHERE
         self._since_ns = self._waited_ns = 0
         self._live_bytes = NOWHERE
@@ -49,7 +50,7 @@ class Observer:
         self._publish(Doing.STARTING)
 
     def _publish(self, doing: Doing, awaited: int = NOWHERE) -> None:
-        self._since_ns = time.monotonic_ns()
+        self._doing, self._since_ns = doing, time.monotonic_ns()
         self._board.write(self._rank, doing, self._step, self._position, awaited, self._since_ns)
 
     # ------------------------------------------------------------ in the order of a step
@@ -100,10 +101,11 @@ class Observer:
 
     @contextmanager
     def with_team(self) -> Iterator[None]:
-        """The rank blocks until all lanes of its team have come here."""
-        self._publish(Doing.WAITING)
+        """The rank blocks until all lanes of its team have come here, in an op or outside the steps."""
+        doing = self._doing
+        self._publish(Doing.WAITING if doing is Doing.COMPUTING else doing, MATES)
         yield
-        self._publish(Doing.COMPUTING)
+        self._publish(doing)
 
     def resume(self) -> None:
         """What it waited for has happened."""

@@ -85,7 +85,7 @@ class TrainingWork:
 
     def failure(self, step: int, op: Op, error: Exception) -> ExecutionError:
         """Names rank, stage, op, micro-batch and step."""
-        return failed_op(self._worker.transport.seat.number, step, op, error, asynchronous(self._worker.course.plan))
+        return failed_op(self._worker.transport.seat.name, step, op, error, asynchronous(self._worker.course.plan))
 
     def _step(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self._worker.replicas[op.stage]

@@ -4,7 +4,7 @@ A spawned rank begins here (`spawned`), watched and bound to its parent before a
 basics only. Begin with `board.py`, what ranks write, and `watcher.py`, which reads it.
 """
 
-from .board import NOWHERE, Board, Doing, Slot
+from .board import MATES, NOWHERE, Board, Doing, Slot
 from .proc import ProcessState, die_with_parent, process_state
 from .pulse import Stillness
 from .siblings import Siblings, under_torchrun
@@ -15,6 +15,7 @@ __all__ = [
     "Board",
     "Doing",
     "Hang",
+    "MATES",
     "NOWHERE",
     "ProcessState",
     "Shared",

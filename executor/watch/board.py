@@ -10,6 +10,7 @@ _SLOT = struct.Struct("=5q")
 _BEAT = struct.Struct("=q")
 _STRIDE = _SLOT.size + _BEAT.size
 NOWHERE = -1
+MATES = -2
 
 
 class Doing(IntEnum):
@@ -30,8 +31,9 @@ LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)
 class Slot(NamedTuple):
     """One rank's state.
 
-    `position`: in its list, of the op that runs, or that cannot start; `awaited`: of the op it waits for (-1: for all
-    ranks, at the start of the step). `since_ns`: of the system's monotonic clock.
+    `position`: in its list, of the op that runs, or that cannot start; `awaited`: of the op it waits for (NOWHERE: for
+    all ranks, at the start of the step; MATES: for the other lanes of its team, whatever it does). `since_ns`: of the
+    system's monotonic clock.
     """
 
     doing: Doing

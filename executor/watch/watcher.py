@@ -12,7 +12,8 @@ from typing import NamedTuple
 from ...planner.graph import Messages, Ops, StageCosts
 from ...planner.plan import COPIES, RECEIVES, Kind, Op, Plan
 from ...planner.problem import FLUSH
-from .board import LONG, Doing, Slot
+from ..basics import rank_name
+from .board import LONG, MATES, Doing, Slot
 
 SETUP_S = 1800.0
 """The same before the first step (imports, tracing, checking, loading) and after the last (saving)."""
@@ -26,6 +27,7 @@ _OUTSIDE = {
     Doing.EVALUATING: "while evaluating",
     Doing.DONE: "after its last step",
 }
+_TEAM = "the other ranks of its team"
 
 
 class Hang(NamedTuple):
@@ -59,6 +61,10 @@ class Watcher:
         """How many there are: all lanes of all devices."""
         return len(self.plan.orders) * self._team
 
+    def name(self, rank: int) -> str:
+        """What messages call a rank, see `rank_name`."""
+        return rank_name(rank, self._team)
+
     def _orders(self, slot: Slot) -> Sequence[Sequence[Op]]:
         return self.plan.orders if self.orders_at is None else self.orders_at(slot.step)
 
@@ -68,7 +74,7 @@ class Watcher:
     def where(self, rank: int, slot: Slot) -> str:
         """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
         if slot.doing in (*LONG, Doing.DONE):
-            return _OUTSIDE[slot.doing]
+            return _OUTSIDE[slot.doing] + (f", waiting for {_TEAM}" if slot.awaited == MATES else "")
         order = self._orders(slot)[rank // self._team]
         if not 0 <= slot.position < len(order):
             return f"at the start of {self._when(slot)}"
@@ -80,8 +86,8 @@ class Watcher:
     def lost(self, rank: int, exit_code: int, slot: Slot) -> str:
         """A rank's process that ended without a word: by a signal (negative exit code), or by an exit."""
         if exit_code >= 0:
-            return f"rank {rank} ended without a result (exit code {exit_code}) {self.where(rank, slot)}"
-        return f"rank {rank} was killed by signal {-exit_code}{_signal_name(-exit_code)} {self.where(rank, slot)}"
+            return f"{self.name(rank)} ended without a result (exit code {exit_code}) {self.where(rank, slot)}"
+        return f"{self.name(rank)} was killed by signal {-exit_code}{_signal_name(-exit_code)} {self.where(rank, slot)}"
 
     def hang(
         self,
@@ -112,23 +118,24 @@ class Watcher:
             worst = max(busy, key=lambda rank: age[rank])
             return self._hang(worst, slots[worst], self.timeout_s)
         outside = [rank for rank, slot in started.items() if slot.doing in LONG]
-        late = [rank for rank in outside if age[rank] > self.setup_s]
+        late = [(slots[rank].awaited == MATES, rank) for rank in outside if age[rank] > self.setup_s]
         if late:
-            return self._hang(min(late), slots[min(late)], self.setup_s)
+            _, first = min(late)
+            return self._hang(first, slots[first], self.setup_s)
         waiting = {rank: slot for rank, slot in started.items() if slot.doing is Doing.WAITING}
         done = [rank for rank, slot in enumerate(slots) if slot.doing is Doing.DONE]
         if not waiting or len(waiting) + len(done) < len(slots) or min(age[r] for r in waiting) <= self.timeout_s:
             return None
         root = self._root(waiting)
-        others = "".join(f"; rank {r} {self.where(r, s)}" for r, s in waiting.items() if r != root)
+        others = "".join(f"; {self.name(r)} {self.where(r, s)}" for r, s in waiting.items() if r != root)
         return self._hang(root, waiting[root], self.timeout_s, others)
 
     def _hang(self, rank: int, slot: Slot, limit_s: float, others: str = "") -> Hang:
-        return Hang(rank, f"rank {rank} hangs {self.where(rank, slot)}: no progress for {limit_s:g} s{others}")
+        return Hang(rank, f"{self.name(rank)} hangs {self.where(rank, slot)}: no progress for {limit_s:g} s{others}")
 
     def _stopped(self, rank: int, slot: Slot) -> Hang:
         seen, for_s = self.where(rank, slot), f"{self.timeout_s:g} s"
-        return Hang(rank, f"rank {rank} has been stopped, last seen {seen}: its process has not run for {for_s}")
+        return Hang(rank, f"{self.name(rank)} has been stopped, last seen {seen}: its process has not run for {for_s}")
 
     def _root(self, waiting: Mapping[int, Slot]) -> int:
         """Follows who waits for whom from the rank that has waited longest, up to a rank met before."""
@@ -145,7 +152,7 @@ class Watcher:
     def _awaited(self, rank: int, slot: Slot) -> str:
         order = self._orders(slot)[rank // self._team]
         if not 0 <= slot.awaited < len(order):
-            return "the other ranks of its team" if self._team > 1 else "the other ranks"
+            return _TEAM if slot.awaited == MATES else "the other ranks"
         op = order[slot.awaited]
         partner = self._partner(rank, slot)
         towards = "" if partner == rank else f" {'from' if op.kind in RECEIVES else 'to'} rank {partner}"
@@ -168,6 +175,8 @@ class Watcher:
 
 def lost_another(orders_at: OrdersAt, device: int, slot: Slot) -> bool:
     """Whether an error of a rank of this device in this state came from another rank, which was waited for."""
+    if slot.awaited == MATES:
+        return True
     if slot.doing is not Doing.WAITING:
         return False
     order = orders_at(slot.step)[device]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..basics import rank_name
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -26,6 +28,11 @@ class Seat:
     def number(self) -> int:
         """Among all ranks."""
         return self.like(self.device)
+
+    @property
+    def name(self) -> str:
+        """What messages call this rank."""
+        return rank_name(self.number, self.size)
 
     def like(self, device: int) -> int:
         """The rank of another device in the same lane."""

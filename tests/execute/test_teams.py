@@ -35,8 +35,12 @@ ON_FOUR_RANKS: Cases = [
     (Case("1f1b", "gpt-tiny-dropout", 2, 4), SHARDS),
     (Case("1f1b", "llama-tiny", 2, 3, optimizer="adam"), TWO),
     (Case("chimera", "gpt-tiny-tied", 2, 2), TWO),  # whose two teams a stage share its optimizer
+    # a model of one's own, with its parallel plan
+    (Case("1f1b", "parallel_model:build_sequence", 2, 3, halves=True), SHARDS),
 ]
 MORE: Cases = [
+    (Case("chimera", "parallel_model:build", 2, 2, optimizer="adam"), TWO),
+    (Case("1f1b", "parallel_model:build", 2, 4, stash="recompute"), TWO),
     (Case("1f1b", "bert-tiny", 2, 4, stash="recompute"), TWO),
     (Case("1f1b", "llama-tiny", 2, 4, halves=True), SHARDS),
     (Case("1f1b", "mixtral-tiny", 2, 3), SHARDS),

@@ -34,7 +34,7 @@ class Asked:
     )
     team: str = field(
         default="1",
-        metadata=option("On presets: ranks that divide every layer; several with commas: a family.", metavar="LIST"),
+        metadata=option("Ranks that divide every layer; several with commas: a family.", metavar="LIST"),
     )
     ways: str = field(
         default="tensor",
@@ -47,7 +47,7 @@ class Asked:
     link: str | None = field(
         default=None,
         metadata=option(
-            "Between ranks of a team: bandwidth[,latency], as 450GB/s,3us. Needed with a --team above 1.",
+            "On presets: between ranks of a team: bandwidth[,latency], as 450GB/s,3us. Needed with a --team above 1.",
             metavar="RATE",
         ),
     )
@@ -217,13 +217,13 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
         raise InputError(f"--efficiency is for device presets, not for measuring on {asked.device}")
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {asked.device}: torch sees no CUDA device here")
-    if asked.teams != [1]:
-        raise InputError(f"--team is for device presets, not for measuring on {asked.device}")
+    if asked.link is not None:
+        raise InputError(f"--link is for device presets: on {asked.device} what ranks tell each other is measured")
     if asked.precision == "tf32":
         raise InputError(f"--precision tf32 is for device presets, not for measuring on {asked.device}")
 
     def work(found: LayeredModel, source: Dataset, tell: Callable[[str], None]) -> dict[str, Any]:
-        def of(size: int) -> dict[str, Any]:
+        def of(team: int, size: int) -> dict[str, Any]:
             return profile_model(
                 found,
                 size,
@@ -234,11 +234,23 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
                 dtype=PRECISIONS[asked.precision],
                 load=asked.load or default_load(asked.device, asked.threads),
                 layers=cast("Granularity", asked.layers),
+                ways={asked.ways: team} if team > 1 else {},
             )
 
-        return _family([of(size) for size in asked.sizes])
+        family = _family([of(*point) for point in asked.points])
+        _tell_of_few_cores(asked)
+        return family
 
     return _profiled(model, asked.data, work)
+
+
+def _tell_of_few_cores(asked: Asked) -> None:
+    from ..measure import cores
+
+    needed = max(asked.teams) * asked.threads
+    if asked.device == "cpu" and needed > cores():
+        team = f"a team of {max(asked.teams)} needs {needed} cores, here are {cores()}"
+        say(f"{team}: its ranks have waited for one another longer than they would", err=True)
 
 
 def estimate(model: str, asked: Asked) -> dict[str, Any]:

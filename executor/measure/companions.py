@@ -52,7 +52,8 @@ def companions(count: int, work: Callable[[Pace], object]) -> Iterator[Pace]:
     try:
         content = pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise RunError(f"a load above 1 sends the model to other processes, which cannot be done: {error}") from None
+        what = "a load above 1, or a team, sends the model to other processes"
+        raise RunError(f"{what}, which cannot be done: {error}") from None
     context = multiprocessing.get_context("spawn")
     others = []
     try:

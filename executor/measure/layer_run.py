@@ -26,12 +26,14 @@ from ..stage import (
     wide,
 )
 from .companions import Pace, alone
+from .team import Seconds, Team
 
 Clock = Callable[[], float]
 """Seconds since some start."""
 Recall = Callable[[Tensor], None]
 Modules = Sequence[nn.Module]
 """What one layer of model.json is made of."""
+BY_ITSELF = Team()
 CACHE_BYTES = 128 << 20
 """More than the caches hold: between two ops of a layer the others of the stage run, on other micro-batches."""
 
@@ -79,18 +81,25 @@ class Example:
 
 
 def trace_layer(
-    model: LayeredModel, modules: Modules, on: Example, dtype: torch.dtype, engine: Engine = "auto", check: bool = True
+    model: LayeredModel,
+    modules: Modules,
+    on: Example,
+    dtype: torch.dtype,
+    engine: Engine = "auto",
+    check: bool = True,
+    team: Team = BY_ITSELF,
 ) -> AnyProgram:
     """The program of a layer in this dtype, with the model's loss if there is a target, on a stage's engine.
 
-    `check` compares it with plain torch, on real tensors. Raises TraceError or ProgramMismatch; an EngineNotice is a
-    warning.
+    `check` compares it with plain torch, on real tensors. All ranks of a team run one engine. Raises TraceError or
+    ProgramMismatch; an EngineNotice is a warning.
     """
     loss = None if on.target is None else model.loss
     wanted = on.x.is_floating_point() and on.piece.ids.start != 0 and on.differentiated
     label = f"layer {on.piece.name}"
     layers = StageLayers(tuple(modules), tuple(on.piece.ids), loss, wanted, label, half_of(dtype))
-    program, notice = build_program(layers, on.x, on.target, Building(engine, 0 if check else None))
+    how = Building(engine, 0 if check else None, among_team=team.said)
+    program, notice = build_program(layers, on.x, on.target, how)
     if notice is not None:
         warn(notice)
     return program
@@ -120,15 +129,21 @@ class LayerRun:
         self.grad_output = torch.ones_like(self.output)
 
     def costs(
-        self, clock: Clock, rounds: int, warmups: int, pace: Pace = alone, recall: Recall = nothing
+        self,
+        clock: Clock,
+        rounds: int,
+        warmups: int,
+        pace: Pace = alone,
+        recall: Recall = nothing,
+        team: Team = BY_ITSELF,
     ) -> dict[str, Any]:
         """A layer's entry in model.json, without its name.
 
         `pace` is called before every repetition, `recall` before every timed op with what has just arrived. Seconds are
-        medians over `rounds` by the clock; the halves of the backward are the time of the whole, divided as the
-        halves took alone.
+        medians over `rounds` by the clock, each of the team's slowest rank; the halves of the backward are the time of
+        the whole, divided as the halves took alone.
         """
-        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace, recall)
+        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace, recall, team)
         sizes = self._bytes()
         halves_s = input_s + weight_s
         share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
@@ -175,14 +190,13 @@ class LayerRun:
     def _forward(self) -> tuple[Tensor, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
 
-    def _seconds(
-        self, clock: Clock, rounds: int, warmups: int, pace: Pace, recall: Recall
-    ) -> tuple[float, float, float, float]:
+    def _seconds(self, clock: Clock, rounds: int, warmups: int, pace: Pace, recall: Recall, team: Team) -> Seconds:
         """Median seconds of F, B, I, W. An op finds what just arrived in the cache, and nothing else."""
         program, laps = self.program, []
 
         def timed(work: Callable[[], Any], arrived: Tensor, recall: Recall) -> tuple[float, Any]:
             recall(arrived)
+            team.meet()
             start = clock()
             result = work()
             return clock() - start, result
@@ -197,9 +211,8 @@ class LayerRun:
             half = partial(program.backward_input, stash, self.parameters, self.grad_output)
             input_s, (_, weight_stash) = timed(half, self.grad_output, ready)
             weight_s, _ = timed(partial(program.backward_weight, weight_stash, self.sums), self.grad_output, ready)
-            laps.append((forward_s, backward_s, input_s, weight_s))
-        forward_s, backward_s, input_s, weight_s = map(statistics.median, zip(*laps[warmups:], strict=True))
-        return forward_s, backward_s, input_s, weight_s
+            laps.append(team.slowest((forward_s, backward_s, input_s, weight_s)))
+        return tuple(map(statistics.median, zip(*laps[warmups:], strict=True)))
 
     def _bytes(self) -> _Bytes:
         program, buffers = self.program, list(self.buffers.values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +19,12 @@ from torch import Tensor, nn
 from ...models import Dataset, Granularity, LayeredModel, Piece, load, pieces
 from ...models.lanes import Lane
 from ...models.sampling import batch_of
-from ..basics import Engine, keywords_of
-from ..stage import EagerProgram, build_lowered, wide
+from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
+from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wide
 from ..state import as_dtype, tied_bytes
 from .companions import Pace, alone, companions
-from .layer_run import Example, LayerRun, cold, trace_layer
+from .layer_run import BY_ITSELF, Example, LayerRun, cold, trace_layer
+from .team import Team, lane_of_ways, require_room, seated
 
 FORMAT = "contraflow/model"
 VERSION = 1
@@ -42,9 +45,12 @@ class Profiling:
         data: what to feed it; default: the model's own.
         dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
         load: so many processes, this one included, run the same layer at the same time, as they will when they
-            train. Above 1 the caller's script needs the `if __name__ == "__main__"` guard.
+            train; as many whole teams as that makes, at least one. With several processes the caller's script needs
+            the `if __name__ == "__main__"` guard.
         engine: what runs the layers, as for `execute`.
         layers: "parts": every layer of the model is one of model.json; "block": those of one block are.
+        ways: how a team of processes divides the layers, by "tensor" or "sequence". Seconds are then those of its
+            slowest rank, with what ranks tell each other inside a layer; bytes are one rank's.
     """
 
     micro_batch_size: int
@@ -57,6 +63,7 @@ class Profiling:
     load: int = 1
     engine: Engine = "auto"
     layers: Granularity = "parts"
+    ways: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,13 @@ def measure_layers(model: LayeredModel, how: Profiling) -> dict[str, Any]:
     Raises:
         ValueError: no data, or a micro-batch size below 1.
         TraceError, ProgramMismatch: no engine, or not the one asked for, can run a layer.
-        RunError: a load above 1, and the model or its data cannot be sent to other processes.
+        InputError: ways that are not executed, or that do not divide a layer; fewer CUDA devices than a team's ranks.
+        RunError: a load above 1 or a team, and the model or its data cannot be sent to other processes.
+        ExecutionError: another process has failed.
     """
+    lane = lane_of_ways(model, how.ways)
+    if lane is not None:
+        return _measured_by_teams(model, how, lane.size)
     with companions(how.load - 1, partial(_measured, model, replace(how, on_progress=None))) as pace:
         return _measured(model, how, pace)
 
@@ -97,22 +109,48 @@ profile_model = keywords_of(Profiling)(measure_layers)
 """`measure_layers` as other programs call it: profile_model(model, micro_batch_size, ...)."""
 
 
-def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone) -> dict[str, Any]:
+def _measured_by_teams(model: LayeredModel, how: Profiling, size: int) -> dict[str, Any]:
+    """`measure_layers` by teams of processes, of which this is the first."""
+    require_room(size, how.device)
+    processes = max(1, how.load // size) * size
+    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
+        meeting = str(Path(folder) / "meeting")
+        work = partial(_measured_in_team, model, replace(how, on_progress=None), processes, meeting, False)
+        with companions(processes - 1, work) as pace:
+            try:
+                return _measured_in_team(model, how, processes, meeting, True, pace)
+            except (TraceError, ProgramMismatch, RunError, ExecutionError):
+                raise
+            except RuntimeError as error:
+                pace()  # raises where another process is the cause
+                raise ExecutionError(f"the team's ranks have lost each other: {one_line(error)}") from error
+
+
+def _measured_in_team(
+    model: LayeredModel, how: Profiling, processes: int, meeting: str, first: bool, pace: Pace
+) -> dict[str, Any]:
+    """`measure_layers` of one of so many processes that form teams."""
+    with seated(how.ways, processes, meeting, how.device, first) as team:
+        return _measured(model, how, pace, team)
+
+
+def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Team = BY_ITSELF) -> dict[str, Any]:
     """`measure_layers` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, how.micro_batch_size, how.data, how.dtype)
     x, target = x.to(how.device), target.to(how.device)
     recall, awaiting = cold(x.device), target.nbytes
 
     def measured(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
-        built = (build_lowered(model.layers[index], 0, index, how.dtype)[0] for index in on.piece.ids)
+        built = (build_lowered(model.layers[index], 0, index, how.dtype, team.lane)[0] for index in on.piece.ids)
         modules = [module.to(how.device) for module in built]
-        run = LayerRun(trace_layer(model, modules, on, how.dtype, engine), modules, on, awaiting)
-        return run.costs(partial(_now, on.x.device), how.rounds, WARMUPS, pace, recall), run
+        run = LayerRun(trace_layer(model, modules, on, how.dtype, engine, team=team), modules, on, awaiting)
+        return run.costs(partial(_now, on.x.device), how.rounds, WARMUPS, pace, recall, team), run
 
     of = Pieced(model, how.layers)
     with _threads(how.threads):
         layers = profiled_layers(of, x, target, measured, "measured", how.on_progress, how.engine)
-    return model_document(of, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype)
+    content = model_document(of, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype, team.lane)
+    return content if team.lane is None else content | {"ways": dict(how.ways)}
 
 
 def example_batch(
@@ -245,8 +283,12 @@ def default_load(device: str, threads: int) -> int:
     """How many processes of so many threads fill this computer's cores, at most `MOST_LOAD`; 1 for other devices."""
     if device != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_LOAD, max(1, cores // threads))
+    return min(MOST_LOAD, max(1, cores() // threads))
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _now(device: torch.device) -> float:

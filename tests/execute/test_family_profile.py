@@ -59,7 +59,10 @@ def test_a_measured_family_has_every_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--team", "2"], "--team is for device presets"),
+        (["--team", "2", "--link", "450GB/s"], "--link is for device presets"),
+        (["--team", "2", "--ways", "expert"], "divides layers by expert 2 is not executed"),
+        (["--team", "3"], "layer 'block0.attention': 4 heads cannot be divided among a team of 3"),
+        (["--team", "2", "--device", "cuda"], "cuda"),
         (["--device", "H100-80GB", "--team", "2"], "--link"),
         (["--device", "H100-80GB", "--team", "3", "--link", "450GB/s"], "team of 3"),
         (["--device", "H100-80GB", "--team", "2", "--link", "fast"], "--link"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import parent_process
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def model() -> LayeredModel:
     """Two layers: a good one and a bad one, whose linear layer a team divides."""
     divided: dict[str, ParallelStyle] = {"linear": ColwiseParallel(output_layouts=Replicate())}
     layers = (
-        LayerSpec("good", lambda: nn.Linear(64, 8), parallel_plan={}),
+        LayerSpec("good", partial(nn.Linear, 64, 8), parallel_plan={}),
         LayerSpec("bad", Faulty, parallel_plan=divided),
     )
     return LayeredModel("faulty:model", layers, cross_entropy, "digits")

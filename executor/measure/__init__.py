@@ -1,8 +1,8 @@
 """Costs of layers and machines: measured under load, or estimated for a device that is not here; machines too.
 
 Makes what model.json and cluster.toml hold. Imports stage programs, places and wires, and knows no plan. Begin with
-`profile.py`; `team.py` has it measure as a rank of a team, `analytic.py`, `roofline.py` and `kernels.py` are for presets,
-`environment.py` for bug reports.
+`profile.py`; `team.py` has it measure as a rank of a team, `analytic.py`, `roofline.py` and `kernels.py` are for
+presets, `environment.py` for bug reports.
 """
 
 from .analytic import PRECISIONS, analytic_profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
@@ -144,7 +144,7 @@ class LayerRun:
         the whole, divided as the halves took alone.
         """
         forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace, recall, team)
-        sizes = self._bytes()
+        sizes = _Bytes(*map(min, zip(*(astuple(self._bytes()) for _ in range(team.samples)), strict=True)))
         halves_s = input_s + weight_s
         share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
         if not self.program.accumulator_names:  # what W took is Python's

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from runs import Case, planned
 
 from contraflow.planner.plan_file import save_plan
@@ -42,6 +43,7 @@ cli(["execute", "--help"], standalone_mode=False)
 """
 
 
+@pytest.mark.slow
 def test_a_new_option_reaches_every_rank_from_the_command_line_by_two_edits(tmp_path: Path) -> None:
     """In a copy of the sources: it is in the help, every process has it, ranks compare it, `execute` takes it."""
     package = tmp_path / "contraflow"

@@ -32,7 +32,7 @@ cli()
     ("phase", "micro_batches", "more", "number", "code"),
     [
         ("exact search", 12, ["--time-limit", "60"], signal.SIGINT, 0),
-        ("order search", 128, ["--time-limit", "60"], signal.SIGTERM, 143),
+        pytest.param("order search", 128, ["--time-limit", "60"], signal.SIGTERM, 143, marks=pytest.mark.slow),
         ("windows", 48, ["--time-limit", "24", "--no-offload"], signal.SIGHUP, 129),
     ],
 )

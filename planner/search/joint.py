@@ -2,7 +2,7 @@
 
 A point (ways of a team, micro-batch size) is a problem of its own, so the space is their union: its bound is the least
 of theirs. All begin with uniform grids; points whose bound is no less than the best plan are dropped; the likeliest
-is searched next, then those without a plan, then the best of all again; the last gets the rest of the time.
+is searched next, then every other for a while, then the best of all again; the last gets the rest of the time.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class _Joint:
         if several and flushed(self.space):
             self._grids()
         self._some(self.alive()[:1] if several else [], SHARE.likeliest_point)
-        self._some([one for one in self.alive() if math.isinf(one.step_s)], SHARE.other_points)
+        self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
         among = self.alive()[: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
         tried: set[int] = set()

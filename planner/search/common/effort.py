@@ -32,12 +32,13 @@ class Shares:
 
     uniform: float = 0.3
     """For uniform grids, before all else. Time only. Not measured."""
-    grids: float = 0.25
+    grids: float = 0.2
     """For uniform grids of all points of a family together, before one is searched. Not measured."""
-    likeliest_point: float = 0.25
+    likeliest_point: float = 0.1
     """For the most promising point of a family, before all others. Not measured."""
-    other_points: float = 0.15
-    """For a first plan of every point that has none and may be better still, together. Not measured."""
+    other_points: float = 0.25
+    """For every other point that may be better still, together: uniform grids do not show what it can come to. Not
+    measured."""
     best_points: float = 0.2
     """For the most promising of them again, together, before one gets the rest. Not measured."""
     scaled_down: float = 0.6

@@ -21,7 +21,7 @@ from .one_way import alternating, capped, gpipe, interleaved, looped_bfs, one_f_
 from .timing import Timing
 from .two_way import chimera, chimera_doubling, chimera_halving, gems
 from .v_shape import v_auto, v_half, v_min, zb_v
-from .zero_bubble import interleaved_zb, interleaved_zb_half, zb_h1, zb_h2
+from .zero_bubble import interleaved_zb, interleaved_zb_half, interleaved_zb_wide, zb_h1, zb_h2
 
 CHUNKS, PIPELINES = "chunks", "pipelines"
 """What the number at the end of a name may count: stages a device, or Chimera's 2f pipelines."""
@@ -126,9 +126,12 @@ def build(
 
 
 def in_laps(devices: int, micro_batches: int, chunks: int) -> Iterator[Layout]:
-    """One pipeline with so many stages a device, round and round: with whole and split backwards, where they exist."""
-    rounds = (partial(interleaved, chunks=chunks), partial(interleaved_zb, chunks=chunks))
-    for make in (one_f_one_b, zb_h1) if chunks == 1 else rounds:
+    """One pipeline with so many stages a device, round and round: with whole and split backwards, where they exist.
+
+    Split ones in 1F1B's memory, and in more.
+    """
+    rounds = [partial(make, chunks=chunks) for make in (interleaved, interleaved_zb, interleaved_zb_wide)]
+    for make in (one_f_one_b, zb_h1, zb_h2) if chunks == 1 else rounds:
         try:
             yield make(devices, micro_batches)
         except ScheduleError:

@@ -64,18 +64,26 @@ def interleaved_zb_half(devices: int, micro_batches: int, chunks: int = 2) -> La
     return _grouped(f"interleaved-zb-half-{chunks}", devices, micro_batches, chunks, (devices + 1) // 2)
 
 
-def _grouped(name: str, devices: int, micro_batches: int, chunks: int, group: int) -> Layout:
+def interleaved_zb_wide(devices: int, micro_batches: int, chunks: int = 2) -> Layout:
+    """Interleaved zero-bubble with two F for every device behind, as where backwards are whole.
+
+    It takes (v+1)D-1 stashes of a chunk and hides messages that take as long as an F.
+    """
+    return _grouped(f"interleaved-zb-{chunks}", devices, micro_batches, chunks, devices, lead=2)
+
+
+def _grouped(name: str, devices: int, micro_batches: int, chunks: int, group: int, lead: int = 1) -> Layout:
     require(chunks >= 2, name, f"needs at least 2 chunks a device, got {chunks}")
     whole = -(-micro_batches // group) * group
     ahead = (chunks - 1) * group
     orders = [
         [
             op
-            for op in grouped_order(d, devices, whole, chunks, group, ahead + devices - 1 - d, input_backward)
+            for op in grouped_order(d, devices, whole, chunks, group, ahead + lead * (devices - 1 - d), input_backward)
             if op.micro_batch < micro_batches
         ]
         for d in range(devices)
     ]
     route = looped(devices, micro_batches, chunks)
-    most = ahead + devices
+    most = ahead + lead * (devices - 1) + 1
     return Layout(name, devices * chunks, (route,), with_weights(orders, route.forward, most), most=most)

@@ -116,7 +116,7 @@ def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPa
     before = uniform.try_layout
 
     def noted(session: Session, layout: Layout, cuts: list[Cuts], phase: str, policy: str) -> int:
-        tried.append((layout.name, layout.pipelines, policy))
+        tried.append((layout.orders, layout.pipelines, policy))
         return before(session, layout, cuts, phase, policy)
 
     monkeypatch.setattr(uniform, "try_layout", noted)

@@ -37,7 +37,7 @@ class Shares:
     likeliest_point: float = 0.1
     """For the most promising point of a family, before all others. Not measured."""
     other_points: float = 0.25
-    """For every other point that may be better still, together: uniform grids do not show what it can come to."""
+    """For every other point that may be better still, together: its grids do not show all. Not measured."""
     best_points: float = 0.2
     """For the most promising of them again, together, before one gets the rest. Not measured."""
     scaled_down: float = 0.6

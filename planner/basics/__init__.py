@@ -47,7 +47,7 @@ from .reading import (
     whole,
 )
 from .remember import PerObject
-from .units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
+from .units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds, percent
 
 __all__ = [
     "AGAIN_S",
@@ -99,6 +99,7 @@ __all__ = [
     "parse_bandwidth",
     "parse_bytes",
     "parse_seconds",
+    "percent",
     "positive",
     "printable",
     "printable_lines",

@@ -78,3 +78,8 @@ def format_seconds(duration: float) -> str:
         if duration >= scale or unit == "us":
             return f"{duration / scale:.4g} {unit}"
     raise AssertionError("unreachable")
+
+
+def percent(share: float) -> str:
+    """A share for people: 0.2727 -> "27.3 %", exactly nothing -> "0 %"."""
+    return "0 %" if abs(share) < 5e-7 else f"{100 * share:.1f} %" if abs(share) >= 5e-4 else f"{100 * share:.2g} %"

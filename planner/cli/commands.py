@@ -17,7 +17,7 @@ from ..schedules import ASYNCHRONOUS, SCHEDULES
 from .asynchronous import asynchronous_options, fitting, method_rows, print_methods, sentence, summary
 from .common import OutputFile, among_to_dict, print_json, problem_options, say, stop
 from .compare import compare
-from .explain import Why, usable, why_so_long
+from .explain import Why, idle_rows, usable, waiting, why_so_long
 from .families import family_options, load_asked, point_rows, print_points, throughput
 from .options import effort_options, search_space, workload_options
 from .output import own_plan_file
@@ -110,7 +110,7 @@ def plan(
 
 def _report(result: Result, output: Path, as_json: bool, why: Why | None, seconds: float) -> None:
     """Prints the answer and writes the plan; exit code 1 when there is none."""
-    told = {} if why is None else why.to_dict()
+    told = idle_rows(result) if why is None else why.to_dict()
     made = result.plan
     if made is not None and made.forecast is not None and usable(result):
         save_plan(made, output)
@@ -121,7 +121,9 @@ def _report(result: Result, output: Path, as_json: bool, why: Why | None, second
         else:
             _print_plan(made, made.forecast, output)
             print_points(result)
-            if why is not None:
+            if why is None:
+                say(waiting(made))
+            else:
                 print_methods(result)
                 why.say()
         return

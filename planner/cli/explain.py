@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .common import say
 
 if TYPE_CHECKING:
+    from ..plan import Plan
     from ..problem import SearchSpace
     from ..search import Explanation, Result
 
@@ -41,6 +42,25 @@ class Why:
         source = made.provenance.source or "plan"
         say(f"  {bound:<10} {self.facts.step_s:<10.6g} {source}, {len(made.stages)} stages: chosen")
         say(explained(self.facts, len(made.orders)))
+
+
+def idle_rows(result: Result) -> dict[str, Any]:
+    """What the devices of the plan wait for and where its gap comes from, for machines; nothing without a plan."""
+    if result.plan is None or not usable(result):
+        return {}
+    from ..search import facts
+
+    return facts(result.plan, faster=False).to_dict(len(result.plan.orders))
+
+
+def waiting(plan: Plan) -> str:
+    """Idle time of all devices by cause, and where the gap comes from, in a sentence each."""
+    from ..search import facts
+    from ..view import WIDTH, gap_sentence, idle_sentence, wrap
+
+    found = facts(plan, faster=False)
+    said = idle_sentence(found, len(plan.orders)), gap_sentence(found)
+    return "\n".join(line for text in said for line in wrap(text, WIDTH))
 
 
 def usable(result: Result) -> bool:

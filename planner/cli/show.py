@@ -95,7 +95,7 @@ def show(
         write_bytes(output, _packed(drawn.encode() if isinstance(drawn, str) else drawn, form, output))
     if as_json:
         forecast = fresh_forecast(loaded)
-        content = forecast_to_dict(loaded, forecast) | throughput(loaded, forecast)
+        content = forecast_to_dict(loaded, forecast) | throughput(loaded, forecast) | why(loaded)
         print_json(content | {"file": None if output is None else str(output)})
     elif output is None:
         click.echo(drawn, nl=False, color=True if screen is not None and screen.colours else None)
@@ -155,6 +155,13 @@ def draw(
     if form == "svg":
         return timeline_svg(plan, timeline, forecast)
     return timeline_text(plan, timeline, forecast, screen or Screen())
+
+
+def why(plan: Plan) -> dict[str, object]:
+    """What devices wait for, where the gap comes from, what faster machines would give, for machines."""
+    from ..search import facts
+
+    return facts(plan).to_dict(len(plan.orders))
 
 
 def forecast_to_dict(plan: Plan, forecast: Forecast) -> dict[str, object]:

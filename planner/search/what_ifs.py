@@ -48,9 +48,10 @@ class WhatIf:
     Attributes:
         what: in words. device: the one that is faster, where it is one alone.
         step_s: of the plan there, or of the plan found there.
-        change: against this plan's, -0.1: a tenth less.
+        change: against this plan's, -0.1: a tenth less; with another number of micro-batches, of the time of each.
         searched_s: None: the same op lists simulated again; else so many seconds were searched, from this plan on: what
             is found is no limit of what there is.
+        plan: what was found.
     """
 
     what: str
@@ -58,6 +59,11 @@ class WhatIf:
     change: float
     searched_s: float | None = None
     device: int | None = None
+    plan: Plan | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines; without the plan."""
+        return {key: getattr(self, key) for key in ("what", "step_s", "change", "searched_s", "device")}
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Explanation:
     Attributes:
         step_s, bound_s: of the plan. spans: what every device waits for, when.
         gap: None without a bound, or without a flush (the bound is then of the period).
-        what_ifs: the largest gain first.
+        what_ifs: the largest gain first; none where they were not asked for.
     """
 
     step_s: float
@@ -84,11 +90,12 @@ class Explanation:
         """For machines."""
         idle = [{cause.name.lower(): s for cause, s in self.idle_s(d).items()} for d in range(devices)]
         gap = None if self.gap is None else asdict(self.gap)
-        return {"idle_s": idle, "gap_parts": gap, "what_if": [asdict(found) for found in self.what_ifs]}
+        told = {"what_if": [one.to_dict() for one in self.what_ifs]} if self.what_ifs else {}
+        return {"idle_s": idle, "gap_parts": gap} | told
 
 
-def facts(plan: Plan) -> Explanation:
-    """What the devices of a plan wait for, where its gap comes from, and what faster machines would give it.
+def facts(plan: Plan, faster: bool = True) -> Explanation:
+    """What the devices of a plan wait for, where its gap comes from; with `faster`, what faster machines would give.
 
     Raises PlanError for a plan that cannot run.
     """
@@ -99,12 +106,13 @@ def facts(plan: Plan) -> Explanation:
     forecast = plan.forecast
     bound_s = None if forecast is None or plan.weights != FLUSH else forecast.bound_s
     gap = None if bound_s is None or not timeline.busy_s else _gap(timeline, spans, bound_s)
-    return Explanation(timeline.step_s, bound_s, spans, gap, ordered(_faster(plan, timeline)))
+    what_ifs = ordered(_faster(plan, timeline)) if faster else ()
+    return Explanation(timeline.step_s, bound_s, spans, gap, what_ifs)
 
 
 def ordered(found: Iterable[WhatIf]) -> tuple[WhatIf, ...]:
     """The largest gain first."""
-    return tuple(sorted(found, key=lambda what: what.step_s))
+    return tuple(sorted(found, key=lambda what: what.change))
 
 
 def _gap(timeline: Timeline, spans: tuple[IdleSpan, ...], bound_s: float) -> Gap:

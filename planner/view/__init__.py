@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..basics import percent
 from ..plan import Plan
 from ..runs import RunTrace, load_trace
 from ..simulate import simulate
@@ -29,10 +30,10 @@ from .html_page import render as page
 from .names import wrap
 from .op_graph import operation_graph
 from .perfetto import render as perfetto_events
-from .reasons import explained
+from .reasons import explained, gap_sentence, idle_sentence
 from .svg import render as timeline_svg
 from .terminal import WIDTH, Screen
-from .text import among, device_limit, device_table, heading, percent, samples_per_s
+from .text import among, device_limit, device_table, heading, samples_per_s
 from .text import render as timeline_text
 
 
@@ -71,8 +72,10 @@ __all__ = [
     "frontier_figure",
     "frontier_mark",
     "frontier_table",
+    "gap_sentence",
     "heading",
     "html",
+    "idle_sentence",
     "layer_graph",
     "notebook",
     "operation_graph",

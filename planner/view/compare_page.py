@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..basics import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds, percent
 from ..plan import Kind, Plan
 from ..simulate import simulate
 from .drawing import Drawing, to_svg
@@ -19,7 +19,7 @@ from .html_data import page_data
 from .html_page import BLANK, as_json, blank, hash_of, page_script, source
 from .names import plain
 from .small_timeline import Scales, small_timeline
-from .text import limit_text, percent
+from .text import limit_text
 
 _OPENED = 50_000
 """Operations up to which a plan is in the page: about 2 MB."""

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..basics import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds, percent
 from ..plan import Plan
 from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
 from .names import plain, shorten, wrap
-from .text import among, percent
+from .text import among
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

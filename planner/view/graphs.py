@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..basics import InputError, format_bytes, format_seconds
+from ..basics import InputError, format_bytes, format_seconds, percent
 from ..graph import StageCosts, holders, messages, ring, route, stash_policy, update_size
 from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
 from .names import plain
 from .palette import direction, flat
-from .text import device_limit, percent
+from .text import device_limit
 
 if TYPE_CHECKING:
     import networkx

@@ -15,12 +15,11 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from ..basics import format_seconds
+from ..basics import format_seconds, percent
 from ..plan import Forecast, Plan
 from .html_colours import page_colours
 from .html_data import page_data
 from .names import plain
-from .text import percent
 
 if TYPE_CHECKING:
     from ..forecast import Timeline

@@ -6,10 +6,22 @@ import colorsys
 from itertools import pairwise
 from typing import NamedTuple
 
+from ..forecast import Cause
 from ..plan import COPIES, Kind, Pipeline
 
 HUES = (0.575, 0.065)  # blue, orange
 _HATCHED = ("#d5e5f2", "#f6ddc2")  # what a hatch looks like from afar
+SHORT = {
+    Cause.UNUSED: "unused", Cause.FILLING: "filling", Cause.DRAINING: "draining", Cause.NOTHING: "nothing ready",
+    Cause.MEMORY: "memory full", Cause.MESSAGE: "message", Cause.COPY: "copy", Cause.SUMS: "sums", Cause.ORDER: "order",
+}  # fmt: skip
+"""A cause in a word."""
+IDLE = {
+    Cause.UNUSED: ("#eef0f3", "#222a34"), Cause.FILLING: ("#eef0f3", "#222a34"), Cause.DRAINING: ("#eef0f3", "#222a34"),
+    Cause.NOTHING: ("#d5dae1", "#39434f"), Cause.MEMORY: ("#f2a09c", "#83322f"), Cause.MESSAGE: ("#c9bde6", "#51456f"),
+    Cause.COPY: ("#a9dcc4", "#285c49"), Cause.SUMS: ("#e2c2dc", "#63405d"), Cause.ORDER: ("#ffe07a", "#7d691d"),
+}  # fmt: skip
+"""Fills of the gaps in which a device computes nothing, on light and on dark."""
 
 
 class Paint(NamedTuple):

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from ..basics import InputError, format_bytes
+from ..basics import InputError, format_bytes, percent
 from ..forecast import Timeline
 from ..graph import StageCosts, messages, weights_offloaded
 from ..plan import DeviceForecast, Forecast, Kind, Op, Plan
 from ..runs import DeviceTrace, RunTrace
 from .names import plain
-from .text import percent
 
 _CATEGORY = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward", Kind.W: "backward", Kind.R: "recompute",

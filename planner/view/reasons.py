@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 
-from ..basics import format_seconds
+from ..basics import format_seconds, percent
 from ..forecast import Cause
 from ..search import FASTER_BY, Explanation, WhatIf
 from .names import plain, shorten, wrap
+from .palette import SHORT
 from .terminal import WIDTH
-from .text import percent
 
 TOLD = 5e-4  # smaller shares of the step are not said
-_SHORT = {
-    Cause.UNUSED: "unused", Cause.FILLING: "filling", Cause.DRAINING: "draining", Cause.NOTHING: "nothing ready",
-    Cause.MEMORY: "memory full", Cause.MESSAGE: "message", Cause.COPY: "copy", Cause.SUMS: "sums", Cause.ORDER: "order",
-}  # fmt: skip
 _MOST = 16  # devices, before those alike are all that is said
 _GAINS, _NAMED = 3, 4  # figures of a sort and devices of a figure in a sentence
 _LONGEST = 60  # columns of a name in a sentence
@@ -23,25 +19,46 @@ _LONGEST = 60  # columns of a name in a sentence
 
 def explained(found: Explanation, devices: int, width: int = WIDTH) -> str:
     """What devices wait for, where the gap comes from, what other machines would give; wrapped to `width`."""
-    parts = [_idle(found, devices), _gap(found, width), _what_ifs(found)]
+    parts = [_idle(found, devices), "\n".join(wrap(gap_sentence(found), width)), _what_ifs(found)]
     return "\n".join(part for part in parts if part)
 
 
-def _idle(found: Explanation, devices: int) -> str:
-    """A row a device, a column a cause that some device has; only all together where there are many devices."""
-    if not found.spans or found.step_s <= 0:
-        return "idle: no device waits"
-    per_device = [found.idle_s(device) for device in range(devices)]
+def idle_sentence(found: Explanation, devices: int) -> str:
+    """Idle time of all devices together by cause, the most first."""
+    whole = found.step_s * devices
+    told = [(cause, seconds / whole) for cause, seconds in found.idle_s().items()] if whole > 0 else []
+    if not told:
+        return "no device waits"
+    parts = [f"{SHORT[cause]} {percent(share)}" for cause, share in told if share >= TOLD]
+    idle = math.fsum(share for _, share in told)
+    return f"idle {percent(idle)} of all devices' time: {', '.join(parts) or 'in many ways'}"
+
+
+def idle_table(found: Explanation, devices: int) -> list[list[str]]:
+    """Headings, a row a device, and one for all together; only that where there are many. A column a cause."""
     whole = found.idle_s()
     causes = [cause for cause in Cause if whole.get(cause, 0.0) > 0]
-    rows = [["device", "idle", *(_SHORT[cause] for cause in causes)]]
-    if devices <= _MOST:
-        for device, idle in enumerate(per_device):
-            rows.append([str(device), *_shares(idle, causes, found.step_s)])
-    rows.append(["all", *_shares(whole, causes, found.step_s * devices)])
+    rows = [["device", "idle", *(SHORT[cause] for cause in causes)]]
+    if not causes or found.step_s <= 0:
+        return []
+    for device in range(devices) if devices <= _MOST else ():
+        rows.append([str(device), *_shares(found.idle_s(device), causes, found.step_s)])
+    return [*rows, ["all", *_shares(whole, causes, found.step_s * devices)]]
+
+
+def meanings(found: Explanation) -> list[tuple[str, str]]:
+    """The causes that some device has, in a word and in full."""
+    there = {span.cause for span in found.spans}
+    return [(SHORT[cause], cause.value) for cause in Cause if cause in there]
+
+
+def _idle(found: Explanation, devices: int) -> str:
+    rows = idle_table(found, devices)
+    if not rows:
+        return "idle: no device waits"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    meaning = "; ".join(f"{_SHORT[cause]}: {cause.value}" for cause in causes)
+    meaning = "; ".join(f"{short}: {full}" for short, full in meanings(found))
     return "\n".join(["what devices wait for, in shares of the step:", *lines, *wrap(meaning, WIDTH)])
 
 
@@ -50,7 +67,8 @@ def _shares(idle: dict[Cause, float], causes: list[Cause], whole_s: float) -> li
     return [percent(math.fsum(shares)), *("-" if share < TOLD else percent(share) for share in shares)]
 
 
-def _gap(found: Explanation, width: int) -> str:
+def gap_sentence(found: Explanation) -> str:
+    """Where the seconds above the bound are; empty without a bound."""
     if found.gap is None or found.bound_s is None:
         return ""
     gap = found.gap
@@ -61,24 +79,28 @@ def _gap(found: Explanation, width: int) -> str:
     least = TOLD * found.step_s
     told = ", ".join(f"{name} {_signed(seconds)}" for name, seconds in parts.items() if abs(seconds) >= least)
     whole = format_seconds(max(0.0, found.step_s - found.bound_s))
-    text = f"{whole} above the bound, on device {gap.device}, which computes longest: {told or 'nothing'}"
-    return "\n".join(wrap(text, width))
+    return f"{whole} above the bound, on device {gap.device}, which computes longest: {told or 'nothing'}"
 
 
 def _signed(seconds: float) -> str:
     return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)
 
 
-def _what_ifs(found: Explanation) -> str:
-    """A row each; what changes nothing stands together in the last lines."""
-    if not found.what_ifs:
-        return ""
+def what_if_table(found: Explanation) -> tuple[list[tuple[str, str, str]], str]:
+    """Step, change and what is other, the largest gain first; and, in words, what changes nothing."""
     told = [one for one in found.what_ifs if one.searched_s is not None or abs(one.change) >= TOLD]
     rows = [(format_seconds(one.step_s), f"{100 * one.change:+.1f} %", _named(one)) for one in told]
+    rest = ", ".join(_named(one) for one in found.what_ifs if one not in told)
+    return rows, f"the same with: {rest}" if rest else ""
+
+
+def _what_ifs(found: Explanation) -> str:
+    if not found.what_ifs:
+        return ""
+    rows, rest = what_if_table(found)
     widths = [max((len(row[k]) for row in rows), default=0) for k in range(2)]
     lines = [f"  {step.rjust(widths[0])}  {change.rjust(widths[1])}  {what}" for step, change, what in rows]
-    rest = ", ".join(_named(one) for one in found.what_ifs if one not in told)
-    lines += [f"  {line}" for line in wrap(f"the same with: {rest}", WIDTH - 2)] if rest else []
+    lines += [f"  {line}" for line in wrap(rest, WIDTH - 2)]
     return "\n".join(["what the step would be with:", *lines])
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..basics import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds, percent
 from ..plan import Forecast, Kind, Op, Plan, gap_of
 from .names import plain
 from .palette import Paint, direction, hatches, paint
-from .text import count_pipelines, device_limit, limit_text, percent, updating
+from .text import count_pipelines, device_limit, limit_text, updating
 
 if TYPE_CHECKING:
     from ..forecast import Timeline

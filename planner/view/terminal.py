@@ -13,8 +13,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds
+from ..forecast import Cause, IdleSpan
 from ..plan import COPIES, Kind, Op, Plan
-from .palette import direction, flat
+from .palette import IDLE, SHORT, direction, flat
 
 if TYPE_CHECKING:
     from ..forecast import Timeline
@@ -35,7 +36,9 @@ _MEANING = {
     Kind.OFFLOAD: "stash to the host", Kind.FETCH: "stash from the host", Kind.TIE: "reduce tied parameters",
     Kind.PREDICT: "predict weights", Kind.GATHER: "gather parameters",
 }  # fmt: skip
+_QUIET = (Cause.UNUSED, Cause.FILLING, Cause.DRAINING)  # gaps that keep the terminal's own ground
 Bar = tuple[Op, float, float]
+Shown = Op | Cause | None
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,11 @@ class _Axis:
         return cls(min(room, max(1, round(total * per_s))), per_s, least * per_s < _FINE)
 
 
-def timeline_text(plan: Plan, timeline: Timeline, screen: Screen = PLAIN) -> str:
+def timeline_text(plan: Plan, timeline: Timeline, screen: Screen = PLAIN, idle: Sequence[IdleSpan] = ()) -> str:
     """One row a device, `F3` the forward of micro-batch 3; blanks are idle. Never wider than the screen.
 
-    Copies to and from the host have rows of their own under their device's, marked > and <.
+    Copies to and from the host have rows of their own under their device's, marked > and <. In colours the spans
+    `idle` have those of their causes.
     """
     axis = _Axis.of(timeline, screen)
     if axis is None:
@@ -100,13 +104,16 @@ def timeline_text(plan: Plan, timeline: Timeline, screen: Screen = PLAIN) -> str
     labels, rows = _rows(timeline)
     hues = {m: direction(p, len(plan.orders)) for p in plan.pipelines for m in p.micro_batches}
     size = max(map(len, labels))
+    loud = [span for span in idle if span.cause not in _QUIET] if screen.colours else []
     lines = []
     for label, bars in zip(labels, rows, strict=True):
-        shown = _shown(bars, axis)
+        shown: list[Shown] = [*_shown(bars, axis)]
+        _fill_gaps(shown, [span for span in loud if label == f"d{span.device}"], axis)
         drawn = _letters(shown, axis) if screen.colours is None else _blocks(shown, hues, screen, axis.sampled)
         lines.append(f"{label:>{size}} |{drawn}|")
     kinds = sorted({op.kind for row in rows for op, start, end in row if end > start})
-    return "\n".join([*lines, *_legend(kinds, sorted(set(hues.values())), axis, screen)])
+    causes = [cause for cause in Cause if any(span.cause is cause for span in loud)]
+    return "\n".join([*lines, *_legend(kinds, sorted(set(hues.values())), causes, axis, screen)])
 
 
 def memory_text(timeline: Timeline, screen: Screen = PLAIN) -> str:
@@ -168,12 +175,20 @@ def _shown(bars: Sequence[Bar], axis: _Axis) -> list[Op | None]:
     return found
 
 
+def _fill_gaps(shown: list[Shown], spans: Sequence[IdleSpan], axis: _Axis) -> None:
+    """Puts causes where nothing runs."""
+    for span in spans:
+        first, last = (math.ceil(t * axis.per_s - 0.5 - _EVEN) for t in (span.start_s, span.end_s))
+        for column in range(first, min(last, axis.columns)):
+            shown[column] = shown[column] or span.cause
+
+
 # ---------------------------------------------------------------- letters
 
 
-def _letters(shown: Sequence[Op | None], axis: _Axis) -> str:
+def _letters(shown: Sequence[Shown], axis: _Axis) -> str:
     runs = [(op, len(list(same))) for op, same in groupby(shown)]
-    return "".join(" " * width if op is None else _cell(op, width, axis.sampled) for op, width in runs)
+    return "".join(_cell(op, width, axis.sampled) if isinstance(op, Op) else " " * width for op, width in runs)
 
 
 def _cell(op: Op, width: int, sampled: bool) -> str:
@@ -193,7 +208,7 @@ def _cell(op: Op, width: int, sampled: bool) -> str:
 # ---------------------------------------------------------------- colours
 
 
-def _blocks(shown: Sequence[Op | None], hues: dict[int, int], screen: Screen, sampled: bool) -> str:
+def _blocks(shown: Sequence[Shown], hues: dict[int, int], screen: Screen, sampled: bool) -> str:
     """Two columns a cell, coloured; a run of an op has its number where there is room for it."""
     halves = [*shown, *[None] * (len(shown) % 2)]
     cells = list(zip(halves[::2], halves[1::2], strict=True))
@@ -207,22 +222,26 @@ def _blocks(shown: Sequence[Op | None], hues: dict[int, int], screen: Screen, sa
         elif left is None:
             drawn.append(" " * width)
         else:
-            number = str(left.micro_batch) if left.kind in _PASSES | COPIES else ""
+            number = str(left.micro_batch) if isinstance(left, Op) and left.kind in _PASSES | COPIES else ""
             text = number if len(number) < width or (width == len(number) == 1 and not sampled) else ""
             fill, ink = _paint(left, hues)
             drawn.append(screen.styled(text.ljust(width), ink, fill))
     return "".join(drawn)
 
 
-def _paint(op: Op | None, hues: dict[int, int]) -> tuple[str | None, str | None]:
+def _paint(op: Shown, hues: dict[int, int]) -> tuple[str | None, str | None]:
     """Fill and ink; what follows one another in a pipeline differs in shade."""
+    if isinstance(op, Cause):
+        return IDLE[op][0], "#10202f"
     return (None, None) if op is None else flat(op.kind, hues.get(op.micro_batch, 0), op.micro_batch % 2)
 
 
 # ---------------------------------------------------------------- legend
 
 
-def _legend(kinds: Sequence[Kind], hues: Sequence[int], axis: _Axis, screen: Screen) -> list[str]:
+def _legend(
+    kinds: Sequence[Kind], hues: Sequence[int], causes: Sequence[Cause], axis: _Axis, screen: Screen
+) -> list[str]:
     """What letters or colours mean, and what a column is where it is a sample; wrapped."""
     words: list[tuple[str, str]] = []
     for kind in kinds:
@@ -232,6 +251,8 @@ def _legend(kinds: Sequence[Kind], hues: Sequence[int], axis: _Axis, screen: Scr
             of = hues if kind < Kind.REDUCE else [0]
             swatch = "".join(screen.styled("  ", None, flat(kind, hue)[0]) for hue in of)
             words.append((f"{'  ' * len(of)} {_MEANING[kind]}", f"{swatch} {_MEANING[kind]}"))
+    for cause in causes:
+        words.append((f"   {SHORT[cause]}", f"{screen.styled('  ', None, IDLE[cause][0])} {SHORT[cause]}"))
     words.append(("blank: idle",) * 2)
     lines = _filled(words, screen.width)
     if axis.sampled:

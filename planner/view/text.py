@@ -7,11 +7,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..basics import format_bytes, format_seconds
+from ..basics import format_bytes, format_seconds, percent
 from ..graph import update_size
 from ..plan import PROVEN_GAP, Forecast, Plan, gap_of
 from ..problem import FLUSH
+from ..search import facts
 from .names import plain, wrap
+from .reasons import explained
 from .terminal import PLAIN, WIDTH, Screen, memory_text, timeline_text
 
 if TYPE_CHECKING:
@@ -21,10 +23,11 @@ _UNLIMITED = 1 << 59  # bytes
 
 
 def render(plan: Plan, timeline: Timeline, forecast: Forecast, screen: Screen = PLAIN) -> str:
-    """Heading, timeline, memory and table of a plan."""
+    """Heading, timeline, memory and table of a plan, and why it takes so long."""
     table = device_table(plan, forecast, max(screen.width, WIDTH))  # narrower, its words would break
-    drawn = timeline_text(plan, timeline, screen), memory_text(timeline, screen)
-    parts = [heading(plan, forecast, screen.width), *drawn, table]
+    found = facts(plan)
+    drawn = timeline_text(plan, timeline, screen, found.spans), memory_text(timeline, screen)
+    parts = [heading(plan, forecast, screen.width), *drawn, table, explained(found, len(plan.orders), screen.width)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -107,11 +110,6 @@ def among(plan: Plan, forecast: Forecast) -> str:
     if gap <= PROVEN_GAP:
         return f"optimal among {plain(part)}"
     return f"bound {format_seconds(bound_s)}, gap {percent(gap)} among {plain(part)}"
-
-
-def percent(share: float) -> str:
-    """A share for people: 0.2727 -> "27.3 %", exactly nothing -> "0 %"."""
-    return "0 %" if abs(share) < 5e-7 else f"{100 * share:.1f} %" if abs(share) >= 5e-4 else f"{100 * share:.2g} %"
 
 
 # ----------------------------------------------------------------------- table

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from instances import named, one_faster
 from random_plans import plans_of, random_candidate
 
+from contraflow.planner.check import check
 from contraflow.planner.cli.commands import plan as command
 from contraflow.planner.forecast import Cause, IdleSpan, Timeline, idle_spans
 from contraflow.planner.graph import Candidate, regroup
@@ -24,6 +25,8 @@ from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGro
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search import Explanation, explain
 from contraflow.planner.search import plan as search
+from contraflow.planner.search.explanation import memory_step, with_one_less, with_one_more
+from contraflow.planner.search.named import own_orders
 from contraflow.planner.search.what_ifs import faster_clusters
 from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.view import explained
@@ -38,10 +41,10 @@ def waits(plan: Plan) -> tuple[Timeline, tuple[IdleSpan, ...]]:
     return timeline, idle_spans(plan, timeline, limits)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 100_000), st.booleans(), st.booleans())
 def test_causes_add_up_to_the_bubble_and_what_ifs_to_forecasts(seed: int, apart: bool, split: bool) -> None:
-    """Of every device of random plans: spans lie side by side, beside what it computes, and fill the step with it."""
+    """Of every device of 200 random plans: spans lie beside one another and what it computes, and fill the step with it."""
     for plan in plans_of(random_candidate(seed, apart), seed, 2, split):
         timeline, spans = waits(plan)
         close = 1e-9 * max(timeline.step_s, 1e-300)
@@ -140,7 +143,9 @@ def test_a_device_without_work_is_unused() -> None:
 
 def searched(time_limit: float = 0.0) -> tuple[Plan, Explanation]:
     model, cluster = ModelGraph.load(EXAMPLES / "toy-model.json"), Cluster.load(EXAMPLES / "cluster-toy.toml")
-    found = search(model, cluster, Workload(8), time_limit=20, workers=1, deterministic_limit=0.2).plan
+    found = search(
+        model, cluster, Workload(8, memory_limit_bytes=4), time_limit=20, workers=1, deterministic_limit=0.2
+    ).plan
     assert found is not None
     return found, explain(found, None, time_limit, workers=1, deterministic_limit=0.2)
 
@@ -156,14 +161,47 @@ def test_the_gaps_parts_add_up_to_the_gap() -> None:
     assert sum(parts) == pytest.approx(0.3 * found.forecast.step_s)
 
 
-def test_more_memory_and_one_more_device_are_planned_again() -> None:
-    """Marked so, and no worse than the plan they begin with."""
+def test_what_is_planned_again_is_the_forecast_of_a_plan_that_passes_the_check() -> None:
+    """Memory, a micro-batch more and less, a device: marked so, and no worse than what they begin with."""
     found, told = searched(5.0)
-    again = [one for one in told.what_ifs if one.searched_s is not None]
-    assert {one.what for one in again} == {"one more GiB on every device", "one more device"}
-    assert all(one.step_s <= told.step_s * (1 + 1e-9) for one in again)
+    again = {one.what: one for one in told.what_ifs if one.searched_s is not None}
+    more, less = "9 micro-batches, by the micro-batch", "7 micro-batches, by the micro-batch"
+    assert set(again) == {"1 B more on every device", more, less, "one more device"}
+    for what, one in again.items():
+        assert one.plan is not None
+        assert check(one.plan) == []
+        assert evaluate(one.plan).step_s == one.step_s
+        count = one.plan.problem.workload.micro_batches
+        assert one.change == pytest.approx(one.step_s * 8 / count / told.step_s - 1)
+        assert count == (9 if what == more else 7 if what == less else 8)
+    assert all(again[what].step_s <= told.step_s * (1 + 1e-9) for what in again if what != more)
+    roomier = again["1 B more on every device"].plan
+    assert roomier is not None
+    assert roomier.problem.workload.memory_limit_bytes == 5
+    assert len(again["one more device"].plan.orders) == 5  # type: ignore[union-attr]
     text = explained(told, len(found.orders))
-    assert text.count("planned again, at most 5 s") == 2
+    assert text.count("planned again, at most 5 s") == 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_micro_batch_more_or_less_begins_with_a_plan_of_that_many(seed: int) -> None:
+    """The hints are plans: their orders complete to op lists that the checker accepts, memory apart."""
+    for made in plans_of(random_candidate(seed, apart=seed % 2 == 0), seed, 1, split=seed % 3 == 0):
+        for what, hint in (with_one_more(made), with_one_less(made)):
+            if not hint.problem.workload.micro_batches:
+                continue
+            candidate = Candidate(hint.problem, hint.stages, hint.pipelines, hint.stash)
+            again = assemble(candidate, own_orders(hint), "hint")
+            assert [x for x in check(again) if x.code != "memory"] == [], what
+
+
+@pytest.mark.parametrize(("limit", "step"), [(80 << 30, 8 << 30), (24 << 30, 2 << 30), (4, 1), (1 << 60, None)])
+def test_a_memory_step_is_a_power_of_two_near_an_eighth_of_the_limit(limit: int, step: int | None) -> None:
+    cluster = Cluster.uniform(2, 1 << 60)
+    assert (
+        memory_step(Problem(ModelGraph.chain([Layer("a", 1, 1)]), cluster, Workload(1, memory_limit_bytes=limit)))
+        == step
+    )
 
 
 def test_the_command_says_why_and_gives_the_facts_to_machines(tmp_path: Path) -> None:

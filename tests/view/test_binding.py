@@ -10,6 +10,7 @@ from instances import named, one_faster
 from pictures import MIB, chimera, one_way, pictured
 from random_plans import plans_of, random_candidate
 
+from contraflow.planner.basics import percent
 from contraflow.planner.forecast import Cause, idle_spans
 from contraflow.planner.plan import Plan
 from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGroup
@@ -18,7 +19,6 @@ from contraflow.planner.search import facts
 from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.view.critical import CriticalPath
 from contraflow.planner.view.reasons import TOLD, binding
-from contraflow.planner.view.text import percent
 
 GAIN = re.compile(
     r"(all links|all host links|all devices|(?:one of )?devices? ([\d, ]+)(?: and \d+ more)? alone) ([\d.]+ %)"

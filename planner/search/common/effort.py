@@ -497,8 +497,8 @@ class Seconds:
     grace: float = 0.25
     """After the time limit, what was begun before it may come to its end; then it is given up."""
     explained: float = 5.0
-    """Each of the two searches that say what more memory and one more device would give, at most a quarter of the time
-    limit: on the toy model with 8 micro-batches what is found in 5 s is found in 1."""
+    """Each of the searches that say what memory, a micro-batch more or less and one more device would give, at most a
+    quarter of the time limit. Measured: on the toy model with 8 micro-batches what is found in 5 s is found in 1."""
     compilation: float = 18.0
     """A first compilation of the kernels on a slow, busy computer, at most."""
     timetable: float = 45.0

@@ -17,6 +17,7 @@ from ..runs import Measured, RunTrace, calibrate, load_trace, measured
 from .common import OutputFile, print_json, say
 
 if TYPE_CHECKING:
+    from ..plan import Plan
     from ..runs import Comparison
 
 _EXAMPLE = """\b
@@ -156,6 +157,20 @@ def compare_measured(plan_file: str, run_file: str, form: str, output: Path | No
         print_json(asdict(found))
     elif form == "text":
         _print_comparison(found)
+        _print_lateness(run.require_plan(plan), run)
+
+
+def _print_lateness(plan: Plan, run: RunTrace) -> None:
+    """What the ops of the run's critical path add to its length."""
+    from ..simulate import simulate
+    from ..view import late_sentence, late_table, run_lateness
+
+    late = run_lateness(plan, simulate(plan), run)
+    say(late_sentence(late))
+    rows = late_table(late)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        say("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _print_comparison(found: Comparison) -> None:

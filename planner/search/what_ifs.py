@@ -104,7 +104,7 @@ def facts(plan: Plan, faster: bool = True) -> Explanation:
     limits = [problem.workload.memory_limit(device.kind.memory_bytes) for device in problem.cluster.devices]
     spans = idle_spans(plan, timeline, limits)
     forecast = plan.forecast
-    bound_s = None if forecast is None or plan.weights != FLUSH else forecast.bound_s
+    bound_s = None if forecast is None or plan.weights != FLUSH else forecast.bound_s or None
     gap = None if bound_s is None or not timeline.busy_s else _gap(timeline, spans, bound_s)
     what_ifs = ordered(_faster(plan, timeline)) if faster else ()
     return Explanation(timeline.step_s, bound_s, spans, gap, what_ifs)

@@ -27,6 +27,8 @@ from .frontier import table as frontier_table
 from .graphs import layer_graph, placement_graph
 from .html_page import frame
 from .html_page import render as page
+from .html_run import run_lateness
+from .lateness import late_sentence, late_table
 from .names import wrap
 from .op_graph import operation_graph
 from .perfetto import render as perfetto_events
@@ -76,6 +78,8 @@ __all__ = [
     "heading",
     "html",
     "idle_sentence",
+    "late_sentence",
+    "late_table",
     "layer_graph",
     "notebook",
     "operation_graph",
@@ -86,6 +90,7 @@ __all__ = [
     "placement_graph",
     "png_of",
     "require_matplotlib",
+    "run_lateness",
     "timeline_svg",
     "timeline_text",
     "to_dot",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..forecast import Cause
 from ..plan import Kind
-from .palette import HUES, hsl, paint
+from .palette import HUES, IDLE, hsl, paint
 
 SHADES = 8
 _PARTS = {
@@ -52,6 +53,7 @@ def _theme(dark: bool) -> dict[str, Any]:
             "FETCH": "#8fd6bf" if dark else "#6fb79f",
             "SEND": "#98a3b3" if dark else "#7b8794",
         },
+        "idle": [IDLE[cause][dark] for cause in Cause],
         "parts": {name: pair[dark] for name, pair in _PARTS.items()},
     }  # fmt: skip
 

@@ -44,7 +44,7 @@ def waits(plan: Plan) -> tuple[Timeline, tuple[IdleSpan, ...]]:
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 100_000), st.booleans(), st.booleans())
 def test_causes_add_up_to_the_bubble_and_what_ifs_to_forecasts(seed: int, apart: bool, split: bool) -> None:
-    """Of every device of 200 random plans: spans lie beside one another and what it computes, and fill the step with it."""
+    """Of every device of 200 random plans: spans lie between what it computes, and fill the step with it."""
     for plan in plans_of(random_candidate(seed, apart), seed, 2, split):
         timeline, spans = waits(plan)
         close = 1e-9 * max(timeline.step_s, 1e-300)

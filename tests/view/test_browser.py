@@ -20,10 +20,13 @@ from instances import named
 from pictures import NASTY, chimera, nasty_plan
 from traces import simulated_run
 
+from contraflow.planner.forecast import Cause
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.search import facts
 from contraflow.planner.simulate import simulate
 from contraflow.planner.view import Asked, Entry, comparison_page, html
+from contraflow.planner.view.reasons import idle_table, what_if_table
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -134,6 +137,38 @@ def test_hovering_names_the_op_under_the_pointer(shown: Shown) -> None:
     shown.settle()
     assert "SEND_F 0, stage 0, device 0 to 1" in shown.page.locator("#tip").inner_text()
     assert "10 B, arrives 20 ms later" in shown.page.locator("#tip").inner_text()
+
+
+def test_gaps_say_why_a_device_waits(shown: Shown) -> None:
+    """The pointer over a gap: device, span and cause as the simulator has them; a button takes the colours away."""
+    (span,) = [x for x in facts(chimera()).spans if x.device == 0 and x.cause is Cause.ORDER][:1]
+    first, last = shown.middle(shown.item("F", 0, 0)), shown.middle(shown.item("B", 0, 6))
+    starts = simulate(chimera()).devices[0].ops
+    at = {str(x.op): (x.start_s + x.end_s) / 2 for x in starts}
+    per_s = (last[0] - first[0]) / (at["0B6"] - at["0F0"])
+    middle = (span.start_s + span.end_s) / 2
+    shown.page.mouse.move(first[0] + per_s * (middle - at["0F0"]), first[1])
+    shown.settle()
+    tip = shown.page.locator("#tip").inner_text()
+    assert tip.startswith(f"device 0 waits, {span.start_s:.6g} s to {span.end_s:.6g} s")
+    assert tip.endswith(Cause.ORDER.value)
+    assert "waits: order" in shown.page.locator("#legend").inner_text()
+    coloured = shown.pixels("timeline")
+    shown.page.locator("#idle").click()
+    assert shown.pixels("timeline") != coloured
+    assert "waits: order" not in shown.page.locator("#legend").inner_text()
+
+
+def test_the_page_has_the_tables_of_the_terminal(shown: Shown) -> None:
+    """Idle time by cause, what-ifs, the run's causes and lateness, cell by cell."""
+    why = shown.page.locator("#why").inner_text().split()
+    found = facts(chimera())
+    for rows in (idle_table(found, 4), what_if_table(found)[0]):
+        for row in rows:
+            words = [word for cell in row for word in cell.split()]
+            assert any(why[k : k + len(words)] == words for k in range(len(why))), row
+    for part in ("The run against its forecast", "Where the run became late", "the same with: device 0 alone"):
+        assert part in shown.page.locator("#why").inner_text()
 
 
 def test_clicking_lights_up_dependencies(shown: Shown) -> None:

@@ -26,7 +26,7 @@ from contraflow.planner.runs.trace_file import save_trace
 from contraflow.planner.simulate import simulate
 from contraflow.planner.view import html
 from contraflow.planner.view.critical import CriticalPath
-from contraflow.planner.view.html_data import columns_of
+from contraflow.planner.view.html_columns import columns_of
 from contraflow.planner.view.text import device_limit
 
 Item = tuple[int, Op]
@@ -150,7 +150,7 @@ def test_a_plan_that_takes_no_time_has_a_page() -> None:
     """Zero is allowed for every cost."""
     data = data_of(html(one_way(2, 2, forward_s=0.0)))
     assert data["forecast"]["step_s"] == 0
-    assert data["forecast"]["binding"] == "nothing takes time"
+    assert data["why"]["binding"] == "nothing takes time"
 
 
 # ---------------------------------------------------------------- names are data

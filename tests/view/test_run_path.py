@@ -6,18 +6,24 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from instances import named
 from pictures import chimera, one_way, pictured
 from traces import simulated_run, with_ops
 
+from contraflow.planner.cli.compare import compare
 from contraflow.planner.plan import COLLECTIVES, COPIES, IN_LINE, Kind, Plan
+from contraflow.planner.plan_file import save_plan
 from contraflow.planner.runs import RunTrace
+from contraflow.planner.runs.trace_file import save_trace
 from contraflow.planner.search import facts
-from contraflow.planner.view import html
-from contraflow.planner.view.html_data import columns_of
+from contraflow.planner.simulate import simulate
+from contraflow.planner.view import html, late_table, run_lateness
+from contraflow.planner.view.html_columns import columns_of
 from contraflow.planner.view.reasons import binding
 
 PLANS = pictured() | {"chimera": chimera(), "free links": one_way(4, 8)}
@@ -81,9 +87,46 @@ def test_a_slow_stage_binds_the_run_and_not_the_forecast() -> None:
     assert {devices[k] for k in data["forecast"]["path"]} > {0}
     assert data["run"]["binding"] == binding(facts(replace(truth, forecast=None)), 3)
     assert "device 0 alone" in data["run"]["binding"]
-    assert "device 0 alone" not in data["forecast"]["binding"]
+    assert "device 0 alone" not in data["why"]["binding"]
     assert data["run"]["simulated_s"] == pytest.approx(run.step_s)
     assert "operations explain most" in data["run"]["remark"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_lateness_along_the_path_adds_up_to_what_the_run_is_late_by(name: str) -> None:
+    """Of a run in which every op took half as long again: what is lost in and before its ops, one after the other."""
+    plan = PLANS[name]
+    timeline, run = simulate(plan), simulated_run(plan, slower=1.5)
+    late = run_lateness(plan, timeline, run)
+    assert len(late) > 3
+    total = 0.0
+    ends = {(d, x.op): x.end_s for d, device in enumerate(timeline.devices) for x in device.ops}
+    ran = {(d, x.op): x.end_s for d, device in enumerate(run.devices) for x in device.ops}
+    for one in late:
+        total += one.added_s
+        assert one.late_s == pytest.approx(total)
+        assert one.late_s == pytest.approx(ran[one.device, one.op] - ends[one.device, one.op])
+    assert total == pytest.approx(0.5 * ends[late[-1].device, late[-1].op])
+    table = late_table(late)
+    assert len(table) <= 10
+    if len(late) > 8:
+        assert table[-1][0] == f"{len(late) - 8} others"
+
+
+def test_the_page_says_what_the_terminal_says_of_a_run(tmp_path: Path) -> None:
+    """The causes of `compare --measured`, its remark, and where the run became late."""
+    plan = one_way(3, 6)
+    _, run = slower(plan, 0, 4.0)
+    save_plan(plan, tmp_path / "plan.json")
+    save_trace(run, tmp_path / "run.json")
+    files = [str(tmp_path / "plan.json"), "--measured", str(tmp_path / "run.json")]
+    said = CliRunner().invoke(compare, files).stdout
+    data = data_of(plan, run)["run"]
+    for text in (data["remark"], data["late"], *(what for _, what in data["causes"])):
+        assert text in said
+    for row in data["late_table"]:
+        assert "  ".join(filter(None, row)).split() in [line.split() for line in said.splitlines()]
+    assert len(data["causes"]) == 4
 
 
 def test_a_late_message_decides_only_where_its_device_was_blocked() -> None:

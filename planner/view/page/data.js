@@ -76,6 +76,19 @@ const decides = (earlier, later, lag, source) => source === "measured" ? plan.ru
 
 const pathOf = (source) => (source === "measured" ? plan.run : plan.forecast).path;
 
+/** Gaps of every device in the forecast, in order: `cause` counts in colours.idle. */
+const idle = gapsOf(plan.why.spans);
+
+function gapsOf({ device, start_s, end_s, cause }) {
+  const start = decode(start_s), end = decode(end_s), found = plan.devices.map(() => ({ start: [], end: [], cause: [] }));
+  device.forEach((number, k) => {
+    found[number].start.push(start[k]);
+    found[number].end.push(end[k]);
+    found[number].cause.push(cause[k]);
+  });
+  return found;
+}
+
 /** Memory of every device: at times t it changes, holds at most `most`, and then `stays`. */
 const memory = plan.memory.map((curve) => ({
   t: decode(curve.times_s), stays: decode(curve.stays), most: decode(curve.most),

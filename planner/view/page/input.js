@@ -60,11 +60,20 @@ function under(event) {
   return item < 0 ? null : { item, source: row.source };
 }
 
+/** Why the device under the pointer computes nothing there; "" where it does, or where it is not known. */
+function waitUnder(event) {
+  const rect = element("timeline").getBoundingClientRect();
+  const x = event.clientX - rect.left, row = layout.rows[rowAt(event.clientY - rect.top)];
+  if (!row || x < LEFT || x > LEFT + layout.plot) return "";
+  const k = gapAt(row, tOf(x));
+  return k < 0 ? "" : describeGap(row.device, k);
+}
+
 function tip(at, event) {
-  const box = element("tip");
-  box.hidden = !at;
-  if (!at) return;
-  box.textContent = shortName(at.item) + "\n" + describe(at.item, at.source).slice(1).join("\n");
+  const box = element("tip"), waits = at || !event ? "" : waitUnder(event);
+  box.hidden = !at && !waits;
+  if (box.hidden) return;
+  box.textContent = waits || shortName(at.item) + "\n" + describe(at.item, at.source).slice(1).join("\n");
   const rect = element("drawing").getBoundingClientRect();
   const x = event.clientX - rect.left, y = event.clientY - rect.top;
   box.style.left = Math.max(0, Math.min(x + 14, rect.width - box.offsetWidth - 4)) + "px";
@@ -159,6 +168,7 @@ const KEYS = {
   "-": () => zoomAtCursor(1 / 1.5),
   0: () => { show(0, extent()); refresh(); },
   c: () => toggle("path"),
+  i: () => { toggle("idle"); fillLegend(); },
   Escape: () => { if (view.chosen) choose(null); else { view.cursor = null; fillInspector(); refresh("marks"); } },
 };
 
@@ -180,5 +190,6 @@ function listenToKeys() {
   element("out").addEventListener("click", () => zoomAtCursor(1 / 1.5));
   element("fit").addEventListener("click", KEYS[0]);
   element("path").addEventListener("click", () => toggle("path"));
+  element("idle").addEventListener("click", () => { toggle("idle"); fillLegend(); });
   element("thin").addEventListener("click", () => toggle("thin"));
 }

@@ -4,7 +4,7 @@ const LEFT = 104, RIGHT = 150, NARROW = 700;
 
 const view = {
   from: 0, to: plan.forecast.step_s || 1, // seconds that are visible
-  mode: "forecast", thin: true, path: true,
+  mode: "forecast", thin: true, path: true, idle: true,
   cursor: null, chosen: null, hover: null, // {item, source}
 };
 
@@ -94,6 +94,13 @@ function itemAt(row, t, near) {
     if (rank < least) [best, least] = [item, rank];
   }
   return best;
+}
+
+/** The gap of a forecast's row at time t: its place in `idle`, or -1. */
+function gapAt(row, t) {
+  if (row.name || row.source !== "forecast") return -1;
+  const { start, end } = idle[row.device], k = upperBound(end, t);
+  return k < start.length && start[k] <= t ? k : -1;
 }
 
 /** Shows these seconds, within the step. */

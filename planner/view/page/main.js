@@ -54,6 +54,7 @@ listenToTheme();
 fillHead();
 fillModes();
 fillTable();
+fillWhy();
 fillInspector();
 listenToPointer();
 listenToKeys();

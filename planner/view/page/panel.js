@@ -25,7 +25,7 @@ function fillHead() {
   if (forecast.among) figures.push(["of a part", forecast.among]);
   figures.push(["bubble", percent(forecast.bubble)]);
   figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + limitText(limit_bytes), peak_bytes > limit_bytes]);
-  figures.push(["what binds", forecast.binding]);
+  figures.push(["what binds", plan.why.binding]);
   if (plan.run) {
     const { binding, simulated_s, remark } = plan.run;
     const basis = "simulated with the times of its ops, " + seconds(simulated_s) + " of " + seconds(plan.run.step_s);
@@ -38,7 +38,7 @@ function fillHead() {
   }
   if (plan.run) element("what").textContent += "; the curve is the forecast's, the dotted lines are measured";
   element("help").textContent = "Drag pans, Ctrl or Alt and the wheel zoom, a click shows what an op waits for. Keys on the " +
-    "timeline: arrows walk, Enter chooses, D what decided its start, + - 0 zoom, C critical path, Esc lets go.";
+    "timeline: arrows walk, Enter chooses, D what decided its start, + - 0 zoom, C critical path, I idle by cause, Esc lets go.";
 }
 
 function fillModes() {
@@ -49,6 +49,8 @@ function fillModes() {
     element("modes").append(button);
   }
 }
+
+const QUIET = new Set(["unused", "filling", "draining"]); // coloured like idle time
 
 /** One swatch for every kind and direction that is drawn. */
 function fillLegend() {
@@ -65,6 +67,10 @@ function fillLegend() {
   }
   for (const [name, { hues }] of [...seen].sort(([, a], [, b]) => a.kind - b.kind))
     list.append(entry(name, [...hues].sort(([a], [b]) => a - b).map(([, number]) => paint(number))));
+  const waits = new Set(view.idle && sources().includes("forecast") ? plan.why.spans.cause : []);
+  plan.why.causes.forEach(([name], cause) => {
+    if (waits.has(cause) && !QUIET.has(name)) list.append(entry("waits: " + name, [{ fill: theme.idle[cause] }]));
+  });
   list.append(entry("idle", [{ fill: css.idle }]));
   const parts = new Set(plan.devices.flatMap((device) => device.peak_parts.map(([name]) => name)));
   element("parts").replaceChildren(...[...parts].map((name) => entry(name, [{ fill: theme.parts[name] || css.axis }])));
@@ -131,6 +137,40 @@ function jump({ item, via }, name) {
     element("timeline").focus({ preventScroll: true });
   });
   return button;
+}
+
+/** What devices wait for, what the step would be, and what a run lost: the terminal's tables and sentences. */
+function fillWhy() {
+  const { table, meanings, gap, what_if, same } = plan.why, box = element("why");
+  const say = (text) => { if (text) box.append(make("p", text)); };
+  grid(box, "What devices wait for, in shares of the step", table);
+  say(meanings.map(([name, full]) => name + ": " + full).join("; "));
+  say(gap);
+  grid(box, "What the step would be", what_if.length ? [["step", "change", "with"], ...what_if] : [], "words");
+  say(same);
+  if (!plan.run) return;
+  const { causes, remark, late, late_table } = plan.run;
+  grid(box, "The run against its forecast", [["seconds", "explained by"], ...causes], "words");
+  say(remark);
+  grid(box, "Where the run became late", late_table);
+  say(late);
+}
+
+/** A table of rows of text, the first the headings; nothing where there is none. */
+function grid(box, caption, [headings, ...rows], words = "") {
+  if (!headings) return;
+  const table = make("table", null, { class: words }), head = make("tr"), top = make("thead"), body = make("tbody");
+  for (const name of headings) head.append(make("th", name, { scope: "col" }));
+  top.append(head);
+  for (const cells of rows) {
+    const row = make("tr");
+    cells.forEach((text, k) => row.append(k ? make("td", text) : make("th", text, { scope: "row" })));
+    body.append(row);
+  }
+  table.append(make("caption", caption), top, body);
+  const scroller = make("div", null, { class: "scroller", tabindex: "0", role: "group", "aria-label": caption });
+  scroller.append(table);
+  box.append(scroller);
 }
 
 function fillTable() {

@@ -11,7 +11,9 @@ function drawTimeline() {
   for (const row of layout.rows) {
     g.fillStyle = css.idle;
     g.fillRect(LEFT, row.y, layout.plot, row.height);
-    if (sight(row.y, row.height)) collect(g, row, bars, texts, marks);
+    if (!sight(row.y, row.height)) continue;
+    if (view.idle && row.name === "" && row.source === "forecast") fillGaps(g, row);
+    collect(g, row, bars, texts, marks);
   }
   fillBars(g, bars);
   g.fillStyle = "rgba(255, 255, 255, 0.9)";
@@ -25,6 +27,17 @@ function drawTimeline() {
     }
   }
   drawLabels(g);
+}
+
+/** The gaps of a device in the colours of their causes; of those narrower than half a pixel none. */
+function fillGaps(g, row) {
+  const { start, end, cause } = idle[row.device], factor = scale(), right = LEFT + layout.plot;
+  for (let k = upperBound(end, view.from); k < start.length && start[k] < view.to; k++) {
+    const x = Math.max(LEFT, xOf(start[k])), width = Math.min(right, xOf(end[k])) - x;
+    if ((end[k] - start[k]) * factor < 0.5) continue;
+    g.fillStyle = theme.idle[cause[k]];
+    g.fillRect(x, row.y, width, row.height);
+  }
 }
 
 /** Sorts a row's visible items into bars by paint, numbers by ink, and the strip, which it draws. */

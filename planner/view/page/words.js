@@ -33,6 +33,14 @@ function percent(share) {
   return (size >= 5e-4 ? (100 * share).toFixed(1) : digits(100 * share, 2)) + " %";
 }
 
+/** How much later than forecast an item began in the run, and how much longer it took. */
+function lateText(item) {
+  const { forecast, measured } = times, late = measured.start[item] - forecast.start[item];
+  const longer = measured.end[item] - forecast.end[item] - late;
+  return "began " + seconds(Math.abs(late), 3) + (late < 0 ? " earlier" : " later") + " than forecast, took " +
+    seconds(Math.abs(longer), 3) + (longer < 0 ? " less" : " more");
+}
+
 const plural = (count, word) => count + " " + word + (count === 1 ? "" : "s");
 
 /** What an item does: "B 5, stage 3" with where it does it. */
@@ -43,6 +51,13 @@ function shortName(item) {
 
 function whereOf(item) {
   return items.device[item] + (items.target[item] >= 0 ? " to " + items.target[item] : "");
+}
+
+/** Why a device computes nothing in its k-th gap. */
+function describeGap(device, k) {
+  const { start, end, cause } = idle[device];
+  const span = seconds(start[k], 6) + " to " + seconds(end[k], 6) + " (" + seconds(end[k] - start[k]) + ")";
+  return "device " + device + " waits, " + span + "\n" + plan.why.causes[cause[k]][1];
 }
 
 /** The lines of a tooltip, and of what a screen reader says. */
@@ -57,6 +72,7 @@ function describe(item, source) {
   if (items.bytes[item] > 0) lines.push(bytes(items.bytes[item]) + (items.latency[item] > 0
     ? ", arrives " + seconds(items.latency[item]) + " later" : ""));
   if (plan.run) lines[1] = (source === "measured" ? "measured " : "forecast ") + lines[1];
+  if (plan.run && inLine[item]) lines.push(lateText(item));
   if (source === "measured" && !inLine[item]) lines.push("from its posting until it was known to be complete");
   lines.push("layers " + layers);
   if (source === "forecast") lines.push("the device holds " + bytes(heldAt(items.device[item], end)) + " at its end");

@@ -29,6 +29,7 @@ from .limits import (
     MOST_SPEED,
     MOST_STAGES,
     MOST_STEP_BYTES,
+    UNLIMITED_BYTES,
 )
 from .reading import (
     any_number,
@@ -71,6 +72,7 @@ __all__ = [
     "MOST_SPEED",
     "MOST_STAGES",
     "MOST_STEP_BYTES",
+    "UNLIMITED_BYTES",
     "ModelError",
     "OutOfTime",
     "PerObject",

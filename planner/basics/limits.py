@@ -26,6 +26,8 @@ MOST_COUNTED_BYTES = 1 << 61
 """Of all that a step moves and holds: the search adds it up in 64 bits."""
 MOST_MEMORY_BYTES = 1 << 60
 """Of a device or a host."""
+UNLIMITED_BYTES = 1 << 59
+"""Of a device: what may hold as much has no limit."""
 MOST_STEP_BYTES = 1 << 60
 """Of the tensors of all micro-batches: sums of them fit 63 bits."""
 MOST_SECONDS = 1e12

@@ -112,8 +112,7 @@ def write_picture(
     heading = f"{title}: step time against memory"
     content: str | bytes
     if form == "html":
-        plot = frontier_drawing(points, marks, heading) if points else None
-        content = comparison_page(title, entries, asked, plot, frontier_table(points) if points else "")
+        content = comparison_page(title, entries, asked, points, frontier_table(points) if points else "")
     elif form == "svg":
         content = to_svg(frontier_drawing(points, marks, heading))
     else:

@@ -9,16 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..basics import InputError, PlanError, format_bytes
+from ..basics import UNLIMITED_BYTES, InputError, PlanError, format_bytes
 from ..plan import Op, Plan, Problem
 from ..problem import FLUSH, SearchSpace
-from .common import SECONDS
+from .common import COUNT, SECONDS
 from .driver import plan as search
 from .what_ifs import Explanation, WhatIf, changed_by, facts, ordered, with_group
-
-_UNLIMITED = 1 << 59  # bytes: no device has as many
-_STEP = 8
-"""A memory step is the power of two at or below this part of the least limit: of 80 GiB 8 GiB."""
 
 
 def explain(
@@ -70,10 +66,10 @@ def _beside(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def memory_step(problem: Problem) -> int | None:
-    """Bytes by which a limit is raised at a time: a power of two; None where nothing limits a device."""
+    """Bytes by which limits are raised: the power of two at or below a part of the least; None where nothing limits."""
     limits = [problem.workload.memory_limit(device.kind.memory_bytes) for device in problem.cluster.devices]
     least = min(limits)
-    return None if least >= _UNLIMITED else 1 << max(0, (least // _STEP).bit_length() - 1)
+    return None if least >= UNLIMITED_BYTES else 1 << max(0, (least // COUNT.memory_steps).bit_length() - 1)
 
 
 def _roomier(problem: Problem, more: int) -> Problem:

@@ -8,21 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 from ..basics import format_bytes, format_seconds, percent
+from ..forecast import Cause
 from ..plan import Kind, Plan
 from ..simulate import simulate
-from .drawing import Drawing, to_svg
+from .explorer import Shown, explorer_data, explorer_section, of_points, with_room
 from .fresh import fresh_forecast
 from .graphs import op_fill
+from .html_colours import page_colours
 from .html_data import page_data
-from .html_page import BLANK, as_json, blank, hash_of, page_script, source
+from .html_page import BLANK, as_json, blank, hash_of, page_script, script_of, source
 from .names import plain
+from .palette import IDLE, SHORT
 from .small_timeline import Scales, small_timeline
 from .text import limit_text
 
-_OPENED = 50_000
-"""Operations up to which a plan is in the page: about 2 MB."""
+if TYPE_CHECKING:
+    from ..search import FrontierPoint
+
+_SCRIPTS = ("common", "panes", "compare", "explore")
+_SEARCH = "search"
+"""The name of the row that is no named schedule."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +68,33 @@ def render(
     title: str,
     entries: Sequence[Entry],
     asked: Asked = Asked(),
-    frontier: Drawing | None = None,
+    points: Sequence[FrontierPoint] = (),
     frontier_text: str = "",
 ) -> str:
-    """The page: what fits first, then by step. `frontier`: a drawing below the table, and its figures as text."""
+    """The page: the explorer of all plans and those of the frontier's points; the table, what fits first, then by step;
+    and the frontier's figures as text."""
     ranked = sorted(entries, key=lambda entry: (not entry.fits, entry.step_s is None, entry.step_s or 0.0))
     plans = [entry.plan for entry in ranked if entry.plan is not None]
     peaks = [memory.peak_bytes for plan in plans for memory in simulate(plan).device_memory]
     scales = Scales.of([entry.step_s or 0.0 for entry in ranked], peaks, asked.limits, asked.bound_s)
+    limit = min(asked.limits, default=None)
+    rowed = [
+        Shown(entry.name, entry.plan, limit, asked.bound_s, bool(entry.fits) and entry.name != _SEARCH)
+        for entry in ranked
+        if entry.plan is not None
+    ]
+    shown = with_room([*rowed, *of_points(points)])
+    numbers = iter(range(len(rowed)))
+    number_of = [None if entry.plan is None else next(numbers) for entry in ranked]
     best = next((entry.step_s for entry in ranked if entry.fits), None)
     rows = "\n".join(
-        _row(k, entry, scales, bool(entry.fits) and entry.step_s == best) for k, entry in enumerate(ranked)
+        _row(k, k is not None and shown[k].data, entry, scales, bool(entry.fits) and entry.step_s == best)
+        for k, entry in zip(number_of, ranked, strict=True)
     )
-    data = "\n".join(_data(k, entry.plan) for k, entry in enumerate(ranked) if _opens(entry.plan))
+    data = "\n".join(_data(k, one.plan) for k, one in enumerate(shown) if one.data)
+    told = {} if not shown else explorer_data(shown, points, limit)
     whole = _text(", ".join(filter(None, [title, asked.text])))
-    script = source("compare.js")
+    script = script_of(_SCRIPTS)
     heads = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{name}</button></th>' for name in _HEADINGS
     )
@@ -84,14 +104,16 @@ def render(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         f'script-src {hash_of(script)} {hash_of(page_script())}">\n'
         f"<title>{whole}</title>\n<style>{source('compare.css')}</style></head>\n<body><main>\n<h1>{whole}</h1>\n"
-        f"<p>{_LEGEND}</p>\n<p>{_scales_text(scales)}</p>\n"
+        f"{explorer_section(shown, points, title)}"
+        f"<p>{_LEGEND}. {_gaps_text()}</p>\n<p>{_scales_text(scales)}</p>\n"
         f'<div class="scroll" tabindex="0" role="region" aria-label="Schedules">'
         f"<table><caption>Every schedule on its best partition: what fits first, then by step. Press a heading to sort "
         f"by it, a name to open its plan.</caption>\n"
         f'<thead><tr>{heads}<th scope="col">timeline, all to one scale; memory of every device</th></tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody></table></div>\n"
         f'<section id="opened" aria-label="Plan" hidden><h2></h2><iframe title="plan"></iframe></section>\n'
-        f"{_frontier(frontier, frontier_text)}</main>\n{_frame()}\n{data}\n<script>{script}</script>\n</body></html>\n"
+        f"{_figures(frontier_text)}</main>\n{_frame()}\n{data}\n{_json('told', told)}\n"
+        f"{_json('colours', page_colours())}\n<script>{script}</script>\n</body></html>\n"
     )
 
 
@@ -99,19 +121,16 @@ def _text(text: str) -> str:
     return escape(plain(text))
 
 
-def _frontier(picture: Drawing | None, text: str) -> str:
-    if picture is None:
+def _figures(text: str) -> str:
+    if not text:
         return ""
-    return (
-        f'<h2>Step time against memory</h2>\n<div class="paper scroll">{to_svg(picture)}</div>\n'
-        f"<details><summary>The figures</summary><pre>{escape(text)}</pre></details>\n"
-    )
+    return f"<details><summary>Step time against memory, the figures</summary><pre>{escape(text)}</pre></details>\n"
 
 
 _HEADINGS = ("schedule", "step", "bubble", "peak", "memory", "gap")
 
 
-def _row(number: int, entry: Entry, scales: Scales, best: bool) -> str:
+def _row(number: int | None, opens: bool, entry: Entry, scales: Scales, best: bool) -> str:
     over = "" if entry.fits is None else "ok" if entry.fits else "over"
     cells: list[tuple[object, str]] = [
         (entry.step_s, "" if entry.step_s is None else format_seconds(entry.step_s)),
@@ -126,7 +145,7 @@ def _row(number: int, entry: Entry, scales: Scales, best: bool) -> str:
     kind = "best" if best else "over" if entry.fits is False else "none" if entry.step_s is None else ""
     drawn = _text(entry.note) if entry.plan is None else small_timeline(entry.name, entry.plan, scales)
     shown = name = _text(entry.name)
-    if _opens(entry.plan):
+    if opens:
         shown = f'<button type="button" data-plan="plan-{number}" aria-expanded="false">{name}</button>'
     elif entry.plan is not None:
         drawn += "too large to open here"
@@ -137,21 +156,18 @@ def _row(number: int, entry: Entry, scales: Scales, best: bool) -> str:
 # ---------------------------------------------------------------- what a row opens
 
 
-def _opens(plan: Plan | None) -> bool:
-    return plan is not None and sum(map(len, plan.orders)) <= _OPENED
-
-
-def _data(number: int, plan: Plan | None) -> str:
+def _data(number: int, plan: Plan) -> str:
     """The data of a plan's page."""
-    if plan is None:
-        return ""
-    content = as_json(page_data(plan, simulate(plan), fresh_forecast(plan)))
-    return f'<script type="application/json" id="plan-{number}">{content}</script>'
+    return _json(f"plan-{number}", page_data(plan, simulate(plan), fresh_forecast(plan)))
 
 
 def _frame() -> str:
     """The page that the data go into, and what they replace in it."""
-    return f'<script type="application/json" id="frame">{as_json({"page": blank(), "mark": BLANK})}</script>'
+    return _json("frame", {"page": blank(), "mark": BLANK})
+
+
+def _json(name: str, content: Any) -> str:
+    return f'<script type="application/json" id="{name}">{as_json(content)}</script>'
 
 
 # ---------------------------------------------------------------- constant parts
@@ -167,6 +183,15 @@ _LEGEND = ", ".join(
         (Kind.F, "forward"), (Kind.B, "backward"), (Kind.I, "for inputs"), (Kind.W, "for weights, or recompute"),
     )
 ) + "; blue pipelines run down the devices, orange ones up"  # fmt: skip
+
+
+def _gaps_text() -> str:
+    """What the colours of gaps mean."""
+    causes = [cause for cause in Cause if cause not in (Cause.UNUSED, Cause.FILLING, Cause.DRAINING)]
+    swatches = (
+        f'<i class="gap" style="--on-light:{IDLE[c][0]};--on-dark:{IDLE[c][1]}"></i> {SHORT[c]}' for c in causes
+    )
+    return f"a device waits: {', '.join(swatches)}"
 
 
 def _scales_text(scales: Scales) -> str:

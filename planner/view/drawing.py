@@ -30,7 +30,7 @@ _DASH = (5.0, 4.0)
 
 @dataclass(frozen=True)
 class Rect:
-    """A rectangle with round corners; `note` is shown where the pointer is."""
+    """A rectangle with round corners; `note` is shown where the pointer is, scripts find it by its `mark`."""
 
     x: float
     y: float
@@ -40,6 +40,7 @@ class Rect:
     stroke: str = "none"
     radius: float = 3.0
     note: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,10 @@ def _quoted(text: str) -> str:
 def _svg(shape: Shape) -> str:
     if isinstance(shape, Rect):
         edge = "" if shape.stroke == "none" else f' stroke="{shape.stroke}"'
+        mark = f' data-mark="{_quoted(shape.mark)}"' if shape.mark else ""
         return (
             f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
-            f'rx="{shape.radius:g}" fill="{shape.fill}"{edge}{_noted("rect", shape.note)}'
+            f'rx="{shape.radius:g}" fill="{shape.fill}"{edge}{mark}{_noted("rect", shape.note)}'
         )
     if isinstance(shape, Line):
         return _svg_line(shape)

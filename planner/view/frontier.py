@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..basics import format_bytes, format_seconds, percent
 from ..plan import Plan
-from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
+from .drawing import DIM, INK, PAPER, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
 from .names import plain, shorten, wrap
 from .text import among
 
@@ -17,8 +17,23 @@ if TYPE_CHECKING:
 
     from ..search import FrontierPoint
 
-STEP, BOUND, NAMED = "#1667a6", "#8b95a3", "#c26a12"
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860.0, 470.0, 84.0, 24.0, 64.0, 56.0
+STEP, BOUND, NAMED, NO_PLAN, GRID = "#1667a6", "#8b95a3", "#c26a12", "#f3e7dd", "#eef0f3"
+
+
+class Frame(NamedTuple):
+    """A picture's size and margins, about how many ticks an axis has, and whether it has a title of its own."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    ticks: int
+    titled: bool
+
+
+WIDE, NARROW = Frame(860, 470, 84, 24, 64, 56, 6, True), Frame(320, 300, 50, 14, 34, 48, 3, False)
 
 
 class Mark(NamedTuple):
@@ -71,7 +86,9 @@ def _mark(point: FrontierPoint) -> str:
 class _Axes:
     """From bytes and seconds to places on the page."""
 
-    def __init__(self, points: Sequence[FrontierPoint], marks: Sequence[Mark]) -> None:
+    def __init__(self, points: Sequence[FrontierPoint], marks: Sequence[Mark], frame: Frame = WIDE) -> None:
+        self.frame, self.base = frame, frame.height - frame.bottom
+        self.end = frame.width - frame.right
         limits = [p.limit_bytes for p in points] + [m.peak_bytes for m in marks]
         steps = [p.forecast.step_s for p in points if p.forecast] + [m.step_s for m in marks]
         self.low, self.high = float(min(limits)), float(max(limits))
@@ -80,38 +97,50 @@ class _Axes:
         self.top = max(steps, default=1.0) * 1.06 or 1.0
 
     def x(self, count: float) -> float:
-        return _LEFT + (count - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT)
+        return self.frame.left + (count - self.low) / (self.high - self.low) * (self.end - self.frame.left)
 
     def y(self, seconds: float) -> float:
-        return _HEIGHT - _BOTTOM - seconds / self.top * (_HEIGHT - _TOP - _BOTTOM)
+        return self.base - seconds / self.top * (self.base - self.frame.top)
 
 
-def drawing(points: Sequence[FrontierPoint], marks: Sequence[Mark] = (), title: str = "") -> Drawing:
-    """The frontier with other plans as points; seconds from 0 on, so that lengths compare."""
-    axes, page = _Axes(points, marks), Drawing(title or "step time against memory", _WIDTH, _HEIGHT)
-    page.add(Text(_LEFT, 28, shorten(page.title, 84), 16, bold=True))
+def places(points: Sequence[FrontierPoint], marks: Sequence[Mark], frame: Frame) -> list[float]:
+    """Where the limits of the points are in the picture, from its left edge."""
+    axes = _Axes(points, marks, frame)
+    return [axes.x(point.limit_bytes) for point in points]
+
+
+def drawing(
+    points: Sequence[FrontierPoint], marks: Sequence[Mark] = (), title: str = "", frame: Frame = WIDE
+) -> Drawing:
+    """The frontier with other plans as points; seconds from 0 on, so that lengths compare.
+
+    The k-th point is marked "point-k", the k-th other plan "mark-k".
+    """
+    axes, page = _Axes(points, marks, frame), Drawing(title or "step time against memory", frame.width, frame.height)
+    if frame.titled:
+        page.add(Text(frame.left, 28, shorten(page.title, 84), 16, bold=True))
     best, bounds = best_steps(points, marks), bounds_of(points)
-    first = axes.x(best[0][0]) if best else _WIDTH - _RIGHT
-    page.add(Rect(_LEFT, _TOP, max(0.0, first - _LEFT), _HEIGHT - _TOP - _BOTTOM, "#f3e7dd", radius=0))
+    first = axes.x(best[0][0]) if best else axes.end
+    page.add(Rect(frame.left, frame.top, max(0.0, first - frame.left), axes.base - frame.top, NO_PLAN, radius=0))
     _grid(page, axes)
-    if first - _LEFT > 90:
-        page.add(Text(_LEFT + 8, _TOP + 18, "no plan found", 11, fill=DIM))
+    if first - frame.left > 90:
+        page.add(Text(frame.left + 8, frame.top + 18, "no plan found", 11, fill=DIM))
     if bounds:
         way = [(first, axes.y(bounds[0][1]))]
         for limit, value in bounds:
             way += [(way[-1][0], axes.y(value)), (max(first, axes.x(limit)), axes.y(value))]
-        page.add(Line((*way, (_WIDTH - _RIGHT, way[-1][1])), BOUND, 1.4, dashed=True, radius=0))
+        page.add(Line((*way, (axes.end, way[-1][1])), BOUND, 1.4, dashed=True, radius=0))
     stairs: list[Point] = []
     for peak, value in best:
         stairs += [(axes.x(peak), stairs[-1][1])] if stairs else []
         stairs.append((axes.x(peak), axes.y(value)))
     if stairs:
-        stairs.append((_WIDTH - _RIGHT, stairs[-1][1]))
+        stairs.append((axes.end, stairs[-1][1]))
         page.add(Line(tuple(stairs), STEP, 2.4, radius=0))
-    for point in points:
-        _dot(page, axes, point)
     _marks(page, axes, marks, stairs)
-    _legend(page, bool(marks))
+    for number, point in enumerate(points):
+        _dot(page, axes, point, f"point-{number}")
+    _legend(page, bool(marks), frame)
     return page
 
 
@@ -130,7 +159,7 @@ def bounds_of(points: Sequence[FrontierPoint]) -> list[tuple[int, float]]:
     return [(p.limit_bytes, p.bound_s) for p in points if p.plan is not None]
 
 
-def _dot(page: Drawing, axes: _Axes, point: FrontierPoint) -> None:
+def _dot(page: Drawing, axes: _Axes, point: FrontierPoint, mark: str) -> None:
     found = point.forecast
     if found is None:
         return
@@ -139,19 +168,19 @@ def _dot(page: Drawing, axes: _Axes, point: FrontierPoint) -> None:
         f"limit {format_bytes(point.limit_bytes)}: step {format_seconds(found.step_s)}, "
         f"bound {format_seconds(found.bound_s)}, peak {format_bytes(peak)}"
     )
-    page.add(Rect(axes.x(peak) - 4, axes.y(found.step_s) - 4, 8, 8, STEP, radius=4, note=note))
+    page.add(Rect(axes.x(peak) - 4, axes.y(found.step_s) - 4, 8, 8, STEP, radius=4, note=note, mark=mark))
 
 
 def _grid(page: Drawing, axes: _Axes) -> None:
-    bottom = _HEIGHT - _BOTTOM
-    for at in ticks(axes.low, axes.high, 6, base=2):
-        page.add(Line(((axes.x(at), _TOP), (axes.x(at), bottom)), "#eef0f3", 1))
+    frame, bottom = axes.frame, axes.base
+    for at in ticks(axes.low, axes.high, frame.ticks, base=2):
+        page.add(Line(((axes.x(at), frame.top), (axes.x(at), bottom)), GRID, 1))
         page.add(Text(axes.x(at), bottom + 18, format_bytes(at), 11, "middle", DIM))
-    for at in ticks(0.0, axes.top, 6):
-        page.add(Line(((_LEFT, axes.y(at)), (_WIDTH - _RIGHT, axes.y(at))), "#eef0f3", 1))
-        page.add(Text(_LEFT - 8, axes.y(at) + 4, format_seconds(at) if at > 0 else "0", 11, "end", DIM))
-    page.add(Line(((_LEFT, bottom), (_WIDTH - _RIGHT, bottom)), "#8b95a3", 1))
-    page.add(Text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 14, "memory limit of every device", 12, "middle"))
+    for at in ticks(0.0, axes.top, frame.ticks):
+        page.add(Line(((frame.left, axes.y(at)), (axes.end, axes.y(at))), GRID, 1))
+        page.add(Text(frame.left - 8, axes.y(at) + 4, format_seconds(at) if at > 0 else "0", 11, "end", DIM))
+    page.add(Line(((frame.left, bottom), (axes.end, bottom)), BOUND, 1))
+    page.add(Text((frame.left + axes.end) / 2, frame.height - 14, "memory limit of every device", 12, "middle"))
 
 
 def ticks(low: float, high: float, most: int, base: int = 10) -> list[float]:
@@ -173,17 +202,17 @@ _Box = tuple[float, float, float, float]
 
 def _marks(page: Drawing, axes: _Axes, marks: Sequence[Mark], stairs: Sequence[Point]) -> None:
     """A point with its name where there is room for it; all have their names where the pointer is."""
-    places = [(axes.x(m.peak_bytes), axes.y(m.step_s)) for m in marks]
-    taken: list[_Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
+    at = [(axes.x(m.peak_bytes), axes.y(m.step_s)) for m in marks]
+    taken: list[_Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
     for (a, b), (x, y) in zip(stairs, stairs[1:], strict=False):
         taken.append((min(a, x) - 2, min(b, y) - 2, max(a, x) + 2, max(b, y) + 2))
-    for each, (x, y) in zip(marks, places, strict=True):
+    for number, (each, (x, y)) in enumerate(zip(marks, at, strict=True)):
         note = f"{each.name}: {format_bytes(each.peak_bytes)}, {format_seconds(each.step_s)}"
-        page.add(Rect(x - 3.5, y - 3.5, 7, 7, NAMED, "#ffffff", 1, note))
+        page.add(Rect(x - 3.5, y - 3.5, 7, 7, NAMED, PAPER, 1, note, f"mark-{number}"))
         wide = text_width(each.name, 10.5)
         for left, base in _beside(x, y, wide):
             box = (left, base - 9, left + wide, base + 2)
-            inside = left > _LEFT and left + wide < _WIDTH - _RIGHT and _TOP < base < _HEIGHT - _BOTTOM
+            inside = left > axes.frame.left and left + wide < axes.end and axes.frame.top < base < axes.base
             if inside and not any(_overlap(box, other) for other in taken):
                 page.add(Text(left, base, each.name, 10.5, fill=NAMED))
                 taken.append(box)
@@ -200,13 +229,14 @@ def _overlap(a: _Box, b: _Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _legend(page: Drawing, with_marks: bool) -> None:
-    x = _LEFT
-    for stroke, dashed, text in ((STEP, False, "best step found"), (BOUND, True, "proven bound")):
-        page.add(Line(((x, 46), (x + 26, 46)), stroke, 2.0, dashed), Text(x + 32, 50, text, 11.5, fill=INK))
-        x += 32 + text_width(text, 11.5) + 22
+def _legend(page: Drawing, with_marks: bool, frame: Frame) -> None:
+    x, y, short = frame.left if frame.titled else 8.0, frame.top - 18, 26 if frame.titled else 14
+    words = ("best step found", "proven bound", "named schedules") if frame.titled else ("found", "bound", "named")
+    for stroke, dashed, text in ((STEP, False, words[0]), (BOUND, True, words[1])):
+        page.add(Line(((x, y), (x + short, y)), stroke, 2.0, dashed), Text(x + short + 6, y + 4, text, 11.5, fill=INK))
+        x += short + 6 + text_width(text, 11.5) + 16
     if with_marks:
-        page.add(Rect(x, 42.5, 7, 7, NAMED, radius=1), Text(x + 13, 50, "named schedules", 11.5, fill=INK))
+        page.add(Rect(x, y - 3.5, 7, 7, NAMED, radius=1), Text(x + 13, y + 4, words[2], 11.5, fill=INK))
 
 
 # ---------------------------------------------------------------- matplotlib
@@ -226,7 +256,7 @@ def figure(points: Sequence[FrontierPoint], marks: Sequence[Mark] = (), title: s
     if best:
         axes.step([*(x for x, _ in best), far], [*(y for _, y in best), best[-1][1]], where="post", color=STEP,
                   linewidth=2, label="best step found")  # fmt: skip
-        axes.axvspan(low, best[0][0], color="#f3e7dd", label="no plan found")
+        axes.axvspan(low, best[0][0], color=NO_PLAN, label="no plan found")
     if bounds:
         axes.step([best[0][0], *(x for x, _ in bounds), far], [y for _, y in [bounds[0], *bounds, bounds[-1]]],
                   where="pre", color=BOUND, linestyle="--", label="proven bound")  # fmt: skip
@@ -246,6 +276,6 @@ def figure(points: Sequence[FrontierPoint], marks: Sequence[Mark] = (), title: s
     axes.set_xticks(ticks(low, far, 6, base=2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: format_bytes(at)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: format_seconds(at) if at > 0 else "0"))
-    axes.grid(color="#eef0f3")
+    axes.grid(color=GRID)
     axes.legend(fontsize=8, frameon=False)
     return made

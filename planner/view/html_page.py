@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..forecast import Timeline
     from ..runs import RunTrace
 
-SCRIPTS = ("words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
+SCRIPTS = ("common", "words", "data", "lanes", "brush", "timeline", "marks", "memory", "panel", "input", "main")
 """The page's scripts in the order in which they are loaded."""
 BLANK = "[the data of a plan]"
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
@@ -82,10 +82,15 @@ def source(name: str) -> str:
     return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
-@cache
 def page_script() -> str:
     """The script of a plan's page."""
-    parts = "\n".join(source(f"{name}.js") for name in SCRIPTS)
+    return script_of(SCRIPTS)
+
+
+@cache
+def script_of(names: tuple[str, ...]) -> str:
+    """Scripts of `page/`, one after the other in one scope."""
+    parts = "\n".join(source(f"{name}.js") for name in names)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..basics import format_bytes, format_seconds, percent
+from ..basics import UNLIMITED_BYTES, format_bytes, format_seconds, percent
 from ..graph import update_size
 from ..plan import PROVEN_GAP, Forecast, Plan, gap_of
 from ..problem import FLUSH
@@ -18,8 +18,6 @@ from .terminal import PLAIN, WIDTH, Screen, memory_text, timeline_text
 
 if TYPE_CHECKING:
     from ..forecast import Timeline
-
-_UNLIMITED = 1 << 59  # bytes
 
 
 def render(plan: Plan, timeline: Timeline, forecast: Forecast, screen: Screen = PLAIN) -> str:
@@ -157,7 +155,7 @@ def peak_text(parts: Sequence[tuple[str, int]]) -> str:
 
 def limit_text(limit: int) -> str:
     """Bytes that a device may hold, for people: beyond what any computer has there is no limit."""
-    return format_bytes(limit) if limit < _UNLIMITED else "any size"
+    return format_bytes(limit) if limit < UNLIMITED_BYTES else "any size"
 
 
 def device_limit(plan: Plan, device: int) -> int:

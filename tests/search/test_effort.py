@@ -35,7 +35,6 @@ ELSEWHERE = {
     "exact/search.py": {"_NO_LIMIT": "more than any memory"},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "named/stash_choices.py": {"TURNS": "an order, no size"},
-    "explanation.py": {"GIB": "a unit"},
     "what_ifs.py": {"FASTER": "what is asked, not how hard"},
     "steady/two_devices.py": {"TRANSIT": "a count of the memory model"},
     "steady/tables.py": {"_MANY": "a unit"},

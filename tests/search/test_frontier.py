@@ -184,7 +184,7 @@ def entries() -> list[Entry]:
 
 def test_the_page_is_self_contained_and_accessible() -> None:
     """Nothing is loaded, scripts are those whose hash the page names, every picture and heading says what it is."""
-    text = compare_page.render("<toy>", entries(), frontier=view.drawing(solved()), frontier_text=view.table(solved()))
+    text = compare_page.render("<toy>", entries(), points=solved(), frontier_text=view.table(solved()))
     page = Page(text)
     assert not [tag for tag, attrs in page.tags if {"src", "href", "onclick"} & set(attrs)]
     scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]

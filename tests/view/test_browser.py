@@ -6,8 +6,6 @@ Skipped where playwright or a Chromium is missing. CONTRAFLOW_CHROMIUM names the
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chromium import CHROMIUM, MISSING, started
 from instances import named
 from pictures import NASTY, chimera, nasty_plan
 from traces import simulated_run
@@ -31,19 +30,15 @@ from contraflow.planner.view.reasons import idle_table, what_if_table
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = os.environ.get("CONTRAFLOW_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (Debian: apt-get install chromium)")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 SIZE = {"width": 1400, "height": 900}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as play:
-        # no sandbox: containers of build machines have none, and the pages are ours
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+    with started() as found:
+        yield found
 
 
 class Shown:

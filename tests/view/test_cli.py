@@ -246,7 +246,7 @@ def test_plan_prints_json_and_writes_a_plan_that_check_accepts(folder: Path) -> 
     found: dict[str, Any] = json.loads(result.stdout)
     assert list(found) == [
         "status", "step_s", "bound_s", "gap", "peak_bytes", "seconds", "plan", "space", "among",
-        "team", "micro_batch_size", "samples", "samples_per_s",
+        "team", "micro_batch_size", "samples", "samples_per_s", "idle_s", "gap_parts",
     ]  # fmt: skip
     assert found["status"] in ("optimal", "feasible")
     assert 0 < found["bound_s"] <= found["step_s"] * (1 + 1e-9)

@@ -210,6 +210,9 @@ class Counts:
     alone: int = 16
     """Devices that are made faster one at a time to say what binds, those that compute longest. Measured: with 64
     devices and 512 micro-batches each takes 0.14 s."""
+    memory_steps: int = 8
+    """A memory step, of which is asked what it would give, is the power of two at or below such a part of the least
+    limit: of 80 GiB 8 GiB. Not measured."""
     best_points: int = 3
     """Points of a family that are searched a second time. Not measured."""
     fitted: int = 6

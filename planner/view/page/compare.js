@@ -17,22 +17,32 @@ document.querySelectorAll('thead button').forEach((button, column) => button.add
 
 // ------------------------------------------------------------------ plans
 
-const textOf = (id) => document.getElementById(id).textContent;
-const opened = document.getElementById("opened");
+const opened = element("opened");
 
-/** The page of a plan, in a frame of its own: the same for all but for the plan's data. */
-function openPlan(button) {
-  const { plan } = button.dataset, closed = button.getAttribute("aria-expanded") === "false";
-  document.querySelectorAll("tbody button").forEach((other) => other.setAttribute("aria-expanded", "false"));
-  button.setAttribute("aria-expanded", String(closed));
-  opened.hidden = !closed;
-  const frame = document.createElement("iframe"), { page, mark } = JSON.parse(textOf("frame"));
-  frame.title = "plan of " + button.textContent;
+/** The page of a plan, in a frame of its own: the same for all but for the plan's data; null: none. */
+function openPage(data, name) {
+  document.querySelectorAll("[aria-expanded]").forEach((other) =>
+    other.setAttribute("aria-expanded", String(data !== null && other.dataset.plan === data)));
+  opened.hidden = data === null;
+  opened.dataset.plan = data ?? "";
+  const frame = document.createElement("iframe");
+  frame.title = "plan of " + name;
   frame.setAttribute("sandbox", "allow-scripts");
-  frame.srcdoc = closed ? page.replace(mark, () => textOf(plan)) : "";
-  opened.querySelector("h2").textContent = button.textContent;
+  if (data !== null) {
+    const { page, mark } = read("frame");
+    frame.srcdoc = page.replace(mark, () => element(data).textContent);
+  }
+  opened.querySelector("h2").textContent = name;
   opened.querySelector("iframe").replaceWith(frame);
-  if (closed) opened.scrollIntoView({ block: "start" });
+  if (data !== null) opened.scrollIntoView({ block: "start" });
 }
 
-document.querySelectorAll("tbody button").forEach((button) => button.addEventListener("click", () => openPlan(button)));
+document.querySelectorAll("tbody button").forEach((button) => button.addEventListener("click", () => {
+  const { plan } = button.dataset, closed = button.getAttribute("aria-expanded") === "false";
+  openPage(closed ? plan : null, button.textContent);
+  if (closed) showData(plan);
+}));
+document.querySelectorAll("td.picture").forEach((cell) => cell.addEventListener("click", () => {
+  const button = cell.parentElement.querySelector("th button");
+  if (button) showData(button.dataset.plan);
+}));

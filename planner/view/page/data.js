@@ -1,17 +1,7 @@
 // The page's data as typed arrays.
 
-const element = (id) => document.getElementById(id);
-const read = (id) => JSON.parse(element(id).textContent);
-
 const plan = read("plan");
 const colours = read("colours");
-
-/** A coded column: {table, index}. */
-function decode({ table, index }) {
-  const out = new Float64Array(index.length);
-  for (let k = 0; k < out.length; k++) out[k] = table[index[k]];
-  return out;
-}
 
 const items = {
   count: plan.items.kind.length,
@@ -97,15 +87,4 @@ const memory = plan.memory.map((curve) => ({
 function heldAt(device, t) {
   const curve = memory[device];
   return curve.stays[Math.max(0, upperBound(curve.t, t + CLOSE) - 1)];
-}
-
-/** Place of the first value of an ascending array that is more than x. */
-function upperBound(values, x) {
-  let low = 0, high = values.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (values[middle] > x) high = middle;
-    else low = middle + 1;
-  }
-  return low;
 }

@@ -1,4 +1,4 @@
-// Quantities and operations in words.
+// Operations in words.
 
 const MEANING = {
   F: "forward", B: "backward", I: "backward for inputs", W: "backward for weights", R: "recompute",
@@ -7,32 +7,6 @@ const MEANING = {
   PREDICT: "prediction of weights", GATHER: "gathering of parameters",
 };
 
-const digits = (x, count = 4) => String(Number(x.toPrecision(count)));
-
-function seconds(t, count = 4) {
-  const size = Math.abs(t);
-  if (size >= 1) return digits(t, count) + " s";
-  if (size >= 1e-3) return digits(t * 1e3, count) + " ms";
-  return size === 0 ? "0 s" : digits(t * 1e6, count) + " us";
-}
-
-function bytes(count) {
-  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-    if (Math.abs(count) < 1024) return digits(count) + " " + unit;
-    count /= 1024;
-  }
-  return digits(count) + " TiB";
-}
-
-/** What a device may hold; beyond what any computer has there is no limit. */
-const limitText = (count) => (count < 2 ** 59 ? bytes(count) : "any size");
-
-function percent(share) {
-  const size = Math.abs(share);
-  if (size < 5e-7) return "0 %";
-  return (size >= 5e-4 ? (100 * share).toFixed(1) : digits(100 * share, 2)) + " %";
-}
-
 /** How much later than forecast an item began in the run, and how much longer it took. */
 function lateText(item) {
   const { forecast, measured } = times, late = measured.start[item] - forecast.start[item];
@@ -40,8 +14,6 @@ function lateText(item) {
   return "began " + seconds(Math.abs(late), 3) + (late < 0 ? " earlier" : " later") + " than forecast, took " +
     seconds(Math.abs(longer), 3) + (longer < 0 ? " less" : " more");
 }
-
-const plural = (count, word) => count + " " + word + (count === 1 ? "" : "s");
 
 /** What an item does: "B 5, stage 3" with where it does it. */
 function shortName(item) {

@@ -7,8 +7,9 @@ stand on one another: `common`, `orders` and `separate`, `named`, `exact`, then 
 from .common import Proven
 from .driver import Progress, Result, Shortage, plan
 from .explanation import explain
+from .frontier_point import FrontierPoint
 from .joint import Choice, Effort, plan_family, points
-from .memory_frontier import FrontierPoint, frontier
+from .memory_frontier import frontier
 from .steady import why_not
 from .warm import kernel_cache
 from .what_ifs import FASTER_BY, Explanation, WhatIf, facts

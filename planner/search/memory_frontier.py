@@ -7,36 +7,16 @@ fastest plan known to fit, and what it finds is offered to all limits. A bound h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..basics import WorkloadError, heeding_ctrl_c
-from ..plan import Forecast, Plan, Problem
+from ..plan import Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..simulate import simulate
 from .common import COUNT, OnProgress, Proven, Shortage, fits, told
 from .driver import plan as search
+from .frontier_point import FrontierPoint
 from .proofs import told_of
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """The answer at one limit.
-
-    Attributes:
-        limit_bytes: of every device.
-        status, bound_s: as of a search: proven for the space it was asked about, at this limit.
-        plan: the fastest that is known to fit, with the workload of this limit; None without one.
-    """
-
-    limit_bytes: int
-    status: str
-    bound_s: float
-    plan: Plan | None = None
-
-    @property
-    def forecast(self) -> Forecast | None:
-        """The plan's forecast."""
-        return None if self.plan is None else self.plan.forecast
 
 
 @heeding_ctrl_c()

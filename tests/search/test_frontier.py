@@ -24,8 +24,8 @@ from contraflow.planner.plan import Plan
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import SCHEDULES
+from contraflow.planner.search import FrontierPoint, frontier
 from contraflow.planner.search.driver import plan as search
-from contraflow.planner.search.memory_frontier import FrontierPoint, frontier
 from contraflow.planner.view import compare_page, drawing
 from contraflow.planner.view import frontier as view
 from contraflow.planner.view.compare_page import Entry

@@ -2,11 +2,14 @@
 
 Every plan is simulated again by `evaluate` and judged by `check`. Exit code 1 when one fails the checker, exceeds its
 limit, or when a bound lies above a plan of its space. Cases: 1 the memory of 1F1B; 2 half of it and less; 3 two
-pipelines in opposite directions; 4 stash decisions; 5 scale; 6 the integer programme of zero-bubble.
+pipelines in opposite directions; 4 stash decisions; 5 scale; 6 the integer programme of zero-bubble. With --peers:
+random instances, one pipeline, against every named schedule that fits.
 
     python benchmarks/search.py                               all of it: hours
     python benchmarks/search.py --quick                       small instances, 5 s each
     python benchmarks/search.py --case 2 --only "p=8 m=16"    some rows
+    python benchmarks/search.py --peers --random 60 --seed 7  random instances, 30 s each
+    python benchmarks/search.py --peers --only 7/12: --seeds 3
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 import search_cases as cases
+import search_peers
 from peers import zero_bubble_ilp
 from search_cases import Case
+from search_random import instances
 from search_rows import GOOD, Effort, Row, effort_options, faults, named, print_rows, solve, versus
+from tables import origin
 
 from contraflow.planner import InputError, Plan, Progress, evaluate
 from contraflow.planner.graph import Candidate
@@ -224,8 +230,34 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="rows whose instance contains this text")
     parser.add_argument("--pipelines", type=int, nargs="+", default=[1], help="cases 1 and 2 with so many pipelines")
     parser.add_argument("--solver", choices=zero_bubble_ilp.SOLVERS, default="cp-sat", help="of the peer in case 6")
+    against = parser.add_argument_group("random instances")
+    against.add_argument("--peers", action="store_true", help="random instances against named schedules that fit")
+    against.add_argument("--random", type=int, default=60, metavar="N", help="how many; --seed says which")
+    against.add_argument("--seeds", type=int, default=1, metavar="N", help="searches of each, the worst counts")
+    against.add_argument("--minutes", type=float, default=float("inf"), help="begins no instance after so long")
+    against.add_argument("--deterministic-limit", type=float, help="effort of a search instead of its seconds")
     effort_options(parser)
     return parser.parse_args()
+
+
+def against_peers(given: argparse.Namespace) -> int:
+    """Random instances; 1 when one is lost, or a plan or a bound is wrong."""
+    effort = replace(Effort.of(given), seconds=given.time_limit or 30)
+    made, found = origin(), []
+
+    def play(match: search_peers.Match) -> search_peers.Match:
+        return search_peers.meet(match, replace(effort, seed=0), given.seeds, given.deterministic_limit)
+
+    drawn = instances(given.random, given.seed)
+    for match in search_peers.played(drawn, given.seed, given.only, given.minutes, play):
+        found.append(match)
+        print("  ".join([match.result, *match.cells(), *match.faults]), file=sys.stderr, flush=True)
+    tables = {"peers": search_peers.table(found, made), "peers-summary": search_peers.summary(found, made)}
+    for name, one in tables.items():
+        print(one.text(), end="\n\n")
+        if given.save and found:
+            one.save(f"search/{name}")
+    return 1 if any(match.faults or match.result == "loss" for match in found) else 0
 
 
 def main() -> int:
@@ -233,6 +265,8 @@ def main() -> int:
     given = arguments()
     effort = replace(Effort.of(given), pipelines=tuple(given.pipelines), solver=given.solver)
     warm()  # compiled once, cached on disk: not part of any row's seconds
+    if given.peers:
+        return against_peers(given)
     return print_rows(rows(sorted(set(given.case)), given.only, effort), given.json, "search" if given.save else None)
 
 

@@ -323,9 +323,11 @@ def _long(session: Session, orders: list[Order]) -> None:
     if session.space.schedule != "search" or session.done:
         return
     from .improve import improve  # solver and compiler: loaded when they are needed
+    from .periodic import search_blocks
 
     if session.smaller is None and not session.rounds.resumed:
         _steps(session, orders)
+    search_blocks(session, orders)
     if session.smaller is not None:
         limit_uses(session, session.smaller)
         with session.part(session.smaller, SHARE.scaled_down):

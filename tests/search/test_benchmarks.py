@@ -19,6 +19,8 @@ cases: Any = importlib.import_module("search_cases")
 ilp: Any = importlib.import_module("peers.zero_bubble_ilp")
 rows: Any = importlib.import_module("search_rows")
 search: Any = importlib.import_module("search")
+peers: Any = importlib.import_module("search_peers")
+drawing: Any = importlib.import_module("search_random")
 made: Any = rows.Origin("python benchmarks/search.py", "1", "a machine", "2026-11-22")
 
 
@@ -136,3 +138,40 @@ def test_ways_stand_beside_each_other_and_rows_measured_again_replace_those_befo
     assert (both.origins, both.of) == ([made, later], [0, 1, 0])
     assert both.markdown().endswith(f"{made}\n\nb; 4: {later}")
     assert again.renewed(ways) == ways
+
+
+def test_random_instances_are_those_of_their_seed_and_spread_as_said() -> None:
+    """4 to 16 devices, odd ones too, p-1 to 8p micro-batches, messages up to 40 % of F, every memory limit."""
+    found = drawing.instances(200, 7)
+    assert found[:20] == drawing.instances(20, 7)
+    assert found != drawing.instances(200, 8)
+    assert {one.devices for one in found} == set(range(4, 17))
+    assert {one.memory for one in found} == set(drawing.MEMORY)
+    for one in found:
+        assert one.devices - 1 <= one.micro_batches <= 8 * one.devices
+        assert 0 <= one.costs[3] <= max(601, 0.4 * one.costs[0])
+        layers = one.case().model.layers
+        assert len(layers) == one.layers * one.devices
+        middle = {layer.forward_s for layer in layers[1:-1]}
+        assert len(middle) == 1
+        assert layers[0].forward_s == pytest.approx(one.heavy[0] * middle.pop())
+
+
+def test_a_match_counts_the_worst_seed_and_finds_false_bounds() -> None:
+    """A plan that a seed does not find is a loss; a bound above a peer is a fault."""
+    effort = rows.Effort(2, 5, 0, 1, True)
+    drawn = next(one for one in drawing.instances(60, 3) if one.devices == 4 and one.memory == "1")
+    match = peers.meet(peers.Match("3/0", drawn), effort, 2, 0.2)
+    assert match.faults == []
+    assert match.peer_s is not None
+    assert len(match.ours_s) == 2
+    assert match.ratio == max(match.ours_s) / match.peer_s
+    assert match.ratio <= 1 + rows.GOOD
+    assert match.result in ("win", "tie")
+    lost = replace(match, ours_s=[match.peer_s, None])
+    assert (lost.result, lost.ratio) == ("loss", None)
+    assert peers.summary([match, lost], made).rows[-1][:6] == ["all", "2", str(int(match.ratio < 1)), *_rest(match)]
+
+
+def _rest(match: Any) -> list[str]:
+    return [str(int(match.ratio >= 1)), "1", "0"]

@@ -9,7 +9,7 @@ from .answer import ONE_ORDER, Proven, Result, answered, in_words, including, to
 from .balance import Order, balanced
 from .clock import Budget, Clock
 from .considered import Considered, MethodFound, PointFound, describe
-from .effort import ANNEALING, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
+from .effort import ANNEALING, BLOCK, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
 from .proof import Proof
@@ -20,6 +20,7 @@ from .two_device_space import pays, registered, stash_choices, unaddressed
 
 __all__ = [
     "ANNEALING",
+    "BLOCK",
     "COUNT",
     "HOPE",
     "MIXTURE",

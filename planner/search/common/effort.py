@@ -383,6 +383,42 @@ class Races:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """The search for periodic blocks. Effort as in `Races`, in runs of one op of their own."""
+
+    rate: float = 4e6
+    """Runs of one op that are one unit. Measured: 3.5e6 a second on one core, 500 to 2,500 ops."""
+    share: float = 0.25
+    """Of the time that is left, at most. Not measured."""
+    chunks: int = 8
+    """Stages a device at most. Not measured."""
+    few: int = 4
+    """Micro-batches a device that are scheduled; others count at the rate of the middle ones. Not measured."""
+    fewest: int = 24
+    """The same, in all. Not measured."""
+    ops: int = 400_000
+    """Ops of these micro-batches, all kinds, from which on there is no search. Not measured."""
+    hunt: float = 1.0
+    """Effort for blocks at random, of all structures. Not measured."""
+    least_tries: int = 10
+    """Blocks at random of a structure. Not measured."""
+    most_tries: int = 300
+    """The same of a small one. Not measured."""
+    rounds: tuple[tuple[int, float], ...] = ((6, 2.0), (3, 2.0), (2, 2.0))
+    """How many blocks stay on, round after round, and the effort of annealing them. Not measured."""
+    most_moves: int = 3000
+    """Moves of one annealing at most. Not measured."""
+    together: tuple[int, ...] = (2, 3)
+    """Micro-batches of every pipeline in a period, of the best blocks with one. Not measured."""
+    hot: tuple[float, ...] = (0.01, 0.005, 0.002)
+    """First temperature, as a share of the step, round by round. Not measured."""
+    cold: float = 0.0002
+    """Last temperature. Not measured."""
+    offered: int = 2
+    """Blocks that are unrolled after a round. Not measured."""
+
+
+@dataclass(frozen=True)
 class Placings:
     """The search for forward and backward devices at any size. Effort as in `Races`."""
 
@@ -553,4 +589,5 @@ class Tolerances:
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
 ANNEALING, RACE, PLACE, MIXTURE, MODEL = Annealing(), Races(), Placings(), Mixing(), Models()
+BLOCK = Blocks()
 SECONDS, TOLERANCE = Seconds(), Tolerances()

@@ -56,6 +56,7 @@ class Rounds:
 
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
+        blocks: the search for periodic blocks, which goes on where it ended.
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
@@ -81,6 +82,7 @@ class Rounds:
     ledger: Ledger = field(default_factory=Ledger)
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
+    blocks: object = None
 
     @classmethod
     def after(cls, earlier: Earlier | None, simulated: Simulated) -> Rounds:

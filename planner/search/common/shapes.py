@@ -44,13 +44,15 @@ def fitting(chain: Chain, route: Order, cuts: Cuts | None) -> Cuts | None:
     return found or (least[0] if least else cuts)
 
 
-def structures(problem: Problem, space: SearchSpace, chain: Chain, orders: list[Order]) -> Iterator[Candidate]:
-    """Candidates with one pipeline or two in opposite directions, stashes kept."""
+def structures(
+    problem: Problem, space: SearchSpace, chain: Chain, orders: list[Order], most_chunks: int = SIZE.chunks
+) -> Iterator[Candidate]:
+    """Candidates with one pipeline or two in opposite directions, stashes kept, at most so many stages a device."""
     two = problem.workload.micro_batches > 1 and (space.pipelines is None or space.pipelines > 1)
     for order in orders:
         if len(order) < 1 or (order[::-1] in orders and orders.index(order[::-1]) < orders.index(order)):
             continue
-        for chunks in range(1, SIZE.chunks + 1):
+        for chunks in range(1, most_chunks + 1):
             if chunks * len(order) > len(chain):
                 break
             for route in routes(order, chunks) if len(order) > 1 else [order * chunks][: 1 if chunks == 1 else 0]:

@@ -4,9 +4,11 @@ The first plans of every search, which no answer may be worse than. Imports sche
 with `portfolio.py`, then `fitted.py` for tight memory.
 """
 
+from .costed import timing_of
 from .eager import run_eager
 from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
+from .halves import not_split
 from .kept_orders import own_orders
 from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
@@ -59,6 +61,8 @@ __all__ = [
     "try_point",
     "device_rounds",
     "lightened",
+    "not_split",
+    "timing_of",
     "most_stages",
     "replicable",
     "widths_of",

@@ -1,0 +1,11 @@
+"""Periodic blocks as starts: when the ops of one to three micro-batches come, again and again, on any placement.
+
+A block is pauses between the ops of a pass and a period (`tables.py`, `kernel.py`); hunting and annealing (`walk.py`)
+look for the one whose schedule, warm-up and cool-down included, is shortest under the memory limit. What is found is
+an order like any other. Imports `named` and `common`. Begin with `search.py`, then `kernel.py`.
+"""
+
+from .ready import warm
+from .search import search_blocks
+
+__all__ = ["search_blocks", "warm"]

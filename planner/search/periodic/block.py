@@ -1,0 +1,96 @@
+"""One structure and its best block so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...basics import drop_stale
+from ...graph import Candidate
+from ...plan import Op
+from ..common import BLOCK
+from ..jit import SOURCES
+from . import kernel, tables
+from .cases import case_of, compute_orders
+from .kernel import NEVER, RULES
+from .tables import Case, Floats, Ints, Work, scratch
+from .walk import improve
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+drop_stale((improve,), (tables, kernel, *SOURCES))
+
+
+@dataclass(eq=False)
+class Block:
+    """A structure that keeps its stashes, and passes of `together` micro-batches of every pipeline in every period.
+
+    whole: stages whose backwards are not split. few: micro-batches that are scheduled, in all. step_s: of the block
+    with all micro-batches, a guess where few are not all; NEVER without one.
+    """
+
+    candidate: Candidate
+    whole: frozenset[int]
+    few: int
+    seed: int
+    together: int = 1
+    less: tuple[int, ...] = ()
+    step_s: float = NEVER
+    pauses: Floats = field(init=False)
+    rules: Floats = field(init=False)
+    case: Case = field(init=False)
+    work: Work = field(init=False)
+    state: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        passes = self.together * len(self.candidate.pipelines)
+        self.case = case_of(self.candidate, self.whole, _shares(self.candidate, self.few), self.less)
+        self.work = scratch(self.case, passes)
+        self.pauses = np.zeros((passes, 2 * len(self.candidate.stages)))
+        self.rules = np.ones(RULES)
+        self.state = np.array([(self.seed + 1) * _GOLDEN % 2**64 | 1], dtype=np.uint64)
+
+    @property
+    def ops(self) -> int:
+        """Ops that one schedule of it runs."""
+        return len(self.work.done)
+
+    @property
+    def more(self) -> int:
+        """Micro-batches that are not scheduled."""
+        return self.candidate.problem.workload.micro_batches - self.few
+
+    def improve(self, tries: int, moves: int, hot: float, stop: Ints) -> None:
+        """So many blocks at random, then annealing of the best one."""
+        given = self.case, self.work, self.pauses, self.rules, self.more, tries, moves
+        self.step_s = float(improve(*given, hot, BLOCK.cold, self.state, stop))
+
+    def orders(self) -> list[list[Op]] | None:
+        """Compute orders of the block; None where it gets stuck. Sets the step to theirs."""
+        self.improve(0, 0, 1.0, np.zeros(1, dtype=np.int64))
+        return compute_orders(self.candidate, self.case, self.work, self.whole) if self.step_s < NEVER else None
+
+    def again(self, number: int, together: int) -> Block:
+        """The same with other random numbers, and so many micro-batches of every pipeline in a period."""
+        other = replace(self, seed=self.seed + 104729 * (number + 1), together=together)
+        other.pauses[:] = np.tile(self.pauses, (together // self.together or 1, 1))[: len(other.pauses)]
+        other.rules[:] = self.rules
+        other.step_s = NEVER if together != self.together else self.step_s
+        return other
+
+    def complete(self, less: tuple[int, ...] = ()) -> Block:
+        """The same with all micro-batches, and so many bytes less on every device."""
+        found = replace(self, few=self.few + self.more, less=less)
+        found.pauses[:], found.rules[:] = self.pauses, self.rules
+        return found
+
+
+def _shares(candidate: Candidate, few: int) -> list[int]:
+    """Micro-batches of every pipeline, `few` in all, shared out as they are."""
+    counts = [len(pipeline.micro_batches) for pipeline in candidate.pipelines]
+    taken = [count * few // sum(counts) for count in counts]
+    for k in range(few - sum(taken)):
+        taken[k % len(taken)] += 1
+    return taken

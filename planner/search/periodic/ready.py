@@ -1,0 +1,26 @@
+"""Whether the compiled block search can be used in the time that is left: its first compilation takes seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...basics import on_disk
+from ...graph import Candidate
+from ...plan import Pipeline, Problem
+from ...problem import Cluster, Layer, ModelGraph, Workload
+from ..common import SECONDS
+from .block import Block
+from .walk import improve
+
+
+def ready(seconds: float) -> bool:
+    """Whether the compiled functions are in memory or on disk, or there is time to compile them."""
+    return seconds > 2 * SECONDS.compilation or on_disk(improve)
+
+
+def warm() -> None:
+    """Compiles them, or loads them from disk; seconds the first time."""
+    model = ModelGraph.chain([Layer(f"layer{k}", 1.0, 1.0, 1.0, stash_bytes=2, weight_stash_bytes=1) for k in range(2)])
+    problem = Problem(model, Cluster.uniform(2, 1 << 20), Workload(2))
+    candidate = Candidate(problem, (("layer0",), ("layer1",)), (Pipeline((0, 1), (0, 1), (0, 1)),))
+    Block(candidate, frozenset(), 2, 0).improve(1, 1, 1.0, np.zeros(1, dtype=np.int64))

@@ -1,0 +1,140 @@
+"""Blocks for every structure, the best of them annealed, and repeated with all micro-batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+
+import numpy as np
+
+from ... import bounds
+from ...basics import PlanError
+from ...lower import assemble
+from ...plan import Plan
+from ..common import BLOCK, COUNT, SECONDS, TOLERANCE, Session, excess, structures
+from ..named import Order, not_split
+from .block import Block
+from .kernel import NEVER
+from .ready import ready
+
+
+def search_blocks(session: Session, orders: list[Order]) -> None:
+    """Offers the best blocks of every structure, unrolled; in later rounds it goes on where it ended."""
+    if session.done or not ready(session.remaining_s):
+        return
+    blocks = session.rounds.blocks or Blocks(session, orders)
+    assert isinstance(blocks, Blocks)
+    session.rounds.blocks = blocks
+    blocks.run()
+
+
+class Blocks:
+    """Structures that compete for rounds of effort, in units of deterministic time as in `Races`.
+
+    How much a round takes does not depend on the limit, so a run with less effort is the beginning of one with more.
+    """
+
+    def __init__(self, session: Session, orders: list[Order]) -> None:
+        self.session = session
+        self.stop = np.zeros(1, dtype=np.int64)
+        self.deadline = 0.0
+        self.spent = 0.0
+        self.calls = 0
+        self.lines = list(self._lines(orders))
+
+    def _lines(self, orders: list[Order]) -> Iterator[Block]:
+        session, batches = self.session, self.session.problem.workload.micro_batches
+        few = min(batches, max(BLOCK.fewest, BLOCK.few * session.stages))
+        found = structures(session.problem, session.space, session.chain, orders, BLOCK.chunks)
+        for n, candidate in enumerate(found):
+            ops = 3 * len(candidate.stages) * few
+            least_s = bounds.candidate(candidate, None, session.space.split_backward)
+            if ops <= BLOCK.ops and least_s < session.best_s * (1 - TOLERANCE.same):
+                yield Block(candidate, not_split(session.space, candidate), few, 31 * n + session.seed)
+
+    def run(self) -> None:
+        """All rounds, as long as there is time and effort."""
+        self.stop[0], self.spent = 0, 0.0
+        self.deadline = time.monotonic() + BLOCK.share * max(0.0, self.session.remaining_s)
+        if not self.calls:
+            self._round(self._hunt, BLOCK.hunt)
+        for number, (most, effort) in enumerate(BLOCK.rounds):
+            if self._over:
+                break
+            self.lines = [again for line in self._best(most) for again in self._variations(line, number)]
+            self._round(partial(self._anneal, number), effort)
+            self._offer(self._best(BLOCK.offered))
+        self.calls += 1
+        clock = self.session.clock
+        if clock.effort is not None:
+            clock.effort = max(0.0, clock.effort - self.spent)
+
+    def _variations(self, line: Block, number: int) -> list[Block]:
+        """A block, the same with other random numbers, and in a later round with more passes in a period."""
+        other = number + len(BLOCK.rounds) * self.calls
+        others = [line.again(other, line.together)]
+        if number and line.together == 1:
+            others += [line.again(other, together) for together in BLOCK.together]
+        return [line, *others]
+
+    def _hunt(self, line: Block, effort: float) -> float:
+        tries = min(BLOCK.most_tries, max(BLOCK.least_tries, int(effort * BLOCK.rate / line.ops)))
+        line.improve(tries, 0, 1.0, self.stop)
+        return tries * line.ops / BLOCK.rate
+
+    def _anneal(self, number: int, line: Block, effort: float) -> float:
+        moves = max(1, min(BLOCK.most_moves, int(effort * BLOCK.rate / line.ops)))
+        line.improve(0, moves, BLOCK.hot[number], self.stop)
+        return moves * line.ops / BLOCK.rate
+
+    @property
+    def _over(self) -> bool:
+        effort = self.session.clock.effort
+        used = effort is not None and self.spent >= effort
+        return self.session.done or used or time.monotonic() >= self.deadline or self.stop[0] != 0
+
+    def _best(self, count: int) -> list[Block]:
+        """The blocks that promise most and may still beat the best plan."""
+        ranked = sorted((line for line in self.lines if line.step_s < NEVER), key=lambda line: line.step_s)
+        return ranked[:count]
+
+    def _round(self, task: Callable[[Block, float], float], effort: float) -> None:
+        """Every line gets an equal part of the effort, on the session's threads, until time is up."""
+        share = effort / max(1, len(self.lines))
+        with ThreadPoolExecutor(self.session.workers) as pool:
+            futures = [pool.submit(task, line, share) for line in self.lines]
+            try:
+                while wait(futures, timeout=SECONDS.progress).not_done:
+                    self.session.report("periodic blocks")
+                    if self.session.over or time.monotonic() >= self.deadline:
+                        self.stop[0] = 1
+            except KeyboardInterrupt:
+                self.stop[0] = 1
+                self.session.clock.interrupt()
+                wait(futures)
+            self.spent += sum(future.result() for future in futures)
+
+    # ------------------------------------------------------------ offers
+
+    def _offer(self, lines: list[Block]) -> None:
+        for line in lines:
+            if not self.session.over and line.step_s < self.session.best_s * (1 - TOLERANCE.same):
+                self._unroll(line)
+
+    def _unroll(self, line: Block) -> None:
+        """The plan of a block with all micro-batches; where messages and workspace do not fit, with less room."""
+        less = line.less or (0,) * len(line.case.room)
+        for _ in range(COUNT.fitted):
+            full = line.complete(less)
+            orders = full.orders()
+            if orders is None or full.step_s >= self.session.best_s * (1 - TOLERANCE.same):
+                return
+            try:
+                plan: Plan = assemble(full.candidate, orders, "search")
+            except PlanError:
+                return
+            if self.session.offer(plan, "periodic blocks"):
+                return
+            less = tuple(a + b for a, b in zip(less, excess(plan), strict=True))

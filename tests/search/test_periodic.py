@@ -1,0 +1,118 @@
+"""Periodic blocks: what is unrolled runs and fits, is no longer than V-schedules, and costs no more at any length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
+from contraflow.planner.graph import Candidate
+from contraflow.planner.lower import assemble
+from contraflow.planner.plan import Pipeline, Plan, Problem
+from contraflow.planner.search.periodic.block import Block
+from contraflow.planner.search.periodic.cases import legs
+from contraflow.planner.search.periodic.kernel import NEVER
+
+SHARE = 1 << 12
+GO_ON = np.zeros(1, dtype=np.int64)
+
+
+def v_shape(devices: int, batches: int, memory: float, costs: tuple[float, float, float, float]) -> Candidate:
+    """Two stages a device, down and up; memory in shares of a device's stash."""
+    f, i, w, latency = costs
+    layers = [
+        Layer(f"l{k}", f / 2, i / 2, w / 2, True, stash_bytes=SHARE // 2, weight_stash_bytes=SHARE // 4)
+        for k in range(2 * devices)
+    ]
+    cluster = Cluster.uniform(devices, 1 << 40, Link(latency_s=latency))
+    problem = Problem(ModelGraph.chain(layers), cluster, Workload(batches, memory_limit_bytes=int(memory * SHARE)))
+    route = (*range(devices), *reversed(range(devices)))
+    return Candidate(
+        problem, tuple((layer.name,) for layer in layers), (Pipeline(route, route, tuple(range(batches))),)
+    )
+
+
+def unrolled(block: Block) -> Plan:
+    """Its plan with all micro-batches."""
+    orders = block.complete().orders()
+    assert orders is not None
+    return assemble(block.candidate, orders, "blocks")
+
+
+def test_a_way_turns_where_it_comes_back_to_a_device() -> None:
+    """A V has two parts down and up for F, and two for I; round and round as many."""
+    assert legs((0, 1, 1, 0)).tolist() == [0, 2, 4, 6, 8]
+    assert legs((0, 1, 2, 0, 1, 2)).tolist() == [0, 3, 6, 9, 12]
+
+
+def test_half_the_memory_of_1f1b_is_no_reason_to_wait() -> None:
+    """p=4, m=16, F=I=W: V-Half takes 16 * 300 + 350 + 200 (arXiv:2405.15362, table 3); a block is no longer."""
+    block = Block(v_shape(4, 16, 3, (100, 100, 100, 0)), frozenset(), 16, 0)
+    block.improve(200, 400, 0.01, GO_ON)
+    found = unrolled(block)
+    assert found.forecast is not None
+    assert check(found) == []
+    assert found.forecast.step_s == pytest.approx(block.step_s)
+    assert found.forecast.step_s <= 16 * 300 + 550
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    devices=st.integers(2, 5), batches=st.integers(1, 12), memory=st.integers(1, 5), together=st.integers(1, 3),
+    costs=st.tuples(*(st.integers(1, 50) for _ in range(4))), seed=st.integers(0, 5),
+)  # fmt: skip
+def test_what_is_unrolled_runs_and_fits(
+    devices: int, batches: int, memory: int, together: int, costs: tuple[int, int, int, int], seed: int
+) -> None:
+    """Any block that comes to its end: the checker finds nothing, and the simulator agrees on the step."""
+    block = Block(v_shape(devices, batches, memory, costs), frozenset(), batches, seed, together)
+    block.improve(10, 20, 0.01, GO_ON)
+    if block.step_s >= NEVER:
+        return
+    found = unrolled(block)
+    assert found.forecast is not None
+    assert check(found) == []
+    assert max(found.forecast.peak_bytes) <= memory * SHARE
+    assert found.forecast.step_s == pytest.approx(block.step_s)
+
+
+def test_a_block_for_few_micro_batches_serves_many() -> None:
+    """Looked for with a tenth of the micro-batches, it is hardly longer than one that is looked for with all."""
+    steps = []
+    for few in (16, 160):
+        block = Block(v_shape(4, 160, 2, (100, 120, 80, 5)), frozenset(), few, 0)
+        block.improve(200, 400, 0.01, GO_ON)
+        found = unrolled(block)
+        assert found.forecast is not None
+        steps.append(found.forecast.step_s)
+    assert steps[0] <= 1.01 * steps[1]
+
+
+def test_the_same_seed_gives_the_same_block() -> None:
+    """And a stopped search keeps what it began with."""
+    steps = []
+    for _ in range(2):
+        block = Block(v_shape(4, 8, 2, (100, 120, 80, 5)), frozenset(), 8, 3)
+        block.improve(20, 50, 0.01, GO_ON)
+        steps.append((block.step_s, block.pauses.tolist()))
+    assert steps[0] == steps[1]
+    before = block.step_s
+    block.improve(20, 50, 0.01, np.ones(1, dtype=np.int64))
+    assert block.step_s == before
+
+
+def test_plan_uses_blocks_where_memory_is_tight() -> None:
+    """p=8, m=16, half of 1F1B's memory, costs that differ: V-Auto takes 7,100 (arXiv:2405.15362, its code)."""
+    candidate = v_shape(8, 16, 4, (100, 120, 80, 5))
+    problem, phases = candidate.problem, []
+    found = plan(
+        problem.model, problem.cluster, problem.workload, SearchSpace(offload=False, recompute=False, pipelines=1),
+        time_limit=60, workers=1, deterministic_limit=1, on_progress=lambda event: phases.append(event.phase),
+    )  # fmt: skip
+    assert found.plan is not None
+    assert found.plan.forecast is not None
+    assert check(found.plan) == []
+    assert "periodic blocks" in phases
+    assert found.plan.forecast.step_s < 0.95 * 7100

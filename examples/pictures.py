@@ -1,9 +1,10 @@
-"""Five plans as HTML pages, and pictures of the pages taken by a headless Chromium.
+"""Five plans as HTML pages and the explorer of the toy model, and pictures of the pages taken by a headless Chromium.
 
-    python examples/pictures.py docs/pictures [--chromium PATH]
+    python examples/pictures.py docs/pictures [--chromium PATH] [--only explorer]
 
-Needs `pip install playwright pillow` and a Chromium. The model is a GPT with figures of a usual size, the plans
-are named schedules and one order that the search once found: nothing is searched here.
+Needs `pip install playwright pillow` and a Chromium. The model of the five is a GPT with figures of a usual size, the
+plans are named schedules and one order that the search once found. The explorer's plans are searched, with as much work
+every time: some minutes.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Workload
+from contraflow.planner import Cluster, InputError, Layer, Link, ModelGraph, Plan, SearchSpace, Workload
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.plan_file import op_from_text
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
-from contraflow.planner.schedules import build
-from contraflow.planner.view import html
+from contraflow.planner.schedules import SCHEDULES, build
+from contraflow.planner.search import frontier
+from contraflow.planner.search import plan as search
+from contraflow.planner.view import Asked, Entry, comparison_page, html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 GIB, MIB = 1 << 30, 1 << 20
+HERE, HALF = Path(__file__).parent, 4
 SIZE = {"width": 1400, "height": 900}
 # Forward and backward device of every stage, and their orders: found by the search, optimal for stages of equal cost.
 FORWARD, BACKWARD = (1, 2, 0, 3), (0, 1, 2, 3)
@@ -109,9 +114,60 @@ def plans() -> Iterator[tuple[str, Plan]]:
     yield "apart", apart()
 
 
+def explorer() -> str:
+    """The toy model in half of 1F1B's memory, 4 B: every schedule, the search, and the frontier."""
+    model, machines = ModelGraph.load(HERE / "toy-model.json"), Cluster.load(HERE / "cluster-toy.toml")
+    half = Workload(8, memory_limit_bytes=HALF)
+    effort: dict[str, Any] = {"time_limit": 300, "workers": 1, "deterministic_limit": 4.0}
+    found = search(model, machines, half, **effort)
+    plans: dict[str, Plan | None] = {"search": found.plan}
+    for name in SCHEDULES:
+        with suppress(InputError):  # it does not apply
+            plans[name] = search(model, machines, half, SearchSpace(name), **effort).plan
+    fitting = {name: plan for name, plan in plans.items() if plan is not None and plan.forecast is not None}
+    points = frontier(model, machines, Workload(8), SearchSpace(), 8, fitting.values(), **effort)
+    entries = [entry(name, plan, found.bound_s) for name, plan in fitting.items()]
+    title = "toy model on 4 devices, 8 micro-batches"
+    return comparison_page(title, entries, Asked((HALF,) * len(machines), found.bound_s), points)
+
+
+def entry(name: str, plan: Plan, bound_s: float) -> Entry:
+    """A row of the comparison."""
+    assert plan.forecast is not None
+    step_s, peak = plan.forecast.step_s, max(plan.forecast.peak_bytes)
+    return Entry(name, plan.forecast.status, step_s, plan.forecast.bubble, peak, True, step_s / bound_s - 1, plan=plan)
+
+
+def photograph_explorer(page: Path, pictures: Path, chromium: str) -> None:
+    """From its heading to the staircase, 800 pixels wide, light and dark."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for theme in ("light", "dark"):
+            size = {"width": 800, "height": 900}
+            tab = browser.new_page(viewport=size, color_scheme=theme, device_scale_factor=2)  # type: ignore[arg-type]
+            tab.goto(page.as_uri())
+            tab.wait_for_timeout(500)
+            bottom = tab.evaluate("document.querySelector('#parting').getBoundingClientRect().bottom")
+            target = pictures / ("explorer-dark.png" if theme == "dark" else "explorer.png")
+            tab.screenshot(path=target, clip={"x": 0, "y": 0, "width": 800, "height": bottom + 10})
+            reduced(target)
+        browser.close()
+
+
+def reduced(target: Path) -> None:
+    """A picture in 256 colours."""
+    from PIL import Image
+
+    Image.open(target).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        target, optimize=True
+    )
+    print(f"{target}: {target.stat().st_size // 1000} KB")
+
+
 def photograph(pages: Path, pictures: Path, chromium: str) -> None:
     """A PNG of every page in light, of Chimera's in dark as well; in `apart` one op is chosen."""
-    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -126,10 +182,7 @@ def photograph(pages: Path, pictures: Path, chromium: str) -> None:
                 tab.wait_for_timeout(500)
                 target = pictures / (page.stem + ("-dark" if theme == "dark" else "") + ".png")
                 tab.screenshot(path=target)
-                Image.open(target).convert("RGB").quantize(
-                    256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-                ).save(target, optimize=True)
-                print(f"{target}: {target.stat().st_size // 1000} KB")
+                reduced(target)
         browser.close()
 
 
@@ -149,14 +202,20 @@ def choose(tab: Page) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", choices=("plans", "explorer"), help="Not all of them.")
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
     options = parser.parse_args()
     if options.chromium is None:
         parser.error("no chromium on the path: say where it is with --chromium")
     with tempfile.TemporaryDirectory() as pages:
-        for name, plan in plans():
-            (Path(pages) / f"{name}.html").write_text(html(plan))
-        photograph(Path(pages), options.folder, options.chromium)
+        if options.only != "explorer":
+            for name, plan in plans():
+                (Path(pages) / f"{name}.html").write_text(html(plan))
+            photograph(Path(pages), options.folder, options.chromium)
+        if options.only != "plans":
+            compared = Path(pages) / "compare"
+            compared.write_text(explorer())
+            photograph_explorer(compared.rename(compared.with_suffix(".html")), options.folder, options.chromium)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def render(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         f'script-src {hash_of(script)} {hash_of(page_script())}">\n'
         f"<title>{whole}</title>\n<style>{source('compare.css')}</style></head>\n<body><main>\n<h1>{whole}</h1>\n"
-        f"{explorer_section(shown, points, title)}"
-        f"<p>{_LEGEND}. {_gaps_text()}</p>\n<p>{_scales_text(scales)}</p>\n"
+        f"{explorer_section(shown, points, title, _gaps())}"
+        f"<p>{_LEGEND}</p>\n<p>{_scales_text(scales)}</p>\n"
         f'<div class="scroll" tabindex="0" role="region" aria-label="Schedules">'
         f"<table><caption>Every schedule on its best partition: what fits first, then by step. Press a heading to sort "
         f"by it, a name to open its plan.</caption>\n"
@@ -185,13 +185,16 @@ _LEGEND = ", ".join(
 ) + "; blue pipelines run down the devices, orange ones up"  # fmt: skip
 
 
-def _gaps_text() -> str:
-    """What the colours of gaps mean."""
+def _gaps() -> str:
+    """What bars, the colours of gaps and lines mean: an item of a list each."""
+    kinds = ((Kind.F, "forward"), (Kind.B, "backward"), (Kind.I, "for inputs"), (Kind.W, "for weights"))
     causes = [cause for cause in Cause if cause not in (Cause.UNUSED, Cause.FILLING, Cause.DRAINING)]
-    swatches = (
-        f'<i class="gap" style="--on-light:{IDLE[c][0]};--on-dark:{IDLE[c][1]}"></i> {SHORT[c]}' for c in causes
-    )
-    return f"a device waits: {', '.join(swatches)}"
+    gaps = ((f"--on-light:{IDLE[cause][0]};--on-dark:{IDLE[cause][1]}", SHORT[cause]) for cause in causes)
+    items = [_swatch(kind, text) for kind, text in kinds]
+    items += [f'<i class="gap" style="{fill}"></i> waits: {text}' for fill, text in gaps]
+    lines = (("of-bound", "proven bound"), ("of-limit", "limit"), ("of-part", "where they part"))
+    items += [f'<b class="key {kind}"></b>{text}' for kind, text in lines]
+    return "".join(f"<li>{item}</li>" for item in items)
 
 
 def _scales_text(scales: Scales) -> str:

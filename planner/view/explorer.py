@@ -73,7 +73,8 @@ def explorer_data(shown: Sequence[Shown], points: Sequence[FrontierPoint], asked
     stops, number = [], first
     for point, x in zip(points, axis, strict=True):
         if point.plan is not None:
-            stops.append({"plan": number, "x": x, "limit": format_bytes(point.limit_bytes)})
+            bound = f", bound {format_seconds(point.bound_s)}" if point.bound_s > 0 else ""
+            stops.append({"plan": number, "x": x, "limit": format_bytes(point.limit_bytes) + bound})
             number += 1
     within = [k for k, one in enumerate(shown[first:]) if asked is None or (one.limit_bytes or 0) <= asked]
     start = within[-1] if within else 0
@@ -102,11 +103,10 @@ def _told(number: int, one: Shown) -> dict[str, Any]:
     forecast = fresh_forecast(one.plan)
     peak = max(forecast.peak_bytes)
     of = "" if one.limit_bytes is None else f" of {limit_text(one.limit_bytes)}"
-    bound = f", bound {format_seconds(one.bound_s)}" if one.bound_s > 0 else ""
     return {
         "data": f"plan-{number}" if one.data else None,
         "name": plain(one.name),
-        "figures": f"step {format_seconds(forecast.step_s)}{bound}, bubble {percent(forecast.bubble)}, "
+        "figures": f"step {format_seconds(forecast.step_s)}, bubble {percent(forecast.bubble)}, "
         f"peak {format_bytes(peak)}{of}",
         "step_s": forecast.step_s,
         "bound_s": one.bound_s,
@@ -114,8 +114,8 @@ def _told(number: int, one: Shown) -> dict[str, Any]:
     }
 
 
-def explorer_section(shown: Sequence[Shown], points: Sequence[FrontierPoint], title: str) -> str:
-    """The explorer's part of the page; empty where there is nothing to show."""
+def explorer_section(shown: Sequence[Shown], points: Sequence[FrontierPoint], title: str, legend: str) -> str:
+    """The explorer's part of the page; empty where there is nothing to show. `legend`: HTML, beside the timelines."""
     if not shown:
         return ""
     stops = [point for point in points if point.plan is not None]
@@ -129,13 +129,13 @@ def explorer_section(shown: Sequence[Shown], points: Sequence[FrontierPoint], ti
         )
         picture = to_svg(drawing(points, marks, f"{title}: step time against memory", NARROW))
         kind = ' class="with-stairs"'
-        stairs = f'<div class="stairs">{picture}</div>\n'
+        stairs = f'<div class="stairs">{picture}<ul class="legend">{legend}</ul></div>\n'
     return (
         f'<section id="explorer" aria-label="Explorer"{kind}>\n'
         f"{slider}"
         f'<div class="panes">{_pane("pinned")}{_pane("shown")}'
         '<p id="parting" role="status" aria-live="polite"></p></div>\n'
-        f"{stairs}"
+        f"{stairs or f'<ul class=legend>{legend}</ul>'}"
         '<p id="because"></p>\n<p class="buttons"><button type="button" id="pin">Pin the shown plan</button>'
         '<button type="button" id="swap">Swap</button>'
         '<button type="button" id="open" aria-expanded="false">Open its page</button></p>\n</section>\n'

@@ -9,6 +9,11 @@ from ..plan import Kind
 from .palette import HUES, IDLE, hsl, paint
 
 SHADES = 8
+BY_KIND = {
+    Kind.F: ("#8ec1ea", "#f3b27a"), Kind.B: ("#1f6fb2", "#b84d08"), Kind.I: ("#35ab9c", "#c48fb6"),
+    Kind.W: ("#b8d8a8", "#e3cdb0"), Kind.R: ("#d8cf9b", "#d9b8b8"),
+}  # fmt: skip
+"""Fills of passes that are told apart by their kinds: of pipelines that run down, and up."""
 _PARTS = {
     "parameters": ("#4b5a6b", "#a3b3c7"),
     "gradients": ("#8494a7", "#75869e"),
@@ -23,10 +28,11 @@ _PARTS = {
 
 
 def page_colours() -> dict[str, Any]:
-    """For `light` and `dark`: bars[kind][hue][shade], text on them, hatches [ground, line], what has one colour, parts
-    of memory."""
+    """`kinds`: fills by kind and direction. For `light` and `dark`: bars[kind][hue][shade], text on them, hatches
+    [ground, line], gaps by cause, what has one colour, parts of memory."""
     return {
         "shades": SHADES,
+        "kinds": {kind.name: pair for kind, pair in BY_KIND.items()},
         "light": _theme(False),
         "dark": _theme(True),
     }

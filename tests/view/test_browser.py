@@ -193,7 +193,7 @@ def test_related_ops_are_those_of_the_simulator(shown: Shown) -> None:
 
 
 def test_deciders_of_a_run_are_the_runs(shown: Shown) -> None:
-    """Its own times say what decided a start, in the panel and for the key D."""
+    """Its own times say what decided a start, in the panel and for the key B."""
     shown.page.locator("#mode-measured").click()
     decided = shown.data["run"]["decided"]
     found = shown.page.evaluate(
@@ -268,7 +268,7 @@ def test_forecast_measured_and_both(shown: Shown) -> None:
 
 
 def test_everything_can_be_done_with_keys(shown: Shown) -> None:
-    """Tab reaches the timeline; arrows walk, Enter chooses, D goes to the decider, + zooms, Escape lets go."""
+    """Tab reaches the timeline; arrows walk, Enter chooses, B goes to the decider, + zooms, Escape lets go."""
     press = shown.page.keyboard.press
     for _ in range(40):
         press("Tab")
@@ -285,7 +285,7 @@ def test_everything_can_be_done_with_keys(shown: Shown) -> None:
     assert shown.page.locator("#related button").count() > 0
     press("Escape")
     assert shown.page.locator("#related button").count() == 0
-    press("d")
+    press("b")
     assert shown.says().startswith("forward, stage 0, micro-batch 0, device 0")
     press("ArrowDown")
     assert "device 0" in shown.says()  # the thin row of its messages or reductions
@@ -299,6 +299,99 @@ def test_everything_can_be_done_with_keys(shown: Shown) -> None:
     assert shown.page.locator("#path").get_attribute("aria-pressed") != pressed
     press("Escape")
     assert shown.says() == ""
+
+
+def test_an_operation_is_found_by_its_name(shown: Shown) -> None:
+    """2B3 as in a plan, B, or a number for a micro-batch; asked again the next one; what is not there is said."""
+    field = shown.page.locator("#find")
+    field.fill("2b3")
+    field.press("Enter")
+    assert shown.says().startswith("backward, stage 2, micro-batch 3")
+    field.fill("F")
+    field.press("Enter")
+    first = shown.says()
+    field.press("Enter")
+    assert first.startswith("forward, stage")
+    assert shown.says().startswith("forward, stage")
+    assert shown.says() != first
+    field.fill("5")
+    field.press("Enter")
+    assert "micro-batch 5" in shown.says()
+    field.fill("9F99")
+    field.press("Enter")
+    assert shown.says() == "nothing is called 9F99"
+
+
+def test_a_micro_batch_is_followed(shown: Shown) -> None:
+    """By button and by key: all else is veiled, Escape ends it."""
+    shown.page.locator("#find").fill("5")
+    shown.page.locator("#find").press("Enter")
+    chosen = shown.pixels("marks")
+    shown.page.locator("#follow").click()
+    assert shown.page.locator("#follow").inner_text() == "Following micro-batch 5"
+    followed = shown.pixels("marks")
+    assert followed != chosen
+    shown.page.locator("#timeline").focus()
+    shown.page.keyboard.press("Escape")
+    assert shown.page.locator("#follow").get_attribute("aria-pressed") == "false"
+    assert shown.pixels("marks") != followed
+    shown.page.keyboard.press("m")
+    assert shown.page.locator("#follow").inner_text() == "Following micro-batch 5"
+
+
+def test_colours_tell_kinds_directions_stages_or_micro_batches_apart(browser: Browser, tmp_path: Path) -> None:
+    """Kinds by default where backwards are split, directions where they are not; each choice is another picture."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=9, weight_stash_bytes=5) for k in range(4)]
+    for plan, first in ((chimera(), "direction"), (named("zb-h1", 4, 8, model=ModelGraph.chain(layers)), "kind")):
+        (tmp_path / "plan.html").write_text(html(plan))
+        shown = Shown(browser, tmp_path / "plan.html")
+        assert shown.page.locator("#colour").input_value() == first
+        seen = set()
+        for way in ("kind", "direction", "stage", "micro-batch"):
+            shown.page.locator("#colour").select_option(way)
+            seen.add(shown.pixels("timeline"))
+        assert len(seen) == 4
+        assert "a hue for each micro-batch" in shown.page.locator("#legend").inner_text()
+        shown.page.locator("#theme").click()
+        assert shown.complaints == []
+        shown.page.close()
+
+
+def test_keys_and_double_clicks_of_perfetto(shown: Shown) -> None:
+    """W and S zoom, A and D pan; a double click shows an op large, on idle ground the whole step."""
+    whole, box = shown.window(), shown.middle(shown.item("B", 1, 4))
+    shown.page.locator("#timeline").focus()
+    shown.page.keyboard.press("w")
+    near = shown.window()
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 1.5)
+    shown.page.keyboard.press("d")
+    assert shown.window()[0] > near[0]
+    shown.page.keyboard.press("a")
+    assert shown.window() == pytest.approx(near)
+    shown.page.keyboard.press("s")
+    assert shown.window() == pytest.approx(whole)
+    shown.page.mouse.dblclick(*box)
+    start, end = next(t[1:] for t in simulate(chimera()).devices[1].ops if str(t.op) == "1B4")
+    assert shown.window() == pytest.approx((start - (end - start) / 2, end + (end - start) / 2))
+    shown.page.locator("#timeline").dispatch_event("dblclick", {"clientX": 5, "clientY": 5})
+    assert shown.window() == pytest.approx(whole)
+
+
+def test_two_fingers_zoom(shown: Shown) -> None:
+    """Twice as far apart shows half as much, and what was between them stays there."""
+    x, y = shown.middle(shown.item("B", 1, 4))
+    whole = shown.window()
+    fire = """([type, id, x, y]) => document.getElementById("timeline").dispatchEvent(new PointerEvent(type,
+        { pointerId: id, clientX: x, clientY: y, bubbles: true, pointerType: "touch" }))"""
+    shown.page.evaluate("HTMLCanvasElement.prototype.setPointerCapture = () => {}")
+    for name, finger, at in (
+        ("down", 1, x - 50), ("down", 2, x + 50), ("move", 1, x - 100), ("move", 2, x + 100),
+        ("up", 1, x - 100), ("up", 2, x + 100),
+    ):  # fmt: skip
+        shown.page.evaluate(fire, ["pointer" + name, finger, at, y])
+    found = shown.window()
+    assert found[1] - found[0] == pytest.approx((whole[1] - whole[0]) / 2, rel=0.02)
+    assert shown.middle(shown.item("B", 1, 4))[0] == pytest.approx(x, abs=2)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -115,8 +115,8 @@ def test_every_option_named_exists(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.exists()], ids=lambda path: path.name)
 def test_every_link_leads_to_a_file(path: Path) -> None:
     """Links within the project, pictures included."""
-    links = re.findall(r"\]\(([^)#\s]+)", path.read_text())
-    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    links = re.findall(r"\]\(([^)#\s]+)|\bsrc(?:set)?=\"([^\"]+)\"", path.read_text())
+    missing = [link for link in map("".join, links) if "://" not in link and not (path.parent / link).exists()]
     assert missing == []
 
 

@@ -10,9 +10,14 @@ function useTheme(name) {
   const style = getComputedStyle(document.documentElement);
   for (const key of ["ground", "raised", "idle", "rule", "axis", "text", "dim", "limit", "path", "before", "after",
     "memory", "memory-edge", "accent", "veil"]) css[key] = style.getPropertyValue("--" + key).trim();
+  repaint();
+}
+
+/** After a change of theme or of what colours mean. */
+function repaint() {
   patterns.clear();
   paints.clear();
-  for (const number of new Set(numbers)) mixes.set(paint(number).rgb, number * 3);
+  for (let number = 0; number < looks.length; number++) mixes.set(paint(number).rgb, number * 3);
 }
 
 /** Whether a part of a canvas may be seen. While the picture moves only what is in sight is drawn, the rest after. */
@@ -46,36 +51,78 @@ function write(g, text, x, y, { size = 12, align = "left", fill = css.text, weig
   g.fillText(text, x, y);
 }
 
+/** What colours tell apart. */
+const COLOURINGS = ["kind", "direction", "stage", "micro-batch"];
+const HUES = 24; // stages or micro-batches with hues of their own; then they come again
+
 /** How items are painted, by number: {fill, pattern, edge, ink, rgb}. Made when first needed, for a theme. */
 const paints = new Map();
 
 const ONE_COLOUR = new Set(["REDUCE", "TIE", "GATHER", "STEP", "PREDICT"]);
 
-/** The number of an item's paint: its kind, direction and shade. */
-function paintOf(item) {
-  const micro = ONE_COLOUR.has(kindOf(item)) ? -1 : items.micro[item];
-  const hue = micro >= 0 ? plan.routes[plan.route_of[micro]].hue : 0;
-  const last = Math.max(1, plan.route_of.length - 1);
-  const shade = micro >= 0 ? Math.round((micro / last) * (colours.shades - 1)) : 0;
-  return (items.kind[item] * 2 + hue) * colours.shades + shade;
+/** Every look that some item has: {kind, slot, shade}; `slot` is its direction, or its place in the circle of hues. */
+const looks = [];
+let known = new Map();
+
+/** The number of an item's look. */
+function lookOf(item) {
+  const micro = ONE_COLOUR.has(kindOf(item)) ? -1 : items.micro[item], last = Math.max(1, plan.route_of.length - 1);
+  const circle = view.colour === "stage" ? items.stage[item] % HUES : view.colour === "micro-batch" ? micro % HUES : -1;
+  const slot = micro < 0 ? 0 : circle >= 0 ? circle : plan.routes[plan.route_of[micro]].hue;
+  const shade = micro >= 0 && view.colour === "direction" ? Math.round((micro / last) * (colours.shades - 1)) : 0;
+  const key = (items.kind[item] * HUES + slot) * colours.shades + shade;
+  if (!known.has(key)) {
+    known.set(key, looks.length);
+    looks.push({ kind: kindOf(item), slot, shade });
+  }
+  return known.get(key);
 }
 
-const numbers = Int32Array.from({ length: items.count }, (_, item) => paintOf(item));
+/** Every item's look. */
+const numbers = new Int32Array(items.count);
 
-/** Red, green and blue by paint: what is too narrow for a bar is mixed from these. */
-const mixes = new Float32Array(plan.kinds.length * 2 * colours.shades * 3);
+/** Red, green and blue by look: what is too narrow for a bar is mixed from these. */
+const mixes = new Float32Array(plan.kinds.length * HUES * colours.shades * 3);
+
+/** Looks of all items, for what colours tell apart now. */
+function lookAgain() {
+  looks.length = 0;
+  known = new Map();
+  for (let item = 0; item < items.count; item++) numbers[item] = lookOf(item);
+}
 
 function paint(number) {
   let found = paints.get(number);
   if (!found) {
-    const shade = number % colours.shades, rest = Math.floor(number / colours.shades);
-    found = makePaint(plan.kinds[rest >> 1], rest & 1, shade);
+    const { kind, slot, shade } = looks[number];
+    found = makePaint(kind, slot, shade);
     paints.set(number, found);
   }
   return found;
 }
 
+/** A hue of the circle, with the lightness of a kind. */
+function roundHue(kind, slot) {
+  const count = Math.min(HUES, view.colour === "stage" ? plan.stages.length : Math.max(1, plan.route_of.length));
+  const [saturation, lightness] = { F: [0.62, 0.8], B: [0.62, 0.36], I: [0.55, 0.62], W: [0.3, 0.72], R: [0.25, 0.66] }[kind];
+  return hsl(slot / count, saturation, lightness);
+}
+
+function hsl(hue, saturation, lightness) {
+  const part = (n) => {
+    const k = (n + hue * 12) % 12, a = saturation * Math.min(lightness, 1 - lightness);
+    return Math.round(255 * (lightness - a * Math.max(-1, Math.min(k - 3, 9 - k, 1)))).toString(16).padStart(2, "0");
+  };
+  return "#" + part(0) + part(8) + part(4);
+}
+
+const PASSES = new Set(["F", "B", "I", "W", "R"]);
+
 function makePaint(kind, hue, shade) {
+  if (view.colour !== "direction" && PASSES.has(kind)) {
+    const fill = view.colour === "kind" ? colours.kinds[kind][hue] : roundHue(kind, hue);
+    return { fill, ink: kind === "B" ? "#ffffff" : "#10202f", rgb: parts(fill) };
+  }
   const ink = theme.ink[kind] || css.text;
   if (theme.hatched[kind]) {
     const [ground, line, edge] = theme.hatched[kind][hue];

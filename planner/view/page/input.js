@@ -50,6 +50,54 @@ function reveal(item, source) {
   else if (top + box.height > window.innerHeight - 10) window.scrollBy(0, top + box.height - window.innerHeight + 30);
 }
 
+/** Follows a micro-batch, null: none. */
+function follow(micro) {
+  view.follow = micro;
+  element("follow").setAttribute("aria-pressed", String(micro !== null));
+  element("follow").textContent = micro === null ? "Follow micro-batch" : "Following micro-batch " + micro;
+  refresh("marks");
+}
+
+function toggleFollow() {
+  const at = view.chosen || view.cursor, micro = at ? items.micro[at.item] : -1;
+  if (view.follow !== null || micro < 0) follow(null);
+  else {
+    view.chosen = null;
+    fillInspector();
+    follow(micro);
+  }
+}
+
+// ------------------------------------------------------------------ search
+
+const QUERY = /^\s*(\d+)?\s*([a-z]+(?:_[a-z])?)?\s*(\d+)?\s*$/i;
+
+/** The items that a text like 2F3, F3, 2F or 3 (a micro-batch) means, in order of time. */
+function found(text) {
+  const match = QUERY.exec(text);
+  if (!match || !text.trim()) return [];
+  const kind = match[2] ? match[2].toUpperCase() : null, number = (digits) => (digits === undefined ? null : Number(digits));
+  const [stage, micro] = kind ? [number(match[1]), number(match[3])] : [null, number(match[1])];
+  const source = sources()[0], list = [];
+  for (let item = 0; item < items.count; item++)
+    if ((!kind || kindOf(item) === kind) && (stage === null || items.stage[item] === stage) &&
+      (micro === null || items.micro[item] === micro) && boxOf(item, source)) list.push(item);
+  return list.sort((a, b) => times[source].start[a] - times[source].start[b] || a - b);
+}
+
+/** Chooses what is meant; asked again, the next one. */
+function search() {
+  const list = found(element("find").value), source = sources()[0];
+  if (!list.length) {
+    choose(null);
+    element("said").textContent = "nothing is called " + element("find").value;
+    return;
+  }
+  const item = list[(list.indexOf(view.chosen ? view.chosen.item : -1) + 1) % list.length];
+  choose({ item, source });
+  reveal(item, source);
+}
+
 // ------------------------------------------------------------------ pointer
 
 function under(event) {
@@ -83,12 +131,34 @@ function tip(at, event) {
 function listenToPointer() {
   const canvas = element("timeline");
   let drag = null;
+  const fingers = new Map(); // two of them zoom
+  const between = () => {
+    const [a, b] = [...fingers.values()];
+    return { wide: Math.max(20, Math.abs(a - b)), middle: (a + b) / 2 - canvas.getBoundingClientRect().left };
+  };
+  canvas.addEventListener("dblclick", (event) => {
+    const at = under(event);
+    const { start, end } = times[at ? at.source : sources()[0]];
+    if (at) show(start[at.item] * 1.5 - end[at.item] * 0.5, end[at.item] * 1.5 - start[at.item] * 0.5);
+    else show(0, extent());
+    refresh();
+  });
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button) return;
+    fingers.set(event.pointerId, event.clientX);
+    if (fingers.size === 2) {
+      drag = { ...between(), from: view.from, to: view.to, moved: true, pinch: true };
+      return;
+    }
     drag = { x: event.clientX, from: view.from, to: view.to, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, event.clientX);
+    if (drag && drag.pinch) {
+      if (fingers.size === 2) pinch(drag, between());
+      return;
+    }
     if (drag && (drag.moved || Math.abs(event.clientX - drag.x) > 3)) {
       drag.moved = true;
       canvas.classList.add("dragged");
@@ -103,14 +173,23 @@ function listenToPointer() {
     refresh("marks");
   });
   canvas.addEventListener("pointerup", (event) => {
+    fingers.delete(event.pointerId);
     if (drag && !drag.moved) choose(under(event));
     drag = null;
     canvas.classList.remove("dragged");
   });
-  canvas.addEventListener("pointercancel", () => { drag = null; canvas.classList.remove("dragged"); });
+  canvas.addEventListener("pointercancel", () => { fingers.clear(); drag = null; canvas.classList.remove("dragged"); });
   canvas.addEventListener("pointerleave", () => { view.hover = null; tip(null); refresh("marks"); });
   element("stack").addEventListener("wheel", turn, { passive: false });
   element("memory").addEventListener("wheel", turn, { passive: false });
+}
+
+/** Two fingers: what was under each of them stays there. */
+function pinch({ from, to, wide, middle }, now) {
+  const span = ((to - from) * wide) / now.wide, t = from + ((middle - LEFT) / layout.plot) * (to - from);
+  const begin = t - ((now.middle - LEFT) / layout.plot) * span;
+  show(begin, begin + span);
+  refreshFast();
 }
 
 function turn(event) {
@@ -160,7 +239,12 @@ const KEYS = {
   ArrowDown: () => moveTo(beside(0, 1)),
   Home: () => moveTo(beside(-Infinity, 0)),
   End: () => moveTo(beside(Infinity, 0)),
-  d: () => view.cursor && moveTo(decider(view.cursor)),
+  b: () => view.cursor && moveTo(decider(view.cursor)),
+  w: () => zoomAtCursor(1.5),
+  s: () => zoomAtCursor(1 / 1.5),
+  a: () => pan(-PAN),
+  d: () => pan(PAN),
+  m: () => toggleFollow(),
   Enter: () => view.cursor && choose(view.cursor),
   " ": () => view.cursor && choose(view.cursor),
   "+": () => zoomAtCursor(1.5),
@@ -169,8 +253,16 @@ const KEYS = {
   0: () => { show(0, extent()); refresh(); },
   c: () => toggle("path"),
   i: () => { toggle("idle"); fillLegend(); },
-  Escape: () => { if (view.chosen) choose(null); else { view.cursor = null; fillInspector(); refresh("marks"); } },
+  Escape: () => { if (view.chosen) choose(null); else if (view.follow !== null) follow(null); else { view.cursor = null; fillInspector(); refresh("marks"); } },
 };
+
+const PAN = 0.2; // of what is visible
+
+function pan(share) {
+  const shift = share * (view.to - view.from);
+  show(view.from + shift, view.to + shift);
+  refresh();
+}
 
 function zoomAtCursor(factor) {
   const at = view.cursor, t = at && times[at.source].start[at.item];
@@ -189,6 +281,8 @@ function listenToKeys() {
   element("in").addEventListener("click", () => zoomAtCursor(1.5));
   element("out").addEventListener("click", () => zoomAtCursor(1 / 1.5));
   element("fit").addEventListener("click", KEYS[0]);
+  element("find").addEventListener("keydown", (event) => { if (event.key === "Enter") search(); });
+  element("follow").addEventListener("click", toggleFollow);
   element("path").addEventListener("click", () => toggle("path"));
   element("idle").addEventListener("click", () => { toggle("idle"); fillLegend(); });
   element("thin").addEventListener("click", () => toggle("thin"));

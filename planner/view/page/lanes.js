@@ -4,7 +4,8 @@ const LEFT = 104, RIGHT = 150, NARROW = 700;
 
 const view = {
   from: 0, to: plan.forecast.step_s || 1, // seconds that are visible
-  mode: "forecast", thin: true, path: true, idle: true,
+  mode: "forecast", thin: true, path: true, idle: true, follow: null, // a micro-batch
+  colour: plan.items.kind.some((kind) => plan.kinds[kind] === "I") ? "kind" : "direction",
   cursor: null, chosen: null, hover: null, // {item, source}
 };
 

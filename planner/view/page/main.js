@@ -50,8 +50,10 @@ function listenToTheme() {
 }
 
 arrange(element("drawing").clientWidth);
+lookAgain();
 listenToTheme();
 fillHead();
+fillColourings();
 fillModes();
 fillTable();
 fillWhy();

@@ -7,10 +7,19 @@ function drawMarks() {
   g.rect(LEFT, 0, layout.plot, layout.height);
   g.clip();
   if (view.chosen) drawChosen(g);
+  else if (view.follow !== null) drawFollowed(g);
   else if (view.path) sources().forEach((source) => drawPath(g, source));
   if (view.hover) ring(g, view.hover, css.text, 1.5);
   if (view.cursor) ring(g, view.cursor, css.accent, 2.5);
   g.restore();
+}
+
+/** Everything of one micro-batch, and a veil over the rest. */
+function drawFollowed(g) {
+  g.fillStyle = css.veil;
+  g.fillRect(LEFT, 0, layout.plot, layout.height);
+  for (let item = 0; item < items.count; item++)
+    if (items.micro[item] === view.follow) sources().forEach((source) => lit(g, item, source));
 }
 
 function ring(g, { item, source }, colour, width, dash = []) {

@@ -37,8 +37,21 @@ function fillHead() {
     element("figures").append(pair);
   }
   if (plan.run) element("what").textContent += "; the curve is the forecast's, the dotted lines are measured";
-  element("help").textContent = "Drag pans, Ctrl or Alt and the wheel zoom, a click shows what an op waits for. Keys on the " +
-    "timeline: arrows walk, Enter chooses, D what decided its start, + - 0 zoom, C critical path, I idle by cause, Esc lets go.";
+  element("help").textContent = "Drag pans, Ctrl or Alt and the wheel zoom, a click shows what an op waits for, a double click shows it large. " +
+    "Keys on the timeline: arrows walk, Enter chooses, B what decided its start, W S or + - zoom, A D pan, 0 whole step, C critical path, I idle by cause, M follows the micro-batch, Esc lets go.";
+}
+
+function fillColourings() {
+  const select = element("colour");
+  for (const name of COLOURINGS) select.append(make("option", name, { value: name }));
+  select.value = view.colour;
+  select.addEventListener("change", () => {
+    view.colour = select.value;
+    lookAgain();
+    repaint();
+    fillLegend();
+    refresh();
+  });
 }
 
 function fillModes() {
@@ -50,6 +63,7 @@ function fillModes() {
   }
 }
 
+const SWATCHES = 4; // of a kind, where a stage or a micro-batch has a hue
 const QUIET = new Set(["unused", "filling", "draining"]); // coloured like idle time
 
 /** One swatch for every kind and direction that is drawn. */
@@ -60,10 +74,10 @@ function fillLegend() {
   for (let item = 0; item < items.count; item++) {
     const kind = kindOf(item), number = numbers[item];
     if (!drawn(item) && !(plan.run && times.measured.end[item] > times.measured.start[item])) continue;
-    const hue = Math.floor(number / colours.shades) & 1;
+    const hue = looks[number].slot;
     const name = kind.startsWith("SEND") ? "message" : MEANING[kind];
     if (!seen.has(name)) seen.set(name, { kind: items.kind[item], hues: new Map() });
-    if (!seen.get(name).hues.has(hue)) seen.get(name).hues.set(hue, (items.kind[item] * 2 + hue) * colours.shades + 2);
+    if (seen.get(name).hues.size < SWATCHES && !seen.get(name).hues.has(hue)) seen.get(name).hues.set(hue, number);
   }
   for (const [name, { hues }] of [...seen].sort(([, a], [, b]) => a.kind - b.kind))
     list.append(entry(name, [...hues].sort(([a], [b]) => a - b).map(([, number]) => paint(number))));
@@ -75,7 +89,8 @@ function fillLegend() {
   const parts = new Set(plan.devices.flatMap((device) => device.peak_parts.map(([name]) => name)));
   element("parts").replaceChildren(...[...parts].map((name) => entry(name, [{ fill: theme.parts[name] || css.axis }])));
   const notes = [];
-  if (new Set(plan.routes.map((route) => route.hue)).size > 1) notes.push("blue runs down the devices, orange up");
+  if (view.colour === "stage" || view.colour === "micro-batch") notes.push("a hue for each " + view.colour);
+  if (view.colour === "direction" && new Set(plan.routes.map((route) => route.hue)).size > 1) notes.push("blue runs down the devices, orange up");
   if (plan.routes.some((route) => route.again.some(Boolean))) notes.push("underlined: a later stage of the same device");
   for (const note of notes) list.append(make("li", note));
 }

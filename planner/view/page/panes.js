@@ -102,7 +102,8 @@ function drawPane(canvas, laidOut, { limit_bytes, bound_s }, scale, mark, axis) 
       g.fillStyle = fillOf(op, theme);
       g.fillRect(x(op.start), y, Math.max(0.3, wide - (wide > 3 ? 0.7 : 0)), high);
       const text = op.micro >= 0 ? String(op.micro) : "";
-      if (high >= 14 && wide > 3 + 6.4 * text.length) write(text, (x(op.start) + x(op.end)) / 2, y + high / 2 + 4, "center", 11, theme.ink[op.kind] || css("ink"));
+      const size = wide > 3 + 6.4 * text.length ? 11 : wide > 1.5 + 5.2 * text.length ? 9 : 0;
+      if (high >= 14 && size) write(text, (x(op.start) + x(op.end)) / 2, y + high / 2 + size * 0.36, "center", size, theme.ink[op.kind] || css("ink"));
     }
     drawMemory(g, laidOut, device, x, y + high + 1, thin, scale.bytes, css);
     if (limit_bytes !== null && limit_bytes <= scale.bytes) {

@@ -1,5 +1,6 @@
 // The rows of the timeline, and the time axis.
 
+const LONG = 110; // pixels: what is as wide has its kind and stage written in it
 const WIDE = 3; // pixels: what is narrower is merged into one strip a row, each pixel the mix of what runs in it
 
 const strip = { width: 0, ratio: 1, sums: null, image: null, canvas: document.createElement("canvas") };
@@ -65,7 +66,8 @@ function collect(g, row, bars, texts, marks) {
 
 function label(item, x0, x1, row, texts, marks) {
   const width = x1 - x0, micro = items.micro[item];
-  const text = kindOf(item) === "STEP" ? "step" : kindOf(item) === "PREDICT" ? "predict" : micro >= 0 ? String(micro) : "";
+  const short = kindOf(item) === "STEP" ? "step" : kindOf(item) === "PREDICT" ? "predict" : micro >= 0 ? String(micro) : "";
+  const text = short && micro >= 0 && width > LONG ? kindOf(item) + " " + micro + ", stage " + items.stage[item] : short;
   const size = Math.min(13, Math.round(row.height * 0.55), Math.floor((width - 2) / (text.length * 0.6)));
   if (text && size >= 8) {
     const { ink } = paint(numbers[item]);

@@ -9,11 +9,12 @@ import click
 if TYPE_CHECKING:
     from ..forecast import Timeline
     from ..plan import Plan
+    from ..view import Drawing
 
 PICTURES = ("timeline", "layers", "placement", "ops")
-FORMS = ("text", "svg", "html", "png", "dot", "perfetto")
-_GRAPH_FORMS = ("svg", "png", "dot")
-_FORMS_OF = {PICTURES[0]: ("text", "svg", "html", "perfetto")} | dict.fromkeys(PICTURES[1:], _GRAPH_FORMS)
+FORMS = ("text", "svg", "html", "png", "pdf", "dot", "perfetto")
+_GRAPH_FORMS = ("svg", "png", "pdf", "dot")
+_FORMS_OF = {PICTURES[0]: ("text", "svg", "html", "png", "pdf", "perfetto")} | dict.fromkeys(PICTURES[1:], _GRAPH_FORMS)
 
 
 def picture_of(form: str, what: str | None) -> str:
@@ -36,12 +37,12 @@ def check_picture(form: str, with_run: bool, only_run: bool, to_file: bool) -> N
         raise click.UsageError("--run is drawn --as html and --as perfetto")
     if only_run and not with_run:
         raise click.UsageError("--only-run needs --run")
-    if form == "png":
+    if form in ("png", "pdf"):
         if not to_file:
-            raise click.UsageError("--as png needs -o FILE")
+            raise click.UsageError(f"--as {form} needs -o FILE")
         from ..view import require_matplotlib
 
-        require_matplotlib("--as png")
+        require_matplotlib(f"--as {form}")
 
 
 def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str | bytes:
@@ -54,8 +55,6 @@ def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str |
         operation_graph,
         placement_graph,
         to_dot,
-        to_png,
-        to_svg,
     )
 
     if what == "layers":
@@ -66,4 +65,11 @@ def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str |
         graph, draw = operation_graph(plan, timeline), drawn_operations
     if form == "dot":
         return to_dot(graph)
-    return to_svg(draw(graph)) if form == "svg" else to_png(draw(graph))
+    return written(draw(graph), form)
+
+
+def written(drawing: Drawing, form: str) -> str | bytes:
+    """A drawing as svg, png or pdf."""
+    from ..view import to_pdf, to_png, to_svg
+
+    return to_svg(drawing) if form == "svg" else to_png(drawing) if form == "png" else to_pdf(drawing)

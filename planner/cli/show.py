@@ -15,7 +15,7 @@ from ..search import Proven
 from ..view import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
 from .families import throughput
-from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of
+from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of, written
 
 if TYPE_CHECKING:
     from ..view import Screen
@@ -28,6 +28,7 @@ _SHOW_EXAMPLE = """\b
 Examples:
   contraflow show plan.json
   contraflow show plan.json --as svg -o plan.svg
+  contraflow show plan.json --as pdf -o plan.pdf
   contraflow show plan.json --as html --run run.json -o plan.html
   contraflow show plan.json --what placement --as svg -o placement.svg
   contraflow show plan.json --what layers --as dot | dot -Tpdf > layers.pdf
@@ -65,7 +66,7 @@ def check(plan_file: str, as_json: bool) -> None:
 @click.option(
     "--what", type=click.Choice(PICTURES),
     help="The timeline; the layers in their stages; the devices and what goes between them; every operation. "
-    "[default: timeline; of dot and png layers]",
+    "[default: timeline; of dot layers]",
 )  # fmt: skip
 @click.option("--run", "run_file", metavar="FILE", help="A run of the plan (execute --trace), drawn with its forecast.")
 @click.option("--only-run", is_flag=True, help="With --run: leave the forecast out.")
@@ -83,7 +84,7 @@ def show(
     """Draw PLAN: its timeline and the memory of every device, or what --what names.
 
     Times and bytes are simulated afresh from the plan's operations, not read from its forecast. A perfetto trace opens
-    in ui.perfetto.dev, also from a file called .json.gz, which is compressed. PNG needs matplotlib.
+    in ui.perfetto.dev, also from a file called .json.gz, which is compressed. PNG and PDF need matplotlib.
     """
     picture = picture_of(form, what)
     check_picture(form, run_file is not None, only_run, output is not None)
@@ -136,10 +137,12 @@ def draw(
     only_run: bool = False,
     screen: Screen | None = None,
 ) -> str | bytes:
-    """The picture of a plan, a png as bytes, text for this screen; raises InputError when its operations cannot be
-    simulated."""
+    """The picture of a plan, png and pdf as bytes, text for this screen.
+
+    Raises InputError when its operations cannot be simulated.
+    """
     from ..simulate import simulate
-    from ..view import Screen, perfetto_events, timeline_svg, timeline_text
+    from ..view import Screen, drawn_timeline, perfetto_events, timeline_text
 
     if run is not None:
         plan = run.require_plan(plan)
@@ -152,8 +155,8 @@ def draw(
         return page(plan, timeline, forecast, run)
     if form == "perfetto":
         return perfetto_events(plan, timeline, forecast, run, only_run)
-    if form == "svg":
-        return timeline_svg(plan, timeline, forecast)
+    if form in ("svg", "png", "pdf"):
+        return written(drawn_timeline(plan, timeline, forecast), form)
     return timeline_text(plan, timeline, forecast, screen or Screen())
 
 

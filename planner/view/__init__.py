@@ -18,7 +18,9 @@ from .dot import to_dot
 from .draw_layers import draw as drawn_layers
 from .draw_ops import draw as drawn_operations
 from .draw_placement import draw as drawn_placement
-from .drawing import png_of, require_matplotlib, to_png, to_svg
+from .draw_timeline import drawing as drawn_timeline
+from .draw_timeline import render as timeline_svg
+from .drawing import Drawing, png_of, require_matplotlib, to_pdf, to_png, to_svg
 from .fresh import fresh_forecast
 from .frontier import drawing as frontier_drawing
 from .frontier import figure as frontier_figure
@@ -33,7 +35,6 @@ from .names import wrap
 from .op_graph import operation_graph
 from .perfetto import render as perfetto_events
 from .reasons import explained, gap_sentence, idle_sentence
-from .svg import render as timeline_svg
 from .terminal import WIDTH, Screen
 from .text import among, device_limit, device_table, heading, samples_per_s
 from .text import render as timeline_text
@@ -58,6 +59,7 @@ def notebook(plan: Plan) -> str:
 
 __all__ = [
     "Asked",
+    "Drawing",
     "Entry",
     "Screen",
     "WIDTH",
@@ -68,6 +70,7 @@ __all__ = [
     "drawn_layers",
     "drawn_operations",
     "drawn_placement",
+    "drawn_timeline",
     "explained",
     "fresh_forecast",
     "frontier_drawing",
@@ -94,6 +97,7 @@ __all__ = [
     "timeline_svg",
     "timeline_text",
     "to_dot",
+    "to_pdf",
     "to_png",
     "to_svg",
     "wrap",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..basics import InputError
 from .names import columns_of, plain
+from .palette import HATCHED, hatches
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,16 @@ class Text:
     bold: bool = False
 
 
-Shape = Rect | Line | Text
+@dataclass(frozen=True)
+class Area:
+    """What lies inside a line through points."""
+
+    points: tuple[Point, ...]
+    fill: str
+    stroke: str = "none"
+
+
+Shape = Rect | Line | Text | Area
 
 
 @dataclass
@@ -104,6 +114,8 @@ def to_svg(drawing: Drawing) -> str:
     """The drawing as self-contained SVG text: no script, no reference, names as text."""
     width, height = math.ceil(drawing.width), math.ceil(drawing.height)
     body = "\n".join(_svg(shape) for shape in drawing.shapes)
+    if any(isinstance(shape, Rect) and shape.fill in HATCHED for shape in drawing.shapes):
+        body = f"<defs>{hatches()}</defs>\n{body}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{_quoted(drawing.title)}" font-family="{_FONT}">\n'
@@ -126,6 +138,9 @@ def _svg(shape: Shape) -> str:
         )
     if isinstance(shape, Line):
         return _svg_line(shape)
+    if isinstance(shape, Area):
+        path = "L".join(f"{x:.2f} {y:.2f}" for x, y in shape.points)
+        return f'<path d="M{path}Z" fill="{shape.fill}" stroke="{shape.stroke}"/>'
     bold = ' font-weight="600"' if shape.bold else ""
     anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
     return (
@@ -218,11 +233,21 @@ def _paint(axes: Axes, shape: Shape, order: int) -> None:
     from matplotlib.path import Path
 
     if isinstance(shape, Rect):
+        fill, hatch = HATCHED.get(shape.fill, (shape.fill, ""))
+        if not shape.radius:
+            corner = (shape.x, shape.y)
+            axes.add_patch(
+                patches.Rectangle(
+                    corner, shape.width, shape.height, facecolor=fill, edgecolor=shape.stroke, hatch=hatch,
+                    linewidth=0.72 * (shape.stroke != "none"), zorder=order,
+                )
+            )  # fmt: skip
+            return
         style = f"round,pad=0,rounding_size={shape.radius}"
         axes.add_patch(
             patches.FancyBboxPatch(
-                (shape.x, shape.y), shape.width, shape.height, boxstyle=style, facecolor=shape.fill,
-                edgecolor=shape.stroke, linewidth=0.72, zorder=order,
+                (shape.x, shape.y), shape.width, shape.height, boxstyle=style, facecolor=fill,
+                edgecolor=shape.stroke, hatch=hatch, linewidth=0.72, zorder=order,
             )
         )  # fmt: skip
     elif isinstance(shape, Line):
@@ -237,6 +262,10 @@ def _paint(axes: Axes, shape: Shape, order: int) -> None:
         )
         if shape.arrow:
             axes.add_patch(patches.Polygon(_head(shape), facecolor=shape.stroke, linewidth=0, zorder=order))
+    elif isinstance(shape, Area):
+        axes.add_patch(
+            patches.Polygon(shape.points, facecolor=shape.fill, edgecolor=shape.stroke, linewidth=0.72, zorder=order)
+        )
     else:
         align: dict[str, Any] = {"start": "left", "middle": "center", "end": "right"}
         axes.text(
@@ -255,12 +284,22 @@ def to_png(drawing: Drawing) -> bytes:
     return png_of(figure(drawing), min(200.0, 100 * _LARGEST / max(drawing.width, drawing.height)))
 
 
+def to_pdf(drawing: Drawing) -> bytes:
+    """The drawing as a PDF of one page. Raises InputError without matplotlib."""
+    require_matplotlib("a pdf")
+    return _saved(figure(drawing), "pdf", 72.0, {"CreationDate": None})
+
+
 def png_of(made: Figure, dpi: float = 200.0) -> bytes:
     """A matplotlib figure as PNG; letters that its font lacks become boxes, without a warning each."""
+    return _saved(made, "png", dpi, {})
+
+
+def _saved(made: Figure, form: str, dpi: float, metadata: dict[str, None]) -> bytes:
     import warnings
 
     stream = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
-        made.savefig(stream, format="png", dpi=dpi)
+        made.savefig(stream, format=form, dpi=dpi, metadata=metadata)
     return stream.getvalue()

@@ -10,6 +10,11 @@ from ..forecast import Cause
 from ..plan import COPIES, Kind, Pipeline
 
 HUES = (0.575, 0.065)  # blue, orange
+HATCHED = {
+    "url(#weights0)": ("#d5e5f2", "////"), "url(#weights1)": ("#f6ddc2", "////"),
+    "url(#again0)": ("#d5e5f2", "\\\\\\\\"), "url(#again1)": ("#f6ddc2", "\\\\\\\\"),
+}  # fmt: skip
+"""Fills that are patterns of an SVG (`hatches`): what else they look like, as ground and matplotlib's hatch."""
 _HATCHED = ("#d5e5f2", "#f6ddc2")  # what a hatch looks like from afar
 SHORT = {
     Cause.UNUSED: "unused", Cause.FILLING: "filling", Cause.DRAINING: "draining", Cause.NOTHING: "nothing ready",
@@ -30,11 +35,6 @@ class Paint(NamedTuple):
     fill: str
     ink: str
     stroke: str = "none"
-
-    def attributes(self) -> str:
-        """As SVG attributes."""
-        edge = "" if self.stroke == "none" else f' stroke="{self.stroke}" stroke-width="0.8"'
-        return f'fill="{self.fill}"{edge}'
 
 
 def paint(kind: Kind, hue: int, shade: float) -> Paint:

@@ -20,7 +20,7 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.simulate import simulate
-from contraflow.planner.view import svg, text
+from contraflow.planner.view import draw_timeline, text
 
 Orders = list[list[Op]]
 
@@ -140,7 +140,7 @@ def test_views_show_such_plans() -> None:
     timeline = simulate(plan)
     drawn = text.render(plan, timeline, plan.forecast)
     assert "2 of 2 stages run backward on another device" in " ".join(drawn.split())
-    assert "</svg>" in svg.render(plan, timeline, plan.forecast)
+    assert "</svg>" in draw_timeline.render(plan, timeline, plan.forecast)
 
 
 # ------------------------------------------------------------------ the checker

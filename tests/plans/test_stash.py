@@ -19,7 +19,7 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.simulate import simulate
-from contraflow.planner.view import svg, text
+from contraflow.planner.view import draw_timeline, text
 from contraflow.planner.view.text import WIDTH
 
 HOST = Link(5.0, 1.0)  # 10 bytes in 2 s, a second of latency
@@ -285,6 +285,6 @@ def test_copies_are_drawn() -> None:
     assert [line.split("|")[0].strip() for line in drawn] == ["d0", "d0>", "d0<", "m0", "h0"]
     cells = (WIDTH - len("d0> ||")) // 5  # five times 2 s
     assert drawn[1].split("|")[1].strip() == "0".ljust(cells, ">")
-    root = ElementTree.fromstring(svg.render(plan, timeline, plan.forecast))
+    root = ElementTree.fromstring(draw_timeline.render(plan, timeline, plan.forecast))
     titles = [found.text or "" for found in root.iter("{http://www.w3.org/2000/svg}title")]
     assert sum(title.startswith(("OFFLOAD stage 0, micro-batch 0", "FETCH")) for title in titles) == 2

@@ -58,7 +58,7 @@ def test_a_trace_for_a_file_called_gz_is_compressed(folder: Path) -> None:
 def test_pictures_that_do_not_exist_are_refused_before_anything_is_read(folder: Path) -> None:
     """Each line says what there is instead."""
     assert "--as dot draws layers, placement, ops" in refused("show", "none.json", "--what", "timeline", "--as", "dot")
-    assert "--as svg, png, dot" in refused("show", "none.json", "--what", "ops")
+    assert "--as svg, png, pdf, dot" in refused("show", "none.json", "--what", "ops")
     assert "needs -o" in refused("show", "none.json", "--what", "ops", "--as", "png")
     assert "--run is drawn" in refused("show", "none.json", "--run", "run.json")
     assert "--only-run needs --run" in refused("show", "none.json", "--as", "perfetto", "--only-run")

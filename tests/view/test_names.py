@@ -197,19 +197,20 @@ def test_values_are_quoted_short_however_large_they_are() -> None:
     assert printable("tab\tand\nline") == "tab and line"
 
 
-@pytest.mark.parametrize("form", ["text", "svg", "html", "png", "dot", "perfetto"])
+@pytest.mark.parametrize("form", ["text", "svg", "html", "png", "pdf", "dot", "perfetto"])
 @pytest.mark.parametrize("what", [None, "timeline", "layers", "placement", "ops"])
 def test_every_form_of_every_picture_is_drawn_or_refused_with_what_is_possible(
     tmp_path: Path, form: str, what: str | None
 ) -> None:
     """Without --what, the first that the form can draw."""
-    if form == "png":
+    if form in ("png", "pdf"):
         pytest.importorskip("matplotlib")
     save_plan(two_device_plan(), tmp_path / "plan.json")
     more = () if what is None else ("--what", what)
     result = run("show", tmp_path / "plan.json", "--as", form, *more, "-o", tmp_path / "picture")
-    possible = {"text": "timeline", "html": "timeline", "perfetto": "timeline", "svg": "timeline layers placement ops"}
-    if what is None or what in possible.get(form, "layers placement ops"):
+    graphs = "layers placement ops"
+    possible = {"text": "timeline", "html": "timeline", "perfetto": "timeline", "dot": graphs}
+    if what is None or what in possible.get(form, f"timeline {graphs}"):
         assert result.exit_code == 0, result.stderr
         assert (tmp_path / "picture").stat().st_size > 0
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -9,10 +10,12 @@ import pytest
 from pictures import MIB, both_ways, one_way, pictured, routed
 from rich.cells import cell_len
 
+from contraflow.planner.forecast import Cause
 from contraflow.planner.plan import Forecast, Kind, Pipeline, Plan
+from contraflow.planner.search import facts
 from contraflow.planner.simulate import simulate
-from contraflow.planner.view import svg, text
-from contraflow.planner.view.palette import direction, paint
+from contraflow.planner.view import draw_timeline, text, to_pdf, to_png
+from contraflow.planner.view.palette import IDLE, direction, paint
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,7 +33,7 @@ def as_text(plan: Plan) -> str:
 
 def as_svg(plan: Plan) -> ElementTree.Element:
     """The SVG picture, parsed."""
-    return ElementTree.fromstring(svg.render(plan, simulate(plan), forecast_of(plan)))
+    return ElementTree.fromstring(draw_timeline.render(plan, simulate(plan), forecast_of(plan)))
 
 
 def words(root: ElementTree.Element) -> list[str]:
@@ -69,9 +72,9 @@ def test_percentages_never_hide_a_gap() -> None:
 
 
 def test_the_svg_draws_every_operation_and_numbers_them() -> None:
-    """P=2, N=4: sixteen bars with tooltips, each with its micro-batch."""
+    """P=2, N=4: sixteen bars with tooltips, each with its micro-batch, after the picture's own title."""
     root = as_svg(one_way(2, 4))
-    titles = [found.text or "" for found in root.iter(f"{SVG}title")]
+    titles = [found.text or "" for found in root.iter(f"{SVG}title")][1:]
     assert len(titles) == 16
     assert "F stage 0, micro-batch 3: " in " ".join(titles)
     assert [words(root).count(str(m)) >= 4 for m in range(4)] == [True] * 4
@@ -138,6 +141,35 @@ def test_every_kind_has_a_paint(kind: Kind) -> None:
             assert paint(kind, hue, shade).fill.startswith(("#", "url(#"))
 
 
+def test_the_svg_has_the_critical_path_what_binds_and_the_gaps_causes() -> None:
+    """The line begins at 0 and ends with the step; gaps have the colours of their causes."""
+    plan = one_way(4, 8, memory_bytes=6 * MIB)
+    root = as_svg(plan)
+    said = " ".join(words(root))
+    assert "what binds: what 10 % more speed takes off the step: all devices 9.1 %" in said
+    assert "waits: memory full" in said
+    (path,) = [found.get("d") or "" for found in root.iter(f"{SVG}path") if found.get("stroke") == "#c2185b"]
+    xs = [float(x) for x in re.findall(r"[ML]([\d.]+) ", path)]
+    assert (min(xs), max(xs)) == (draw_timeline.LEFT, draw_timeline.LEFT + draw_timeline.PLOT)
+    full = [span for span in facts(plan).spans if span.cause is Cause.MEMORY]
+    drawn = [found for found in root.iter(f"{SVG}rect") if found.get("fill") == IDLE[Cause.MEMORY][0]]
+    assert len(drawn) == len(full) + 1  # and one in the legend
+    scale = draw_timeline.PLOT / simulate(plan).step_s
+    widths = [float(found.get("width") or 0) for found in drawn][1:]  # the legend's is the first
+    assert widths == pytest.approx([(x.end_s - x.start_s) * scale for x in full], abs=0.06)
+
+
+@pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_the_timeline_is_drawn_without_a_browser(form: str, begins: bytes) -> None:
+    """With hatches, copies, and names of every sort; the same plan is the same file."""
+    pytest.importorskip("matplotlib")
+    for plan in (pictured()["apart, offload"], one_way(2, 2, name='<b>"$x$\x1b[2J' + "w" * 200)):
+        made = draw_timeline.drawing(plan, simulate(plan), forecast_of(plan))
+        found = [to_png(made) if form == "png" else to_pdf(made) for _ in range(2)]
+        assert found[0].startswith(begins)
+        assert found[0] == found[1]
+
+
 def test_names_are_escaped() -> None:
     """A model's name is text, never markup."""
     root = as_svg(one_way(2, 2, name='<script>alert("&")</script>'))
@@ -148,8 +180,8 @@ def test_names_are_escaped() -> None:
 def test_pictures_of_large_plans_stay_small() -> None:
     """Beyond some thousand operations tooltips are dropped."""
     plan = one_way(8, 400)
-    drawn = svg.render(plan, simulate(plan), forecast_of(plan))
-    assert "<title>" not in drawn
+    drawn = draw_timeline.render(plan, simulate(plan), forecast_of(plan))
+    assert drawn.count("<title>") == 1
     assert len(drawn) < 3_000_000
 
 

@@ -19,7 +19,6 @@ from .draw_layers import draw as drawn_layers
 from .draw_ops import draw as drawn_operations
 from .draw_placement import draw as drawn_placement
 from .draw_timeline import drawing as drawn_timeline
-from .draw_timeline import render as timeline_svg
 from .drawing import Drawing, png_of, require_matplotlib, to_pdf, to_png, to_svg
 from .fresh import fresh_forecast
 from .frontier import drawing as frontier_drawing
@@ -94,7 +93,6 @@ __all__ = [
     "png_of",
     "require_matplotlib",
     "run_lateness",
-    "timeline_svg",
     "timeline_text",
     "to_dot",
     "to_pdf",

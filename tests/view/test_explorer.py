@@ -201,9 +201,11 @@ def test_the_page_of_what_is_shown_opens_and_follows_the_limit(opened: Open) -> 
     inside.locator("#figures", has_text=format_seconds(last.step_s)).wait_for()
     opened.page.locator("#limit").focus()
     opened.page.keyboard.press("Home")
+    above = opened.page.evaluate("window.scrollY")
     opened.page.locator('#open[aria-expanded="false"]').wait_for()  # not yet
     opened.page.locator('#open[aria-expanded="true"]').wait_for()
     inside.locator("#figures", has_text=format_seconds(first.step_s)).wait_for()
+    assert opened.page.evaluate("window.scrollY") == above  # the slider stays under the hand
     opened.page.locator("#open").click()
     assert not opened.page.locator("#opened").is_visible()
 

@@ -20,7 +20,7 @@ document.querySelectorAll('thead button').forEach((button, column) => button.add
 const opened = element("opened");
 
 /** The page of a plan, in a frame of its own: the same for all but for the plan's data; null: none. */
-function openPage(data, name) {
+function openPage(data, name, scroll = true) {
   document.querySelectorAll("[aria-expanded]").forEach((other) =>
     other.setAttribute("aria-expanded", String(data !== null && other.dataset.plan === data)));
   opened.hidden = data === null;
@@ -34,7 +34,7 @@ function openPage(data, name) {
   }
   opened.querySelector("h2").textContent = name;
   opened.querySelector("iframe").replaceWith(frame);
-  if (data !== null) opened.scrollIntoView({ block: "start" });
+  if (data !== null && scroll) opened.scrollIntoView({ block: "start" });
 }
 
 document.querySelectorAll("tbody button").forEach((button) => button.addEventListener("click", () => {

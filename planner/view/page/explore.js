@@ -22,7 +22,7 @@ function reopen() {
   clearTimeout(reopening);
   reopening = setTimeout(() => {
     const { data, name } = told.plans[now.shown];
-    if (data !== null && opened.dataset.plan !== data) openPage(data, name);
+    if (data !== null && opened.dataset.plan !== data) openPage(data, name, false);
   }, 300);
 }
 

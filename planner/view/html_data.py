@@ -17,6 +17,7 @@ from .critical import CriticalPath
 from .html_columns import coded
 from .html_explained import explained_data
 from .html_run import run_data
+from .html_steady import steady_data
 from .items import Items
 from .palette import direction
 from .text import among, count_pipelines, device_limit, updating
@@ -55,6 +56,7 @@ def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace 
         "items": items.columns(),
         "waits": items.waits(),
         "why": explained_data(facts(plan), len(plan.orders)),
+        "steady": steady_data(plan, timeline, forecast, items),
         "run": None if run is None else run_data(plan, items, run),
     }
 

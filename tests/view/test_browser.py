@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chromium import CHROMIUM, MISSING, started
-from instances import named
+from instances import named, uniform
 from pictures import NASTY, chimera, nasty_plan
 from traces import simulated_run
 
@@ -375,6 +375,36 @@ def test_keys_and_double_clicks_of_perfetto(shown: Shown) -> None:
     assert shown.window() == pytest.approx((start - (end - start) / 2, end + (end - start) / 2))
     shown.page.locator("#timeline").dispatch_event("dblclick", {"clientX": 5, "clientY": 5})
     assert shown.window() == pytest.approx(whole)
+
+
+def test_64_devices_stand_on_one_screen(browser: Browser, tmp_path: Path) -> None:
+    """Without rows for links; with them, they are as high as those of 17."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=9, weight_stash_bytes=5) for k in range(64)]
+    (tmp_path / "plan.html").write_text(html(named("zb-h1", 64, 64, model=ModelGraph.chain(layers))))
+    shown = Shown(browser, tmp_path / "plan.html")
+    box = shown.page.locator("#timeline").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= SIZE["height"]
+    shown.page.locator("#thin").click()
+    shown.settle()
+    higher = shown.page.locator("#timeline").bounding_box()
+    assert higher is not None
+    assert higher["height"] > box["height"]
+    assert shown.complaints == []
+    shown.page.close()
+
+
+def test_the_versions_of_an_asynchronous_plan_are_said(browser: Browser, tmp_path: Path) -> None:
+    """Of PipeDream's stage 0, micro-batch 5: staleness 3; the steady period is in the legend."""
+    plan = named("pipedream", 4, 12, model=uniform(4, 1.0, 2.0, parameter_bytes=3))
+    (tmp_path / "plan.html").write_text(html(plan))
+    shown = Shown(browser, tmp_path / "plan.html")
+    shown.page.mouse.click(*shown.middle(shown.item("F", 0, 5)))
+    assert "weights of version 2, 3 updates behind its own" in shown.says()
+    assert "in steady state" in shown.page.locator("#legend").inner_text()
+    assert "staleness by stage\n3, 2, 1, 0" in shown.page.locator("#figures").inner_text()
+    assert shown.complaints == []
+    shown.page.close()
 
 
 def test_two_fingers_zoom(shown: Shown) -> None:

@@ -20,6 +20,7 @@ from traces import simulated_run, with_ops
 
 from contraflow.planner import InputError
 from contraflow.planner.forecast.timeline import Timeline
+from contraflow.planner.graph import Versions
 from contraflow.planner.plan import IN_LINE, RECEIVES, Kind, Op, Plan
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.runs.trace_file import save_trace
@@ -144,6 +145,33 @@ def test_the_critical_path_fills_the_step(pages: list[tuple[Plan, Timeline, Any]
         assert time == pytest.approx(timeline.step_s)
         durations = sum(float(jobs.duration[job]) for job in path.jobs)
         assert durations + sum(path.lags_s) == pytest.approx(timeline.step_s)
+
+
+@pytest.mark.parametrize("schedule", ["pipeoptim", "pipedream"])
+def test_a_plan_without_a_flush_shows_its_period_and_versions(schedule: str) -> None:
+    """PipeDream's staleness is D - 1 - k; in the brackets every device does the work of an update, the rest is bubble."""
+    plan = named(schedule, 4, 12, model=uniform(4, 1.0, 2.0, parameter_bytes=3))
+    timeline, data = simulate(plan), data_of(html(plan))
+    steady, period = data["steady"], data["forecast"]["period_s"]
+    assert steady["stale"] == [3, 2, 1, 0]
+    assert steady["to_s"] - steady["from_s"] == pytest.approx(steady["update"] * period)
+    idle = []
+    for device in timeline.devices:
+        inside = [min(x.end_s, steady["to_s"]) - max(x.start_s, steady["from_s"]) for x in device.ops]
+        idle.append(1 - sum(max(0.0, part) for part in inside) / (steady["update"] * period))
+    assert steady["bubble"] == pytest.approx(sum(idle) / 4, abs=1e-9)
+    versions = Versions.of(plan)
+    items = data["items"]
+    for k, kind in enumerate(items["kind"]):
+        key = (items["stage"][k], items["micro_batch"][k])
+        if kind == Kind.F:
+            assert steady["version"][k] == versions.forward[key]
+            assert steady["ahead"][k] == versions.forward_ahead[key]
+        elif kind == Kind.B:
+            assert steady["version"][k] == versions.backward[key]
+        elif kind not in (Kind.I, Kind.W, Kind.R):
+            assert steady["version"][k] == -1
+    assert data_of(html(one_way(2, 2)))["steady"] is None
 
 
 def test_a_plan_that_takes_no_time_has_a_page() -> None:

@@ -4,7 +4,7 @@ const LEFT = 104, RIGHT = 150, NARROW = 700;
 
 const view = {
   from: 0, to: plan.forecast.step_s || 1, // seconds that are visible
-  mode: "forecast", thin: true, path: true, idle: true, follow: null, // a micro-batch
+  mode: "forecast", thin: plan.devices.length <= 32, path: true, idle: true, follow: null, // a micro-batch
   colour: plan.items.kind.some((kind) => plan.kinds[kind] === "I") ? "kind" : "direction",
   cursor: null, chosen: null, hover: null, // {item, source}
 };
@@ -48,8 +48,8 @@ function arrange(width) {
   layout.width = width;
   layout.right = width < NARROW ? 8 : RIGHT;
   layout.plot = Math.max(50, width - LEFT - layout.right);
-  layout.lane = count <= 8 ? (both ? 26 : 34) : count <= 16 ? 24 : 18;
-  const thin = count <= 8 ? 10 : count <= 16 ? 6 : 4;
+  layout.lane = count <= 8 ? (both ? 26 : 34) : count <= 16 ? 24 : lowLane(count);
+  const thin = count <= 8 ? 10 : count <= 16 ? 6 : 4, gap = count <= 16 ? 6 : layout.lane < 12 ? 1 : 3;
   layout.rows = [];
   layout.rowOf = Object.fromEntries(Object.keys(lanes).map((s) => [s, new Int32Array(items.count).fill(-1)]));
   let y = 4;
@@ -63,9 +63,17 @@ function arrange(width) {
         y += height + 1;
       }
     }
-    y += count <= 16 ? 6 : 3;
+    y += gap;
   }
   layout.height = y + 2;
+}
+
+const LOW = 7, HIGH = 18, ABOVE = 330; // pixels of a lane, and of what is above the timeline
+
+/** Lanes of many devices are as high as lets all of them stand on one screen. */
+function lowLane(count) {
+  const room = (window.innerHeight - ABOVE) / (count * sources().length) - 2;
+  return view.thin ? HIGH : Math.max(LOW, Math.min(HIGH, Math.floor(room)));
 }
 
 const scale = () => layout.plot / (view.to - view.from);

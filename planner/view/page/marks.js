@@ -9,9 +9,27 @@ function drawMarks() {
   if (view.chosen) drawChosen(g);
   else if (view.follow !== null) drawFollowed(g);
   else if (view.path) sources().forEach((source) => drawPath(g, source));
+  if (plan.steady && plan.steady.from_s !== null && sources().includes("forecast")) drawPeriod(g);
   if (view.hover) ring(g, view.hover, css.text, 1.5);
   if (view.cursor) ring(g, view.cursor, css.accent, 2.5);
   g.restore();
+}
+
+/** Brackets the time of an update in the steady part of a plan without a flush. */
+function drawPeriod(g) {
+  const x0 = xOf(plan.steady.from_s), x1 = xOf(plan.steady.to_s);
+  g.setLineDash([6, 3]);
+  g.strokeStyle = css.accent;
+  g.lineWidth = 1.5;
+  g.beginPath();
+  for (const x of [x0, x1]) {
+    g.moveTo(x, 0);
+    g.lineTo(x, layout.height);
+  }
+  g.moveTo(x0, 1);
+  g.lineTo(x1, 1);
+  g.stroke();
+  g.setLineDash([]);
 }
 
 /** Everything of one micro-batch, and a veil over the rest. */

@@ -24,6 +24,10 @@ function fillHead() {
   if (forecast.gap !== null) figures.push(["gap", percent(forecast.gap)]);
   if (forecast.among) figures.push(["of a part", forecast.among]);
   figures.push(["bubble", percent(forecast.bubble)]);
+  if (plan.steady) {
+    figures.push(["bubble of the period", percent(plan.steady.bubble)]);
+    figures.push(["staleness by stage", plan.steady.stale.join(", ")]);
+  }
   figures.push(["peak, device " + fullest, bytes(peak_bytes) + " of " + limitText(limit_bytes), peak_bytes > limit_bytes]);
   figures.push(["what binds", plan.why.binding]);
   if (plan.run) {
@@ -42,6 +46,7 @@ function fillHead() {
 }
 
 function fillColourings() {
+  element("thin").setAttribute("aria-pressed", String(view.thin));
   const select = element("colour");
   for (const name of COLOURINGS) select.append(make("option", name, { value: name }));
   select.value = view.colour;
@@ -91,6 +96,8 @@ function fillLegend() {
   const notes = [];
   if (view.colour === "stage" || view.colour === "micro-batch") notes.push("a hue for each " + view.colour);
   if (view.colour === "direction" && new Set(plan.routes.map((route) => route.hue)).size > 1) notes.push("blue runs down the devices, orange up");
+  if (plan.steady && plan.steady.from_s !== null)
+    notes.push("dashed: " + (plan.steady.update > 1 ? "an update of " + plan.steady.update + " micro-batches" : "an update") + " in steady state");
   if (plan.routes.some((route) => route.again.some(Boolean))) notes.push("underlined: a later stage of the same device");
   for (const note of notes) list.append(make("li", note));
 }

@@ -155,10 +155,11 @@ function drawLabels(g) {
       continue;
     }
     const suffix = view.mode === "both" ? (row.source === "measured" ? " run" : "") : "";
-    if (row.device !== named || suffix)
+    const room = row.height >= 12 || row.device % 4 === 0;
+    if ((row.device !== named || suffix) && room)
       write(g, "device " + row.device + suffix, LEFT - 8, middle + 4, { align: "right" });
     named = row.device;
-    drawBusy(g, row, middle);
+    if (room) drawBusy(g, row, middle);
   }
 }
 

@@ -15,6 +15,14 @@ function lateText(item) {
     seconds(Math.abs(longer), 3) + (longer < 0 ? " less" : " more");
 }
 
+/** Which weights a pass of a plan without a flush uses. */
+function versionText(item) {
+  const { version, ahead, update } = plan.steady, own = Math.floor(items.micro[item] / update);
+  const behind = own - version[item];
+  return "weights of version " + version[item] + (behind > 0 ? ", " + plural(behind, "update") + " behind its own" : "") +
+    (ahead[item] > 0 ? ", predicted " + plural(ahead[item], "update") + " ahead" : "");
+}
+
 /** What an item does: "B 5, stage 3" with where it does it. */
 function shortName(item) {
   const micro = items.micro[item] >= 0 ? " " + items.micro[item] : "";
@@ -46,6 +54,7 @@ function describe(item, source) {
   if (plan.run) lines[1] = (source === "measured" ? "measured " : "forecast ") + lines[1];
   if (plan.run && inLine[item]) lines.push(lateText(item));
   if (source === "measured" && !inLine[item]) lines.push("from its posting until it was known to be complete");
+  if (plan.steady && plan.steady.version[item] >= 0) lines.push(versionText(item));
   lines.push("layers " + layers);
   if (source === "forecast") lines.push("the device holds " + bytes(heldAt(items.device[item], end)) + " at its end");
   return lines;

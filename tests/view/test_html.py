@@ -149,7 +149,7 @@ def test_the_critical_path_fills_the_step(pages: list[tuple[Plan, Timeline, Any]
 
 @pytest.mark.parametrize("schedule", ["pipeoptim", "pipedream"])
 def test_a_plan_without_a_flush_shows_its_period_and_versions(schedule: str) -> None:
-    """PipeDream's staleness is D - 1 - k; in the brackets every device does the work of an update, the rest is bubble."""
+    """PipeDream's staleness is D - 1 - k; in the brackets a device does an update's work, the rest is bubble."""
     plan = named(schedule, 4, 12, model=uniform(4, 1.0, 2.0, parameter_bytes=3))
     timeline, data = simulate(plan), data_of(html(plan))
     steady, period = data["steady"], data["forecast"]["period_s"]

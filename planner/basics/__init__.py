@@ -4,7 +4,7 @@ Imports nothing of the planner. Whoever reads a file begins with `reading.py`, w
 """
 
 from . import reading
-from .compilation import Aside, cache_folder, drop_stale, on_disk
+from .compilation import Ahead, Aside, cache_folder, drop_stale, on_disk
 from .deadline import OutOfTime, check_time, time_left, until
 from .errors import ClusterError, InputError, ModelError, PlanError, ScheduleError, WorkloadError
 from .escapes import SHOWN, listed, one_line, printable, printable_lines, shown
@@ -52,6 +52,7 @@ from .units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, p
 
 __all__ = [
     "AGAIN_S",
+    "Ahead",
     "Aside",
     "ClusterError",
     "InputError",

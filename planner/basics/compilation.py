@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 
 
@@ -90,3 +93,44 @@ class Aside:
     def running(self) -> bool:
         """Whether the function has not returned yet."""
         return self._process.poll() is None
+
+
+class Ahead:
+    """A function of a module, called in a process of its own that may outlive this one: for what it leaves on disk.
+
+    It runs at a low priority (nice 10), alone among all such processes of `folder`, hears no Ctrl-C, and ends
+    itself after `seconds`. Nobody has to wait for it.
+    """
+
+    def __init__(self, module: str, name: str, folder: Path, seconds: int) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        code = f"from {__name__} import _alone; _alone({module!r}, {name!r}, {str(folder)!r}, {seconds})"
+        nowhere = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+        self._process: int | None = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", code],
+            os.environ | {"PYTHONPATH": paths},
+            file_actions=nowhere,
+            setpgroup=0,  # Ctrl-C is for the caller
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether the function has not returned yet."""
+        if self._process is not None:
+            try:
+                ended, _ = os.waitpid(self._process, os.WNOHANG)
+            except ChildProcessError:  # a forked child of the caller asks
+                ended = self._process
+            self._process = None if ended else self._process
+        return self._process is not None
+
+
+def _alone(module: str, name: str, folder: str, seconds: int) -> None:
+    """Calls a function once nobody else does so for this folder."""
+    os.nice(10)
+    signal.alarm(seconds)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (Path(folder) / "compiling.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        getattr(import_module(module), name)()

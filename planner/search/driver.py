@@ -215,8 +215,13 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     def search(part: Session) -> None:
         by_turns(part, _space_bound, lambda turn: _with_copies(turn, orders), lambda turn: _search_space(turn, orders))
 
-    in_layer_orders(session, search)
-    run_finer(session)
+    for number, _ in enumerate(session.clock.rounds()):
+        if number:
+            session.next_round()
+        in_layer_orders(session, search)
+        run_finer(session)
+        if session.done:
+            return
 
 
 def _with_copies(session: Session, orders: list[Order]) -> None:

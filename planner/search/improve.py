@@ -15,7 +15,7 @@ from ..basics import OutOfTime, PlanError, until
 from ..graph import KEEP, RECOMPUTE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
-from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Budget, Session
+from .common import COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, own_orders
@@ -25,46 +25,54 @@ from .separate import search_separate
 
 def improve(session: Session, orders: list[Order]) -> None:
     """Improves session.best until nothing searched can be better, or time or effort is used up."""
-    hunt = Hunt(session, orders)
+    hunt = session.rounds.hunts(lambda: Hunt(session, orders))
+    assert isinstance(hunt, Hunt)
     session.report("exact search")
     try:
-        _improve(session, orders, hunt)
+        if session.clock.fixed:
+            _round(session, orders, hunt, session.clock.deadline)
+        else:
+            _rounds(session, orders, hunt)
     finally:
         hunt.note()
 
 
-def _improve(session: Session, orders: list[Order], hunt: Hunt) -> None:
+def _rounds(session: Session, orders: list[Order], hunt: Hunt) -> None:
+    """Rounds that last longer and longer, with other random numbers, while there is time."""
+    seconds = max(ROUND.seconds, ROUND.simulations * session.clock.longest_s)
+    until = session.clock.deadline
+    while not _done(session):
+        before = session.remaining_s
+        with session.clock.hurried(min(1.0, seconds / before)):
+            _round(session, orders, hunt, until)
+        if session.remaining_s > before - SECONDS.no_progress:
+            hunt.run(session.remaining_s, until)
+        if session.remaining_s > before - SECONDS.no_progress:
+            return
+        seconds *= ROUND.growth
+
+
+def _round(session: Session, orders: list[Order], hunt: Hunt, until: float) -> None:
+    """Each part gets its share of the round's time or effort; only exact search may take longer than the round."""
     small = hunt.ops <= SIZE.exact_first and (hunt.complete or session.two_devices)
     share = (SHARE.small if small else SHARE.medium) if hunt.solvable else SHARE.large
     exact, annealing, windows = share.exact, share.annealing, share.windows
-    fixed = session.clock.fixed
-    if hunt.solvable:
-        _hunt(hunt, session.clock.budget(exact), together_first=True)
+    clock, fixed = session.clock, session.clock.fixed
+    whole = clock.remaining_s if clock.effort is None else clock.effort
+    hunt.run(exact * whole, until, together_first=True)
     if session.separate and not session.done:
         _place(session, orders, exact)
     if _only_two_devices(session) and not _done(session):  # races and windows know one device a stage
-        _hunt(hunt, session.clock.budget(1 - exact if fixed else 1.0))
-        _place_again(session, orders)
+        hunt.run((1 - exact) * whole * (1.0 if fixed else SHARE.exact_again), until)
+        search_separate(session, orders, session.clock.budget(1.0))
         return
     if not _done(session):
         budget = session.clock.budget(annealing if fixed else annealing / (1 - exact))
-        seconds = budget.deadline - time.monotonic()
-        arms = search_orders(session, orders, seconds, budget.effort, COUNT.seeds_a_round * session.rounds.count)
+        arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
         rest = windows if fixed else windows / (1 - exact - annealing)
         _polish(session, _entries(session, arms), session.clock.budget(rest))
-    if hunt.solvable and not _done(session):
-        _hunt(hunt, session.clock.budget(1 - exact - annealing - windows if fixed else 1.0))
-    number = 0
-    while not fixed and not _done(session):
-        before, number = session.remaining_s, number + 1
-        arms = search_orders(
-            session, orders, SHARE.again * before, math.inf, COUNT.seeds_a_round * session.rounds.count + number
-        )
-        _polish(session, _entries(session, arms), session.clock.budget(1.0 - SHARE.two_devices * session.separate))
-        if session.separate and not _done(session):
-            search_separate(session, orders, session.clock.budget(1.0), number)
-        if session.remaining_s > before - SECONDS.no_progress:
-            return
+    if not _done(session):
+        hunt.run((1 - exact - annealing - windows) * whole, until)
 
 
 def _done(session: Session) -> bool:
@@ -82,20 +90,6 @@ def _place(session: Session, orders: list[Order], exact: float) -> None:
     clock = session.clock
     search_separate(session, orders, clock.budget(share * (1 - exact) if clock.fixed else share))
     clock.spend(share)
-
-
-def _place_again(session: Session, orders: list[Order]) -> None:
-    """Further rounds of that, with other random numbers, while there is time."""
-    number = 0
-    while not session.clock.fixed and not _done(session):
-        before, number = session.remaining_s, number + 1
-        search_separate(session, orders, session.clock.budget(SHARE.again), number)
-        if session.remaining_s > before - SECONDS.no_progress:
-            return
-
-
-def _hunt(hunt: Hunt, budget: Budget, together_first: bool = False) -> None:
-    hunt.run(budget.deadline, budget.effort, together_first)
 
 
 # ------------------------------------------------------------------ windows
@@ -136,9 +130,10 @@ def _entries(session: Session, arms: list[Arm]) -> list[Polished]:
 
 def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
     """CP-SAT on time slices of good orders, one slice a worker at a time, the best order most often."""
-    rng, used, stop = random.Random(session.seed + len(entries)), 0.0, threading.Event()
+    rng, used, stop = random.Random(session.seed + session.rounds.race()), 0.0, threading.Event()
+    meter = session.clock.meter
     with ThreadPoolExecutor(session.workers) as pool:
-        while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline:
+        while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline and meter.go():
             entries.sort(key=lambda e: e.step_s)
             entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - TOLERANCE.same)]
             if not entries:
@@ -160,6 +155,7 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
                 return
             for entry, (better, spent) in zip(chosen, results, strict=True):
                 used += spent
+                meter.count(spent)
                 if better is not None:
                     _take(session, entry, better)
             session.report("windows")

@@ -27,7 +27,7 @@ def in_layer_orders(session: Session, search: Search) -> None:
     A chain is searched on its only order, and so is a graph none of whose orders promises more.
     """
     small = len(session.chain) * session.stages <= SIZE.cut_at_once
-    if session.problem.model.straight or (small and not session.reorder(_others(session))):
+    if session.problem.model.straight or session.clock.effort == 0 or (small and not _reordered(session)):
         search(session)
         return
     named = session.space.schedule != "search"
@@ -35,7 +35,7 @@ def in_layer_orders(session: Session, search: Search) -> None:
         search(session)
     own_s = session.best_s
     if not small and not _ended(session):
-        session.reorder(_others(session))
+        _reordered(session)
     for part in session.reordered:
         if not _ended(session):
             _search_part(session, part, search, SHARE.layer_order)
@@ -68,10 +68,18 @@ def best_in_layer_orders(session: Session, search: Callable[[Session, Plan | Non
     return best
 
 
+def _reordered(session: Session) -> list[Session]:
+    """The searches on other orders, as they were in the round before if there were any."""
+    return session.reordered or session.reorder(_others(session))
+
+
 def _others(session: Session) -> list[Session]:
     """Searches on other orders, those that promise most first; none that promise no more than the file's."""
     clock, devices = session.clock, tuple(range(session.stages))
+    if not clock.meter.go():
+        return []
     effort = clock.set_aside(SHARE.layer_orders)
+    clock.meter.count(effort or 0.0)
     seconds = (1.0 if clock.fixed else SHARE.layer_orders) * max(0.0, clock.remaining_s)
     with until(time.monotonic() + seconds):
         found = other_orders(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contraflow.planner.basics import Aside
+from contraflow.planner.basics import Ahead, Aside
 from contraflow.planner.search import modulo
 
 WORK = """
@@ -16,6 +16,12 @@ from pathlib import Path
 
 def leave():
     Path(__file__).with_suffix(".left").write_text("done")
+
+def count():
+    left = Path(__file__).with_suffix(".count")
+    before = int(left.read_text()) if left.exists() else 0
+    time.sleep(0.2)
+    left.write_text(str(before + 1))
 
 def forever():
     time.sleep(600)
@@ -49,6 +55,25 @@ def _interrupted(aside: Aside) -> None:
     with aside:
         assert aside.running
         raise KeyboardInterrupt
+
+
+def test_what_is_compiled_ahead_is_done_by_one_process_at_a_time(folder: Path) -> None:
+    """Two at once leave what two in turn leave."""
+    both = [Ahead("workshop", "count", folder / "cache", 60) for _ in range(2)]
+    end_s = time.monotonic() + 60
+    while any(one.running for one in both) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert (folder / "workshop.count").read_text() == "2"
+
+
+def test_what_is_compiled_ahead_ends_itself(folder: Path) -> None:
+    """After its seconds, whatever becomes of the caller; nobody waits for it."""
+    began_s = time.monotonic()
+    ahead = Ahead("workshop", "forever", folder / "cache", 1)
+    assert ahead.running
+    while ahead.running and time.monotonic() < began_s + 60:
+        time.sleep(0.05)
+    assert not ahead.running
 
 
 def test_nothing_is_compiled_twice_or_in_too_little_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ measurement).
 from .answer import ONE_ORDER, Proven, Result, answered, in_words, including, told, told_of, unanswered
 from .balance import Order, balanced
 from .clock import Budget, Clock
+from .compiled import Kernels
 from .considered import Considered, MethodFound, PointFound, describe
-from .effort import ANNEALING, BLOCK, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, SECONDS, SHARE, SIZE, TOLERANCE
+from .effort import ANNEALING, BLOCK, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
 from .proof import Proof
@@ -28,6 +29,7 @@ __all__ = [
     "ONE_ORDER",
     "PLACE",
     "RACE",
+    "ROUND",
     "SECONDS",
     "SHARE",
     "SIZE",
@@ -38,6 +40,7 @@ __all__ = [
     "Earlier",
     "Groups",
     "Incumbent",
+    "Kernels",
     "Lack",
     "MethodFound",
     "OnProgress",

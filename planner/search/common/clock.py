@@ -9,6 +9,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ...basics import end_asked
+from .effort import ROUND
+
+
+@dataclass
+class Meter:
+    """The deterministic effort of a call, which all parts of its search share.
+
+    Attributes:
+        limit: what may be used; None without a limit.
+        used: so far. cut: whether some part of the search wanted more than there is.
+    """
+
+    limit: float | None = None
+    used: float = 0.0
+    cut: bool = False
+
+    def go(self) -> bool:
+        """Whether one more piece of work may begin; once that is refused the search ends.
+
+        How large a piece is does not depend on the limit, and one that has begun comes to its end: so a run with a
+        lower limit is the beginning of one with a higher.
+        """
+        self.cut |= self.limit is not None and self.used >= self.limit
+        return not self.cut
+
+    def count(self, effort: float) -> None:
+        """A piece has taken so much."""
+        self.used += effort
 
 
 @dataclass
@@ -21,6 +49,7 @@ class Clock:
         call_until: deadline of the whole call (0: this is it).
         interrupted: whether it was asked to end.
         longest_s: the longest simulation so far.
+        meter: the deterministic effort used by the whole call.
     """
 
     deadline: float
@@ -29,6 +58,7 @@ class Clock:
     call_until: float = 0.0
     interrupted: bool = False
     longest_s: float = 0.0
+    meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
         self.call_until = self.call_until or self.deadline
@@ -55,11 +85,30 @@ class Clock:
 
     def over(self, planned: bool) -> bool:
         """Whether to stop: time is up, or, where there is a plan, there is no time to simulate another."""
-        return self.interrupted or end_asked() or self.remaining_s <= (self.longest_s if planned else 0.0)
+        ended = self.interrupted or self.meter.cut or end_asked()
+        return ended or self.remaining_s <= (self.longest_s if planned else 0.0)
 
     def interrupt(self, asked: bool = True) -> None:
         """Ends the search, where that is asked."""
         self.interrupted |= asked
+
+    def rounds(self) -> Iterator[None]:
+        """Rounds of a search with more and more effort, each of which ends as if there were no more to come.
+
+        First one without any, for the quick plans; then each has twice the one before, whatever the limit is. One round
+        where effort is not limited.
+        """
+        limit = self.effort
+        if limit is None:
+            yield
+            return
+        self.meter, self.effort = Meter(limit), 0.0
+        yield
+        effort = ROUND.effort
+        while effort <= ROUND.largest * limit and not self.meter.cut:
+            self.effort = effort
+            yield
+            effort *= ROUND.growth
 
     def parted(self) -> Clock:
         """A clock for a part of the search, which has simulated nothing yet."""
@@ -85,7 +134,7 @@ class Clock:
         deadline, effort = self.deadline, self.effort
         share = time_share if effort_share is None else effort_share
         inner.deadline = min(deadline, time.monotonic() + time_share * max(0.0, self.remaining_s))
-        inner.call_until, inner.started = self.call_until, self.started
+        inner.call_until, inner.started, inner.meter = self.call_until, self.started, self.meter
         inner.effort = None if effort is None else share * effort
         try:
             yield

@@ -65,8 +65,8 @@ class Shares:
     """Without a flush, for plans that keep their stashes, and then for those that recompute some, before copies to the
     host are allowed. Measured: VGG-16 on 8 devices in 45 % of PipeDream's memory with links of 6 GB/s, 2 s: 261 ms a
     micro-batch with these, 589 ms without."""
-    again: float = 0.6
-    """Annealing in a further round, without a deterministic limit; windows get the rest. Not measured."""
+    exact_again: float = 0.5
+    """Exact search where only two devices a stage can be shorter, before annealing. Time only. Not measured."""
     favourite_width: float = 0.5
     """The quick plans of the most promising way to form groups. Time only."""
     spreads: float = 0.15
@@ -319,9 +319,9 @@ class Models:
     there is. Not measured."""
     choosing: int = 3
     """Where stash policies are chosen, it is this part of them. Not measured."""
-    first: float = 0.5
-    """Effort of a candidate's first solve."""
-    first_open: float = 2.0
+    first: float = 0.1
+    """Effort of a candidate's first solve. Not measured."""
+    first_open: float = 0.4
     """The same where stages choose their devices. Not measured."""
     longer: int = 4
     """A candidate's next solve gets so many times the effort."""
@@ -377,7 +377,9 @@ class Races:
     stretched: int = 8
     """Arms of the race with fewer micro-batches that go on with all of them. Not measured."""
     least: float = 0.2
-    """Seconds or units below which nothing is raced. Not measured."""
+    """Seconds below which nothing is raced. Not measured."""
+    least_effort: float = 0.05
+    """The same in units. Not measured."""
     trial: float = 2e6
     """Runs of one op by which the computer's speed is taken. Not measured."""
 
@@ -389,7 +391,9 @@ class Blocks:
     rate: float = 4e6
     """Runs of one op that are one unit. Measured: 3.5e6 a second on one core, 500 to 2,500 ops."""
     share: float = 0.25
-    """Of the time that is left, at most. Not measured."""
+    """Of the time that is left, at most, or of a round's effort. Not measured."""
+    least: float = 0.4
+    """Effort that is saved up before there is a search. Not measured."""
     chunks: int = 8
     """Stages a device at most. Not measured."""
     few: int = 4
@@ -416,6 +420,22 @@ class Blocks:
     """Last temperature. Not measured."""
     offered: int = 2
     """Blocks that are unrolled after a round. Not measured."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounds of a search with more and more effort: a shorter run is the beginning of a longer one."""
+
+    effort: float = 0.25
+    """Deterministic effort of the first. Not measured."""
+    seconds: float = 2.0
+    """Seconds of the first, where effort is not limited. Not measured."""
+    simulations: float = 10.0
+    """It takes at least so many times the longest simulation. Not measured."""
+    growth: float = 2.0
+    """Each has so many times the one before. Not measured."""
+    largest: float = 4.0
+    """Up to so many times the limit: a round may leave much of its own unused. Not measured."""
 
 
 @dataclass(frozen=True)
@@ -540,6 +560,8 @@ class Seconds:
     quarter of the time limit. Measured: on the toy model with 8 micro-batches what is found in 5 s is found in 1."""
     compilation: float = 18.0
     """A first compilation of the kernels on a slow, busy computer, at most."""
+    ahead: int = 900
+    """A compilation in a process of its own, for later calls, ends itself after so many. Not measured."""
     timetable: float = 45.0
     """Shorter calls do not compile the timetable without a flush. Measured: that takes 33 s on a core that others use
     too."""
@@ -590,4 +612,5 @@ class Tolerances:
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
 ANNEALING, RACE, PLACE, MIXTURE, MODEL = Annealing(), Races(), Placings(), Mixing(), Models()
 BLOCK = Blocks()
+ROUND = Rounding()
 SECONDS, TOLERANCE = Seconds(), Tolerances()

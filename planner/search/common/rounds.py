@@ -10,7 +10,7 @@ from ...basics import OutOfTime
 from ...lower import Assembled
 from ...plan import Plan
 from .considered import Ledger
-from .effort import SIZE
+from .effort import COUNT, SIZE
 from .fit import lacking
 
 Groups = tuple[tuple[int, ...], ...]
@@ -57,6 +57,9 @@ class Rounds:
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
         blocks: the search for periodic blocks, which goes on where it ended.
+        races: how often orders have been searched, in all rounds.
+        hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with.
+        placed: the same of the search for forward and backward devices.
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
@@ -70,6 +73,10 @@ class Rounds:
     """
 
     count: int = 0
+    races: int = 0
+    hunt: object = None
+    arms: list[object] = field(default_factory=list)
+    placed: list[object] = field(default_factory=list)
     resumed: bool = False
     seen: list[Assembled] = field(default_factory=list)
     widths: dict[Groups, Earlier] = field(default_factory=dict)
@@ -93,9 +100,12 @@ class Rounds:
 
     def join(self, other: Earlier) -> None:
         """Goes on with what another search of this problem simulated, too."""
-        known = set(map(id, self.seen))
-        self.seen += [found for found in other.seen if id(found) not in known]
+        self._add(other.seen)
         self.resumed = True
+
+    def _add(self, others: Iterable[Assembled]) -> None:
+        known = set(map(id, self.seen))
+        self.seen += [found for found in others if id(found) not in known]
 
     def remember(self, found: Assembled, best_s: float) -> None:
         """Keeps what was simulated for later: of what is large, only what is the best of its kind so far.
@@ -113,7 +123,7 @@ class Rounds:
 
         Groups without a plan so far may have one where more is allowed, so they begin again.
         """
-        self.seen += other.seen
+        self._add(other.seen)
         self.widths = {groups: width for groups, width in other.widths.items() if math.isfinite(width.laid_s)}
         self.count, self.resumed = other.count + 1, planned
 
@@ -128,6 +138,31 @@ class Rounds:
     def again(self) -> None:
         """One more round begins."""
         self.count += 1
+
+    def race(self) -> int:
+        """The number of the next search of orders: no two have the same random numbers."""
+        self.races += 1
+        return COUNT.seeds_a_round * self.count + self.races - 1
+
+    def end_race(self, arms: Sequence[object]) -> None:
+        """What a search of orders ended with, best first: the next one goes on from these."""
+        self.arms = list(arms[: COUNT.polished])
+
+    def end_placing(self, arms: Sequence[object]) -> None:
+        """The same for forward and backward devices."""
+        self.placed = list(arms[: COUNT.polished])
+
+    def repeats(self, made: Callable[[], object]) -> object:
+        """The search for periodic blocks, made when it is first asked for."""
+        if self.blocks is None:
+            self.blocks = made()
+        return self.blocks
+
+    def hunts(self, made: Callable[[], object]) -> object:
+        """The exact search, made when it is first asked for."""
+        if self.hunt is None:
+            self.hunt = made()
+        return self.hunt
 
     def go_on(self) -> None:
         """One more round begins, on the plans of those before."""

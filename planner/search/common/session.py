@@ -131,6 +131,11 @@ class Session:
             self.rounds.again()
             self.rounds.resumed = self.rounds.through
 
+    def next_round(self) -> None:
+        """One more round of this call begins, with more effort."""
+        self.rounds.again()
+        self.rounds.resumed = self.rounds.through
+
     def keep_plain(self, other: Session) -> Session:
         """Takes up the search without copies, and returns it."""
         self.plain = other

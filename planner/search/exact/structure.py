@@ -135,7 +135,7 @@ class Hunt:
         ]
         self.count = len(self.heap) + len(self.separate)
         self.closed_s = self.closed_separate_s = math.inf
-        self.effort = 0.0
+        self.saved = 0.0
         self._update()
 
     def _cheap(self, candidate: Candidate) -> float:
@@ -183,23 +183,27 @@ class Hunt:
             return
         closed, left = self.count - len(self.heap) - len(self.separate), len(self.heap) + len(self.separate)
         every = "all" if self.complete else "some"
-        what = f"exact search of {every} cuts and shapes: {closed} decided, {left} open"
-        self.session.ledger.note(
-            what, self._nearest_s if math.isfinite(self._nearest_s) else 0.0, None, "see the bound"
-        )
+        bound_s = self._nearest_s if math.isfinite(self._nearest_s) else 0.0
+        outcome = f"{closed} decided, {left} open: see the bound"
+        self.session.ledger.note(f"exact search of {every} cuts and shapes", bound_s, None, outcome)
 
-    def run(self, deadline: float, effort: float, together_first: bool = False) -> None:
-        """Solves candidates until none can be better, or the time (time.monotonic()) or the effort is used up.
+    def run(self, effort: float, deadline: float, together_first: bool = False) -> None:
+        """Solves candidates until none can be better or the effort is used up: seconds without a deterministic limit.
 
-        `together_first`: those with open devices wait until none with one device a stage can be better.
+        What a candidate's next solve needs is saved up, from one call to the next: solves begin anew, so none is cut
+        short but by the deadline (time.monotonic()). `together_first`: those with open devices wait until none with one
+        device a stage can be better.
         """
         session = self.session
-        allowed = self.effort + effort
-        while self.solvable and self.effort < allowed and not session.over and time.monotonic() < deadline:
+        self.saved += effort
+        while effort > 0 and self.solvable and not session.over and time.monotonic() < deadline:
             node = self._next(together_first)
             if node is None:
                 break
-            self._solve(node, deadline, allowed - self.effort)
+            if node.effort > self.saved + MODEL.first or not session.clock.meter.go():
+                self._put_back(node)
+                break
+            self._solve(node, deadline)
             self._update()
             session.report("exact search")
 
@@ -211,32 +215,33 @@ class Hunt:
         waiting = together_first and first is not None
         if turns and not waiting and (first is None or min(map(self._turn, turns)) <= first.effort):
             node = min(turns, key=lambda node: (self._turn(node), node.bound_s, node.number))
-            self.separate.remove(node)
+            self.separate = [other for other in self.separate if other is not node]  # equal ones differ in choices
             return node
         return None if first is None else heapq.heappop(self.heap)
 
     def _turn(self, node: Open) -> float:
         return node.effort if node.stash_choices == self.stash_choices else node.effort / MODEL.without_shipping
 
-    def _solve(self, node: Open, deadline: float, allowed: float) -> None:
+    def _solve(self, node: Open, deadline: float) -> None:
         session = self.session
-        slice_ = min(node.effort, allowed)
         workers = 1 if node.effort == MODEL.first else session.workers
         began = time.monotonic()
-        seconds = min(deadline - began, session.remaining_s)
-        effort = Effort(seconds, slice_, workers, session.seed)
+        seconds = deadline - began
+        if not session.clock.fixed:
+            seconds = min(seconds, MODEL.open_seconds * node.effort)
+        effort = Effort(seconds, node.effort, workers, session.seed)
 
         def report(_: float) -> None:
             session.report("exact search")
 
         found = self._answer(node, effort, report)
-        self.effort += found.effort
+        taken = time.monotonic() - began
+        self.saved -= found.effort if session.clock.fixed else taken
+        session.clock.meter.count(found.effort)
         session.clock.interrupt(found.interrupted)
         if found.plan is not None:
             session.offer(found.plan, "exact search")
-        self._file(
-            node, found, found.effort < MODEL.ended * slice_ and time.monotonic() - began < MODEL.ended * seconds
-        )
+        self._file(node, found, found.effort < MODEL.ended * node.effort and taken < MODEL.ended * seconds)
 
     def _answer(self, node: Open, effort: Effort, report: Report) -> Found:
         """What the exact search says of a candidate, effort by the seconds that it takes."""
@@ -261,6 +266,9 @@ class Hunt:
                 self.closed_s = min(self.closed_s, node.bound_s)
             return
         node.effort *= MODEL.longer
+        self._put_back(node)
+
+    def _put_back(self, node: Open) -> None:
         if node.stash_choices:
             self.separate.append(node)
         else:

@@ -171,7 +171,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.proof.of_searched(phases.bound(width.session))
         _bound_widths(session, whole, every)
-    for _ in range(COUNT.probed_widths if session.space.schedule == "search" and not before else 0):
+    probing = session.space.schedule == "search" and (session.clock.fixed or not before)
+    for _ in range(COUNT.probed_widths if probing else 0):
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
         if session.over or not hopeful or len(still) < 2:

@@ -14,13 +14,13 @@ from ..common import COUNT, SIZE, Session, excess, lacking
 from .arm import Arm
 from .kernels import NEVER
 from .race import simulated
-from .ready import ready
+from .ready import KERNELS
 from .translate import remade
 
 
 def keep_what_fits(session: Session) -> None:
     """Improves the best plans that recompute every stash by keeping what memory holds; once each."""
-    if not ready(session.remaining_s, session.clock.call_remaining_s):
+    if not KERNELS.ready(session.clock, session.remaining_s):
         return
     split = session.space.split_backward
     for plan in _recomputing(session):

@@ -138,6 +138,8 @@ class Race:
 
     def _all(self, task: Callable[[Arm, int, float, Ints], None], effort: float) -> None:
         """One round: every arm gets an equal part of the effort; then what is better is offered."""
+        if not self.session.clock.meter.go():
+            return
         began = time.monotonic()
         share = effort / max(1, len(self.arms))
 
@@ -147,6 +149,7 @@ class Race:
 
         self._round([partial(one, arm) for arm in self.arms])
         self.spent += max(effort, SECONDS.tick)
+        self.session.clock.meter.count(effort)
         self._offer()
         if not self.session.clock.fixed and math.isfinite(self.deadline) and self.stop[0] == 0:
             taken, left = time.monotonic() - began, self.deadline - time.monotonic()

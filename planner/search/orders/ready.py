@@ -1,32 +1,22 @@
-"""Whether the kernels can be used in the time that is left: their first compilation takes seconds."""
+"""The kernels of this room, and how they are compiled: the first time that takes seconds."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...basics import on_disk
 from ...graph import Candidate
 from ...plan import Pipeline, Problem
 from ...problem import Cluster, Layer, ModelGraph, Workload
-from ..common import SECONDS
+from ..common import Kernels
 from . import anneal, greedy, kernels
 from .arm import Arm
 
-
-def ready(seconds: float, call_s: float) -> bool:
-    """Whether the compiled kernels are in memory or on disk, or there is time to compile them.
-
-    That is, in the `seconds` for the order search; or in the `call_s` that are left of the whole call, which then gives
-    at most half of them to it.
-    """
-    if seconds > SECONDS.compilation or call_s > 2 * SECONDS.compilation:
-        return True
-    return compiled()
+KERNELS = Kernels(__name__, (anneal.anneal, greedy.hunt, kernels.run))
 
 
 def compiled() -> bool:
-    """Whether the kernels are in memory or on disk."""
-    return all(map(on_disk, (anneal.anneal, greedy.hunt, kernels.run)))
+    """Whether the compiled functions are in memory or on disk."""
+    return KERNELS.compiled()
 
 
 def warm() -> None:

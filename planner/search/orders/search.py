@@ -26,22 +26,22 @@ from .arm import Arm, arms_of, bound
 from .arrays import knows
 from .descent import keep_what_fits
 from .race import Race
-from .ready import ready
+from .ready import KERNELS
 
 
-def search_orders(session: Session, orders: list[Order], seconds: float, limit: float, number: int = 0) -> list[Arm]:
+def search_orders(session: Session, orders: list[Order], seconds: float, limit: float) -> list[Arm]:
     """Improves session.best by annealing orders of many structures for `seconds`, or `limit` units of effort.
 
-    `number`: of the call, so that later ones try something else. Returns the arms that may still be improved, best
-    first.
+    Every call of a session has random numbers of its own. Returns the arms that may still be improved, best first.
     """
-    if min(limit, seconds) < RACE.least or not ready(seconds, session.clock.call_remaining_s):
+    if limit < RACE.least_effort or seconds < RACE.least or not KERNELS.ready(session.clock, seconds):
         return []
     if RECOMPUTE in policies(session.problem, session.space):
         keep_what_fits(session)
     candidates = [c for c in _candidates(session, orders) if _ops(c) <= SIZE.annealed_ops]
     if not candidates:
         return []
+    number = session.rounds.race()
     effort = limit if math.isfinite(limit) else seconds * session.workers
     end = time.monotonic() + seconds
     copies = 2 if len(candidates) <= SIZE.two_starts else 1
@@ -60,8 +60,10 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
         starts = [arm.stretched(full[id(arm.candidate), arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
-    arms += _known(session)
-    return Race(session, arms, effort, "order search").run(end)
+    arms += [*_known(session), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
+    arms = Race(session, arms, effort, "order search").run(end)
+    session.rounds.end_race(arms)
+    return arms
 
 
 def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:

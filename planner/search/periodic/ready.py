@@ -1,21 +1,17 @@
-"""Whether the compiled block search can be used in the time that is left: its first compilation takes seconds."""
+"""The compiled block search, and how it is compiled: the first time that takes seconds."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...basics import on_disk
 from ...graph import Candidate
 from ...plan import Pipeline, Problem
 from ...problem import Cluster, Layer, ModelGraph, Workload
-from ..common import SECONDS
+from ..common import Kernels
 from .block import Block
 from .walk import improve
 
-
-def ready(seconds: float) -> bool:
-    """Whether the compiled functions are in memory or on disk, or there is time to compile them."""
-    return seconds > 2 * SECONDS.compilation or on_disk(improve)
+KERNELS = Kernels(__name__, (improve,))
 
 
 def warm() -> None:

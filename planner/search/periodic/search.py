@@ -17,30 +17,26 @@ from ..common import BLOCK, COUNT, SECONDS, TOLERANCE, Session, excess, structur
 from ..named import Order, not_split
 from .block import Block
 from .kernel import NEVER
-from .ready import ready
+from .ready import KERNELS
 
 
 def search_blocks(session: Session, orders: list[Order]) -> None:
     """Offers the best blocks of every structure, unrolled; in later rounds it goes on where it ended."""
-    if session.done or not ready(session.remaining_s):
+    if session.done or not KERNELS.ready(session.clock, session.remaining_s):
         return
-    blocks = session.rounds.blocks or Blocks(session, orders)
+    blocks = session.rounds.repeats(lambda: Blocks(session, orders))
     assert isinstance(blocks, Blocks)
-    session.rounds.blocks = blocks
     blocks.run()
 
 
 class Blocks:
-    """Structures that compete for rounds of effort, in units of deterministic time as in `Races`.
-
-    How much a round takes does not depend on the limit, so a run with less effort is the beginning of one with more.
-    """
+    """Structures that compete for rounds of effort, in units of deterministic time as in `Races`."""
 
     def __init__(self, session: Session, orders: list[Order]) -> None:
         self.session = session
         self.stop = np.zeros(1, dtype=np.int64)
         self.deadline = 0.0
-        self.spent = 0.0
+        self.spent = self.saved = 0.0
         self.calls = 0
         self.lines = list(self._lines(orders))
 
@@ -55,21 +51,26 @@ class Blocks:
                 yield Block(candidate, not_split(session.space, candidate), few, 31 * n + session.seed)
 
     def run(self) -> None:
-        """All rounds, as long as there is time and effort."""
+        """All rounds, as long as there is time; with a deterministic limit once enough effort is saved up for them."""
+        clock, part = self.session.clock, 1.0
+        if clock.effort is not None:
+            self.saved += BLOCK.share * clock.effort
+            clock.spend(BLOCK.share)
+            if self.saved < BLOCK.least or not clock.meter.go():
+                return
+            part, self.saved = self.saved / (BLOCK.hunt + sum(effort for _, effort in BLOCK.rounds)), 0.0
         self.stop[0], self.spent = 0, 0.0
         self.deadline = time.monotonic() + BLOCK.share * max(0.0, self.session.remaining_s)
         if not self.calls:
-            self._round(self._hunt, BLOCK.hunt)
+            self._round(self._hunt, part * BLOCK.hunt)
         for number, (most, effort) in enumerate(BLOCK.rounds):
             if self._over:
                 break
             self.lines = [again for line in self._best(most) for again in self._variations(line, number)]
-            self._round(partial(self._anneal, number), effort)
+            self._round(partial(self._anneal, number), part * effort)
             self._offer(self._best(BLOCK.offered))
         self.calls += 1
-        clock = self.session.clock
-        if clock.effort is not None:
-            clock.effort = max(0.0, clock.effort - self.spent)
+        clock.meter.count(self.spent)
 
     def _variations(self, line: Block, number: int) -> list[Block]:
         """A block, the same with other random numbers, and in a later round with more passes in a period."""
@@ -91,9 +92,7 @@ class Blocks:
 
     @property
     def _over(self) -> bool:
-        effort = self.session.clock.effort
-        used = effort is not None and self.spent >= effort
-        return self.session.done or used or time.monotonic() >= self.deadline or self.stop[0] != 0
+        return self.session.done or time.monotonic() >= self.deadline or self.stop[0] != 0
 
     def _best(self, count: int) -> list[Block]:
         """The blocks that promise most and may still beat the best plan."""

@@ -1,33 +1,23 @@
-"""Whether the compiled dispatcher can be used in the time that is left: its first compilation takes seconds."""
+"""The compiled dispatcher, and how it is compiled: the first time that takes seconds."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...basics import on_disk
 from ...plan import Problem
 from ...problem import Cluster, Layer, ModelGraph, Workload
-from ..common import SECONDS
+from ..common import Kernels
 from . import anneal, dispatch
 from .arm import Allowed, Arm
 from .case import case_of
 from .tables import CAP, KEEP, ROWS, WINDOW
 
-
-def ready(seconds: float, call_s: float) -> bool:
-    """Whether the compiled functions are in memory or on disk, or there is time to compile them.
-
-    That is, in the `seconds` for this search; or in the `call_s` that are left of the whole call, which then gives at
-    most half of them to it.
-    """
-    if seconds > SECONDS.compilation or call_s > 2 * SECONDS.compilation:
-        return True
-    return compiled()
+KERNELS = Kernels(__name__, (anneal.anneal, anneal.value_of, dispatch.dispatch))
 
 
 def compiled() -> bool:
     """Whether the compiled functions are in memory or on disk."""
-    return all(map(on_disk, (anneal.anneal, anneal.value_of, dispatch.dispatch)))
+    return KERNELS.compiled()
 
 
 def warm() -> None:

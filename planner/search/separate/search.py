@@ -21,24 +21,27 @@ from ..common import PLACE, RACE, SECONDS, TOLERANCE, Budget, Order, Session, ex
 from .arm import Allowed, Arm
 from .case import case_of
 from .dispatch import NEVER
-from .ready import ready
+from .ready import KERNELS
 from .starts import Keys, decisions, keys
 from .tables import AWAY, HOST, KEEP
 from .tables import RECOMPUTE as REMADE
 
 
-def search_separate(session: Session, orders: list[Order], budget: Budget, number: int = 0) -> None:
+def search_separate(session: Session, orders: list[Order], budget: Budget) -> None:
     """Improves session.best by plans whose stages have a forward and a backward device each, within the budget.
 
-    `number`: of the call, so that later ones try something else.
+    Every call of a session has random numbers of its own.
     """
     seconds = min(budget.deadline - time.monotonic(), session.remaining_s)
-    if min(seconds, budget.effort) < RACE.least or not ready(seconds, session.clock.call_remaining_s):
+    if budget.effort < RACE.least_effort or seconds < RACE.least or not KERNELS.ready(session.clock, seconds):
         return
-    search = _Search(session, budget, number)
-    arms = search.starts(keys(session, orders))
+    if not session.clock.meter.go():
+        return
+    search = _Search(session, budget, session.rounds.race())
+    known = [arm for arm in session.rounds.placed if isinstance(arm, Arm)]
+    arms = sorted([*known, *search.starts(keys(session, orders))], key=lambda arm: arm.seconds)
     if arms:
-        search.run(arms)
+        session.rounds.end_placing(search.run(arms[: PLACE.arms]))
 
 
 class _Search:
@@ -84,6 +87,7 @@ class _Search:
             arm = Arm(problem, given.stages, case, dec, given.extra.copy(), seed)
             arm.evaluate()
             self.spent += arm.ops / PLACE.rate
+            self.session.clock.meter.count(arm.ops / PLACE.rate)
             yield arm
 
     def _started_enough(self, share: float) -> bool:
@@ -93,8 +97,12 @@ class _Search:
 
     # ------------------------------------------------------------ rounds
 
-    def run(self, arms: list[Arm]) -> None:
-        """Rounds of annealing; the best arms stay on, until time or effort is used up or nothing can be better."""
+    def run(self, arms: list[Arm]) -> list[Arm]:
+        """Rounds of annealing; the best arms stay on, until time or effort is used up or nothing can be better.
+
+        Those that ended, best first.
+        """
+        every = arms
         for n, arm in enumerate(arms):
             arm.seed = arm.seed + 31 * n
             arm.reseed()
@@ -104,10 +112,11 @@ class _Search:
             arms = self._round(arms[:most], share)
         while arms and not self._over():
             arms = self._round(arms[: PLACE.rounds[-1][0]], 1.0)
+        return sorted((arm for arm in every if arm.seconds < NEVER), key=lambda arm: arm.seconds)
 
     def _round(self, arms: list[Arm], share: float) -> list[Arm]:
         """The arms get equal parts of a share of the effort that is left; best first, offered."""
-        if self._over() or not arms:
+        if self._over() or not (arms and self.session.clock.meter.go()):
             return []
         began, effort = time.monotonic(), share * (self.effort - self.spent)
         tasks = []
@@ -116,6 +125,7 @@ class _Search:
             tasks.append(partial(arm.improve, self.allowed, moves, self._target, self.stop))
         self._all(tasks)
         self.spent += max(effort, SECONDS.tick)
+        self.session.clock.meter.count(effort)
         arms = sorted((arm for arm in arms if arm.seconds < NEVER), key=lambda arm: arm.seconds)
         self._offer(arms)
         taken, left = time.monotonic() - began, self.deadline - time.monotonic()

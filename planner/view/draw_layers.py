@@ -104,7 +104,7 @@ class _Layout:
         rows = max(self.row.values()) + 1
         page = Drawing(self.graph.graph["title"], max(self.right + _MARGIN, 640.0))
         bottom = self.rows_top + rows * _ROW - (_ROW - _HIGH) + 14
-        page.height = bottom + _MARGIN
+        page.height, page.breaks = bottom + _MARGIN, [left - 6 for left in self.left[1:]]
         page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 10)), 17, bold=True))
         for stage, lines in self.graph.graph["groups"].items():
             x = self.left[stage]

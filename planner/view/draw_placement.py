@@ -49,7 +49,7 @@ def draw(graph: Graph) -> Drawing:
     bottom = top + height + down.height + 8
     bottom = _hosts(page, graph, left, top + height, bottom)
     _head(page, graph)
-    page.height = bottom + _MARGIN
+    page.height, page.breaks = bottom + _MARGIN, [x - _GAP / 2 for x in left[1:]]
     return page
 
 

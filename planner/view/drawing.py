@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..basics import InputError
 from .names import columns_of, plain
@@ -84,16 +85,64 @@ Shape = Rect | Line | Text | Area
 
 @dataclass
 class Drawing:
-    """Shapes in the order in which they are painted, on a white page of `width` x `height`."""
+    """Shapes in the order in which they are painted, on a white page of `width` x `height`.
+
+    `breaks`: where a page that is too wide may go on in another row, as a score does.
+    """
 
     title: str
     width: float = 0.0
     height: float = 0.0
     shapes: list[Shape] = field(default_factory=list)
+    breaks: list[float] = field(default_factory=list)
 
     def add(self, *shapes: Shape) -> None:
         """Paints over what is there."""
         self.shapes += shapes
+
+
+_WIDEST = 2400.0  # of a page that has breaks
+_BEFORE, _AFTER, _BETWEEN = 36.0, 5.0, 28.0  # what a row shows beyond its breaks, and white space between rows
+
+
+class Row(NamedTuple):
+    """A part of a page from `left` to `right`, and the shapes that reach into it."""
+
+    left: float
+    right: float
+    shapes: list[Shape]
+
+
+def rows_of(drawing: Drawing) -> list[Row]:
+    """The page in rows, each up to the last break that fits; one row where it is not too wide."""
+    if drawing.width <= _WIDEST or not drawing.breaks:
+        return [Row(0.0, drawing.width, drawing.shapes)]
+    edges, breaks = [0.0], sorted(drawing.breaks)
+    for at, following in pairwise([*breaks, drawing.width]):
+        if following - edges[-1] > _WIDEST - _BEFORE - _AFTER:
+            edges.append(at)
+    found = []
+    for left, right in pairwise([*edges, drawing.width]):
+        shown = max(0.0, left - _BEFORE), min(drawing.width, right + _AFTER)
+        found.append(Row(*shown, [shape for shape in drawing.shapes if _reaches(shape, *shown)]))
+    return found
+
+
+def _reaches(shape: Shape, left: float, right: float) -> bool:
+    if isinstance(shape, Rect):
+        low, high = shape.x, shape.x + shape.width
+    elif isinstance(shape, Text):
+        wide = text_width(shape.text, shape.size)
+        low = shape.x - wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[shape.anchor]
+        high = low + wide
+    else:
+        low, high = min(x for x, _ in shape.points), max(x for x, _ in shape.points)
+    return low <= right and high >= left
+
+
+def size_of(rows: Sequence[Row], height: float) -> tuple[float, float]:
+    """Width and height of the rows under one another."""
+    return max(row.right - row.left for row in rows), len(rows) * height + (len(rows) - 1) * _BETWEEN
 
 
 def text_width(text: str, size: float) -> float:
@@ -112,8 +161,12 @@ def label(x: float, y: float, text: str, fill: str, size: float = 10.5) -> tuple
 
 def to_svg(drawing: Drawing) -> str:
     """The drawing as self-contained SVG text: no script, no reference, names as text."""
-    width, height = math.ceil(drawing.width), math.ceil(drawing.height)
-    body = "\n".join(_svg(shape) for shape in drawing.shapes)
+    rows = rows_of(drawing)
+    width, height = map(math.ceil, size_of(rows, drawing.height))
+    if len(rows) == 1:
+        body = "\n".join(_svg(shape) for shape in drawing.shapes)
+    else:
+        body = "\n".join(_svg_row(row, k * (drawing.height + _BETWEEN), drawing.height) for k, row in enumerate(rows))
     if any(isinstance(shape, Rect) and shape.fill in HATCHED for shape in drawing.shapes):
         body = f"<defs>{hatches()}</defs>\n{body}"
     return (
@@ -121,6 +174,15 @@ def to_svg(drawing: Drawing) -> str:
         f'role="img" aria-label="{_quoted(drawing.title)}" font-family="{_FONT}">\n'
         f"<title>{_quoted(drawing.title)}</title>\n"
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>\n{body}\n</svg>\n'
+    )
+
+
+def _svg_row(row: Row, top: float, height: float) -> str:
+    """A row as an element of its own, which cuts off what is beyond it."""
+    wide, body = row.right - row.left, "\n".join(map(_svg, row.shapes))
+    return (
+        f'<svg x="0" y="{top:g}" width="{wide:g}" height="{height:g}" '
+        f'viewBox="{row.left:g} 0 {wide:g} {height:g}">\n{body}\n</svg>'
     )
 
 
@@ -220,11 +282,16 @@ def figure(drawing: Drawing) -> Figure:
     require_matplotlib("a figure")
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(drawing.width / 100, drawing.height / 100), dpi=100, facecolor=PAPER)
-    axes = made.add_axes((0, 0, 1, 1), xlim=(0, drawing.width), ylim=(drawing.height, 0))
-    axes.set_axis_off()
-    for order, shape in enumerate(drawing.shapes):
-        _paint(axes, shape, order)
+    rows = rows_of(drawing)
+    width, height = size_of(rows, drawing.height)
+    made = Figure(figsize=(width / 100, height / 100), dpi=100, facecolor=PAPER)
+    for number, row in enumerate(rows):
+        bottom = height - drawing.height - number * (drawing.height + _BETWEEN)
+        place = (0, bottom / height, (row.right - row.left) / width, drawing.height / height)
+        axes = made.add_axes(place, xlim=(row.left, row.right), ylim=(drawing.height, 0))
+        axes.set_axis_off()
+        for order, shape in enumerate(row.shapes):
+            _paint(axes, shape, order)
     return made
 
 
@@ -281,7 +348,7 @@ _LARGEST = 16_000  # pixels a side, which every viewer opens
 def to_png(drawing: Drawing) -> bytes:
     """The drawing as a PNG of twice its size, or as much as `_LARGEST` allows. Raises InputError without matplotlib."""
     require_matplotlib("a png")
-    return png_of(figure(drawing), min(200.0, 100 * _LARGEST / max(drawing.width, drawing.height)))
+    return png_of(figure(drawing), min(200.0, 100 * _LARGEST / max(size_of(rows_of(drawing), drawing.height))))
 
 
 def to_pdf(drawing: Drawing) -> bytes:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -263,6 +264,32 @@ def test_every_plan_has_every_picture(name: str) -> None:
             if "x" in element.attrib:
                 assert 0 <= float(element.attrib["x"]) <= width
                 assert 0 <= float(element.attrib["y"]) <= height
+
+
+@pytest.mark.parametrize("what", ["layers", "placement"])
+def test_wide_pictures_go_on_in_another_row(what: str) -> None:
+    """64 stages on as many devices: no wider than a screen or two, every stage or device whole in some row."""
+    plan = named("1f1b", 64, 2)
+    timeline = simulate(plan)
+    page = (
+        draw_layers.draw(layer_graph(plan))
+        if what == "layers"
+        else draw_placement.draw(placement_graph(plan, timeline))
+    )
+    assert page.width > 5000
+    root = ElementTree.fromstring(drawing.to_svg(page))
+    assert float(root.attrib["width"]) <= 2400
+    rows = [[float(x) for x in row.attrib["viewBox"].split()] for row in root.iter(f"{SVG}svg")][1:]
+    assert len(rows) > 3
+    boxes = [shape for shape in page.shapes if isinstance(shape, drawing.Rect) and 100 < shape.width < 400]
+    assert len(boxes) >= 64
+    for box in boxes:
+        assert any(left <= box.x and box.x + box.width <= left + wide for left, _, wide, _ in rows)
+    tops = [float(row.attrib["y"]) for row in root.iter(f"{SVG}svg") if "y" in row.attrib]
+    assert all(b - a >= page.height for a, b in pairwise(tops))
+    if what == "layers":
+        pytest.importorskip("matplotlib")
+        assert len(drawing.figure(page).get_axes()) == len(rows)
 
 
 def test_png_is_drawn_by_matplotlib() -> None:

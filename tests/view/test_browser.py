@@ -407,6 +407,41 @@ def test_the_versions_of_an_asynchronous_plan_are_said(browser: Browser, tmp_pat
     shown.page.close()
 
 
+def test_the_pointer_over_memory_says_what_is_held(shown: Shown) -> None:
+    """At the time of a peak: all of it, and the parts that are there all the time."""
+    (device, forecast), *_ = enumerate(simulate(chimera()).forecast().devices)
+    box = shown.page.locator("#memory").bounding_box()
+    op = shown.page.evaluate("contraflow.box(0)")
+    assert box is not None
+    per_s = op["width"]  # F of one second
+    held = simulate(chimera()).memory(device)
+    t = next(t for t, size in zip(*held, strict=True) if size == forecast.peak_bytes) + 0.05
+    shown.page.mouse.move(op["x"] + per_s * t, box["y"] + 20)
+    shown.settle()
+    tip = shown.page.locator("#tip").inner_text().splitlines()
+    assert tip[0].startswith(f"device 0 holds {forecast.peak_bytes} B of 400 B at ")
+    parts = dict(forecast.peak_parts)
+    assert {f"parameters {parts['parameters']} B", f"gradients {parts['gradients']} B"} <= set(tip)
+
+
+@pytest.mark.parametrize("width", [390, 1000])
+def test_long_names_make_no_page_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int) -> None:
+    """200 letters without a blank, quotes and what a terminal acts upon, of the model, in light and on a phone."""
+    name = f"{NASTY}\x1b[2J\"'" + "w" * 200
+    plan = nasty_plan()
+    model = replace(plan.problem.model, name=name)
+    plan = replace(plan, problem=replace(plan.problem, model=model), provenance=replace(plan.provenance, source=name))
+    (tmp_path / "plan.html").write_text(html(plan))
+    shown = Shown(browser, tmp_path / "plan.html")
+    shown.page.set_viewport_size({"width": width, "height": 800})
+    shown.page.mouse.move(*shown.middle(shown.item("F", 0, 0)))
+    shown.settle()
+    assert shown.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert shown.page.locator("script").count() == 3
+    assert shown.complaints == []
+    shown.page.close()
+
+
 def test_two_fingers_zoom(shown: Shown) -> None:
     """Twice as far apart shows half as much, and what was between them stays there."""
     x, y = shown.middle(shown.item("B", 1, 4))

@@ -118,10 +118,16 @@ function waitUnder(event) {
 }
 
 function tip(at, event) {
-  const box = element("tip"), waits = at || !event ? "" : waitUnder(event);
-  box.hidden = !at && !waits;
-  if (box.hidden) return;
-  box.textContent = waits || shortName(at.item) + "\n" + describe(at.item, at.source).slice(1).join("\n");
+  const waits = at || !event ? "" : waitUnder(event);
+  tipText(at ? shortName(at.item) + "\n" + describe(at.item, at.source).slice(1).join("\n") : waits, event);
+}
+
+/** Shows a text beside the pointer; none where it is empty. */
+function tipText(text, event) {
+  const box = element("tip");
+  box.hidden = !text;
+  if (!text) return;
+  box.textContent = text;
   const rect = element("drawing").getBoundingClientRect();
   const x = event.clientX - rect.left, y = event.clientY - rect.top;
   box.style.left = Math.max(0, Math.min(x + 14, rect.width - box.offsetWidth - 4)) + "px";
@@ -182,6 +188,8 @@ function listenToPointer() {
   canvas.addEventListener("pointerleave", () => { view.hover = null; tip(null); refresh("marks"); });
   element("stack").addEventListener("wheel", turn, { passive: false });
   element("memory").addEventListener("wheel", turn, { passive: false });
+  element("memory").addEventListener("pointermove", (event) => tipText(heldUnder(event), event));
+  element("memory").addEventListener("pointerleave", () => tip(null));
 }
 
 /** Two fingers: what was under each of them stays there. */

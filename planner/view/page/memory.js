@@ -10,8 +10,27 @@ const memoryScale = (() => {
   return limits <= 3 * ceiling ? Math.max(ceiling, limits * 1.08) : ceiling; // a far limit is said, not drawn
 })();
 
+/** Height of a device's memory, and from one to the next. */
+function memoryRows() {
+  const count = plan.devices.length, high = count <= 8 ? 46 : count <= 16 ? 34 : 26;
+  return { high, pitch: high + 6 };
+}
+
+/** What the device under the pointer holds at that time, and what of it all the time; "" beside the picture. */
+function heldUnder(event) {
+  const rect = element("memory").getBoundingClientRect(), x = event.clientX - rect.left;
+  const device = Math.floor((event.clientY - rect.top - 2) / memoryRows().pitch), t = tOf(x);
+  if (!(plan.devices[device] && x >= LEFT && x <= LEFT + layout.plot && t <= plan.forecast.step_s)) return "";
+  const { peak_parts, limit_bytes } = plan.devices[device], held = heldAt(device, t);
+  const always = peak_parts.filter(([name]) => STATIC.has(name));
+  const rest = held - always.reduce((sum, [, size]) => sum + size, 0);
+  const moving = peak_parts.filter(([name]) => !STATIC.has(name)).map(([name]) => name).join(", ");
+  const parts = [...always.map(([name, size]) => name + " " + bytes(size)), (moving || "the rest") + " " + bytes(rest)];
+  return "device " + device + " holds " + bytes(held) + " of " + limitText(limit_bytes) + " at " + seconds(t) + "\n" + parts.join("\n");
+}
+
 function drawMemory() {
-  const count = plan.devices.length, high = count <= 8 ? 46 : count <= 16 ? 34 : 26, pitch = high + 6;
+  const count = plan.devices.length, { high, pitch } = memoryRows();
   const g = clean(element("memory"), layout.width, count * pitch + 4);
   const sight = inSight(element("memory"));
   for (let device = 0; device < count; device++) {

@@ -138,6 +138,12 @@ def in_laps(devices: int, micro_batches: int, chunks: int) -> Iterator[Layout]:
             continue
 
 
+def folded(devices: int, micro_batches: int) -> Iterator[Layout]:
+    """One pipeline down and up, two stages a device, backwards split: with all memory there is, 1F1B's, and less."""
+    for make in (v_auto, zb_v, *([v_half] if devices > 2 else []), v_min):  # V-Half is V-ZB on two
+        yield make(devices, micro_batches)
+
+
 def variants(
     devices: int, micro_batches: int, max_stages: int, name: str | None = None
 ) -> Iterator[tuple[str, Layout]]:
@@ -172,6 +178,7 @@ __all__ = [
     "build",
     "by_costs",
     "capped",
+    "folded",
     "in_laps",
     "known",
     "spelled_out",

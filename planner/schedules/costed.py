@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ..plan import Kind
@@ -28,14 +27,15 @@ def by_costs(
 ) -> tuple[Layout, float] | None:
     """The layout with W, and F and I out of turn, where they cost least, and its step in seconds.
 
-    Its stages may be on any devices. Stashes never take more than the room, nor than `layout.most` of them take. The
-    step counts what `timing` says, and nothing else. With `blocks`, a V may have another building block. None where
-    orders do not depend on costs, where stashes do not fit, or where little hope is left for a step below `worth_s`.
+    Its stages may be on any devices. Stashes never take more than the room, nor than `layout.most` of them take, or
+    than its F and I alone need. The step counts what `timing` says, and nothing else. With `blocks`, a V may have
+    another building block. None where orders do not depend on costs, where stashes do not fit, or where little hope is
+    left for a step below `worth_s`.
     """
     if layout.most is None:
         return None
     route = layout.pipelines[0].forward
-    capped = replace(timing, room_bytes=_rooms(layout.most, route, timing))
+    capped = replace(timing, room_bytes=_rooms(layout, layout.most, timing))
     found: list[Listed | Run] = []
     if blocks and len(route) == 2 * len(layout.orders) and route == route[::-1]:
         found += adapted(route, len(layout.pipelines[0].micro_batches), capped, HOPELESS * worth_s)
@@ -60,11 +60,19 @@ def _placed(layout: Layout, timing: Timing, worth_s: float) -> list[Listed | Run
     return [*(run for run in runs if run.fits), *(listed for listed in lists if listed.over_bytes <= 0)]
 
 
-def _rooms(most: int, route: Sequence[int], timing: Timing) -> list[float]:
-    """Bytes for every device's stashes: its room, or `most` of the average stash of its stages."""
-    mine: list[list[float]] = [[] for _ in timing.room_bytes]
-    for stash, device in zip(timing.stash_bytes, route, strict=True):
-        mine[device].append(stash)
-    return [
-        min(room, most * sum(sizes) / max(1, len(sizes))) for room, sizes in zip(timing.room_bytes, mine, strict=True)
-    ]
+def _rooms(layout: Layout, most: int, timing: Timing) -> list[float]:
+    """Bytes for every device's stashes: its room, or `most` of the average stash of its stages.
+
+    Where the layout's F and I alone need more, since stashes are unequal, that much.
+    """
+    found = []
+    route = layout.pipelines[0].forward
+    for d, (order, room) in enumerate(zip(layout.orders, timing.room_bytes, strict=True)):
+        mine = [stash for stash, device in zip(timing.stash_bytes, route, strict=True) if device == d]
+        alive = needed = 0.0
+        for op in order:
+            if op.kind is not Kind.W:
+                alive += timing.stash_bytes[op.stage] * (1 if op.kind is Kind.F else -1)
+                needed = max(needed, alive)
+        found.append(min(room, max(needed, most * sum(mine) / max(1, len(mine)))))
+    return found

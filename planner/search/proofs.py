@@ -14,9 +14,9 @@ from ..partition import compositions
 from ..plan import Kind, Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import build
-from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, policies, registered, routes
+from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, parts, policies, registered, routes
 from .common import told_of as told_of_space
-from .named import Order, device_orders, overfull, parts, splits, ways
+from .named import Order, device_orders, overfull, splits, ways
 
 TOGETHER = "plans with forward and backward of a stage on one device"
 APART = "plans of any stages on any devices"

@@ -29,12 +29,11 @@ from contraflow.planner import (
 from contraflow.planner.partition import Cuts
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import DeviceType, NodeGroup
-from contraflow.planner.schedules import Layout
+from contraflow.planner.schedules import Layout, folded
 from contraflow.planner.search import joint
-from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.common import Clock, Groups, Session, equal_groups
 from contraflow.planner.search.named import uniform
 from contraflow.planner.search.named.portfolio import try_layout
-from contraflow.planner.search.named.widths import layouts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 cases: Any = importlib.import_module("jobs_cases")
@@ -69,7 +68,7 @@ def test_no_plan_of_a_point_is_shorter_than_its_floor(seed: int) -> None:
     for point in list(uniform._points(session))[seed::7]:
         session.incumbent.start_from(None)
         for layout in point.layouts():
-            try_layout(session, layout, point.cuts, layout.name, point.policy)
+            try_layout(session, layout, point.cuts, layout.name, point.policy, point.of.groups)
         if session.best is not None:
             assert not check(session.best)
             floors.append(point.floor_s)
@@ -104,10 +103,33 @@ def test_they_are_no_worse_than_a_grid_that_was_made_by_hand(seed: int) -> None:
     assert session.best_s <= best.seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_orders_made_for_costs_are_those_of_one_group_on_all_of_them(seed: int) -> None:
+    """Without parameters to sum, equal groups take what one of them takes for its share, and hold no more."""
+    rng = random.Random(seed)
+    layers = [
+        Layer(f"l{k}", t, t, 0.7 * t, stash_bytes=9, weight_stash_bytes=4, output_bytes=3)
+        for k, t in enumerate(rng.uniform(0.6, 1.4) for _ in range(8))
+    ]
+    found: dict[int, dict[str, float]] = {1: {}, 2: {}}
+    for width, steps in found.items():
+        cluster = Cluster.uniform(4 * width, 60, Link(50.0, 0.01))
+        problem = Problem(ModelGraph.chain(layers), cluster, Workload(9 * width))
+        groups = tuple(tuple(range(4 * g, 4 * g + 4)) for g in range(width))
+        for layout in folded(4, 9):
+            session = Session(problem, SearchSpace(), Clock(math.inf, 1.0))
+            assert try_layout(session, layout, [(1, 2, 3, 4, 5, 6, 7)], layout.name, groups=groups)
+            if session.best is not None:
+                assert not check(session.best)
+                steps[layout.name] = session.best_s
+    assert found[1] == pytest.approx(found[2])
+    assert min(found[1], key=lambda name: found[1][name]) == "v-auto"
+
+
 def test_replicas_together_are_a_layout_of_their_own_only_between_nodes() -> None:
     model, cluster, workload = drawn(0)
-    assert len(layouts(Problem(model, cluster, workload), 4)) == 2
-    assert layouts(Problem(model, Cluster.uniform(8), workload), 4) == [((0, 1), (2, 3), (4, 5), (6, 7))]
+    assert len(equal_groups(Problem(model, cluster, workload), 4)) == 2
+    assert equal_groups(Problem(model, Cluster.uniform(8), workload), 4) == [((0, 1), (2, 3), (4, 5), (6, 7))]
 
 
 def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +137,9 @@ def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPa
     tried: list[tuple[object, ...]] = []
     before = uniform.try_layout
 
-    def noted(session: Session, layout: Layout, cuts: list[Cuts], phase: str, policy: str) -> int:
-        tried.append((layout.orders, layout.pipelines, policy))
-        return before(session, layout, cuts, phase, policy)
+    def noted(session: Session, layout: Layout, cuts: list[Cuts], phase: str, policy: str, groups: Groups) -> int:
+        tried.append((layout.name, layout.orders, layout.pipelines, policy, groups))
+        return before(session, layout, cuts, phase, policy, groups)
 
     monkeypatch.setattr(uniform, "try_layout", noted)
     monkeypatch.setattr(uniform, "COUNT", _Few())

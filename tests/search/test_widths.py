@@ -14,10 +14,10 @@ from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
-from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.common import Clock, Session, parts
 from contraflow.planner.search.common.considered import describe
 from contraflow.planner.search.named.portfolio import device_orders, run_named
-from contraflow.planner.search.named.widths import laid, parts, splits
+from contraflow.planner.search.named.widths import laid, splits
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
 from contraflow.planner.search.scale.scaled_down import fewer_batches, take_over

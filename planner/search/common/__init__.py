@@ -12,9 +12,10 @@ from .compiled import Kernels
 from .considered import Considered, MethodFound, PointFound, describe
 from .effort import ANNEALING, BLOCK, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
+from .groups import Groups, alike, dealt, equal_groups, parts
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
 from .proof import Proof
-from .rounds import Earlier, Groups, Rounds
+from .rounds import Earlier, Rounds
 from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, subsets, with_policy
 from .two_device_space import pays, registered, stash_choices, unaddressed
@@ -39,6 +40,10 @@ __all__ = [
     "Considered",
     "Earlier",
     "Groups",
+    "alike",
+    "dealt",
+    "equal_groups",
+    "parts",
     "Incumbent",
     "Kernels",
     "Lack",

@@ -221,8 +221,10 @@ class Counts:
     the last finds plans for 244; for 234 with three tries that never take off less again."""
     compared: int = 4
     """Named orders that are fitted by every set of stash policies, those with the least step first. Not measured."""
-    uniform: int = 48
+    uniform: int = 120
     """Plans of uniform grids that are simulated at the most. Not measured."""
+    layouts: int = 8
+    """Of uniform grids, that are kept for the next groups of as many devices. Not measured."""
     deepest: int = 24
     """Stages a device in uniform grids at the most. Not measured."""
     laid: int = 3

@@ -12,9 +12,7 @@ from ...plan import Plan
 from .considered import Ledger
 from .effort import COUNT, SIZE
 from .fit import lacking
-
-Groups = tuple[tuple[int, ...], ...]
-"""Devices of every group, in the order of the one group that is searched."""
+from .groups import Groups
 
 
 @dataclass

@@ -14,9 +14,10 @@ from .clock import Clock
 from .considered import Ledger
 from .effort import SIZE, TOLERANCE
 from .fit import fits
+from .groups import Groups
 from .incumbent import Incumbent, OnProgress, Progress
 from .proof import Proof
-from .rounds import Groups, Rounds
+from .rounds import Rounds
 from .two_device_space import pays, registered, searchable
 
 

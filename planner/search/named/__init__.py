@@ -28,7 +28,7 @@ from .relieved import run_relieved, try_relieved, ways
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
 from .uniform import next_point_s, run_uniform, try_point
-from .widths import Phases, expected_s, parts, quick_on_widths, search_widths, splits
+from .widths import Phases, expected_s, quick_on_widths, search_widths, splits
 
 __all__ = [
     "Order",
@@ -41,7 +41,6 @@ __all__ = [
     "overfull",
     "overfull_here",
     "own_orders",
-    "parts",
     "place",
     "quick_on_widths",
     "run_capped",

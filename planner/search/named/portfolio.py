@@ -10,17 +10,18 @@ import numpy as np
 
 from ... import bounds
 from ...basics import PlanError, check_time
-from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy, static_bytes
+from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy
 from ...lower import Assembled, assemble, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ...schedules import Layout, build, by_costs, capped, known, spelled_out, variants
-from ..common import COUNT, HOPE, SIZE, Session, lacking, limits, missing, policies
-from .costed import timing_of
+from ...schedules import Layout, build, capped, known, spelled_out, variants
+from ..common import HOPE, SIZE, Groups, Session, lacking, policies
+from .costed import adapts, made_for, rooms_of
 from .fullest import in_flight, of_layout, residents
 from .halves import not_split, remade, whole_backwards
 from .kept_orders import own_orders
+from .on_groups import on_groups, unordered
 
 Order = tuple[int, ...]
 
@@ -92,33 +93,32 @@ def _folds(layout: Layout) -> bool:
 # ------------------------------------------------------------------ simulation
 
 
-def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP) -> int:
+def try_layout(
+    session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP, groups: Groups = ()
+) -> int:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
 
-    `policy`: "keep", or "recompute" for every stash. How many were simulated.
+    `policy`: "keep", or "recompute" for every stash. `groups`: equal ones, of whose first the layout is, and which all
+    run it. How many were simulated.
     """
     simulated = 0
-    rows = tuple((policy,) * layout.stages for _ in layout.pipelines)
-    shares = tuple(len(pipeline.micro_batches) for pipeline in layout.pipelines)
-    adapting = policy == KEEP and adapts(session, layout)
+    routes = on_groups(session.problem, groups, unordered(layout)).pipelines if groups else layout.pipelines
+    rows = tuple((policy,) * layout.stages for _ in routes)
+    shares = tuple(len(route.micro_batches) for route in routes)
+    adapting = policy == KEEP and adapts(layout)
     for c in cuts:
         if session.done:
             break
         check_time()
-        candidate = Candidate(session.problem, session.chain.stages(c), layout.pipelines, rows)
+        candidate = Candidate(session.problem, session.chain.stages(c), routes, rows)
         if busiest_s(candidate) >= session.incumbent.worth_s:
             continue
         asked = not session.seen or session.space.schedule != "search"
-        if not (asked or layout.takes_all_room or holds(candidate, layout, policy, later=not adapting)):
+        if not (asked or layout.takes_all_room or holds(candidate, layout, policy, not adapting, groups)):
             continue
         if bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
             continue
-        whole = not_split(session.space, candidate)
-        with session.clock.simulating():
-            found = made_for(session, candidate, layout, whole) if adapting else None
-            if found is None and (asked or not adapting):
-                found = as_named(candidate, layout, whole, policy)
-        if found is not None:
+        for found in _ordered(session, candidate, layout, policy, groups, adapting, asked):
             simulated += 1
             session.remember(found)
             if found.forecast.step_s < session.best_s and not lacking(found):
@@ -126,8 +126,34 @@ def try_layout(session: Session, layout: Layout, cuts: Iterable[Cuts], phase: st
     return simulated
 
 
-def as_named(candidate: Candidate, layout: Layout, whole: frozenset[int], policy: str) -> Assembled | None:
+def _ordered(
+    session: Session, candidate: Candidate, layout: Layout, policy: str, groups: Groups, adapting: bool, asked: bool
+) -> Iterator[Assembled]:
+    """A candidate under orders made for it where these depend on costs, and under the layout's own.
+
+    Those too where replicas share links, of which orders made for costs know nothing.
+    """
+    whole, found = not_split(session.space, candidate), None
+    if adapting:
+        blocks = session.space.schedule != "search" or layout.takes_all_room
+        with session.clock.simulating():
+            found = made_for(candidate, layout, whole, groups, blocks, session.incumbent.worth_s)
+        if found is not None:
+            yield found
+        own = groups and not layout.takes_all_room and holds(candidate, layout, policy, groups=groups)
+        if not (own or (asked and found is None)):
+            return
+    with session.clock.simulating():
+        found = as_named(candidate, layout, whole, policy, groups)
+    if found is not None:
+        yield found
+
+
+def as_named(
+    candidate: Candidate, layout: Layout, whole: frozenset[int], policy: str, groups: Groups = ()
+) -> Assembled | None:
     """A layout's own orders on a candidate, backwards of the stages `whole` not split; None where they do not run."""
+    layout = on_groups(candidate.problem, groups, layout) if groups else layout
     orders = [whole_backwards(order, whole) for order in layout.orders]
     try:
         return assembled(candidate, list(map(remade, orders)) if stash_policy(policy).remade else orders, layout.name)
@@ -135,49 +161,20 @@ def as_named(candidate: Candidate, layout: Layout, whole: frozenset[int], policy
         return None
 
 
-def adapts(session: Session, layout: Layout) -> bool:
-    """Whether a layout's orders depend on costs, and are worth making for them."""
-    return layout.most is not None and 2 * session.problem.workload.micro_batches * layout.stages <= SIZE.by_costs_ops
-
-
-def made_for(session: Session, candidate: Candidate, layout: Layout, whole: frozenset[int]) -> Assembled | None:
-    """The layout with its orders made for the candidate, whose backwards of the stages `whole` are not split.
-
-    What messages and workspace take is known afterwards only; where it does not fit, the orders are made for less. None
-    where the orders cannot be shorter than the best plan, or none fits.
-    """
-    timing = timing_of(candidate, whole)
-    blocks = session.space.schedule != "search" or layout.takes_all_room
-    for _ in range(COUNT.fitted):
-        made = by_costs(layout, timing, blocks, session.incumbent.worth_s)
-        if made is None or made[1] >= session.incumbent.worth_s:
-            return None
-        orders = [whole_backwards(order, whole) for order in made[0].orders]
-        try:
-            found = assembled(candidate, orders, layout.name)
-        except PlanError:
-            return None
-        over = missing(found)
-        if not any(over):
-            return found
-        timing = replace(timing, room_bytes=[a - b for a, b in zip(timing.room_bytes, over, strict=True)])
-    return None
-
-
-def holds(candidate: Candidate, layout: Layout, policy: str, later: bool = True) -> bool:
+def holds(candidate: Candidate, layout: Layout, policy: str, later: bool = True, groups: Groups = ()) -> bool:
     """Whether every device has room for the stashes of a layout when most are alive; necessary, and cheap.
 
-    `later`: with what waits for its W.
+    `later`: with what waits for its W. `groups`: equal ones, of whose first the layout is.
     """
     costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
     left = costs.incoming_bytes if stash_policy(policy).remade else costs.stash_bytes
     kept = np.minimum(left, costs.stash_bytes)
     waits = [later and s not in whole for s in range(layout.stages)]
     pending = np.where(waits, costs.weight_stash_bytes, 0)
-    static = [sum(parts.values()) for parts in static_bytes(candidate, costs)]
-    for limit, held, device in zip(limits(candidate.problem), static, of_layout(layout), strict=True):
+    rooms = rooms_of(candidate, groups)
+    for room, device in zip(rooms, of_layout(layout), strict=True):
         stages = [s for _, s in device.units]
-        if stages and held + device.bytes(kept[stages], pending[stages]) > limit:
+        if stages and device.bytes(kept[stages], pending[stages]) > room:
             return False
     return True
 

@@ -8,36 +8,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...basics import check_time
 from ...graph import KEEP, RECOMPUTE
 from ...partition import Cuts, cut
-from ...schedules import Layout, in_laps
-from ..common import COUNT, SHARE, SIZE, TOLERANCE, Groups, Session, balanced, policies
+from ...schedules import Layout, folded, in_laps
+from ..common import COUNT, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, policies
+from .equal import Equal, Floats
 from .portfolio import try_layout
-from .widths import dealt, layouts
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """So many stages on each device of equal groups; all stashes under one policy."""
+    """So many stages on each device of equal groups, in laps or down and up; all stashes under one policy."""
 
-    session: Session
-    groups: Groups
+    of: Equal
     chunks: int
     policy: str
+    folded: bool = False
 
-    @property
-    def batches(self) -> int:
-        """Micro-batches of the group that has most."""
-        return -(-self.session.problem.workload.micro_batches // len(self.groups))
+    @cached_property
+    def places(self) -> list[int]:
+        """Of every stage, which device of its group it is on."""
+        lap = list(range(len(self.of)))
+        return lap + lap[::-1] if self.folded else lap * self.chunks
+
+    @cached_property
+    def route(self) -> tuple[int, ...]:
+        """The devices of the stages in the first group."""
+        return tuple(self.of.groups[0][place] for place in self.places)
 
     @cached_property
     def cuts(self) -> list[Cuts]:
@@ -45,7 +48,7 @@ class Point:
 
         Of the first two none where some device does not hold its share with nothing shared.
         """
-        chain, route = self.session.chain, self.groups[0] * self.chunks
+        chain, route = self.of.session.chain, self.route
         count, layers = len(route), len(chain)
         listed = tuple(layers * k // count for k in range(1, count))
         found = (balanced(chain, route), cut(chain, route, [0] * count, buffers=0), self.even, listed)
@@ -63,75 +66,68 @@ class Point:
     @cached_property
     def speeds(self) -> Floats:
         """Of the devices of the stages."""
-        devices = self.session.problem.cluster.devices
-        return np.array([devices[d].kind.speed for d in self.groups[0]] * self.chunks, dtype=np.float64)
+        devices = self.of.session.problem.cluster.devices
+        return np.array([devices[d].kind.speed for d in self.route], dtype=np.float64)
 
     @cached_property
     def done_s(self) -> Floats:
         """Seconds that the layers up to each compute for a micro-batch on a device of speed 1."""
-        backward = np.concatenate([[0.0], np.cumsum(self.session.chain.costs.backward_s)])
-        return np.asarray(backward + self.forward_s * (2 if self.policy == RECOMPUTE else 1))
-
-    @cached_property
-    def forward_s(self) -> Floats:
-        """The same, of the forwards alone."""
-        return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.forward_s)])
+        backward = np.concatenate([[0.0], np.cumsum(self.of.session.chain.costs.backward_s)])
+        return np.asarray(backward + self.of.forward_s * (2 if self.policy == RECOMPUTE else 1))
 
     def bytes(self, cuts: Cuts) -> Floats:
-        """Per device, at the least: the state of its stages, and stashes as 1F1B has them in flight; cheap."""
-        chain, size, ends = self.session.chain, len(self.groups[0]), [0, *cuts, -1]
-        state, stash = self._sizes
-        flying = (self.chunks - 1) * size + np.arange(size, 0, -1)
-        one = np.diff(stash[ends]).reshape(-1, size).min(axis=0) if self.policy == KEEP else 0.0
-        held = np.diff(state[ends]).reshape(-1, size).sum(axis=0) - chain.shared_bytes
-        return np.asarray(held + np.minimum(flying, self.batches * self.chunks) * one)
-
-    @cached_property
-    def _sizes(self) -> tuple[Floats, Floats]:
-        """Bytes that stay, and of stashes, of the layers up to each."""
-        chain = self.session.chain
-        state, stash = chain.held_bytes(len(self.groups)), chain.costs.stash_bytes
-        return np.concatenate([[0.0], np.cumsum(state)]), np.concatenate([[0.0], np.cumsum(stash)])
-
-    @cached_property
-    def limits(self) -> Floats:
-        """Bytes of the devices of a group."""
-        return np.array([self.session.chain.limit(d) for d in self.groups[0]], dtype=np.float64)
+        """Per device, at the least: the state of its stages, and stashes as 1F1B has them in flight, one of each stage
+        where stages are folded; cheap."""
+        size, ends = len(self.of), [0, *cuts, -1]
+        flying = 2 * np.ones(size) if self.folded else (self.chunks - 1) * size + np.arange(size, 0, -1)
+        one = np.full(size, math.inf if self.policy == KEEP else 0.0)
+        np.minimum.at(one, self.places, np.diff(self.of.stash_bytes[ends]))
+        held = np.bincount(self.places, np.diff(self.of.state_bytes[ends])) - self.of.session.chain.shared_bytes
+        return np.asarray(held + np.minimum(flying, self.of.batches * self.chunks) * one)
 
     @cached_property
     def worthwhile(self) -> list[Cuts]:
         """Cuts that have room, if equal shares have it on all devices together."""
-        if self.bytes(self.even).sum() > self.limits.sum():
+        if self.bytes(self.even).sum() > self.of.limits.sum():
             return []
-        return [cuts for cuts in self.cuts if (self.bytes(cuts) <= self.limits).all()]
+        return [cuts for cuts in self.cuts if (self.bytes(cuts) <= self.of.limits).all()]
 
     @cached_property
     def floor_s(self) -> float:
         """No cut is shorter: the work of a group on all of its devices."""
-        return float(self.batches * self.done_s[-1] / self.speeds[: len(self.groups[0])].sum())
+        return float(self.of.batches * self.done_s[-1] / self.speeds[: len(self.of)].sum())
 
     @cached_property
     def likely_s(self) -> float:
-        """A guess at the shortest step."""
-        return self.least_s(self.even)
+        """A guess at the shortest step: a device's work and the sum of a stage's gradients, or a link's messages."""
+        return max(self.least_s(self.even) + self.of.sum_s(len(self.places)), self.busiest_link_s(self.even))
 
     def least_s(self, cuts: Cuts) -> float:
         """No order of these stages is shorter: a device's work, after the forwards on the way to it."""
-        size, ends = len(self.groups[0]), [0, *cuts, -1]
+        size, ends = len(self.of), [0, *cuts, -1]
         work = np.diff(self.done_s[ends]) / self.speeds
-        forward = np.diff(self.forward_s[ends]) / self.speeds
+        forward = np.diff(self.of.forward_s[ends]) / self.speeds
         way = np.concatenate([[0.0], np.cumsum(forward[: size - 1])])
-        return float((self.batches * work.reshape(-1, size).sum(axis=0) + way).max())
+        return float((self.of.batches * np.bincount(self.places, work) + way).max())
+
+    def busiest_link_s(self, cuts: Cuts) -> float:
+        """Seconds of all messages on the link that has most of them."""
+        sent = self.of.session.chain.boundary_bytes[list(cuts)]
+        ends = zip(self.places, self.places[1:], strict=False)
+        hops = np.bincount([a if b == (a + 1) % len(self.of) else b for a, b in ends], sent, len(self.of))
+        hops[-1] *= not self.folded
+        batches = self.of.session.problem.workload.micro_batches / len(self.of.groups)
+        return float(batches * (self.of.seconds_a_byte @ hops).max(initial=0.0))
 
     def layouts(self) -> Iterator[Layout]:
-        """On every group, micro-batches dealt out in turns."""
-        problem, width = self.session.problem, len(self.groups)
-        for one in in_laps(len(self.groups[0]), self.batches, self.chunks):
-            routed, orders = dealt(problem, self.groups, one.pipelines, one.orders)
-            name = one.name if width == 1 else f"{one.name}, {width} replicas"
-            pipelines = tuple(pipeline for pipeline, _, _ in routed)
-            most = one.most if width == 1 else None  # orders are made for the costs of one pipeline
-            yield replace(one, name=name, pipelines=pipelines, orders=tuple(map(tuple, orders)), most=most)
+        """On one group."""
+        return iter(_layouts(len(self.of), self.of.batches, 0 if self.folded else self.chunks))
+
+
+@lru_cache(maxsize=COUNT.layouts)
+def _layouts(devices: int, batches: int, chunks: int) -> tuple[Layout, ...]:
+    """The same ones for other groups of as many devices, whose instants are known; `chunks`: 0 where folded."""
+    return tuple(in_laps(devices, batches, chunks) if chunks else folded(devices, batches))
 
 
 def run_uniform(session: Session) -> None:
@@ -155,7 +151,7 @@ def try_point(session: Session) -> int:
     worth_s = session.incumbent.worth_s * (1 - TOLERANCE.same)
     cuts = [c for c in point.worthwhile if point.least_s(c) < worth_s] if point.floor_s < worth_s else []
     layouts = point.layouts() if cuts else ()
-    return sum(try_layout(session, layout, cuts, layout.name, point.policy) for layout in layouts)
+    return sum(try_layout(session, layout, cuts, layout.name, point.policy, point.of.groups) for layout in layouts)
 
 
 def _listed(session: Session) -> list[tuple[float, Point | None]]:
@@ -176,10 +172,13 @@ def _points(session: Session) -> Iterator[Point]:
     for width in range(1, devices + 1) if space.replicas is None else (space.replicas,):
         if devices % width or problem.workload.micro_batches < width or layers < devices // width:
             continue
-        for groups in layouts(problem, width) if width > 1 else [(one,)]:
+        for groups in equal_groups(problem, width) if width > 1 else [(one,)]:
             check_time()
-            for chunks in _depths(layers // len(groups[0])) if len(groups[0]) > 1 else (1,):
-                yield from (Point(session, groups, chunks, policy) for policy in kept)
+            of = Equal(session, groups)
+            for chunks in _depths(layers // len(of)) if len(of) > 1 else (1,):
+                yield from (Point(of, chunks, policy) for policy in kept)
+            if layers >= 2 * len(of) > 2:
+                yield Point(of, 2, KEEP, folded=True)
 
 
 def _depths(most: int) -> Iterator[int]:

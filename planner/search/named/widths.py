@@ -7,7 +7,7 @@ with the reductions between them, and simulated as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ...basics import PlanError, ScheduleError
@@ -15,7 +15,7 @@ from ...bounds import any_plan, load, possible
 from ...graph import Candidate, gather_seconds, ship_target, sum_seconds
 from ...lower import Assembled, assemble
 from ...partition import Chain
-from ...plan import Op, Pipeline, Plan, Problem
+from ...plan import Plan, Problem
 from ...problem import SearchSpace
 from ..common import (
     COUNT,
@@ -30,6 +30,8 @@ from ..common import (
     Progress,
     Rounds,
     Session,
+    dealt,
+    equal_groups,
     fits,
     lacking,
     objective_s,
@@ -69,23 +71,8 @@ def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
         size = devices // width
         if width < 2 or devices % width or not 0 < size <= len(problem.model.layers):
             continue
-        equal = layouts(problem, width)
+        equal = equal_groups(problem, width)
         yield from equal[:1] if equal and _cheap(problem, equal[0]) else equal
-
-
-def layouts(problem: Problem, width: int) -> list[Groups]:
-    """So many equal groups: neighbours together, and replicas together where that is something else."""
-    devices = len(problem.cluster)
-    size = devices // width
-    near = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(width))
-    far = tuple(tuple(range(g, devices, width)) for g in range(width))
-    alike = {_links_of(problem, g): g for g in (far, near) if len({_kind_of(problem, group) for group in g}) == 1}
-    return list(alike.values())[::-1]
-
-
-def _links_of(problem: Problem, groups: Groups) -> tuple[object, ...]:
-    """Which devices of a group, and which replicas of a stage, share a node."""
-    return _kind_of(problem, groups[0]), *(_kind_of(problem, members) for members in zip(*groups, strict=True))
 
 
 def _cheap(problem: Problem, groups: Groups) -> bool:
@@ -101,16 +88,6 @@ def _reduction_s(problem: Problem, groups: Groups) -> float:
     members = tuple(group[-1] for group in groups)
     trained = sum(x.trained_bytes for x in problem.model.layers) // len(groups[0])
     return sum((*sum_seconds(problem, members, trained), *gather_seconds(problem, members, trained)))
-
-
-def _kind_of(problem: Problem, group: tuple[int, ...]) -> tuple[object, ...]:
-    """What makes two groups equal: kinds of devices and nodes, and which devices share a node."""
-    cluster, nodes = problem.cluster, dict[int, int]()
-    found: list[object] = []
-    for d in group:
-        node = cluster.devices[d].node
-        found.append((replace(cluster.node_groups[node], count=1), nodes.setdefault(node, len(nodes))))
-    return tuple(found)
 
 
 @dataclass(eq=False)
@@ -398,7 +375,7 @@ def _best_laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
     """A plan of one group on all of them, replicas together where that is shorter and has no search of its own."""
     if not _cheap(problem, groups):
         return laid(problem, groups, plan)
-    found = [laid(problem, each, plan) for each in layouts(problem, len(groups))]
+    found = [laid(problem, each, plan) for each in equal_groups(problem, len(groups))]
     fitting = [one for one in found if one is not None and fits(one)]
     return min(fitting, key=objective_s, default=next((one for one in found if one is not None), None))
 
@@ -415,43 +392,6 @@ def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
         return None
 
 
-def dealt(
-    problem: Problem, groups: Groups, pipelines: Sequence[Pipeline], orders: Sequence[Sequence[Op]]
-) -> tuple[list[tuple[Pipeline, int, tuple[int, ...]]], list[list[Op]]]:
-    """Pipelines and compute orders of one group on all of them, micro-batches dealt out in turns.
-
-    With every pipeline the number of that which it comes from, and the devices of its group.
-    """
-    width, batches = len(groups), problem.workload.micro_batches
-    found: list[tuple[Pipeline, int, tuple[int, ...]]] = []
-    listed: list[list[Op]] = [[] for _ in problem.cluster.devices]
-    for g, devices in enumerate(groups):
-        for number, pipeline in enumerate(pipelines):
-            mine = tuple(g + width * m for m in pipeline.micro_batches if g + width * m < batches)
-            forward, backward = (tuple(devices[d] for d in route) for route in (pipeline.forward, pipeline.backward))
-            found += [(Pipeline(forward, backward, mine), number, devices)] if mine else []
-        for d, order in zip(devices, orders, strict=True):
-            own = (op._replace(micro_batch=g + width * op.micro_batch) for op in order)
-            listed[d] = [op for op in own if op.micro_batch < batches]
-    return found, listed
-
-
 def _moved(policy: str, devices: tuple[int, ...]) -> str:
     target = ship_target(policy)
     return policy if target is None else f"ship>{devices[target]}"
-
-
-# ------------------------------------------------------------------ recognition
-
-
-def parts(plan: Plan, groups: Groups) -> list[Plan] | None:
-    """The plan's routes group by group, in the numbers of one group's devices; None where a route leaves its group."""
-    home = {d: (g, k) for g, devices in enumerate(groups) for k, d in enumerate(devices)}
-    found: dict[int, list[Pipeline]] = {}
-    for pipeline in plan.pipelines:
-        members = {home[d][0] for d in (*pipeline.forward, *pipeline.backward)}
-        if len(members) != 1:
-            return None
-        forward, backward = (tuple(home[d][1] for d in route) for route in (pipeline.forward, pipeline.backward))
-        found.setdefault(members.pop(), []).append(Pipeline(forward, backward, pipeline.micro_batches))
-    return [replace(plan, pipelines=tuple(pipelines)) for pipelines in found.values()]

@@ -1,0 +1,80 @@
+"""Equal groups of devices that run the same stages: what all their uniform grids have in common."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import gather_seconds, sum_seconds
+from ..common import Groups, Session
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Equal:
+    """Groups that share the micro-batches of a session's problem."""
+
+    session: Session
+    groups: Groups
+
+    def __len__(self) -> int:
+        return len(self.groups[0])
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of the group that has most."""
+        return -(-self.session.problem.workload.micro_batches // len(self.groups))
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """Seconds of the forwards of the layers up to each for a micro-batch on a device of speed 1."""
+        return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.forward_s)])
+
+    @cached_property
+    def state_bytes(self) -> Floats:
+        """Of the layers up to each, what stays."""
+        return np.concatenate([[0.0], np.cumsum(self.session.chain.held_bytes(len(self.groups)))])
+
+    @cached_property
+    def stash_bytes(self) -> Floats:
+        """Of the layers up to each, stashes of a micro-batch."""
+        return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.stash_bytes)])
+
+    @cached_property
+    def limits(self) -> Floats:
+        """Bytes of the devices of a group."""
+        return np.array([self.session.chain.limit(d) for d in self.groups[0]], dtype=np.float64)
+
+    @cached_property
+    def seconds_a_byte(self) -> Floats:
+        """What a byte of a micro-batch at each hop costs the links, there and its gradient back: [links, hops].
+
+        A hop leads from a group's device to the next one, the last from the last to the first. In a node every ordered
+        pair has a link, between nodes every node has one for each direction.
+        """
+        cluster = self.session.problem.cluster
+        taken: defaultdict[tuple[object, int], float] = defaultdict(float)
+        for group in self.groups:
+            for hop, a in enumerate(group):
+                for source, target in ((a, group[(hop + 1) % len(group)]), (group[(hop + 1) % len(group)], a)):
+                    home, other = cluster.devices[source].node, cluster.devices[target].node
+                    ends: list[object] = [(source, target)] if home == other else [("out", home), ("in", other)]
+                    for link in ends if source != target else []:
+                        taken[link, hop] += cluster.link(source, target).occupation_s(1)
+        links = {link: n for n, link in enumerate(dict.fromkeys(link for link, _ in taken))}
+        table = np.zeros((len(links), len(self)))
+        for (link, hop), seconds in taken.items():
+            table[links[link], hop] = seconds
+        return np.unique(table, axis=0)
+
+    def sum_s(self, stages: int) -> float:
+        """Seconds of adding up the gradients of one of so many equal stages, and gathering its parameters."""
+        problem = self.session.problem
+        members = tuple(group[-1] for group in self.groups)
+        trained = sum(layer.trained_bytes for layer in problem.model.layers) // stages
+        return sum((*sum_seconds(problem, members, trained), *gather_seconds(problem, members, trained)))

@@ -9,7 +9,7 @@ random instances, one pipeline, against every named schedule that fits.
     python benchmarks/search.py --quick                       small instances, 5 s each
     python benchmarks/search.py --case 2 --only "p=8 m=16"    some rows
     python benchmarks/search.py --peers --random 60 --seed 7  random instances, 30 s each
-    python benchmarks/search.py --peers --only 7/12: --seeds 3
+    python benchmarks/search.py --peers --seed 7 --only 7/12: --seeds 3
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
+from unittest import mock
 
 import search_cases as cases
 import search_peers
@@ -37,6 +39,7 @@ from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import SCHEDULES
 from contraflow.planner.search.orders.ready import warm
+from contraflow.planner.search.periodic import warm as warm_blocks
 
 # ------------------------------------------------------------------ 4: a GPT whose stashes may go
 
@@ -236,6 +239,9 @@ def arguments() -> argparse.Namespace:
     against.add_argument("--seeds", type=int, default=1, metavar="N", help="searches of each, the worst counts")
     against.add_argument("--minutes", type=float, default=float("inf"), help="begins no instance after so long")
     against.add_argument("--deterministic-limit", type=float, help="effort of a search instead of its seconds")
+    against.add_argument(
+        "--processor-time", action="store_true", help="seconds that this process computes, where others do, too"
+    )
     effort_options(parser)
     return parser.parse_args()
 
@@ -249,9 +255,11 @@ def against_peers(given: argparse.Namespace) -> int:
         return search_peers.meet(match, replace(effort, seed=0), given.seeds, given.deterministic_limit)
 
     drawn = instances(given.random, given.seed)
-    for match in search_peers.played(drawn, given.seed, given.only, given.minutes, play):
-        found.append(match)
-        print("  ".join([match.result, *match.cells(), *match.faults]), file=sys.stderr, flush=True)
+    clock = mock.patch("time.monotonic", time.process_time) if given.processor_time else nullcontext()
+    with clock:
+        for match in search_peers.played(drawn, given.seed, given.only, given.minutes, play):
+            found.append(match)
+            print("  ".join([match.result, *match.cells(), *match.faults]), file=sys.stderr, flush=True)
     tables = {"peers": search_peers.table(found, made), "peers-summary": search_peers.summary(found, made)}
     for name, one in tables.items():
         print(one.text(), end="\n\n")
@@ -265,6 +273,7 @@ def main() -> int:
     given = arguments()
     effort = replace(Effort.of(given), pipelines=tuple(given.pipelines), solver=given.solver)
     warm()  # compiled once, cached on disk: not part of any row's seconds
+    warm_blocks()
     if given.peers:
         return against_peers(given)
     return print_rows(rows(sorted(set(given.case)), given.only, effort), given.json, "search" if given.save else None)

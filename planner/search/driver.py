@@ -301,6 +301,7 @@ def _quick(session: Session, orders: list[Order]) -> None:
     if small is not None:
         if known is None:
             _tried(session, orders, run_capped, run_eager)
+            _blocks(session, orders)
         if not session.done:
             _quick(small, orders)
             take_over(session, small, orders)
@@ -323,16 +324,23 @@ def _go_through(session: Session, trials: Callable[[], Iterator[None]]) -> None:
             return
 
 
+def _blocks(session: Session, orders: list[Order]) -> None:
+    """Periodic blocks, in a share of the time; where there are many micro-batches, before named schedules."""
+    if session.space.schedule == "search" and not session.done:
+        from .periodic import search_blocks  # loads the compiler
+
+        search_blocks(session, orders)
+
+
 def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
     if session.space.schedule != "search" or session.done:
         return
     from .improve import improve  # solver and compiler: loaded when they are needed
-    from .periodic import search_blocks
 
     if session.smaller is None and not session.rounds.resumed:
         _steps(session, orders)
-    search_blocks(session, orders)
+    _blocks(session, orders)
     if session.smaller is not None:
         limit_uses(session, session.smaller)
         with session.part(session.smaller, SHARE.scaled_down):

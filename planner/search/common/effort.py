@@ -406,7 +406,11 @@ class Blocks:
     """Ops of these micro-batches, all kinds, from which on there is no search. Not measured."""
     hunt: float = 1.0
     """Effort for blocks at random, of all structures. Not measured."""
-    least_tries: int = 10
+    usual_ops: int = 10_000
+    """Ops of a structure from which on all of this gets more effort, in proportion. Not measured."""
+    most_more: float = 4.0
+    """So many times as much at most. Not measured."""
+    least_tries: int = 4
     """Blocks at random of a structure. Not measured."""
     most_tries: int = 300
     """The same of a small one. Not measured."""

@@ -38,7 +38,10 @@ class Blocks:
         self.deadline = 0.0
         self.spent = self.saved = 0.0
         self.calls = 0
-        self.lines = list(self._lines(orders))
+        self.starts = list(self._lines(orders))
+        self.lines: list[Block] = []
+        largest = max((line.ops for line in self.starts), default=0)
+        self.more = min(BLOCK.most_more, max(1.0, largest / BLOCK.usual_ops))
 
     def _lines(self, orders: list[Order]) -> Iterator[Block]:
         session, batches = self.session, self.session.problem.workload.micro_batches
@@ -61,14 +64,14 @@ class Blocks:
             part, self.saved = self.saved / (BLOCK.hunt + sum(effort for _, effort in BLOCK.rounds)), 0.0
         self.stop[0], self.spent = 0, 0.0
         self.deadline = time.monotonic() + BLOCK.share * max(0.0, self.session.remaining_s)
-        if not self.calls:
-            self._round(self._hunt, part * BLOCK.hunt)
+        self._round(self._hunt, self.starts, part * BLOCK.hunt)
         for number, (most, effort) in enumerate(BLOCK.rounds):
             if self._over:
                 break
-            self.lines = [again for line in self._best(most) for again in self._variations(line, number)]
-            self._round(partial(self._anneal, number), part * effort)
-            self._offer(self._best(BLOCK.offered))
+            known = self.lines if number else [*self.starts, *self.lines]
+            self.lines = [again for line in best_of(known, most) for again in self._variations(line, number)]
+            self._round(partial(self._anneal, number), self.lines, part * effort)
+            self._offer(best_of(self.lines, BLOCK.offered))
         self.calls += 1
         clock.meter.count(self.spent)
 
@@ -94,16 +97,11 @@ class Blocks:
     def _over(self) -> bool:
         return self.session.done or time.monotonic() >= self.deadline or self.stop[0] != 0
 
-    def _best(self, count: int) -> list[Block]:
-        """The blocks that promise most and may still beat the best plan."""
-        ranked = sorted((line for line in self.lines if line.step_s < NEVER), key=lambda line: line.step_s)
-        return ranked[:count]
-
-    def _round(self, task: Callable[[Block, float], float], effort: float) -> None:
+    def _round(self, task: Callable[[Block, float], float], lines: list[Block], effort: float) -> None:
         """Every line gets an equal part of the effort, on the session's threads, until time is up."""
-        share = effort / max(1, len(self.lines))
+        share = effort * (1.0 if self.session.clock.fixed else self.more) / max(1, len(lines))
         with ThreadPoolExecutor(self.session.workers) as pool:
-            futures = [pool.submit(task, line, share) for line in self.lines]
+            futures = [pool.submit(task, line, share) for line in lines]
             try:
                 while wait(futures, timeout=SECONDS.progress).not_done:
                     self.session.report("periodic blocks")
@@ -137,3 +135,8 @@ class Blocks:
             if self.session.offer(plan, "periodic blocks"):
                 return
             less = tuple(a + b for a, b in zip(less, excess(plan), strict=True))
+
+
+def best_of(lines: list[Block], count: int) -> list[Block]:
+    """The blocks that promise most."""
+    return sorted((line for line in lines if line.step_s < NEVER), key=lambda line: line.step_s)[:count]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..jit import draw
 from .kernels import _CLOSE, NEVER, W, critical, run
+from .local import consumers, promised, tails
 
 
 @numba.njit(cache=True, nogil=True)
@@ -59,11 +60,12 @@ def _path(a, w, fill, begin_at, makespan, path, state, index):
 
 
 @numba.njit(cache=True, nogil=True)
-def anneal(a, w, order, moves, hot, cold, target, fill, state, stop):
+def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
     """Anneals `order` (complete) in place to the best one found; returns its makespan, NEVER where it cannot run.
 
-    hot, cold: first and last temperature in seconds. Stops at `target` seconds. fill: as in kernels.run. A move is
-    accepted when the new makespan is below a level drawn beforehand, so that hopeless runs stop early. `stop`: an
+    effort: in runs of one op. hot, cold: first and last temperature in seconds. Stops at `target` seconds. fill: as in
+    kernels.run. A move is accepted when the new makespan is below a level drawn beforehand, so that hopeless runs stop
+    early; where the order is complete what a move promises (`local.py`) is looked at first. w, v: scratch. `stop`: an
     array of one number; annealing ends when it is no longer 0.
     """
     total = len(order)
@@ -75,15 +77,18 @@ def anneal(a, w, order, moves, hot, cold, target, fill, state, stop):
     if value >= NEVER:
         return value
     order[:] = w.full
+    local = fill < 0.0 and not a.away.any()
+    reader = np.zeros(len(a.edge_lag), np.int64)
+    consumers(a, reader)
+    if local:
+        tails(a, w, reader)
     best, best_seq = value, seq.copy()
     length = _path(a, w, fill, begin_at, value, path, state, index)
-    cooling = (cold / hot) ** (1.0 / max(1, moves))
-    temperature = hot
-    since = 0
-    for _ in range(moves):
-        if best <= target or stop[0] != 0:
-            break
-        temperature *= cooling
+    cooling = np.log(cold / hot) / max(1, effort)
+    spent = since = 0
+    while spent < effort and best > target and stop[0] == 0:
+        temperature = hot * np.exp(cooling * spent)
+        spent += 1
         since += 1
         i = path[int(draw(state) * length)] if length > 0 and draw(state) < 0.85 else int(draw(state) * n)
         r = draw(state)
@@ -94,13 +99,22 @@ def anneal(a, w, order, moves, hot, cold, target, fill, state, stop):
         j = max(begin_at[d], i - by) if draw(state) < 0.55 else min(stop_at[d] - 1, i + by)
         if i == j or (abs(i - j) == 1 and seq[i] == seq[j]):
             continue
+        level = value - temperature * np.log(draw(state) + 1e-300) + _CLOSE * value
+        if local:
+            spent += 2 * abs(i - j)
+            if promised(a, w, i, j) > level:
+                continue
         shift(seq, i, j)
-        level = value - temperature * np.log(draw(state) + 1e-300)
-        new = run(a, w, seq, begin_at, stop_at, fill, level + _CLOSE * value)
+        new = run(a, v, seq, begin_at, stop_at, fill, level)
+        spent += v.ran[0]
         if new >= NEVER:
             shift(seq, j, i)
         else:
             value = new
+            w, v = v, w
+            if local:
+                tails(a, w, reader)
+                spent += total
             if value < best - _CLOSE * best:
                 best, since = value, 0
                 order[:] = w.full
@@ -110,5 +124,7 @@ def anneal(a, w, order, moves, hot, cold, target, fill, state, stop):
             seq[:] = best_seq
             since = 0
             value = run(a, w, seq, begin_at, stop_at, fill, NEVER)
+            if local:
+                tails(a, w, reader)
             length = _path(a, w, fill, begin_at, value, path, state, index)
     return best

@@ -15,7 +15,7 @@ from ...partition import QUARTERS
 from ...plan import Op
 from ..common import ANNEALING
 from ..jit import SOURCES, draw
-from . import anneal, greedy, kernels
+from . import anneal, greedy, kernels, local
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
 from .stretch import stretch, windows
@@ -24,7 +24,7 @@ from .translate import from_ops, remade, to_ops, weave
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-drop_stale((anneal.anneal, greedy.hunt), (kernels, *SOURCES))
+drop_stale((anneal.anneal, greedy.hunt, local.tails), (kernels, local, *SOURCES))
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class Arm:
     # ------------------------------------------------------------ improvement
 
     def improve(self, moves: int, target_s: float, stop: Ints) -> None:
-        """One annealing from the best order; hot at first, cooler in later rounds."""
+        """One annealing from the best order, with the effort of so many runs of it; cooler in later rounds."""
         if self.order is None:
             return
         fill = ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)]
@@ -131,8 +131,9 @@ class Arm:
         seconds = anneal.anneal(
             self.arrays,
             scratch(self.arrays),
+            scratch(self.arrays),
             order,
-            moves,
+            moves * self.ops,
             hot,
             hot * ANNEALING.cooled,
             target_s,

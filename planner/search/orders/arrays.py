@@ -233,5 +233,6 @@ def scratch(a: Arrays) -> Work:
         np.zeros((len(a.edge_lag), most)), np.zeros((units, most)), np.zeros(devices),
         ints(devices), ints(pairs), ints(pairs), np.zeros((units, most)),
         np.zeros(a.links), ints(devices), np.zeros(devices, dtype=np.bool_), ints(total), ints(devices),
-        ints(devices), ints(total), np.zeros(total), ints(total), ints(types, most),
+        ints(devices), ints(total), np.zeros(total), ints(total), ints(types, most), ints(2), ints(total), ints(total),
+        np.zeros(total), np.zeros(total), np.zeros(total), ints(total), ints(total),
     )  # fmt: skip

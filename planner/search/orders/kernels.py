@@ -79,7 +79,9 @@ class Work(NamedTuple):
 
     emptied: by device, when its last stash has left. peak: by device, the most bytes of its own. guests, most_guests:
     by lent, bytes on another device, and the most of them. start, count_at (by position of the complete order) and
-    place (by type and count) describe the order evaluated last; full is that order, weight halves included.
+    place (by type and count) describe the order evaluated last; full is that order, weight halves included. ran: how
+    many ops have run, and of `local.py` how many moves; rank: their positions as they ran. room: by position, bytes
+    held before. rest, far, head, mark, moved: of `local.py`.
     """
 
     counts: Ints
@@ -105,6 +107,14 @@ class Work(NamedTuple):
     start: Floats
     count_at: Ints
     place: Ints
+    ran: Ints
+    rank: Ints
+    room: Ints
+    rest: Floats
+    far: Floats
+    head: Floats
+    mark: Ints
+    moved: Ints
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -116,6 +126,9 @@ def write(a, w, d, o, begin):
     w.start[q] = begin
     w.count_at[q] = k
     w.place[o, k] = q
+    w.rank[w.ran[0]] = q
+    w.ran[0] += 1
+    w.room[q] = w.held[d]
     w.peak[d] = max(w.peak[d], w.held[d] + a.need[o])
     w.written[d] = q + 1
     w.counts[o] = k + 1
@@ -197,6 +210,7 @@ def arrival(a, w, o, k):
 def reset(a, w):
     """Before the first op."""
     w.counts[:] = 0
+    w.ran[0] = 0
     w.link_free[:] = 0.0
     w.arrive[:] = -1.0
     w.emptied[:] = 0.0

@@ -100,6 +100,7 @@ class Blocks:
     def _round(self, task: Callable[[Block, float], float], lines: list[Block], effort: float) -> None:
         """Every line gets an equal part of the effort, on the session's threads, until time is up."""
         share = effort * (1.0 if self.session.clock.fixed else self.more) / max(1, len(lines))
+        self.session.report("periodic blocks")
         with ThreadPoolExecutor(self.session.workers) as pool:
             futures = [pool.submit(task, line, share) for line in lines]
             try:

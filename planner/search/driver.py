@@ -291,19 +291,22 @@ def _space_bound(session: Session) -> float:
     return bounds.space(session.problem, searched(session.problem, session.space, session.ships))
 
 
-def _quick(session: Session, orders: list[Order]) -> None:
-    """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer."""
+def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
+    """The named schedules, and what needs least memory; with many micro-batches, of a problem with fewer.
+
+    whole: not such a part of another search.
+    """
     if session.rounds.resumed or session.rounds.trials is not None:
         _copied(session, orders)
         return
     known = session.smaller
     small = known or session.scale_down(fewer_batches(session, _space_bound))
+    if whole and known is None and session.ops > SIZE.one_cut and session.space.schedule == "search":
+        _tried(session, orders, run_capped, run_eager)
+        _blocks(session, orders)
     if small is not None:
-        if known is None:
-            _tried(session, orders, run_capped, run_eager)
-            _blocks(session, orders)
         if not session.done:
-            _quick(small, orders)
+            _quick(small, orders, whole=False)
             take_over(session, small, orders)
     else:
         _steps(session, orders)

@@ -395,6 +395,8 @@ class Blocks:
     """Runs of one op that are one unit. Measured: 3.5e6 a second on one core, 500 to 2,500 ops."""
     share: float = 0.25
     """Of the time that is left, at most, or of a round's effort. Not measured."""
+    hunting: float = 0.5
+    """Of that time for blocks at random, at most. Not measured."""
     least: float = 0.4
     """Effort that is saved up before there is a search. Not measured."""
     chunks: int = 8

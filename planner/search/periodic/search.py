@@ -63,8 +63,11 @@ class Blocks:
                 return
             part, self.saved = self.saved / (BLOCK.hunt + sum(effort for _, effort in BLOCK.rounds)), 0.0
         self.stop[0], self.spent = 0, 0.0
-        self.deadline = time.monotonic() + BLOCK.share * max(0.0, self.session.remaining_s)
+        seconds = BLOCK.share * max(0.0, self.session.remaining_s)
+        self.deadline = time.monotonic() + BLOCK.hunting * seconds
         self._round(self._hunt, self.starts, part * BLOCK.hunt)
+        self._offer(best_of(self.starts, 1))
+        self.stop[0], self.deadline = 0, self.deadline + (1 - BLOCK.hunting) * seconds
         for number, (most, effort) in enumerate(BLOCK.rounds):
             if self._over:
                 break
@@ -125,17 +128,21 @@ class Blocks:
         """The plan of a block with all micro-batches; where messages and workspace do not fit, with less room."""
         less = line.less or (0,) * len(line.case.room)
         for _ in range(COUNT.fitted):
-            full = line.complete(less)
-            orders = full.orders()
-            if orders is None or full.step_s >= self.session.best_s * (1 - TOLERANCE.same):
-                return
-            try:
-                plan: Plan = assemble(full.candidate, orders, "search")
-            except PlanError:
-                return
-            if self.session.offer(plan, "periodic blocks"):
+            with self.session.clock.simulating():
+                plan = self._plan(line.complete(less))
+            if plan is None or self.session.offer(plan, "periodic blocks"):
                 return
             less = tuple(a + b for a, b in zip(less, excess(plan), strict=True))
+
+    def _plan(self, full: Block) -> Plan | None:
+        """The simulated plan of a block; None where it runs into a deadlock, or is no shorter than the best."""
+        orders = full.orders()
+        if orders is None or full.step_s >= self.session.best_s * (1 - TOLERANCE.same):
+            return None
+        try:
+            return assemble(full.candidate, orders, "search")
+        except PlanError:
+            return None
 
 
 def best_of(lines: list[Block], count: int) -> list[Block]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -106,31 +107,46 @@ class Ahead:
         paths = os.pathsep.join(path for path in sys.path if path)
         code = f"from {__name__} import _alone; _alone({module!r}, {name!r}, {str(folder)!r}, {seconds})"
         nowhere = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
-        self._process: int | None = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-c", code],
-            os.environ | {"PYTHONPATH": paths},
-            file_actions=nowhere,
-            setpgroup=0,  # Ctrl-C is for the caller
-        )
+        self._lock = folder / "compiling.lock"
+        self._process: int | None = None
+        if not _held(self._lock):
+            self._process = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", code],
+                os.environ | {"PYTHONPATH": paths},
+                file_actions=nowhere,
+                setpgroup=0,  # Ctrl-C is for the caller
+            )
 
     @property
     def running(self) -> bool:
-        """Whether the function has not returned yet."""
+        """Whether the function has not returned yet, here or in the process that was there first."""
         if self._process is not None:
             try:
                 ended, _ = os.waitpid(self._process, os.WNOHANG)
             except ChildProcessError:  # a forked child of the caller asks
                 ended = self._process
             self._process = None if ended else self._process
-        return self._process is not None
+        return self._process is not None or _held(self._lock)
+
+
+def _held(lock: Path) -> bool:
+    """Whether some process is at work."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _alone(module: str, name: str, folder: str, seconds: int) -> None:
-    """Calls a function once nobody else does so for this folder."""
+    """Calls a function unless somebody else does so for this folder."""
     os.nice(10)
     signal.alarm(seconds)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with (Path(folder) / "compiling.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (Path(folder) / "compiling.lock").open("w") as lock, suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         getattr(import_module(module), name)()

@@ -535,6 +535,9 @@ class Hopes:
     """All devices as one group are tried last where their work takes so many times what the best way may."""
     cheap_reduction: float = 0.05
     """Replicas need not be near each other where reductions take no more than this share of the step."""
+    finer: float = 1.01
+    """A plan on equal groups that takes less than so many times the best one is tried with its stages in halves, too:
+    their sums then overlap. Measured: seven jobs' best plans are 0.3 to 1.1 % shorter in pieces, mostly by halves."""
     held_back: float = 1.02
     """Memory is thought to hold the step back where it is more than so many times its bound."""
     best_window: float = 0.6

@@ -26,10 +26,11 @@ def run_finer(session: Session) -> None:
         offer_finer(session, plan)
 
 
-def offer_finer(session: Session, plan: Plan) -> float:
-    """Offers a plan with every stage in pieces where that may help; the step of the best of these, in seconds."""
+def offer_finer(session: Session, plan: Plan, most: int = SIZE.chunks) -> float:
+    """Offers a plan with every stage in pieces, `most` at the most, where that may help; the step of the best of these,
+    in seconds."""
     best_s = math.inf
-    for parts in range(2, SIZE.chunks + 1) if _sums(plan) else ():
+    for parts in range(2, most + 1) if _sums(plan) else ():
         found = None if session.over else finer(plan, parts)
         if found is None:
             continue

@@ -18,6 +18,7 @@ from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
 from ..common import HOPE, SIZE, Groups, Session, lacking, policies
 from .costed import adapts, made_for, rooms_of
+from .finer import offer_finer
 from .fullest import in_flight, of_layout, residents
 from .halves import not_split, remade, whole_backwards
 from .kept_orders import own_orders
@@ -106,6 +107,7 @@ def try_layout(
     rows = tuple((policy,) * layout.stages for _ in routes)
     shares = tuple(len(route.micro_batches) for route in routes)
     adapting = policy == KEEP and adapts(layout)
+    spare = HOPE.finer if groups else 1.0
     for c in cuts:
         if session.done:
             break
@@ -116,13 +118,17 @@ def try_layout(
         asked = not session.seen or session.space.schedule != "search"
         if not (asked or layout.takes_all_room or holds(candidate, layout, policy, not adapting, groups)):
             continue
-        if bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s:
+        if bounds.candidate(candidate, shares, session.space.split_backward) >= spare * session.best_s:
             continue
         for found in _ordered(session, candidate, layout, policy, groups, adapting, asked):
             simulated += 1
             session.remember(found)
-            if found.forecast.step_s < session.best_s and not lacking(found):
-                session.offer(found.plan, phase)
+            if lacking(found):
+                continue
+            near = groups and found.forecast.step_s < spare * session.best_s
+            session.offer(found.plan, phase)
+            if near:
+                offer_finer(session, found.plan, 2)
     return simulated
 
 
@@ -137,7 +143,8 @@ def _ordered(
     if adapting:
         blocks = session.space.schedule != "search" or layout.takes_all_room
         with session.clock.simulating():
-            found = made_for(candidate, layout, whole, groups, blocks, session.incumbent.worth_s)
+            worth_s = (HOPE.finer if groups else 1.0) * session.incumbent.worth_s
+            found = made_for(candidate, layout, whole, groups, blocks, worth_s)
         if found is not None:
             yield found
         own = groups and not layout.takes_all_room and holds(candidate, layout, policy, groups=groups)

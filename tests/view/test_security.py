@@ -18,7 +18,7 @@ from contraflow.planner import Cluster, ModelGraph, SearchSpace, Workload, plan,
 ROOT = Path(__file__).parents[2]
 KNOWN = {
     ("__main__.py", "import_module"): "a command's own module",
-    ("planner/basics/compilation.py", "import_module"): "the planner's own kernels, compiled ahead in a process of theirs",
+    ("planner/basics/compilation.py", "import_module"): "the planner's own kernels, compiled in a process of theirs",
     ("models/registry.py", "importlib.import_module"): "--model module:function",
     ("executor/run/gloo_rank.py", "pickle.loads"): "what the parent sent through a pipe",
     ("executor/watch/spawned.py", "pickle.loads"): "what the parent has spawned it to do",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .lanes import Lane, NoParallelForm
+from .once import PartOf
 from .parallel import divide
 from .seeding import RANDOM_LOCK as RANDOM_LOCK
 from .seeding import derive_seed as derive_seed
@@ -149,13 +150,17 @@ def build_layer(
 ) -> nn.Module:
     """Build layer `index` of a model in training mode, on the CPU.
 
-    The parameters depend on (seed, index) alone, never on which stage the layer ends up in, and the default
+    The parameters depend on (seed, index) alone, never on which stage the layer ends up in (those of a function that
+    makes all layers are what one call draws from the seed: see `once`), and the default
     generators of torch, numpy and Python are left as they were. Floating-point parameters and buffers are converted to
     `dtype` after they were drawn in the default dtype, so float64 starts from the float32 values. A lane of a team gets
     its part of the layer that one device would have. Raises NoParallelForm naming a layer that has no such parts.
     """
-    with seeded("parameters", seed, index):
-        module = spec.build()
+    if isinstance(spec.build, PartOf):
+        module = spec.build.under(seed)
+    else:
+        with seeded("parameters", seed, index):
+            module = spec.build()
     return _part(spec, module.to(dtype).train(), lane)
 
 
@@ -165,7 +170,8 @@ def build_shapes(spec: LayerSpec, lane: Lane | None = None) -> nn.Module:
     Raises NoParallelForm naming the layer.
     """
     with seeded("shapes"), torch.device("meta"):
-        return _part(spec, spec.build(), lane)
+        module = spec.build.shapes() if isinstance(spec.build, PartOf) else spec.build()
+        return _part(spec, module, lane)
 
 
 def _part(spec: LayerSpec, module: nn.Module, lane: Lane | None) -> nn.Module:

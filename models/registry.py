@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from torch import nn
 from . import bert, gnmt, gpt, inception, llama, lstm, mixtral, mlp, resnet, vgg
 from .lanes import NoParallelForm
 from .loss import cross_entropy
+from .once import PartOf, drawing, keep, module_of, note_outline, outline
 from .protocol import LayeredModel, LayerSpec, Tie
-from .seeding import seeded
+from .seeding import generator_states, seeded
 from .whole import left_out, modules_made
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_PRESETS))
 
 
-def resolve(name: str) -> LayeredModel:
+def resolve(name: str, seed: int = 0) -> LayeredModel:
     """The model of that name.
 
     A registry name, or "package.module:function", imported with the working directory on the path. The
@@ -49,9 +50,9 @@ def resolve(name: str) -> LayeredModel:
     each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
     logits, and no data), and so does `parallel_plan`: what torch's `parallelize_module` would take for a module whose
     children are the layers, by name. A parameter that is the same object in several of the layers is tied. The
-    function is called anew, under the run's seed, for every layer that is built, so that all processes start from the
-    same values; a large model does better with a `LayeredModel`. Where layers are parts of a module, every parameter
-    and buffer of it must be in some layer.
+    function is called when it is first resolved, under `seed`; what it makes then gives the shapes of all layers, and
+    within `once.kept` their values too. Where layers are parts of a module, every parameter and buffer of it must be in
+    some layer.
 
     Raises:
         UnknownModel: not registered, cannot be imported, not what a model function returns, or a part of it; or a
@@ -62,15 +63,19 @@ def resolve(name: str) -> LayeredModel:
     if ":" not in name:
         raise UnknownModel(name, "not registered, and not package.module:function")
     factory = _import(name)
-    with modules_made() as wholes:
-        made = _made(name, factory)
-    if isinstance(made, LayeredModel):
-        return made
+    made = outline(factory)
+    if made is None:
+        with modules_made() as wholes:
+            made = _made(name, factory, seed)
+        if isinstance(made, LayeredModel):
+            return made
+        _as_layers(name, factory, made)
+        missing = left_out(wholes, list(map(module_of, made)))
+        if missing is not None:
+            raise UnknownModel(name, f"its layers leave out what belongs to the same module: {missing}")
+        note_outline(factory, made)
     loss = getattr(factory, "loss", cross_entropy)
     layers = _planned(name, _as_layers(name, factory, made), made, getattr(factory, "parallel_plan", None))
-    missing = left_out(wholes, list(map(_module_of, made)))
-    if missing is not None:
-        raise UnknownModel(name, f"its layers leave out what belongs to the same module: {missing}")
     return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
 
 
@@ -101,14 +106,21 @@ def _make_working_directory_importable() -> None:
         sys.path.insert(0, here)
 
 
-def _made(name: str, factory: Callable[[], Any]) -> Any:
+def _made(name: str, factory: Callable[[], Any], seed: int) -> Any:
     """What the function returns; what it raises is the user's to mend, so the message says where."""
     try:
-        with seeded("model", name):
-            return factory()
+        with drawing(seed):
+            before = generator_states()
+            made = factory()
+            drew = generator_states() != before
+        if isinstance(made, LayeredModel) and drew:  # what it draws is the model's, whatever the run's seed
+            with seeded("model", name):
+                return factory()
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UnknownModel(name, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})") from error
+    keep(factory, seed, made)
+    return made
 
 
 def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[LayerSpec, ...]:
@@ -121,7 +133,7 @@ def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[Lay
         layer_name, module = entry if isinstance(entry, (list, tuple)) else (f"layer{index}", entry)
         if not isinstance(module, nn.Module):
             raise UnknownModel(name, f"entry {index} is a {type(module).__name__}, not a module")
-        layers.append(LayerSpec(str(layer_name), partial(_layer_of, factory, index)))
+        layers.append(LayerSpec(str(layer_name), PartOf(factory, index)))
     return tuple(layers)
 
 
@@ -129,20 +141,9 @@ def _ties(layers: Sequence[LayerSpec], made: Sequence[Any]) -> tuple[Tie, ...]:
     """The parameters that are one object in several layers."""
     members: dict[int, list[tuple[str, str]]] = {}
     for spec, entry in zip(layers, made, strict=True):
-        for name, parameter in _module_of(entry).named_parameters():
+        for name, parameter in module_of(entry).named_parameters():
             members.setdefault(id(parameter), []).append((spec.name, name))
     return tuple(Tie(tuple(found)) for found in members.values() if len(found) > 1)
-
-
-def _layer_of(factory: Callable[[], Any], index: int) -> nn.Module:
-    """Layer `index` of a fresh call: its parameters follow from the generator's state, as build_layer sets it."""
-    return _module_of(factory()[index])
-
-
-def _module_of(entry: Any) -> nn.Module:
-    """What a model function returns for a layer is a module, or a pair of its name and it."""
-    module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else entry
-    return module
 
 
 def _planned(
@@ -154,7 +155,7 @@ def _planned(
     from .styles import divided_plan  # takes a second to import
 
     try:
-        parts = divided_plan(plan, {spec.name: _module_of(entry) for spec, entry in zip(layers, made, strict=True)})
+        parts = divided_plan(plan, {spec.name: module_of(entry) for spec, entry in zip(layers, made, strict=True)})
     except NoParallelForm as error:
         raise UnknownModel(name, f"parallel_plan: {error}") from None
     return tuple(replace(spec, parallel_plan=parts[spec.name]) for spec in layers)

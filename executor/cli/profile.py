@@ -309,15 +309,16 @@ def _profiled(
     from rich.console import Console
 
     from ...models import resolve
+    from ...models.once import kept
     from ..basics import ExecutionError
     from ..stage import ProgramMismatch, TraceError
     from ..state import find_data
 
     console = Console(stderr=True)
     try:
-        found = resolve(model)
-        source = find_data(found, data)
-        with console.status(_status(model)) as status, notices_as_lines():
+        with kept(), console.status(_status(model)) as status, notices_as_lines():
+            found = resolve(model)
+            source = find_data(found, data)
             return work(found, source, lambda text: status.update(_status(model, text)))
     except (TraceError, ProgramMismatch) as error:
         raise InputError(str(error)) from None

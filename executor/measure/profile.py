@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...models import Dataset, Granularity, LayeredModel, Piece, load, pieces
 from ...models.lanes import Lane
+from ...models.once import kept
 from ...models.sampling import batch_of
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wide
@@ -134,6 +135,7 @@ def _measured_in_team(
         return _measured(model, how, pace, team)
 
 
+@kept()
 def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Team = BY_ITSELF) -> dict[str, Any]:
     """`measure_layers` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, how.micro_batch_size, how.data, how.dtype)

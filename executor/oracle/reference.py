@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ...models import Dataset, LayeredModel, derive_seed, held_out
+from ...models.once import kept
 from ...models.sampling import batch_of
 from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training, keywords_of
 from ..stage import autocasting, build_lowered, half_of, layer_seed, run_dtype, wide
@@ -88,7 +89,8 @@ class _Trainer:
         seed, dtype, device = of.seed, run_dtype(of.precision, of.dtype), torch.device(of.device)
         self.model, self.data, self.seed, self.dtype, self.training = model, data, seed, dtype, training
         self.device = device
-        built = [build_lowered(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
+        with kept():
+            built = [build_lowered(spec, seed, index, dtype) for index, spec in enumerate(model.layers)]
         self.layers = [layer.to(device) for layer, _ in built]
         self.masters = [{name: tensor.to(device) for name, tensor in masters.items()} for _, masters in built]
         self.same = tie_modules(model, self.layers)

@@ -54,7 +54,7 @@ class Job:
     @property
     def model(self) -> LayeredModel:
         """Found by its name, where it is given by name. Raises RunError."""
-        return find_model(self.plan, self.options.model)
+        return find_model(self.plan, self.options.model, self.options.seed)
 
     def orders_at(self, step: int) -> tuple[tuple[Op, ...], ...]:
         """The op lists that the ranks follow in a step (or update)."""

@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from ...models import LayeredModel
+from ...models.once import kept
 from ...planner.graph import asynchronous
 from ...planner.plan import Plan
 from ...planner.runs import save_trace
@@ -71,11 +73,12 @@ def _require_traceable(job: Job) -> None:
         )
 
 
+@kept()
 def job_of(plan: Plan, options: RunOptions) -> Job:
     """The job that every rank runs, its inputs checked; errors as for `execute`."""
     _require_known(plan, options)
     first, steps, saving = begin_at(options.saving, options.steps)
-    found = find_model(plan, options.model)
+    found = find_model(plan, options.model, options.seed)
     workload = plan.problem.workload
     training = options.rated.of_run(workload.optimizer, steps, saving is not None and saving.resume)
     if asynchronous(plan) and training.agrees:
@@ -145,7 +148,7 @@ def _runner(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
 def _threads(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
     from .threaded import run_threads
 
-    return _alone, run_threads
+    return partial(_here, _alone), run_threads
 
 
 def _processes(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
@@ -154,7 +157,7 @@ def _processes(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
         from .joined import Joined
 
         joined = Joined(plan, options.timeout_s)
-        return joined.ready, joined.run
+        return partial(_here, joined.ready), joined.run
     from .processes import run_processes
 
     return _alone, run_processes
@@ -162,6 +165,13 @@ def _processes(plan: Plan, options: RunOptions) -> tuple[Ready, Runner]:
 
 RUNNERS: dict[str, Callable[[Plan, RunOptions], tuple[Ready, Runner]]] = {"processes": _processes, "threads": _threads}
 """By what `--transport` says; the names are those of `TRANSPORTS`, which the command knows without torch."""
+
+
+@contextmanager
+def _here(ready: Ready, make: Callable[[], Job]) -> Iterator[Job]:
+    """Ranks of this process use the layers that were made for the job."""
+    with kept(), ready(make) as job:
+        yield job
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...models.collectives import member_of
+from ...models.once import forget, kept
 from ...planner.graph import holders
 from ..basics import LossScaler
 from ..place import CPU, Place, StorageTracker, place_of
@@ -84,6 +85,8 @@ class _Run:
     ) -> None:
         self._job, self._transport, self._place, self._report, self._stop = job, transport, place, report, stop
         self._rank, self._last = transport.rank, job.first
+        made = closing.enter_context(ExitStack())
+        made.enter_context(kept())
         self._blueprint = blueprint_of(job, place.device, transport)
         self._tracker = tracker = StorageTracker(device=place.device)
         host = open_ledger(job.plan, transport) if job.options.enforce else None
@@ -95,6 +98,8 @@ class _Run:
         self._tracking = closing.enter_context(ExitStack())
         self._tracking.enter_context(tracker)
         self._replicas = self._build()
+        made.close()
+        forget()
         around = Surroundings(
             place,
             self._observer,

@@ -100,8 +100,10 @@ def _require_chain(plan: Plan) -> None:
         raise RunError("only chains are executed yet: the stages must hold the model's layers in order")
 
 
-def find_model(plan: Plan, model: LayeredModel | str | None) -> LayeredModel:
+def find_model(plan: Plan, model: LayeredModel | str | None, seed: int = 0) -> LayeredModel:
     """The model to run: the one given, or the registry's of that name. A plan never causes an import.
+
+    A user's function is called under `seed`, the run's, if it has not been called.
 
     Raises RunError.
     """
@@ -113,7 +115,7 @@ def find_model(plan: Plan, model: LayeredModel | str | None) -> LayeredModel:
             f"the plan's model {name!r} is not in the registry: give it with --model package.module:function"
         )
     try:
-        return resolve(name)
+        return resolve(name, seed)
     except UnknownModel as error:
         raise RunError(str(error)) from None
 

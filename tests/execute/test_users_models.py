@@ -12,7 +12,20 @@ import torch
 import users_models
 from instances import by_orders, named
 from runs import sized
-from users_models import ByTheClock, Drawn, Ever, Normal, OwnTargets, Turning, Two, Unregistered, chain, tied
+from torch import nn
+from users_models import (
+    ByTheClock,
+    Drawn,
+    Ever,
+    FromDefaults,
+    Normal,
+    OwnTargets,
+    Turning,
+    Two,
+    Unregistered,
+    chain,
+    tied,
+)
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.oracle.reference import train_reference
@@ -179,3 +192,27 @@ def test_parameters_registered_in_any_order_are_paired_by_name() -> None:
     Turning.turn = False
     result = execute(plan_of(model, "chimera"), 3, model=model, transport="threads", return_state=True)
     assert_trains(model, result, MICRO_BATCHES, "momentum", 3)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+def test_a_model_s_function_is_called_once_for_all_ranks_of_a_process(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for its shapes; the run is plain torch's bit for bit where gradients are summed in its order."""
+    calls, function = [], users_models.modules
+
+    def counted() -> list[nn.Module]:
+        calls.append(1)
+        return function()
+
+    monkeypatch.setattr(counted, "loss", users_models.loss, raising=False)
+    monkeypatch.setattr(counted, "data", FromDefaults(), raising=False)
+    plan = plan_of(resolve("users_models:modules"), schedule, optimizer="sgd")
+    monkeypatch.setattr(users_models, "modules", counted)
+    result = execute(plan, 3, model="users_models:modules", transport="threads", return_state=True, seed=3)
+    assert len(calls) == 1
+    expected = train_reference(resolve("users_models:modules"), MICRO_BATCHES, 2, "sgd", 3, seed=3)
+    assert len(calls) == 2
+    assert_trains(resolve("users_models:modules"), result, MICRO_BATCHES, "sgd", 3, seed=3)
+    if schedule == "1f1b":
+        assert result.losses == expected.losses

@@ -1,7 +1,8 @@
-"""Where stashes may be copied to the host: the space without copies comes first, searched as if it were all there is.
+"""Where stashes may be copied to the host: the space without copies is searched as if it were all there is, too.
 
 Orders with copies take much effort before they are better than others, if ever. So the search without them gets a fixed
-share of the effort, then everything is searched from the best plan on; what is left goes to the one that found it.
+share of the effort, then everything is searched from the best plan on; what is left goes to the one that found it. Of
+small problems everything is searched first, since that may be all that is to be done.
 """
 
 from __future__ import annotations
@@ -19,20 +20,26 @@ def by_turns(
     named: Callable[[Session], None],
     search: Callable[[Session], None],
 ) -> None:
-    """Searches the space, in turns where stashes may be copied and the problem is neither small nor large.
+    """Searches the space, in turns where stashes may be copied and the problem is not large.
 
     `named`: tries the named orders with all that stashes may become.
     """
     known = session.plain
     plain = _plain(session, bound) if known is None else _again(session, known)
     if plain is not None:
-        with session.clock.hurried(SHARE.named_first, 0.0):
-            named(session)
-        _search_plain(session, plain, search, SHARE.without_copies)
-        session.rounds.take_up(plain.rounds, plain.best is not None)
-        if not session.done:
-            with session.clock.hurried(SHARE.with_copies):
+        if session.ops <= SIZE.exact_first:
+            with session.clock.hurried(SHARE.everything_first):
                 search(session)
+            if not session.done:
+                _search_plain(session, plain, search, SHARE.without_copies)
+        else:
+            with session.clock.hurried(SHARE.named_first, 0.0):
+                named(session)
+            _search_plain(session, plain, search, SHARE.without_copies)
+            session.rounds.take_up(plain.rounds, plain.best is not None)
+            if not session.done:
+                with session.clock.hurried(SHARE.with_copies):
+                    search(session)
         if not session.done and session.best is not None and session.best is session.incumbent.plain:
             plain.incumbent.start_from(session.best)
             plain.rounds.go_on()
@@ -45,8 +52,8 @@ def by_turns(
 def _plain(session: Session, bound: Callable[[Session], float]) -> Session | None:
     """The search without copies, where there are others and it is worth a search of its own."""
     problem = session.problem
-    medium = SIZE.exact_first < session.ops <= SIZE.one_cut  # named schedules, which take long above, are tried once
-    if not medium or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
+    large = session.ops > SIZE.one_cut  # named schedules, which take long there, are tried once
+    if large or session.space.schedule != "search" or OFFLOAD not in policies(problem, session.space):
         return None
     plain = session.without_copies()
     plain.proof.of_searched(bound(plain))

@@ -94,6 +94,7 @@ def peak(found: Result) -> int:
     return max(found.plan.forecast.peak_bytes)
 
 
+@pytest.mark.slow
 def test_what_pipedream_exceeds_on_every_cut_is_met_with_offload() -> None:
     """Below the least that it takes it is refused; the search keeps up the pace there through the host."""
     kept = SearchSpace("pipedream", offload=False, recompute=False)

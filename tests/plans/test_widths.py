@@ -123,6 +123,7 @@ def agrees(content: dict[str, Any]) -> None:
     assert found.bound <= expected * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(instances())
 def test_the_best_piper_configuration_is_the_best_of_all(content: dict[str, Any]) -> None:

@@ -149,6 +149,7 @@ def problem_of(seed: int) -> tuple[ModelGraph, Cluster, int | None]:
     return ModelGraph.chain(layers), Cluster((node,)), limit
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_never_worse_than_without(seed: int) -> None:

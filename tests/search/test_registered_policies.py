@@ -47,16 +47,18 @@ def row(request: pytest.FixtureRequest) -> Iterator[StashPolicy]:
     del POLICIES[added.name]
 
 
-def problem(room: int = 165) -> Problem:
+def problem(room: int = 165, forward_s: float = 10) -> Problem:
     """Four equal stages of 100 bytes of stashes and 30 of incoming tensors; stashes are made sooner than copied."""
-    layers = [Layer(f"l{k}", 10, 10, 10, stash_bytes=100, weight_stash_bytes=50, input_bytes=30) for k in range(4)]
+    layers = [
+        Layer(f"l{k}", forward_s, 10, 10, stash_bytes=100, weight_stash_bytes=50, input_bytes=30) for k in range(4)
+    ]
     cluster = Cluster((NodeGroup(1, 4, DeviceType("x", room), host_link=Link(100 / 60)),))
     return Problem(ModelGraph.chain(layers), cluster, Workload(8))
 
 
 def planned(asked: Problem, space: SearchSpace) -> tuple[Plan, float]:
     """The plan of a short search, which the checker accepts, and its bound."""
-    found = plan(asked.model, asked.cluster, asked.workload, space, 20, deterministic_limit=0.2)
+    found = plan(asked.model, asked.cluster, asked.workload, space, 20, deterministic_limit=0.3)
     assert found.plan is not None
     assert check(found.plan) == []
     assert found.bound_s <= step_of(found) * (1 + 1e-9)
@@ -66,7 +68,7 @@ def planned(asked: Problem, space: SearchSpace) -> tuple[Plan, float]:
 @pytest.mark.parametrize("row", [TO_HOST], ids=[TO_HOST.name], indirect=True)
 def test_plan_chooses_it_where_it_is_best(row: StashPolicy) -> None:
     space = SearchSpace(pipelines=1, separate_backward=False)
-    asked = problem()
+    asked = problem(150, 30)
     with_it, bound_s = planned(asked, space)
     assert row.name in {policy for line in with_it.stash for policy in line}
     assert bound_s == bounds.any_plan(asked)

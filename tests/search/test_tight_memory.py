@@ -226,6 +226,7 @@ def test_what_is_left_out_of_many_micro_batches_is_a_multiple_of_what_named_orde
 # ---------------------------------------------------------------- techniques
 
 
+@pytest.mark.slow
 def test_with_copies_allowed_the_search_is_no_worse_than_without() -> None:
     """Allowing more costs a fixed share of the effort; the rest goes the way it goes without."""
     problem = tight(8, 4, 104, 4.1, host=STASH / 4.0)

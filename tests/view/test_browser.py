@@ -531,6 +531,7 @@ def test_a_notebooks_frame_works(browser: Browser, tmp_path: Path) -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_tens_of_thousands_of_operations(browser: Browser, tmp_path: Path) -> None:
     """32 devices, 512 micro-batches, F, I and W: there within 3 s, and panning stays smooth, near and far.
 

@@ -48,6 +48,8 @@ class Shares:
     """For simulations of named orders with all stashes kept, of the time for fitting them. Time only. Not measured."""
     without_copies: float = 0.6
     """For the space without copies to the host, where there are others."""
+    everything_first: float = 0.5
+    """For everything, before the space without copies is searched on its own, of small problems. Not measured."""
     with_copies: float = 0.4
     """Then for everything, before the rest goes to the one that found the best plan."""
     small: PhaseShares = PhaseShares(0.2, 0.4, 0.2)

@@ -68,8 +68,8 @@ def _shares(idle: dict[Cause, float], causes: list[Cause], whole_s: float) -> li
 
 
 def gap_sentence(found: Explanation) -> str:
-    """Where the seconds above the bound are; empty without a bound."""
-    if found.gap is None or found.bound_s is None:
+    """Where the seconds above the bound are; empty without a bound, or where they are hardly any."""
+    if found.gap is None or found.bound_s is None or found.step_s - found.bound_s < TOLD * found.step_s:
         return ""
     gap = found.gap
     parts = {

@@ -10,7 +10,7 @@ from instances import named, one_faster
 from pictures import MIB, chimera, one_way, pictured
 from random_plans import plans_of, random_candidate
 
-from contraflow.planner.basics import percent
+from contraflow.planner.basics import format_seconds, percent
 from contraflow.planner.forecast import Cause, idle_spans
 from contraflow.planner.plan import Plan
 from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGroup
@@ -18,7 +18,7 @@ from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search import facts
 from contraflow.planner.simulate import evaluate, simulate
 from contraflow.planner.view.critical import CriticalPath
-from contraflow.planner.view.reasons import TOLD, binding
+from contraflow.planner.view.reasons import TOLD, binding, gap_sentence
 
 GAIN = re.compile(
     r"(all links|all host links|all devices|(?:one of )?devices? ([\d, ]+)(?: and \d+ more)? alone) ([\d.]+ %)"
@@ -136,3 +136,16 @@ def test_of_several_sorts_of_nodes_the_parts_are_named_without_what_a_terminal_a
     assert "\x1b" not in said
     assert "…" in said
     assert max(map(len, said.split(", "))) < 160
+
+
+def test_the_gap_is_spoken_of_where_there_is_one() -> None:
+    """Not where the step is the bound, nor where there is no bound."""
+    plan = chimera()
+    assert plan.forecast is not None
+    step_s = plan.forecast.step_s
+    said = [
+        gap_sentence(facts(replace(plan, forecast=replace(plan.forecast, bound_s=bound_s)), faster=False))
+        for bound_s in (0.7 * step_s, step_s, None)
+    ]
+    assert said[0].startswith(f"{format_seconds(0.3 * step_s)} above the bound, on device ")
+    assert said[1:] == ["", ""]

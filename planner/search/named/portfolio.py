@@ -107,7 +107,6 @@ def try_layout(
     rows = tuple((policy,) * layout.stages for _ in routes)
     shares = tuple(len(route.micro_batches) for route in routes)
     adapting = policy == KEEP and adapts(layout)
-    spare = HOPE.finer if groups else 1.0
     for c in cuts:
         if session.done:
             break
@@ -118,18 +117,23 @@ def try_layout(
         asked = not session.seen or session.space.schedule != "search"
         if not (asked or layout.takes_all_room or holds(candidate, layout, policy, not adapting, groups)):
             continue
-        if bounds.candidate(candidate, shares, session.space.split_backward) >= spare * session.best_s:
+        if bounds.candidate(candidate, shares, session.space.split_backward) >= spare(groups) * session.best_s:
             continue
         for found in _ordered(session, candidate, layout, policy, groups, adapting, asked):
             simulated += 1
             session.remember(found)
             if lacking(found):
                 continue
-            near = groups and found.forecast.step_s < spare * session.best_s
+            near = groups and found.forecast.step_s < spare(groups) * session.best_s
             session.offer(found.plan, phase)
             if near:
                 offer_finer(session, found.plan, 2)
     return simulated
+
+
+def spare(groups: Groups) -> float:
+    """Times the best step that a plan is still worth trying: in halves, one on equal groups may be the best."""
+    return HOPE.finer if groups else 1.0
 
 
 def _ordered(
@@ -143,8 +147,7 @@ def _ordered(
     if adapting:
         blocks = session.space.schedule != "search" or layout.takes_all_room
         with session.clock.simulating():
-            worth_s = (HOPE.finer if groups else 1.0) * session.incumbent.worth_s
-            found = made_for(candidate, layout, whole, groups, blocks, worth_s)
+            found = made_for(candidate, layout, whole, groups, blocks, spare(groups) * session.incumbent.worth_s)
         if found is not None:
             yield found
         own = groups and not layout.takes_all_room and holds(candidate, layout, policy, groups=groups)

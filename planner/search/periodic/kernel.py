@@ -60,27 +60,28 @@ def unroll(c, w, passes, period):
 
 
 @lean
-def weight(c, w, d, now):
-    """Runs the W that has waited longest; returns when it ends."""
+def weight(c, w, d):
+    """Runs the W that has waited longest, from when the device was free on."""
     code = w.waiting[d, w.taken[d]]
     w.taken[d] += 1
     w.done[w.written[d]] = len(c.takes) + code
     w.written[d] += 1
     w.held[d] -= c.later[code]
     w.owing[0] -= c.weight[code]
-    return now + c.weight[code]
+    w.clock[d] += c.weight[code]
 
 
 @lean
-def begin(c, w, d, code, now):
-    """Runs an F or I; returns when it ends."""
+def begin(c, w, d, code):
+    """Runs an F or I as soon as it is there and the device is free."""
     k = w.runs[code]
     w.runs[code] = k + 1
     w.done[w.written[d]] = code
     w.written[d] += 1
     w.held[d] += c.held[code]
     w.alive[d] += c.alive[code]
-    end = now + c.takes[code]
+    end = max(w.clock[d], w.arrive[code, k]) + c.takes[code]
+    w.clock[d] = w.wake[d] = end
     if not c.forward[code]:
         w.waiting[d, w.asked[d]] = code
         w.asked[d] += 1
@@ -94,7 +95,6 @@ def begin(c, w, d, code, now):
         w.arrive[code + 1, k] = arrival
         if other != d:
             w.wake[other] = min(w.wake[other], max(arrival, w.clock[other]))
-    return end
 
 
 @lean
@@ -176,8 +176,7 @@ def schedule(c, w, rules, worst):
         w.wake[d] = NEVER
         if w.head[d] >= w.first[d + 1]:
             while w.taken[d] < w.asked[d]:
-                now = weight(c, w, d, now)
-            w.clock[d] = now
+                weight(c, w, d)
             continue
         k, soon, fits = choose(c, w, d, now, rules[OTHER_GAP])
         if k >= 0:
@@ -187,12 +186,13 @@ def schedule(c, w, rules, worst):
                 w.todo[n] = w.todo[n - 1]
                 n -= 1
             w.head[d] += 1
-            w.clock[d] = w.wake[d] = begin(c, w, d, code, now)
+            begin(c, w, d, code)
             continue
         if w.taken[d] < w.asked[d]:
             takes = c.weight[w.waiting[d, w.taken[d]]]
             if not fits or soon - now >= rules[WEIGHT_GAP] * takes:
-                w.clock[d] = w.wake[d] = weight(c, w, d, now)
+                weight(c, w, d)
+                w.wake[d] = w.clock[d]
                 continue
         w.wake[d] = soon
     step = 0.0

@@ -226,20 +226,13 @@ def _resources(
     devices = ops.devices
     links, nics = devices * devices, 2 * devices
 
-    def of_pairs(source: Ints, target: Ints) -> tuple[Ints, Ints]:
-        inside = machine.node[source] == machine.node[target]
-        return (
-            np.where(inside, source * devices + target, links + source),
-            np.where(inside, -1, links + devices + target),
-        )
-
     reduced: list[Ints] = []
     for reduction in reductions:
         ends = np.array(reduction.pairs, dtype=np.int64).reshape(-1, 2)
-        both = np.concatenate(of_pairs(ends[:, 0], ends[:, 1]))
+        both = np.concatenate(machine.occupied(ends[:, 0], ends[:, 1]))
         reduced.append(np.unique(both[both >= 0]))
     contested = np.unique(np.concatenate([NOWHERE, *reduced]))
-    first, second = of_pairs(ops.device[found.send], ops.device[found.receive])
+    first, second = machine.occupied(ops.device[found.send], ops.device[found.receive])
     first[~_contested(first, links, contested)] = -1
     host = machine.host_link[ops.device[copies]]
     outward = ops.kind[copies] == Kind.OFFLOAD.value

@@ -37,6 +37,16 @@ class Machine:
             speed[device] *= factor
         return replace(self, speed=speed)
 
+    def occupied(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+        """What a message from each source to each target occupies: their link in a node, else the NICs of both.
+
+        Numbers: the links of all ordered pairs, then every device's outgoing NIC, then the incoming ones; -1: no more.
+        """
+        devices = len(self.node)
+        links, inside = devices * devices, self.node[source] == self.node[target]
+        first = np.where(inside, source * devices + target, links + source)
+        return first, np.where(inside, -1, links + devices + target)
+
     @classmethod
     def _of(cls, cluster: Cluster) -> Machine:
         groups = [cluster.node_groups[device.node] for device in cluster.devices]

@@ -76,6 +76,24 @@ def test_no_plan_of_a_point_is_shorter_than_its_floor(seed: int) -> None:
     assert floors
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_plan_of_a_point_is_shorter_than_the_messages_on_its_busiest_link(seed: int) -> None:
+    """Links that are slow beside the layers, in nodes and between them; some plan takes at most 1.3 times that."""
+    model, cluster, workload = drawn(seed)
+    bare = ModelGraph.chain([replace(layer, parameter_bytes=0) for layer in model.layers])
+    slow = replace(cluster, nodes=(replace(cluster.nodes[0], link=Link(2.0)),), network=Link(0.4))
+    problem = Problem(bare, slow, Workload(workload.micro_batches))
+    session, nearest = Session(problem, SearchSpace(), Clock(math.inf, 1.0)), math.inf
+    for point in list(uniform._points(session))[seed::9]:
+        cuts, least_s = point.even, point.busiest_link_s(point.even)
+        for layout in point.layouts():
+            session.incumbent.start_from(None)
+            if try_layout(session, layout, [cuts], layout.name, point.policy, point.of.groups) and least_s:
+                assert session.best_s >= least_s * (1 - 1e-9)
+                nearest = min(nearest, session.best_s / least_s)
+    assert nearest < 1.3
+
+
 def test_backwards_stay_whole_where_that_is_asked_for() -> None:
     """Layers that could be split, under the schedules that split them."""
     layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, output_bytes=1) for k in range(24)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import gather_seconds, sum_seconds
+from ...graph import Machine, gather_seconds, sum_seconds
 from ..common import Groups, Session
 
 Floats = NDArray[np.float64]
@@ -54,22 +53,20 @@ class Equal:
     def seconds_a_byte(self) -> Floats:
         """What a byte of a micro-batch at each hop costs the links, there and its gradient back: [links, hops].
 
-        A hop leads from a group's device to the next one, the last from the last to the first. In a node every ordered
-        pair has a link, between nodes every node has one for each direction.
+        A hop leads from a group's device to the next one, the last from the last to the first.
         """
         cluster = self.session.problem.cluster
-        taken: defaultdict[tuple[object, int], float] = defaultdict(float)
-        for group in self.groups:
-            for hop, a in enumerate(group):
-                for source, target in ((a, group[(hop + 1) % len(group)]), (group[(hop + 1) % len(group)], a)):
-                    home, other = cluster.devices[source].node, cluster.devices[target].node
-                    ends: list[object] = [(source, target)] if home == other else [("out", home), ("in", other)]
-                    for link in ends if source != target else []:
-                        taken[link, hop] += cluster.link(source, target).occupation_s(1)
-        links = {link: n for n, link in enumerate(dict.fromkeys(link for link, _ in taken))}
+        here = np.array(self.groups, dtype=np.int64)
+        after = np.roll(here, -1, axis=1)
+        source, target = np.stack([here, after]).ravel(), np.stack([after, here]).ravel()
+        hop = np.tile(np.arange(len(self)), 2 * len(self.groups))
+        pairs = zip(source.tolist(), target.tolist(), strict=True)
+        seconds = np.array([cluster.link(a, b).occupation_s(1) for a, b in pairs])
+        ways = np.stack(Machine.of(cluster).occupied(source, target))
+        taken = (ways >= 0) & (source != target)
+        links, row = np.unique(ways[taken], return_inverse=True)
         table = np.zeros((len(links), len(self)))
-        for (link, hop), seconds in taken.items():
-            table[links[link], hop] = seconds
+        np.add.at(table, (row, np.broadcast_to(hop, ways.shape)[taken]), np.broadcast_to(seconds, ways.shape)[taken])
         return np.unique(table, axis=0)
 
     def sum_s(self, stages: int) -> float:

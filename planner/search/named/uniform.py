@@ -114,8 +114,9 @@ class Point:
         """Seconds of all messages on the link that has most of them."""
         sent = self.of.session.chain.boundary_bytes[list(cuts)]
         ends = zip(self.places, self.places[1:], strict=False)
-        hops = np.bincount([a if b == (a + 1) % len(self.of) else b for a, b in ends], sent, len(self.of))
-        hops[-1] *= not self.folded
+        crossed = [min(a, b) if self.folded else a for a, b in ends]  # a V's two stages on its last device: no hop
+        sent = np.where(np.diff(self.places) != 0, sent, 0.0)
+        hops = np.bincount(crossed, sent, len(self.of))
         batches = self.of.session.problem.workload.micro_batches / len(self.of.groups)
         return float(batches * (self.of.seconds_a_byte @ hops).max(initial=0.0))
 

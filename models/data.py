@@ -16,6 +16,7 @@ from .data_files import MissingData as MissingData
 from .data_files import UnknownData as UnknownData
 from .data_names import NAMES as PACKAGED_NAMES
 from .data_names import packaged
+from .data_tokens import token_file
 from .protocol import Dataset, derive_seed
 
 CORPUS_BYTES = 8 << 20
@@ -45,6 +46,8 @@ def load(name: str) -> Dataset:
     (size, 1, 28, 28). With ",micro-batches=N" behind it, steps of N micro-batches pass through the samples in epochs,
     see `FiniteData`; without, they are drawn with replacement.
 
+    From a file: "tokens:LENGTH:FILE", see `TokenFile`.
+
     At random, for profiling: "random-images:3x224/1000", "random-tokens:LENGTHxVOCABULARY/ANSWEREDxANSWERS", see
     `data_random`.
 
@@ -53,6 +56,8 @@ def load(name: str) -> Dataset:
         MissingData: an UnknownData; the files of the data set are not here, and how to install them.
     """
     kind, _, length = name.partition(":")
+    if kind == "tokens":
+        return token_file(name)
     count = int(length) if length.isdecimal() else 0 if length else DEFAULT_SEQUENCE
     if kind == "stdlib" and count > 0:
         return SourceBytes(count)
@@ -62,7 +67,7 @@ def load(name: str) -> Dataset:
         return Digits(images=name == "digits-images")
     if (found := packaged(name)) is not None:
         return found
-    known = (*NAMES, "stdlib:LENGTH", "stdlib-masked:LENGTH", *PACKAGED_NAMES)
+    known = (*NAMES, "stdlib:LENGTH", "stdlib-masked:LENGTH", "tokens:LENGTH:FILE", *PACKAGED_NAMES)
     raise UnknownData(f"no data set named {name!r}; there are {', '.join(known)}")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from .seeding import seeded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
+    from torch.utils.data import Dataset as TorchDataset
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -96,7 +97,8 @@ class LayeredModel:
         name: registry name, or "package.module:function".
         layers: in the order the data flows; names are unique.
         loss: (output of the last layer, target) -> scalar, the mean over the micro-batch.
-        data: a data set, the name of one (see `data.load`), or None when the user brings it later.
+        data: a data set, the name of one (see `data.load`), a loader or data set of torch's (see `loaders`), or None
+            when the user brings it later.
         ties: parameters that layers share, as GPT-2's embedding and head do.
         experts: how many every mixture of experts in it has; 0: there is none.
 
@@ -108,7 +110,7 @@ class LayeredModel:
     name: str
     layers: tuple[LayerSpec, ...]
     loss: Loss
-    data: str | Dataset | None = None
+    data: str | Dataset | Iterable[Any] | TorchDataset[Any] | None = None
     ties: tuple[Tie, ...] = ()
     experts: int = 0
 

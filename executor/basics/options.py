@@ -14,7 +14,8 @@ from .training import Training
 if TYPE_CHECKING:
     import torch
 
-    from ...models import Dataset, LayeredModel
+    from ...models import LayeredModel
+    from ...models.loaders import Source
 
 Engine = Literal["auto", "graph", "eager"]
 ENGINES: tuple[Engine, ...] = ("auto", "graph", "eager")
@@ -67,7 +68,7 @@ class RunOptions:
             "package.module:function, for a model not in the registry.", metavar="MODEL", same_in=SameIn.TRAINING
         ),
     )
-    data: Dataset | str | None = field(
+    data: Source | str | None = field(
         default=None,
         metadata=option(
             "A data set, as stdlib:64 or digits. [default: the model's]", metavar="NAME", same_in=SameIn.TRAINING

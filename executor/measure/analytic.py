@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...models import Dataset, Granularity, LayeredModel, LayerSpec
+from ...models import Granularity, LayeredModel, LayerSpec
 from ...models.lanes import Lane, NoParallelForm
+from ...models.loaders import Source
 from ...models.parallel import loss_of_samples
 from ...models.protocol import build_shapes
 from ...planner import Link
@@ -51,7 +52,7 @@ class Estimating:
     precision: str = "fp32"
     efficiency: float | None = None
     on_progress: Callable[[str], None] | None = None
-    data: Dataset | None = None
+    data: Source | None = None
     layers: Granularity = "parts"
     ways: Mapping[str, int] = field(default_factory=dict)
     link: Link = field(default_factory=Link)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...models import Dataset, Granularity, LayeredModel, Piece, load, pieces
+from ...models import Granularity, LayeredModel, Piece, load, pieces
 from ...models.lanes import Lane
+from ...models.loaders import Source, as_dataset
 from ...models.once import kept
-from ...models.sampling import batch_of
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wide
-from ..state import as_dtype, tied_bytes
+from ..state import as_dtype, inputs_and_targets, tied_bytes
 from .companions import Pace, alone, companions
 from .layer_run import BY_ITSELF, Example, LayerRun, cold, trace_layer
 from .team import Team, lane_of_ways, require_room, seated
@@ -59,7 +59,7 @@ class Profiling:
     threads: int = 1
     on_progress: Callable[[str], None] | None = None
     rounds: int = 5
-    data: Dataset | None = None
+    data: Source | None = None
     dtype: torch.dtype = torch.float32
     load: int = 1
     engine: Engine = "auto"
@@ -156,7 +156,7 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Tea
 
 
 def example_batch(
-    model: LayeredModel, micro_batch_size: int, data: Dataset | None, dtype: torch.dtype
+    model: LayeredModel, micro_batch_size: int, data: Source | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Inputs, in `dtype` where they are floating point, and targets as a loss has them, of a micro-batch, on the CPU.
 
@@ -165,10 +165,11 @@ def example_batch(
     """
     if micro_batch_size < 1:
         raise ValueError(f"micro-batch size {micro_batch_size} is below 1")
-    data = data or (load(model.data) if isinstance(model.data, str) else model.data)
-    if data is None:
+    found = model.data if data is None else data
+    if found is None:
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
-    x, target = batch_of(data, 0, 0, 0, micro_batch_size)
+    source = load(found) if isinstance(found, str) else as_dataset(found)
+    x, target = inputs_and_targets(source, 0, 0, 0, micro_batch_size)
     return as_dtype(x, dtype), as_dtype(target, wide(dtype))
 
 

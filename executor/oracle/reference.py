@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ...models import Dataset, LayeredModel, derive_seed, held_out
+from ...models.loaders import Feed, Source
 from ...models.once import kept
 from ...models.sampling import batch_of
 from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training, keywords_of
@@ -54,7 +55,7 @@ class Reference:
     seed: int = 0
     lr: float | None = None
     dtype: torch.dtype | None = None
-    data: Dataset | str | None = None
+    data: Source | str | None = None
     precision: str = "fp32"
     training: Training | None = None
     device: str = "cpu"
@@ -64,7 +65,8 @@ def train_alone(model: LayeredModel, of: Reference) -> ReferenceRun:
     """Trains on the micro-batches of every step in order, gradients averaged over samples; then one optimizer step."""
     chosen = of.training or Training()
     chosen = (chosen if of.lr is None else replace(chosen, lr=of.lr)).of_run(of.optimizer, of.steps)
-    source = find_data(model, of.data)
+    whole = chosen.mini_batch or of.micro_batches * of.micro_batch_size
+    source = find_data(model, of.data, Feed(of.micro_batch_size, whole))
     trainer = _Trainer(model, source, of, chosen)
     mini_batches = MiniBatches(of.micro_batches, of.micro_batch_size, chosen.mini_batch, source)
     losses, norms, scales, evaluations = [], [], [], {}

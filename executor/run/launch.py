@@ -17,7 +17,16 @@ from ...planner.runs import save_trace
 from ..basics import ENGINES, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
 from ..place import require_device
 from ..stage import require_compiler, run_dtype
-from ..state import MiniBatches, find_data, find_model, match_epochs, match_model, parts_fingerprint, require_executable
+from ..state import (
+    MiniBatches,
+    feed_of,
+    find_data,
+    find_model,
+    match_epochs,
+    match_model,
+    parts_fingerprint,
+    require_executable,
+)
 from ..step import KEPT_OPS, lengthened
 from .checkpoint import begin_at, check_resumable
 from .children import ended_by_sigterm
@@ -84,7 +93,7 @@ def job_of(plan: Plan, options: RunOptions) -> Job:
     if asynchronous(plan) and training.agrees:
         raise RunError(f"{training.all_gradients} would drain the pipeline at every update: only for synchronous plans")
     dtype = run_dtype(workload.precision, options.dtype)
-    source = find_data(found, options.data)
+    source = find_data(found, options.data, feed_of(plan, training))
     sizes = MiniBatches.of_plan(plan, training, source).sizes(range(first, first + steps))
     match_epochs(plan, source, sizes)
     shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}

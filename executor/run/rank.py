@@ -15,7 +15,7 @@ from ...planner.graph import holders
 from ..basics import LossScaler
 from ..place import CPU, Place, StorageTracker, place_of
 from ..stage import alone
-from ..state import Blueprint, StageReplica, compare_holders, compare_lanes, equalise, find_data, lane_of
+from ..state import Blueprint, StageReplica, compare_holders, compare_lanes, equalise, feed_of, find_data, lane_of
 from ..step import (
     GROUP,
     Course,
@@ -255,7 +255,7 @@ def blueprint_of(job: Job, device: torch.device = CPU.device, transport: Transpo
     return Blueprint(
         plan=job.plan,
         model=model,
-        data=find_data(model, options.data),
+        data=find_data(model, options.data, feed_of(job.plan, job.training)),
         shapes=shapes,
         seed=options.seed,
         training=job.training,

@@ -6,6 +6,7 @@ Begin with `weights.py` and `replica.py`.
 
 from .addresses import Addresses
 from .agreement import Agreement, agree
+from .batches import inputs_and_targets
 from .departures import Packed, leaving, register_leaving
 from .digests import digest
 from .holders import compare_holders, equalise
@@ -18,6 +19,7 @@ from .ties import own_copies, repeated, tie_modules, tied_bytes
 from .validate import (
     TensorShape,
     as_dtype,
+    feed_of,
     find_data,
     find_model,
     lane_of,
@@ -49,9 +51,11 @@ __all__ = [
     "compare_lanes",
     "digest",
     "equalise",
+    "feed_of",
     "find_data",
     "find_model",
     "in_place_of",
+    "inputs_and_targets",
     "lane_of",
     "leaving",
     "make_optimizer",

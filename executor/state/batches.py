@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...models import Dataset
+from ...models.loaders import DataFault
 from ...models.sampling import batch_of, targets_of, tells_targets
 from ..basics import RunError
 
@@ -40,6 +41,8 @@ def targets_alone(data: Dataset, seed: int, step: int, micro_batch: int, samples
 def _asked(where: str, question: Any) -> Any:
     try:
         return question()
+    except DataFault as error:
+        raise DataError(f"{where}: {error}") from error
     except (StopIteration, IndexError, EOFError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(f"{where}: it has ended ({type(error).__name__}{': ' if reason else ''}{reason})") from error

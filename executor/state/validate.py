@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...models import Dataset, LayeredModel, LayerSpec, Piece, UnknownModel, load, pieces_named, resolve
 from ...models.data import UnknownData
 from ...models.lanes import Lane, NoParallelForm
+from ...models.loaders import DataFault, Feed, Source, as_dataset
 from ...models.protocol import build_shapes
 from ...models.registry import names
 from ...planner.basics import one_line
@@ -20,7 +21,7 @@ from ...planner.graph import STASH, stash_policies, stash_policy, update_size
 from ...planner.plan import Kind, Plan
 from ...planner.problem import Layer, ModelGraph, SharedParameters
 from ...planner.rules import structure
-from ..basics import RunError
+from ..basics import RunError, Training
 from ..stage import HALVES, autocasting, build_lowered, half_of, lower, output_like, own_random_state
 from .batches import inputs_and_targets
 from .departures import leaving
@@ -120,17 +121,26 @@ def find_model(plan: Plan, model: LayeredModel | str | None, seed: int = 0) -> L
         raise RunError(str(error)) from None
 
 
-def find_data(model: LayeredModel, data: Dataset | str | None) -> Dataset:
-    """The data to train on: the data given, or the model's own. Raises RunError."""
+def find_data(model: LayeredModel, data: Source | str | None, feed: Feed | None = None) -> Dataset:
+    """The data to train on: the data given, or the model's own; a user's loader as the run takes it.
+
+    Raises RunError.
+    """
     found = model.data if data is None else data
     if found is None:
         raise RunError(f"model {model.name!r} brings no data: give it with --data NAME")
-    if not isinstance(found, str):
-        return found
     try:
-        return load(found)
+        return load(found) if isinstance(found, str) else as_dataset(found, feed)
     except UnknownData as error:
         raise RunError(str(error)) from None
+    except DataFault as error:
+        raise RunError(f"the data of model {model.name!r}: {error}") from None
+
+
+def feed_of(plan: Plan, training: Training) -> Feed:
+    """How a run of the plan takes its samples."""
+    full = plan.problem.model.micro_batch_size
+    return Feed(full, training.mini_batch or update_size(plan) * full)
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,16 @@ class Layers:
         unit = gcd(*sizes.astype(np.int64).tolist()) if np.array_equal(sizes, np.rint(sizes)) else 0
         return limits // unit * unit if unit else limits
 
-    @property
+    @cached_property
     def equal(self) -> bool:
         """Whether all devices are alike."""
         return bool((self.speeds == self.speeds[0]).all() and (self.limits == self.limits[0]).all())
+
+    def most(self, capacity: Floats) -> float:
+        """No matching of devices (rows; one where all are alike) with ranks (columns) has more capacity in all."""
+        if self.equal:
+            return float(capacity[0].sum())
+        return float(min(capacity.max(axis=0).sum(), capacity.max(axis=1).sum()))
 
     @cached_property
     def hop_s(self) -> float:
@@ -135,12 +141,17 @@ class Layers:
             rest[b] = max(rest[b], self.inputs[a] + rest[a])
         return float((self._behind + self.inputs + rest).min())
 
+    @cached_property
+    def _reach(self) -> Floats:
+        """Seconds of work that one, two, .. devices do in a second, the fastest first."""
+        return np.cumsum(np.sort(self.speeds)[::-1])
+
     def changes(self, step_s: float) -> int:
         """How often one route changes devices at the least when every device has time for `step_s` only."""
         if not (self.owned and self.straight):
             return 0
-        room = np.cumsum(np.sort(self.speeds)[::-1]) * step_s
-        return min(int((room < self.batches * self.work.sum() * (1 - 1e-9)).sum()), len(self.speeds) - 1)
+        short = self._reach * step_s < self.batches * self.work.sum() * (1 - 1e-9)
+        return min(int(short.sum()), len(self.speeds) - 1)
 
     def idle_times(self, step_s: float) -> IdleTimes:
         """The least waits in plans of this step.
@@ -151,26 +162,45 @@ class Layers:
         come the rest of the way forward, the whole way back, and a W. A device without forwards starts later still,
         and one without backwards ends earlier still. Nothing follows a W that may be put off to the end.
         """
+        return self._idle(self.changes(step_s), self._devices_behind(step_s))
+
+    def _idle(self, changes: int, behind: tuple[float, ...]) -> IdleTimes:
+        """The same where a route changes devices so often, and so many hold what is behind every layer."""
+        known = self._known.get((changes, behind))
+        if known is None:
+            known = self._known[changes, behind] = self._waits(self.hop_s * changes, behind)
+        return known
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, tuple[float, ...]], IdleTimes]:
+        return {}
+
+    def _waits(self, all_hops: float, behind: tuple[float, ...]) -> IdleTimes:
         ranks = np.arange(len(self.speeds)) // self.routes
         ranks = np.minimum(ranks, self.count - 1)
         if not self.straight:
             ranks = np.zeros_like(ranks)
         hops = self.hop_s * ranks if self.owned else 0.0 * ranks
-        all_hops = self.hop_s * self.changes(step_s)
         before = np.concatenate([[0.0], np.cumsum(self.forward)])[ranks] / self.fastest + hops
         ahead = np.concatenate([[0.0], np.cumsum(self.forward[::-1])])[ranks] / self.fastest + hops
         home = np.concatenate([[0.0], np.cumsum(self.inputs[::-1])])[ranks] / self.fastest + hops
-        stay = (self._behind + self.forward + self.inputs) / self.fastest + self._stay_hops(step_s)
+        stay = (self._behind + self.forward + self.inputs) / self.fastest
+        if behind:
+            stay = stay + 2 * self.hop_s * np.maximum(0.0, np.array(behind) - 1)
         first = self._first_path / self.fastest + all_hops + home
         after = np.concatenate([[0.0], np.cumsum(self.inputs)])[ranks] / self.fastest + hops
         tail = after if not self.weights.any() else 0.0 * after
         return IdleTimes(before, tail, first, ahead + self._last_path / self.fastest + all_hops, stay)
 
-    def _stay_hops(self, step_s: float) -> Floats:
-        """Per layer, the seconds of the messages behind it and back: devices that hold what is behind it."""
+    @cached_property
+    def _work_behind(self) -> Floats:
+        """Per layer, its work and all behind it."""
+        return np.cumsum(self.work[::-1])[::-1]
+
+    def _devices_behind(self, step_s: float) -> tuple[float, ...]:
+        """Per layer, the devices that hold it and what is behind it at the least, or all; none where no hop counts."""
         if not (self.owned and self.straight) or self.hop_s == 0:
-            return np.zeros(self.count)
-        behind = np.cumsum(self.work[::-1])[::-1]
+            return ()
         largest = self.fastest * step_s / self.batches
-        devices = np.ceil(behind / largest * (1 - 1e-9)) if largest > 0 else np.ones(self.count)
-        return np.asarray(2 * self.hop_s * np.maximum(0.0, np.minimum(devices, len(self.speeds)) - 1))
+        devices = np.ceil(self._work_behind / largest * (1 - 1e-9)) if largest > 0 else np.ones(self.count)
+        return tuple(np.minimum(devices, len(self.speeds)).tolist())

@@ -7,12 +7,15 @@ Each test is a sum over all devices, with Lagrange prices for memory, so it need
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
+from typing import Protocol
 
 import numpy as np
 
-from ..basics import check_time
+from ..basics import OutOfTime, check_time
 from ..partition import Floats
 from ..plan import Problem
 from ..problem import SearchSpace
@@ -22,7 +25,7 @@ from .whole import any_plan
 _CLOSE = 1e-9
 _FEW = 5
 _MANY = 60
-_STEPS = 45
+_MOST = 1e6
 
 
 def space(problem: Problem, space: SearchSpace) -> float:
@@ -30,29 +33,30 @@ def space(problem: Problem, space: SearchSpace) -> float:
 
     Contiguous stages of any number on any devices, at most `space.pipelines` routes. `space.offload` stands for
     every stash that leaves its device; with it or `separate_backward`, memory counts over all devices together.
+    Where the deadline of this context comes (`until`), what has been proven by then.
     """
     layers = Layers(problem, space)
     least = any_plan(problem, space.split_backward)
     if not _possible(layers):
         return inf
-    tests: list[Filled | Waited | Begun] = [*_filling(layers, space), *_waiting(layers, space), *_begun(layers, space)]
+    found = least
+    tests: list[Test] = [*_filling(layers, space), *_waiting(layers, space), *_begun(layers, space)]
+    with suppress(OutOfTime):  # what is proven by then holds
+        for test in tests:
+            found = _raised(test, found, _MOST * least)
+    return found
 
-    def ruled_out(step_s: float) -> bool:
+
+def _raised(test: Test, least: float, most: float) -> float:
+    """The longest step that a test rules out, found by halving, or `least` where it rules out no more; about `most`."""
+    low, high = 0.0, least
+    while 0 < high < most and test.fails(high):
         check_time()
-        idle = layers.idle_times(step_s)
-        return any(test.fails(layers, idle, step_s) for test in tests)
-
-    low, high = least * (1 - _CLOSE), least
-    while high > 0 and ruled_out(high):
         low, high = high, 2 * high
-        if high > 1e6 * least:
-            return low
-    for _ in range(_STEPS if high > low else 0):
+    while low > 0 and high - low > _CLOSE * high / 2:
+        check_time()
         middle = (low + high) / 2
-        if ruled_out(middle):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if test.fails(middle) else (low, middle)
     return max(least, low * (1 - _CLOSE))
 
 
@@ -66,7 +70,7 @@ def long_run(problem: Problem, space: SearchSpace) -> float:
     if not _possible(layers):
         return 0.0
     idle = layers.idle_times(inf)
-    return max((test.least_s(layers, idle) for test in _filling(layers, space, _MANY)), default=0.0) * (1 - _CLOSE)
+    return max((test.least_s(idle) for test in _filling(layers, space, _MANY)), default=0.0) * (1 - _CLOSE)
 
 
 def possible(problem: Problem, space: SearchSpace) -> bool:
@@ -92,6 +96,13 @@ def _ratio(work: Floats, size: Floats) -> Floats:
     return np.asarray(np.divide(work, size, out=np.full(len(work), inf), where=size > 0))
 
 
+class Test(Protocol):
+    """Shows of some steps that no plan has them."""
+
+    def fails(self, step_s: float) -> bool:
+        """Whether no plan of the space ends within so many seconds."""
+
+
 # ------------------------------------------------------------------ memory over time
 
 
@@ -105,21 +116,24 @@ class Filled:
     infinite price only the areas count, and the limits are not full from the first instant to the last.
     """
 
+    layers: Layers
     price: float
     link_price: float
     recompute: bool
     offload: bool
 
-    def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
+    def fails(self, step_s: float) -> bool:
+        layers, idle = self.layers, self.layers.idle_times(step_s)
         if self.price == inf:
-            kept = layers.batches * float(self._kept(layers, idle).sum())
+            kept = layers.batches * float(self._kept(idle).sum())
             return bool(_area(layers, idle, step_s) < kept * (1 - _CLOSE))
-        return step_s < layers.batches * self.least_s(layers, idle) * (1 - _CLOSE)
+        return step_s < layers.batches * self.least_s(idle) * (1 - _CLOSE)
 
-    def least_s(self, layers: Layers, idle: IdleTimes) -> float:
+    def least_s(self, idle: IdleTimes) -> float:
         """Seconds a micro-batch in the long run: what a micro-batch costs over what all devices have in a second."""
+        layers = self.layers
         room = float(layers.limits.sum() - layers.static.sum())
-        kept = self._kept(layers, idle)
+        kept = self._kept(idle)
         if self.price == inf:
             return float(kept.sum()) / room if room > 0 else inf
         own = (layers.forward + layers.inputs) / layers.fastest
@@ -133,14 +147,15 @@ class Filled:
             have += self.price * self.link_price * layers.host_bandwidth
         return float((layers.work + cheapest).sum()) / have if have > 0 else inf
 
-    def _kept(self, layers: Layers, idle: IdleTimes) -> Floats:
+    def _kept(self, idle: IdleTimes) -> Floats:
         """Byte-seconds of every layer's stash that stays."""
+        layers = self.layers
         return np.asarray(layers.stash * idle.stay + layers.after * layers.weights / layers.fastest)
 
 
 def _filling(layers: Layers, space: SearchSpace, most: int = _FEW) -> Iterator[Filled]:
     if not (space.recompute or space.offload):
-        yield Filled(inf, 0.0, False, False)
+        yield Filled(layers, inf, 0.0, False, False)
         return
     idle = layers.idle_times(inf)
     own = (layers.forward + layers.inputs) / layers.fastest
@@ -153,7 +168,7 @@ def _filling(layers: Layers, space: SearchSpace, most: int = _FEW) -> Iterator[F
     prices = _few(_ratio(layers.forward, saved), most) if space.recompute else [1e6 * layers.fastest / _scale(saved)]
     for price in prices:
         for link in links:
-            yield Filled(price, link, space.recompute, space.offload)
+            yield Filled(layers, price, link, space.recompute, space.offload)
 
 
 def _scale(saved: Floats) -> float:
@@ -206,56 +221,76 @@ class Waited:
     the sum of floor(capacity / x) over devices is at least that of floor(work / x) over layers, for every x.
     """
 
+    layers: Layers
     ahead: float | None
     behind: float | None
     pooled: bool
     offload: bool = False
 
-    def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
-        price = (self.ahead or 0.0) + (self.behind or 0.0)
-        need = self._need(layers) + price * layers.static
+    def fails(self, step_s: float) -> bool:
+        layers, idle = self.layers, self.layers.idle_times(step_s)
         if self.pooled:
-            return self._pooled(layers, idle, step_s, price, float(need.sum()))
+            return self._pooled(idle, step_s)
         first = idle.first if self.ahead is not None else idle.head if self.behind is None else 0.0 * idle.head
-        last = idle.last if self.behind is not None else self._tail(layers, idle)
-        with_all = self._capacity(layers, step_s - first - last, price)
+        last = idle.last if self.behind is not None else self._tail(idle)
+        with_all = self._capacity(step_s - first - last)
         if self.ahead is not None and self.behind is not None:
-            some = self._capacity(layers, step_s - np.maximum(first, last), price)
-            with_all = np.maximum(with_all, np.minimum(some, self._small(layers, need, price)[:, None]))
-        if _most(layers, with_all) < need.sum() * (1 - _CLOSE):
+            some = self._capacity(step_s - np.maximum(first, last))
+            with_all = np.maximum(with_all, np.minimum(some, self._small[: len(some), None]))
+        if layers.most(with_all) < self._need_s * (1 - _CLOSE):
             return True
-        whole = self._whole(layers, need)
-        return any(_packs_not(layers, with_all, whole, size) for size in _few(whole))
+        return any(layers.most(np.floor(with_all / size + _CLOSE)) < units for size, units in self._packed)
 
-    def _whole(self, layers: Layers, need: Floats) -> Floats:
-        """What one device does all of: a layer's need on one route, or its forwards and its backwards each."""
-        if layers.owned:
-            return need
-        if layers.routes > 1 or self.ahead is not None or self.behind is not None:
-            return np.zeros(0)
-        return np.asarray(layers.batches * np.concatenate([layers.forward, layers.inputs + layers.weights]))
+    @property
+    def _price(self) -> float:
+        return (self.ahead or 0.0) + (self.behind or 0.0)
 
-    def _tail(self, layers: Layers, idle: IdleTimes) -> Floats:
-        return idle.tail if self.ahead is None and layers.together else 0.0 * idle.tail
-
-    def _need(self, layers: Layers) -> Floats:
-        need = layers.work.copy()
+    @cached_property
+    def _need(self) -> Floats:
+        """Of every layer, the work that is not done in the waits, and what its parameters take of the memory."""
+        layers, need = self.layers, self.layers.work.copy()
         if self.ahead is not None:
             need -= np.maximum(0.0, layers.forward - self.ahead * layers.stash)
         if self.behind is not None:
             both = layers.inputs + layers.weights - self.behind * layers.stash
             need -= np.maximum(0.0, np.maximum(both, layers.weights - self.behind * layers.after))
-        return np.asarray(layers.batches * np.maximum(need, 0.0))
+        return np.asarray(layers.batches * np.maximum(need, 0.0) + self._price * layers.static)
 
-    def _capacity(self, layers: Layers, seconds: Floats, price: float) -> Floats:
-        """Capacity of every device (row) at every rank (column)."""
-        return np.asarray(np.maximum(0.0, layers.speeds[:, None] * seconds[None, :] + price * layers.limits[:, None]))
+    @cached_property
+    def _need_s(self) -> float:
+        return float(self._need.sum())
 
-    def _small(self, layers: Layers, need: Floats, price: float) -> Floats:
+    @cached_property
+    def _packed(self) -> list[tuple[float, float]]:
+        """Some sizes, and how many whole pieces of each there are at the least.
+
+        Pieces are what one device does all of: a layer's need on one route, or its forwards and its backwards each.
+        """
+        layers = self.layers
+        if layers.owned:
+            whole = self._need
+        elif layers.routes > 1 or self.ahead is not None or self.behind is not None:
+            return []
+        else:
+            whole = layers.batches * np.concatenate([layers.forward, layers.inputs + layers.weights])
+        return [(size, float(np.floor(whole / size + 1e-3 * _CLOSE).sum())) for size in _few(whole)]
+
+    def _tail(self, idle: IdleTimes) -> Floats:
+        return idle.tail if self.ahead is None and self.layers.together else 0.0 * idle.tail
+
+    def _capacity(self, seconds: Floats) -> Floats:
+        """Capacity of every device (row) at every rank (column); of devices that are alike, of the first."""
+        layers, rows = self.layers, 1 if self.layers.equal else None
+        speeds, limits = layers.speeds[:rows, None], layers.limits[:rows, None]
+        return np.asarray(np.maximum(0.0, speeds * seconds[None, :] + self._price * limits))
+
+    @cached_property
+    def _small(self) -> Floats:
         """Per device, the most need of layers (or of some micro-batches of them) whose stashes it can hold at once.
 
         A device with one of several replicas holds between `light` and `static` bytes of a layer.
         """
+        layers, need, price = self.layers, self._need, self._price
         size, shared = layers.batches * layers.stash + layers.static, layers.static - layers.light
         found = []
         for p in (0.0, *_few(_ratio(need, size))):
@@ -264,7 +299,8 @@ class Waited:
             found.append(p * layers.limits + np.maximum(0.0, over).sum())
         return np.asarray(np.min(found, axis=0))
 
-    def _pooled(self, layers: Layers, idle: IdleTimes, step_s: float, price: float, need: float) -> bool:
+    def _pooled(self, idle: IdleTimes, step_s: float) -> bool:
+        layers = self.layers
         first = float(idle.first.min()) if self.ahead is not None else 0.0
         last = float(idle.last.min()) if self.behind is not None else 0.0
         host = layers.host_bandwidth if self.offload else 0.0
@@ -273,8 +309,8 @@ class Waited:
         if self.ahead is not None and self.behind is not None and held <= limit + host * first:
             return False
         moved = host * ((self.ahead or 0.0) * first + (self.behind or 0.0) * last)
-        have = float(layers.speeds.sum()) * (step_s - first - last) + price * limit + moved
-        return have < need * (1 - _CLOSE)
+        have = float(layers.speeds.sum()) * (step_s - first - last) + self._price * limit + moved
+        return have < self._need_s * (1 - _CLOSE)
 
 
 @dataclass(frozen=True)
@@ -287,12 +323,14 @@ class Begun:
     any prefix, of sum of (f - price * s, or 0 where it is made again) - rate * f >= N * work.
     """
 
+    layers: Layers
     price: float
     rate: float
     recompute: bool
     host_bandwidth: float
 
-    def fails(self, layers: Layers, idle: IdleTimes, step_s: float) -> bool:
+    def fails(self, step_s: float) -> bool:
+        layers, idle = self.layers, self.layers.idle_times(step_s)
         first, speeds = float(idle.first.min()), float(layers.speeds.sum())
         room = float(layers.limits.sum() - layers.static.sum()) + self.host_bandwidth * first
         worth = layers.forward - self.price * layers.stash
@@ -311,23 +349,11 @@ def _begun(layers: Layers, space: SearchSpace) -> Iterator[Begun]:
         saved = layers.forward - price * layers.stash
         kept = np.maximum(saved, 0.0) if space.recompute else saved
         for rate in {0.0, max(0.0, float(kept.sum() / layers.forward.sum()))}:
-            yield Begun(price, rate, space.recompute, host)
-
-
-def _most(layers: Layers, capacity: Floats) -> float:
-    """No matching of devices with ranks has more capacity in all."""
-    if layers.equal:
-        return float(capacity[0].sum())
-    return float(min(capacity.max(axis=0).sum(), capacity.max(axis=1).sum()))
-
-
-def _packs_not(layers: Layers, capacity: Floats, need: Floats, size: float) -> bool:
-    units = float(np.floor(need / size + 1e-3 * _CLOSE).sum())
-    return _most(layers, np.floor(capacity / size + _CLOSE)) < units
+            yield Begun(layers, price, rate, space.recompute, host)
 
 
 def _waiting(layers: Layers, space: SearchSpace) -> Iterator[Waited]:
-    yield Waited(None, None, False)
+    yield Waited(layers, None, None, False)
     offload = space.offload
     if offload and not np.isfinite(layers.host_bandwidth):
         return
@@ -340,5 +366,5 @@ def _waiting(layers: Layers, space: SearchSpace) -> Iterator[Waited]:
             if price is None and other is None:
                 continue
             if layers.local:
-                yield Waited(price, other, False)
-            yield Waited(price, other, True, offload)
+                yield Waited(layers, price, other, False)
+            yield Waited(layers, price, other, True, offload)

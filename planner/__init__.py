@@ -9,10 +9,24 @@ The functions `plan`, `check` and `simulate` hide the modules of the same names,
 from .basics import InputError
 from .check import Violation, check
 from .plan import Forecast, Plan
-from .plan_file import load_plan, save_plan
+from .plan_file import load_plan, plan_from_dict, plan_to_dict, save_plan
 from .problem import Cluster, Layer, Link, ModelFamily, ModelGraph, SearchSpace, Workload
-from .search import Choice, Effort, Progress, Result, Shortage, plan, plan_family
-from .simulate import evaluate, simulate
+from .search import (
+    Choice,
+    Compared,
+    Contender,
+    Effort,
+    Frontier,
+    FrontierPoint,
+    Progress,
+    Result,
+    Shortage,
+    compare,
+    frontier,
+    plan,
+    plan_family,
+)
+from .simulate import Evaluations, evaluate, evaluate_many, evaluate_orders, simulate
 
 
 def _drawn(plan: Plan) -> str:
@@ -26,8 +40,13 @@ Plan.drawn = _drawn
 __all__ = [
     "Choice",
     "Cluster",
+    "Compared",
+    "Contender",
     "Effort",
+    "Evaluations",
     "Forecast",
+    "Frontier",
+    "FrontierPoint",
     "InputError",
     "Layer",
     "Link",
@@ -41,10 +60,16 @@ __all__ = [
     "Violation",
     "Workload",
     "check",
+    "compare",
     "evaluate",
+    "evaluate_many",
+    "evaluate_orders",
+    "frontier",
     "load_plan",
     "plan",
     "plan_family",
+    "plan_from_dict",
+    "plan_to_dict",
     "save_plan",
     "simulate",
 ]

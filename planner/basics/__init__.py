@@ -9,8 +9,9 @@ from .deadline import OutOfTime, check_time, time_left, until
 from .errors import ClusterError, InputError, ModelError, PlanError, ScheduleError, WorkloadError
 from .escapes import SHOWN, listed, one_line, printable, printable_lines, shown
 from .files import refusal, write_bytes, write_text
+from .frames import dataframe
 from .garbage import collecting_seldom
-from .interrupts import AGAIN_S, ask_to_end, end_asked, heeding_ctrl_c
+from .interrupts import AGAIN_S, ask_to_end, end_asked, end_call, heeding_ctrl_c
 from .limits import (
     LEAST_RATE,
     MOST_BYTES,
@@ -87,7 +88,9 @@ __all__ = [
     "check_time",
     "collecting_seldom",
     "drop_stale",
+    "dataframe",
     "end_asked",
+    "end_call",
     "heeding_ctrl_c",
     "file_name",
     "format_bytes",

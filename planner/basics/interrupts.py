@@ -11,10 +11,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 AGAIN_S = 1.0
 """Whoever ends a process group and the process itself sends a signal twice; so soon, it is the same one."""
+
+
+class _Call:
+    """A call that may be asked to end by what it calls back."""
+
+    ended = False
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
 
 
 class _Request:
@@ -29,8 +39,18 @@ def heeding_ctrl_c() -> Iterator[None]:
     """While it lasts, Ctrl-C asks for the end: `end_asked` tells so. Once more, `AGAIN_S` later, it raises as ever.
 
     Only in the main thread, and where Ctrl-C means what Python makes of it; of two, one within the other, the outer one
-    counts.
+    counts. In any thread `end_call` asks for the end of the outer one.
     """
+    token = _CALL.set(_CALL.get() or _Call())
+    try:
+        with _heeding():
+            yield
+    finally:
+        _CALL.reset(token)
+
+
+@contextmanager
+def _heeding() -> Iterator[None]:
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -53,9 +73,17 @@ def ask_to_end() -> bool:
     return now - _Request.asked_s <= AGAIN_S
 
 
+def end_call() -> None:
+    """Asks the call that runs in this context to end; nothing where none does."""
+    call = _CALL.get()
+    if call is not None:
+        call.ended = True
+
+
 def end_asked() -> bool:
-    """Whether the searches of this process have been asked to end."""
-    return _Request.asked_s is not None
+    """Whether the searches of this process, or the call of this context, have been asked to end."""
+    call = _CALL.get()
+    return _Request.asked_s is not None or (call is not None and call.ended)
 
 
 def _come(_: int, __: FrameType | None) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..basics import InputError, format_bytes, format_seconds
-from ..plan import gap_of
-from ..problem import Cluster
 from .asynchronous import asynchronous_options, compare_asynchronous, fitting
 from .common import among_to_dict, print_json, problem_options, say
 from .compare_pictures import (
@@ -27,8 +26,8 @@ from .signals import EndingSignals
 from .table import Line, print_table
 
 if TYPE_CHECKING:
-    from ..plan import Plan, Problem
-    from ..search import FrontierPoint, Result
+    from ..plan import Plan
+    from ..search import Compared, Contender, FrontierPoint, Result
     from ..view import Entry
 
 _T = TypeVar("_T")
@@ -93,13 +92,13 @@ def _compare_schedules(
     ctx: click.Context, model: str, cluster_file: str, as_json: bool, options: dict[str, Any], ending: EndingSignals
 ) -> None:
     check_picture(options["form"], options["output"], options["frontier"])
-    from ..schedules import SCHEDULES
     from .options import effort_options, search_space, workload_options
 
     space = search_space("search", options)
     problem = load_asked(model, cluster_file, ctx.obj, options, workload_options(options)).problem()
     graph, cluster, workload = problem.model, problem.cluster, problem.workload
-    from ..search import plan as search  # the solver: loaded once the input is known to be good
+    from ..search import compare as contend  # the solver: loaded once the input is known to be good
+    from ..search import plan as search
 
     effort = effort_options(options)
     if space.asynchronous:
@@ -110,25 +109,11 @@ def _compare_schedules(
             each = partial(search, graph, cluster, workload, on_progress=progress, **effort)
             compare_asynchronous(problem, space, lambda space: each(space=space), as_json)
         return
-    limits = [workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices]
-    unlimited = replace(workload, memory_limit_bytes=None)
-    rows: list[Row] = []
-    plans: dict[str, Plan] = {}
     with SearchProgress(f"comparing on {graph.name}", options["time_limit"]) as progress:
-        found = search(graph, cluster, workload, space=space, on_progress=progress, **effort)
-        for name in SCHEDULES:
-            try:
-                named = replace(space, schedule=name)
-                result = search(graph, cluster, workload, space=named, **effort)
-                if result.plan is None:  # what it would need
-                    result = _limited(search(graph, _roomy(cluster), unlimited, space=named, **effort), problem)
-                rows.append(_row(name, result, found.bound_s, limits))
-                plans |= {} if result.plan is None else {name: result.plan}
-            except InputError as error:
-                rows.append(Row(name, "does not apply", note=str(error)))
-    rows.append(_row("search", found, found.bound_s, limits))
-    plans |= {} if found.plan is None else {"search": found.plan}
-    points: tuple[FrontierPoint, ...] = ()
+        compared = contend(graph, cluster, workload, space, on_progress=progress, **effort)
+    found, rows = compared.found, [_row(one, compared) for one in compared]
+    plans = {one.schedule: one.plan for one in compared if one.plan is not None}
+    points: Sequence[FrontierPoint] = ()
     if options["frontier"] is not None and not ending.number:
         known = [plans[row.schedule] for row in rows if row.memory_ok]
         points = solve_frontier(graph, cluster, workload, space, options["frontier"], known, effort)
@@ -136,7 +121,8 @@ def _compare_schedules(
         title = f"{graph.name}, {len(cluster)} devices, {workload.micro_batches} micro-batches"
         from ..view import Asked
 
-        asked = Asked(tuple(limits), found.bound_s)
+        limits = tuple(workload.memory_limit(device.kind.memory_bytes) for device in cluster.devices)
+        asked = Asked(limits, found.bound_s)
         write_picture(options["form"], options["output"], title, _entries(rows, plans), asked, points)
     if as_json:
         more = {"frontier": points_to_dicts(points)} if points else {}
@@ -162,29 +148,12 @@ def _required(ctx: click.Context, value: _T | None, name: str) -> _T:
     return value
 
 
-def _roomy(cluster: Cluster) -> Cluster:
-    """The same cluster with devices that hold anything."""
-    groups = (replace(group, device=replace(group.device, memory_bytes=2**60)) for group in cluster.nodes)
-    return replace(cluster, nodes=tuple(groups))
-
-
-def _limited(result: Result, problem: Problem) -> Result:
-    """A plan that was searched without limits, with those of the problem: it is drawn with what it exceeds."""
-    if result.plan is None:
-        return result
-    workload = replace(result.plan.problem.workload, memory_limit_bytes=problem.workload.memory_limit_bytes)
-    found = replace(result.plan.problem, cluster=problem.cluster, workload=workload)
-    return replace(result, plan=replace(result.plan, problem=found))
-
-
-def _row(name: str, result: Result, bound_s: float, limits: list[int]) -> Row:
-    made = result.plan
-    if made is None or made.forecast is None:
-        return Row(name, result.status, note="; ".join(map(str, result.violations)))
-    step_s, peaks = made.forecast.step_s, made.forecast.peak_bytes
-    fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
-    gap = gap_of(step_s, bound_s) if fits and bound_s > 0 else None
-    return Row(name, result.status if fits else "infeasible", step_s, made.forecast.bubble, peaks, fits, gap)
+def _row(one: Contender, compared: Compared) -> Row:
+    forecast = None if one.plan is None else one.plan.forecast
+    if forecast is None:
+        return Row(one.schedule, one.status, note=one.note)
+    peaks = forecast.peak_bytes
+    return Row(one.schedule, one.status, one.step_s, forecast.bubble, peaks, one.fits, compared.gap(one))
 
 
 def _entries(rows: list[Row], plans: dict[str, Plan]) -> list[Entry]:

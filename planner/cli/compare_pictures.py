@@ -16,7 +16,7 @@ from .progress import SearchProgress
 if TYPE_CHECKING:
     from ..plan import Forecast, Plan
     from ..problem import Cluster, ModelGraph, SearchSpace, Workload
-    from ..search import FrontierPoint
+    from ..search import Frontier, FrontierPoint
     from ..view import Asked, Entry
 
 FORMS = ("text", "html", "svg", "png")
@@ -62,7 +62,7 @@ def check_measured_picture(form: str, output: Path | None, frontier: int | None)
 def solve_frontier(
     model: ModelGraph, cluster: Cluster, workload: Workload, space: SearchSpace, count: int,
     known: Sequence[Plan], effort: Mapping[str, Any],
-) -> tuple[FrontierPoint, ...]:  # fmt: skip
+) -> Frontier:  # fmt: skip
     """The frontier with progress on stderr; the effort is that of every search."""
     from ..search import frontier
 
@@ -73,16 +73,8 @@ def solve_frontier(
 def points_to_dicts(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
     """The frontier for machines."""
     return [
-        {
-            "limit_bytes": point.limit_bytes,
-            "status": point.status,
-            "step_s": None if point.forecast is None else point.forecast.step_s,
-            "bound_s": point.bound_s,
-            "gap": None if point.forecast is None else point.forecast.gap,
-            "among": None if point.plan is None or point.forecast is None else _among(point.plan, point.forecast),
-            "peak_bytes": None if point.forecast is None else list(point.forecast.peak_bytes),
-            "source": None if point.plan is None else point.plan.provenance.source,
-        }
+        point.to_dict()
+        | {"among": None if point.plan is None or point.forecast is None else _among(point.plan, point.forecast)}
         for point in points
     ]
 

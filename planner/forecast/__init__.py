@@ -9,6 +9,7 @@ from .curves import jobs_of_ops
 from .events import CLOSE
 from .idle import Cause, IdleSpan, idle_spans, seconds_by_cause
 from .jobs import Jobs, build, build_columns
+from .many import with_seconds
 from .op_memory import Taken, bytes_taken, copied_to_host, most_host_bytes
 from .timeline import Deadlock, Timeline, simulate_orders, timeline_of
 from .version_copies import most_copies
@@ -32,4 +33,5 @@ __all__ = [
     "seconds_by_cause",
     "simulate_orders",
     "timeline_of",
+    "with_seconds",
 ]

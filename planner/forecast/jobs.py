@@ -77,6 +77,17 @@ class Jobs:
         """End of every job: for messages and copies, when the link is free again."""
         return self.start + self.duration
 
+    @property
+    def step_s(self) -> float:
+        """The end of the last job, messages and reductions with their latencies."""
+        end = self.end
+        step_s = float(end.max(initial=0.0))
+        if len(self.message_job):
+            step_s = max(step_s, float((end[self.message_job] + self.message_latency_s).max()))
+        if len(self.reduce_latency_s):
+            step_s = max(step_s, float((end[len(self.ops) :] + self.reduce_latency_s).max()))
+        return step_s
+
 
 @dataclass(frozen=True)
 class _Reduction:

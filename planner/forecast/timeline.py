@@ -152,12 +152,7 @@ def timeline_of(plan: Structured, costs: StageCosts, jobs: Jobs, orders: tuple[t
     """The timeline of jobs that come from these op lists. Raises Deadlock where not all jobs were served."""
     if not jobs.complete:
         raise Deadlock("the op lists wait for each other in a circle")
-    ops, end = jobs.ops, jobs.end
-    step_s = float(end.max(initial=0.0))
-    if len(jobs.message_job):
-        step_s = max(step_s, float((end[jobs.message_job] + jobs.message_latency_s).max()))
-    if len(jobs.reduce_latency_s):
-        step_s = max(step_s, float((end[len(ops) :] + jobs.reduce_latency_s).max()))
+    ops, step_s = jobs.ops, jobs.step_s
     working = _COMPUTE[ops.kind]
     busy = np.bincount(ops.device[working], jobs.duration[: len(ops)][working], ops.devices)
     memory = tuple(profile_memory(plan, costs, jobs, step_s))

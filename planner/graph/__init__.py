@@ -9,7 +9,7 @@ from ..problem import StageCosts
 from .candidate import Candidate, regroup, require_policies, stash_policies, weights_offloaded
 from .columns import NOWHERE, Flags, Floats, Ints, Ops
 from .homes import Homes, copied_bytes, parameter_returns
-from .kernel import run_jobs
+from .kernel import run_jobs, run_many
 from .machine import Machine
 from .needs import OF_A_PASS, Needs, Precedences, Why, needs_of, users_of
 from .policies import (
@@ -116,6 +116,7 @@ __all__ = [
     "ring",
     "route",
     "run_jobs",
+    "run_many",
     "ship_target",
     "shipped",
     "stash_hops",

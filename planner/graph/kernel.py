@@ -171,3 +171,39 @@ def run_jobs(
     begin, order, room = np.zeros(jobs), np.full(jobs, -1, dtype=np.int64), np.empty(jobs, dtype=np.int64)
     served = int(fast_serve(*graph, np.zeros(resources), room, begin, order))
     return begin, order, served
+
+
+def run_many(
+    durations: NDArray[np.float64],
+    edges: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
+    first_resource: NDArray[np.int64],
+    resource: NDArray[np.int64],
+    idle: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Start times and order of service of one graph's jobs under many durations, one row of each a row of these.
+
+    `edges`: before, after, lag, as for `run_jobs`. Raises OutOfTime at the deadline.
+    """
+    import numpy as np
+
+    (batch, jobs), (before, after, lag) = durations.shape, edges
+    first = np.zeros(jobs + 1, dtype=np.int64)
+    np.cumsum(np.bincount(before, minlength=jobs), out=first[1:])
+    waiting, by_source = np.bincount(after, minlength=jobs), np.argsort(before, kind="stable")
+    waiting[idle] = -1
+    graph: Any = (first, after[by_source], lag[by_source], first_resource, resource)
+    starts, ranks = np.zeros((batch, jobs)), np.full((batch, jobs), -1, dtype=np.int64)
+    resources, room = int(resource.max(initial=-1)) + 1, np.empty(jobs, dtype=np.int64)
+    if _loops.compiled(batch * jobs):
+        for duration, start, rank in zip(durations, starts, ranks, strict=True):
+            check_time()
+            _loops.functions[0](duration, waiting.copy(), *graph, np.zeros(resources), room, start, rank)
+        return starts, ranks
+    plain: Any = serve
+    listed, left = [column.tolist() for column in graph], waiting.tolist()
+    for k, row in enumerate(durations.tolist()):
+        check_time()
+        begin, order = [0.0] * jobs, [-1] * jobs
+        plain(row, left.copy(), *listed, [0.0] * resources, [0] * jobs, begin, order)
+        starts[k], ranks[k] = begin, order
+    return starts, ranks

@@ -134,6 +134,10 @@ class ModelFamily:
             )
         return _between(mine[above - 1], mine[above], point.micro_batch_size)
 
+    def rescale(self, micro_batch_size: int, ways: Ways = ()) -> ModelGraph:
+        """The model in micro-batches of so many samples, measured or between two measured sizes: `point` in short."""
+        return self.point(Point(tuple(sorted(ways)), micro_batch_size))
+
     def measured(self, point: Point) -> bool:
         """Whether there is a member for a point; others are interpolated."""
         return point in {_point(member) for member in self.members}

@@ -192,3 +192,27 @@ class SearchSpace:
             if name not in WEIGHT_POLICIES or name == FLUSH:
                 known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)
                 raise WorkloadError(f"unknown asynchronous method {shown(name)}; known: {known}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the default, as JSON has it."""
+        default = type(self)()
+        said = {
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)
+        }
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+
+    @classmethod
+    def from_dict(cls, content: object) -> SearchSpace:
+        """From `to_dict`; raises WorkloadError naming a key or value that is wrong."""
+        with refusing(WorkloadError):
+            values = reading.mapping(content, "space", {f.name for f in fields(cls)})
+            given = dict(values)
+            for f in fields(cls):
+                if f.type == "bool" and not isinstance(given.get(f.name, True), bool):
+                    raise WorkloadError(f"space: {f.name} must be true or false, got {shown(given[f.name])}")
+            if "schedule" in given:
+                reading.text(given["schedule"], "schedule", "space")
+            if "asynchronous" in given:
+                listed = reading.sequence(given["asynchronous"], "space: asynchronous", len(WEIGHT_POLICIES))
+                given["asynchronous"] = reading.texts(listed, "each method", "space: asynchronous")
+        return cls(**given)

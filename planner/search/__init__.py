@@ -5,9 +5,10 @@ stand on one another: `common`, `orders` and `separate`, `named`, `exact`, then 
 """
 
 from .common import Proven
+from .compared import Compared, Contender, compare
 from .driver import Progress, Result, Shortage, plan
 from .explanation import explain
-from .frontier_point import FrontierPoint
+from .frontier_point import Frontier, FrontierPoint
 from .joint import Choice, Effort, plan_family, points
 from .memory_frontier import frontier
 from .steady import why_not
@@ -18,13 +19,17 @@ __all__ = [
     "FASTER_BY",
     "Explanation",
     "Choice",
+    "Compared",
+    "Contender",
     "Effort",
+    "Frontier",
     "FrontierPoint",
     "Progress",
     "Proven",
     "Result",
     "Shortage",
     "WhatIf",
+    "compare",
     "explain",
     "facts",
     "frontier",

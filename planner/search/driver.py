@@ -6,24 +6,20 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from .. import bounds
-from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, until
-from ..graph import RECOMPUTE, Candidate
-from ..lower import Assembled, assembled
-from ..partition import lightest
-from ..plan import Pipeline, Plan, Problem
+from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, time_left, until
+from ..graph import RECOMPUTE
+from ..plan import Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
-from ..schedules import ASYNCHRONOUS, capped
+from ..schedules import ASYNCHRONOUS
+from .answers import answer
 from .common import (
     SECONDS,
     SHARE,
     SIZE,
     Clock,
-    Considered,
     Incumbent,
     OnProgress,
     Progress,
@@ -31,11 +27,7 @@ from .common import (
     Session,
     Shortage,
     Stale,
-    answered,
-    lacking,
     policies,
-    shortages,
-    unanswered,
 )
 from .layer_orders import best_in_layer_orders, in_layer_orders
 from .methods import best_method
@@ -45,8 +37,8 @@ from .named import (
     device_orders,
     next_point_s,
     overfull_here,
-    place,
     quick_on_widths,
+    run_at_once,
     run_capped,
     run_copied,
     run_eager,
@@ -66,10 +58,10 @@ from .named import (
     splits,
     try_point,
 )
-from .proofs import asked, nothing_fits, parts_of, searched, told_of, unrestricted
+from .proofs import asked, searched, unrestricted
 from .request import asked_for, check_effort
 from .scale import fewer_batches, limit_uses, take_over
-from .sharding import searched_sharded, settled
+from .sharding import searched_sharded
 from .techniques import by_turns
 
 
@@ -119,14 +111,17 @@ def plan(
     deterministic_limit: float | None = None,
     hint: Plan | None = None,
     on_progress: OnProgress | None = None,
+    bound: bool = True,
 ) -> Result:
     """The fastest plan found within `time_limit` seconds, with a proven bound on its step.
 
     With `space.asynchronous`, weights are updated without a flush, and what counts is the period of a micro-batch.
     `space.schedule` plans a named schedule on its best cut. `deterministic_limit` bounds CP-SAT's deterministic
     time; the answer depends on the wall clock only where `time_limit` is reached. `hint`: a plan to start from.
-    `on_progress` receives Progress in the caller's thread. Ctrl-C returns the best plan so far; a second one, a second
-    later, raises KeyboardInterrupt where the first is not heeded.
+    `bound=False` spends no time on the bound of a search with a flush: what it tells is the work on all devices, or the
+    longest path. `on_progress` receives Progress in the caller's thread; where it returns True, the call ends with the
+    best plan so far, as with Ctrl-C; a second Ctrl-C, a second later, raises KeyboardInterrupt where the first is not
+    heeded.
 
     Raises InputError (a ValueError) for bad input; infeasible is an answer.
     """
@@ -134,7 +129,7 @@ def plan(
     check_effort(time_limit, seed, workers, deterministic_limit, hint)
     problem, space = asked_for(model, cluster, workload, space)
     clock = Clock(started + time_limit, deterministic_limit, started)
-    search = Search(problem, space, clock, seed, workers, on_progress)
+    search = Search(problem, space, clock, seed, workers, on_progress, bound)
     session, orders = search.session, search.orders
     if space.schedule in ASYNCHRONOUS:
         from .steady import plan_named
@@ -154,11 +149,17 @@ class Search:
     """The search for plans of a problem; one with a flush can go on in another call, where time was too short."""
 
     def __init__(
-        self, problem: Problem, space: SearchSpace, clock: Clock, seed: int, workers: int, listener: OnProgress | None
+        self,
+        problem: Problem,
+        space: SearchSpace,
+        clock: Clock,
+        seed: int,
+        workers: int,
+        listener: OnProgress | None,
+        bounded: bool = True,
     ) -> None:
-        self.session = Session(
-            searched_sharded(problem, space), space, clock, seed, workers, incumbent=Incumbent(listener)
-        )
+        whole = searched_sharded(problem, space)
+        self.session = Session(whole, space, clock, seed, workers, incumbent=Incumbent(listener), bounded=bounded)
         self.orders = device_orders(self.session.problem, self.session.stages)
         self.ran = False
 
@@ -194,16 +195,19 @@ class Search:
             clock.interrupt(end_asked())
         except KeyboardInterrupt:
             clock.interrupt()
-        return _answer(session, orders, hint)
+        return answer(session, orders, hint)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     problem, space, proof = session.problem, session.space, session.proof
-    if not proof.asked_s:  # another call has proven it already
-        proof.of_asked(asked(problem, space).bound_s)
     if hint is not None and space.schedule == "search":
         run_hint(session, hint)
-    _first(session, orders)
+    if bounds.possible(problem, unrestricted(problem, space)):
+        _first(session, orders)
+    if not proof.looked:  # another call has proven it already
+        with until(session.clock.deadline):
+            proof.of_asked(_asked_bound(session), time_left() > 0)
+    _first_of_many(session, orders)
     run_uniform(session)
     same = searched(problem, space, session.ships) == unrestricted(problem, space)
     if not (proof.bound_s or same or space.schedule != "search"):
@@ -253,7 +257,18 @@ def _trials(session: Session, orders: list[Order], steps: Sequence[Step]) -> Ite
 
 
 def _first(session: Session, orders: list[Order]) -> None:
-    """A plan of a large problem before anything else is tried, or proven: the time may suffice for one only."""
+    """A plan of a small problem before anything is proven: the time may suffice for one only."""
+    space = session.space
+    if session.ops > SIZE.one_cut or session.best is not None or (space.replicas or 1) > 1:
+        return
+    quick: tuple[Step, ...] = (run_at_once, run_lightest, run_first_plan, run_least_memory)
+    for _ in _trials(session, orders[:1], quick if space.schedule == "search" else (run_named, run_mixed)):
+        if session.best is not None or session.over:
+            return
+
+
+def _first_of_many(session: Session, orders: list[Order]) -> None:
+    """The same of a large problem, where none is ruled out."""
     alone = session.space.schedule == "search" and session.best is None
     if session.ops > SIZE.one_cut and alone and math.isfinite(session.proof.asked_s):
         _tried(session, orders[:1], run_capped)
@@ -283,7 +298,18 @@ def _first_plan(session: Session, orders: list[Order]) -> None:
         _tried(session, orders, run_first_plan)
 
 
+def _asked_bound(session: Session) -> float:
+    """Of the space asked for."""
+    problem, space = session.problem, session.space
+    if session.bounded:
+        return asked(problem, space).bound_s
+    return bounds.any_plan(problem) if bounds.possible(problem, unrestricted(problem, space)) else math.inf
+
+
 def _space_bound(session: Session) -> float:
+    """Of what a session searches."""
+    if not session.bounded:
+        return bounds.any_plan(session.problem)
     if session.space.schedule != "search":
         return asked(session.problem, session.space).bound_s
     if session.registered:
@@ -351,75 +377,6 @@ def _long(session: Session, orders: list[Order]) -> None:
         take_over(session, session.smaller, orders)
     if not session.done:
         improve(session, orders)
-
-
-# ------------------------------------------------------------------ the answer
-
-
-def _answer(session: Session, orders: list[Order], hint: Plan | None) -> Result:
-    if session.best is None:
-        return _no_plan(session, orders)
-    best = settled(session, session.best, hint if session.space.schedule == "search" else None)
-    whole = told_of(session.problem, session.space, session.proof.asked_s, best)
-    solver = "CP-SAT" if session.space.schedule == "search" else ""
-    parts = chain(*(parts_of(part, orders, best) for part in (session, *session.reordered)))
-    return answered(session, joined(best), whole, parts, _considered(session), solver)
-
-
-def _considered(session: Session) -> tuple[Considered, ...]:
-    """The named schedules that were simulated, then everything else."""
-    fit = [found for found in session.seen if not lacking(found)]
-    named = Considered(
-        f"named schedules on their best cuts: {len(session.seen)} simulated, {len(fit)} fit",
-        session.bound_s,
-        min((found.forecast.step_s for found in fit), default=None),
-        "simulated",
-    )
-    less = session.smaller
-    fewer = () if less is None else less.ledger.settled(less.best_s)
-    parts = [replace(part, what=f"few micro-batches: {part.what}") for part in fewer]
-    return (named, *parts, *session.ledger.settled(session.best_s))
-
-
-def joined(plan: Plan) -> Plan:
-    """The plan with pipelines of one route and one row of stash policies made one."""
-    taken: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], list[int]] = {}
-    for pipeline, row in zip(plan.pipelines, plan.stash, strict=True):
-        taken.setdefault((pipeline.forward, pipeline.backward, row), []).extend(pipeline.micro_batches)
-    if len(taken) == len(plan.pipelines):
-        return plan
-    pipelines = tuple(Pipeline(forward, backward, tuple(sorted(m))) for (forward, backward, _), m in taken.items())
-    return replace(plan, pipelines=pipelines, stash=tuple(row for _, _, row in taken))
-
-
-def _no_plan(session: Session, orders: list[Order]) -> Result:
-    """Infeasible where proven, with what the least bad plan lacks; else unknown."""
-    least = _least_bad(session, orders)
-    short = shortages(least) if least is not None else ()
-    least_s = bounds.any_plan(session.problem)
-    asked_s = session.proof.asked_s
-    bound_s = max(asked_s, least_s) if math.isfinite(asked_s) else least_s
-    return unanswered(bound_s, short, bool(short) and nothing_fits(session), _considered(session))
-
-
-def _least_bad(session: Session, orders: list[Order]) -> Plan | None:
-    """The plan that exceeds its limits least: of those simulated, or one micro-batch at a time on the lightest cut."""
-    tried = list(session.seen)
-    large = session.ops > SIZE.one_cut
-    if (session.space.schedule == "search" or not tried) and not (large and session.over):
-        for order in orders:
-            found = lightest(session.chain, order, [1] * len(order))
-            if found is not None:
-                tried.append(_serial(session, order, found[0]))
-    least = min(tried, key=lacking, default=None)
-    return None if least is None else least.plan
-
-
-def _serial(session: Session, order: Order, cuts: tuple[int, ...]) -> Assembled:
-    layout = capped(len(order), session.problem.workload.micro_batches, 1)
-    placed = place(layout, order, len(session.problem.cluster))
-    candidate = Candidate(session.problem, session.chain.stages(cuts), placed.pipelines)
-    return assembled(candidate, placed.orders, placed.name)
 
 
 __all__ = ["Progress", "Result", "Shortage", "Stale", "plan"]

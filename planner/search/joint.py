@@ -301,12 +301,12 @@ class _Joint:
         others = [other for other in self.searches if other is not one]
         which = f"{one.of.point}: " if others else ""
 
-        def heard(progress: Progress) -> None:
+        def heard(progress: Progress) -> bool | None:
             steps = [progress.step_s or math.inf, one.step_s, *(other.step_s for other in others)]
             bound_s = min([max(progress.bound_s, one.bound_s), *(other.bound_s for other in others)])
             step_s = min(steps)
             known = None if math.isinf(step_s) else step_s
-            tell(Progress(before + progress.seconds, known, min(bound_s, step_s), f"{which}{progress.phase}"))
+            return tell(Progress(before + progress.seconds, known, min(bound_s, step_s), f"{which}{progress.phase}"))
 
         return heard
 

@@ -15,7 +15,7 @@ from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..simulate import simulate
 from .common import COUNT, OnProgress, Proven, Shortage, fits, told
 from .driver import plan as search
-from .frontier_point import FrontierPoint
+from .frontier_point import Frontier, FrontierPoint
 from .proofs import told_of
 
 
@@ -32,7 +32,7 @@ def frontier(
     workers: int = 2,
     deterministic_limit: float | None = None,
     on_progress: OnProgress | None = None,
-) -> tuple[FrontierPoint, ...]:
+) -> Frontier:
     """The best plans for `count` memory limits in ascending order, steps never growing, each of them checked to fit.
 
     The first limit is a sixteenth below what the leanest plan found needs, the second is what it needs, the last is
@@ -60,7 +60,7 @@ def frontier(
     pool += [p for p in (free.plan,) if p is not None]
     best = _fastest(pool)
     if best is None:
-        return (replace(free, limit_bytes=max(_limits(cluster, workload))),)
+        return Frontier((replace(free, limit_bytes=max(_limits(cluster, workload))),))
     top = _peak(best)
     points = [solve(1, None)]
     floor = min([*lean, *map(_peak, pool)])
@@ -75,7 +75,7 @@ def frontier(
         point = replace(free, limit_bytes=limit) if limit == top else solve(limit, hint)
         pool += [point.plan] if point.plan is not None else []
         points.append(point)
-    return _settled(points, pool, space)
+    return Frontier(_settled(points, pool, space))
 
 
 def _between(floor: int, top: int, count: int) -> list[int]:

@@ -89,12 +89,14 @@ def searched(problem: Problem, space: SearchSpace, separate: bool) -> SearchSpac
     return replace(space, separate_backward=separate, offload=OFFLOAD in allowed, recompute=RECOMPUTE in allowed)
 
 
-def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan) -> Proven:
-    """What may be told of a plan, where so much is proven of the space asked for."""
+def told_of(problem: Problem, space: SearchSpace, asked_s: float, plan: Plan, bounded: bool = True) -> Proven:
+    """What may be told of a plan, where so much is proven of the space asked for; `bounded`: and more is worth time."""
     known = Proven(_words(problem, space), max(asked_s, bounds.any_plan(problem)))
-    if space.schedule != "search" and binding(problem) and space != _kept(space):
+    if bounded and space.schedule != "search" and binding(problem) and space != _kept(space):
         return _told_of_named(problem, space, known, plan)
-    return told_of_space(space, plan, known, lambda wider: asked(problem, wider).bound_s)
+    return told_of_space(
+        space, plan, known, lambda wider: asked(problem, wider).bound_s if bounded else bounds.any_plan(problem)
+    )
 
 
 def _told_of_named(problem: Problem, space: SearchSpace, known: Proven, plan: Plan) -> Proven:

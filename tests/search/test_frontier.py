@@ -24,7 +24,7 @@ from contraflow.planner.plan import Plan
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import SCHEDULES
-from contraflow.planner.search import FrontierPoint, frontier
+from contraflow.planner.search import Frontier, frontier
 from contraflow.planner.search.driver import plan as search
 from contraflow.planner.view import compare_page, drawing
 from contraflow.planner.view import frontier as view
@@ -35,7 +35,7 @@ SPACE = SearchSpace(recompute=False, offload=False, separate_backward=False)
 
 
 @functools.cache
-def solved(count: int = 5) -> tuple[FrontierPoint, ...]:
+def solved(count: int = 5) -> Frontier:
     """A frontier of a model whose stash is all that takes memory, knowing 1F1B."""
     return frontier(MODEL, CLUSTER, WORKLOAD, SPACE, count, [one_f_one_b()], 60, deterministic_limit=0.2)
 

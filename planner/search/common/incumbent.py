@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...basics import end_call
 from ...graph import stash_policy
 from ...plan import Plan
 
@@ -25,7 +26,8 @@ class Progress:
         return self.best_step_s
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[Progress], bool | None]
+"""Who is told of it; True asks the whole call to end with what it has."""
 
 
 @dataclass
@@ -75,10 +77,11 @@ class Incumbent:
         return better
 
     def tell(self, seconds: float, bound_s: float, phase: str) -> None:
-        """Tells the caller where the search stands; no bound above the best plan."""
+        """Tells the caller where the search stands, who may end it; no bound above the best plan."""
         if self.listener is not None:
             best_s = None if self.best is None else self.best_s
-            self.listener(Progress(seconds, best_s, min(bound_s, self.best_s), phase))
+            if self.listener(Progress(seconds, best_s, min(bound_s, self.best_s), phase)) is True:
+                end_call()
 
 
 def objective_s(plan: Plan) -> float:

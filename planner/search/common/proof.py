@@ -17,6 +17,7 @@ class Proof:
         shapes_s: of the shapes searched exactly. together_s: of those whose stages have one device each.
         widths_s: of plans of several equal groups whose groups lie in these shapes; infinite where there are none.
         hopeless: no plan of these shapes fits the memory.
+        looked: asked_s is all that can be proven of every plan that the caller allows; else there was no time for more.
     """
 
     asked_s: float = 0.0
@@ -25,10 +26,11 @@ class Proof:
     together_s: float = 0.0
     widths_s: float = math.inf
     hopeless: bool = False
+    looked: bool = False
 
-    def of_asked(self, seconds: float) -> None:
-        """Of every plan that the caller allows."""
-        self.asked_s = max(self.asked_s, seconds)
+    def of_asked(self, seconds: float, looked: bool = True) -> None:
+        """Of every plan that the caller allows; `looked`: that is all."""
+        self.asked_s, self.looked = max(self.asked_s, seconds), looked
 
     def of_searched(self, seconds: float) -> None:
         """Of those that the search may find."""

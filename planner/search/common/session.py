@@ -28,6 +28,7 @@ class Session:
     Attributes:
         seed, workers: random numbers, and threads.
         clock, incumbent, proof, rounds: time and effort; the best plan; what is proven; what is remembered.
+        bounded: whether bounds of whole spaces are worth their time to the caller.
     """
 
     problem: Problem
@@ -38,6 +39,7 @@ class Session:
     incumbent: Incumbent = field(default_factory=Incumbent)
     proof: Proof = field(default_factory=Proof)
     rounds: Rounds = field(default_factory=Rounds)
+    bounded: bool = True
 
     def __post_init__(self) -> None:
         self.chain = Chain.of(self.problem)
@@ -155,7 +157,9 @@ class Session:
     def inner(self, problem: Problem, space: SearchSpace, heard: OnProgress, rounds: Rounds | None = None) -> Session:
         """A search of a smaller problem, with a clock, a best plan and bounds of its own."""
         clock, incumbent = self.clock.parted(), Incumbent(heard)
-        return Session(problem, space, clock, self.seed, self.workers, incumbent, rounds=rounds or Rounds())
+        return Session(
+            problem, space, clock, self.seed, self.workers, incumbent, rounds=rounds or Rounds(), bounded=self.bounded
+        )
 
     @contextmanager
     def part(self, inner: Session, time_share: float, effort_share: float | None = None) -> Iterator[None]:

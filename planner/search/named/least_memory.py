@@ -47,12 +47,20 @@ def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
                     )
 
 
-def _cuts(session: Session, route: Order) -> list[Cuts]:
+def _cuts(session: Session, route: Order) -> Iterator[Cuts]:
+    """Cuts worth trying, those that take long to find last."""
     if len(route) > len(session.chain):
-        return []
+        return
     least = lightest(session.chain, route, [1] * len(route))
-    found = [least[0] if least else None, balanced(session.chain, route), cut(session.chain, route, [0] * len(route))]
-    return list(dict.fromkeys(c for c in found if c is not None))
+    seen: list[Cuts] = []
+    for number in range(3):
+        if number == 0:
+            found = None if least is None else least[0]
+        else:
+            found = cut(session.chain, route, [0] * len(route)) if number == 1 else balanced(session.chain, route)
+        if found is not None and found not in seen:
+            seen.append(found)
+            yield found
 
 
 def _plan(session: Session, candidate: Candidate) -> Plan | None:

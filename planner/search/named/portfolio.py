@@ -299,6 +299,14 @@ def run_capped(session: Session, order: Order) -> Iterator[None]:
         yield
 
 
+def run_at_once(session: Session, order: Order) -> Iterator[None]:
+    """1F1B on the cut that suits it best, as a first answer."""
+    layout = capped(len(order), session.problem.workload.micro_batches, len(order))
+    placed = place(layout, order, len(session.problem.cluster))
+    try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), layout.name)
+    yield
+
+
 def run_lightest(session: Session, order: Order) -> Iterator[None]:
     """One micro-batch at a time on the lightest cut: the plan that needs least memory, as a first answer."""
     layout = capped(len(order), session.problem.workload.micro_batches, 1)

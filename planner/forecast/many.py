@@ -1,0 +1,34 @@
+"""The jobs of one plan under many costs: what waits for what is the same, only compute ops take another time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..graph import Floats, Machine, StageCosts, Structured, run_many
+from ..plan import COLLECTIVES, RECEIVES, Kind
+from .jobs import Jobs
+
+
+def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Floats) -> Iterator[tuple[StageCosts, Jobs]]:
+    """The costs and the served jobs under every row of `seconds`: of F, I and W of every stage, at speed 1.
+
+    seconds: shape (rows, stages, 3); I and W together are a whole backward. All else is as in these jobs.
+    """
+    ops, forward, inputs, weights = jobs.ops, *np.moveaxis(seconds, 2, 0)
+    table = np.zeros((len(seconds), len(Kind), seconds.shape[1]))
+    for kind, column in (
+        (Kind.F, forward), (Kind.R, forward), (Kind.B, inputs + weights), (Kind.I, inputs), (Kind.W, weights)
+    ):  # fmt: skip
+        table[:, kind] = column
+    durations = np.repeat(jobs.duration[None, :], len(seconds), axis=0)
+    mine = ops.where(Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
+    speed = Machine.of(plan.problem.cluster).speed[ops.device[mine]]
+    durations[:, mine] = table[:, ops.kind[mine], ops.stage[mine]] / speed
+    waits, idle = jobs.precedences, ops.where(*sorted(RECEIVES | COLLECTIVES))
+    starts, ranks = run_many(durations, (waits.before, waits.after, waits.lag), *jobs.occupied, idle)
+    for row, duration, start, rank in zip(seconds, durations, starts, ranks, strict=True):
+        own = dict(zip(("forward_s", "backward_input_s", "backward_weight_s"), row.T, strict=True))
+        yield replace(costs, **own), replace(jobs, duration=duration, start=start, rank=rank)

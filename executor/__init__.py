@@ -4,5 +4,20 @@ Imports the planner's data (plans, problems, traces) and the models, never the s
 `basics`; `place` (a device and its memory) and `watch` (who is alive); `stage` (programs) and `wires` (messages);
 `state` (what a rank holds between steps); `step` (the interpreter); `run` (ranks, checkpoints); `measure` and
 `oracle`; `cli`. Begin with `step/interpreter.py`, which runs a list, and `run/launch.py`, which starts the ranks that
-do.
+do. `Trainer`, for training loops of one's own, is loaded with torch when it is asked for.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .run import JsonLines, StepMetrics, TensorBoard, Trainer
+
+__all__ = ["JsonLines", "StepMetrics", "TensorBoard", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import run
+
+    return getattr(run, name)

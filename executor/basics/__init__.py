@@ -10,7 +10,7 @@ from .errors import Aborted, ExecutionError, RunError, SilentExit, failed_op, fo
 from .option_fields import About, Form, SameIn, about, keywords_of, option, same_in, words
 from .options import DEVICES, DTYPES, ENGINES, TIMEOUT_S, TRANSPORTS, Engine, OnStep, RunOptions
 from .shared_file import SharedFile
-from .training import DEFAULT_RATES, DYNAMIC, INITIAL_SCALE, SCHEDULES, SKIP, STOP, LossScaler, Training
+from .training import DEFAULT_RATES, DYNAMIC, INITIAL_SCALE, ON_REQUEST, SCHEDULES, SKIP, STOP, LossScaler, Training
 
 __all__ = [
     "Aborted",
@@ -26,6 +26,7 @@ __all__ = [
     "Form",
     "INITIAL_SCALE",
     "LossScaler",
+    "ON_REQUEST",
     "OnStep",
     "RunError",
     "RunOptions",

@@ -45,6 +45,7 @@ class RunOptions:
         on_step: called in the process that asks for the run.
         threads_per_process: of torch.
         trace: where to write the trace of the steps.
+        metrics: where to add a JSON line for every step (see `run.metrics`); of ranks joined, at the end.
         checkpoint: where, and when, to save what has been trained: a folder, or `Checkpointing` with more to say.
         resume: go on from the newest checkpoint there, made by any plan of the same training.
         self_check: compare every stage program with plain torch first.
@@ -120,6 +121,12 @@ class RunOptions:
     trace: str | Path | None = field(
         default=None,
         metadata=option("Write what the steps did, op by op.", form=Form.FILE, metavar="FILE", same_in=SameIn.RANK),
+    )
+    metrics: str | Path | None = field(
+        default=None,
+        metadata=option(
+            "Add a JSON line a step: loss, seconds, rate, ...", form=Form.FILE, metavar="FILE", same_in=SameIn.RANK
+        ),
     )
     checkpoint: Checkpointing | str | Path | None = field(
         default=None, metadata=option(record=Checkpointing, same_in=SameIn.RANK)

@@ -12,6 +12,8 @@ DEFAULT_RATES = {"sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 1e-3
 SCHEDULES = ("constant", "linear", "cosine")
 DYNAMIC = "dynamic"
 STOP, SKIP = "stop", "skip"
+ON_REQUEST = 1 << 62
+"""As `evaluate_every`: evaluations are prepared, and made when they are asked for."""
 INITIAL_SCALE = 2.0**16
 """Where a dynamic loss scale begins; torch.amp.GradScaler's."""
 

@@ -6,15 +6,21 @@ Imports every room but measure, oracle and cli. Begin with `launch.py` (which of
 
 from .allocator import keep_freed_memory
 from .launch import RUNNERS, execute, prepare, run_plan
+from .metrics import JsonLines, StepMetrics, TensorBoard
 from .rank import blueprint_of, run_rank
 from .result import RunResult
 from .stopping import Interrupted, Terminated
+from .trainer import Trainer
 
 __all__ = [
     "Interrupted",
+    "JsonLines",
     "RUNNERS",
     "RunResult",
+    "StepMetrics",
+    "TensorBoard",
     "Terminated",
+    "Trainer",
     "blueprint_of",
     "execute",
     "keep_freed_memory",

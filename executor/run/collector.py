@@ -13,7 +13,8 @@ from ..basics import OnStep
 from ..stage import warn
 from ..state import put_together
 from .excess import excesses, planned_peaks
-from .job import TRACKED_STEPS, filling_updates, tracked_steps
+from .job import TRACKED_STEPS, Job, filling_updates, tracked_steps
+from .metrics import Logger, StepMetrics
 from .reports import Notice, RankReport, StepReport
 from .result import RunResult
 from .stopping import Stop
@@ -35,10 +36,10 @@ def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
 class Collector:
     """Puts the ranks' step reports together; tells `on_step` when all ranks have ended a step."""
 
-    def __init__(self, ranks: int, on_step: OnStep | None, stop: Stop | None = None) -> None:
-        self._ranks = ranks
-        self._on_step = on_step
-        self.stop = Stop(bytearray(Stop.SIZE)) if stop is None else stop
+    def __init__(self, job: Job, on_step: OnStep | None, logger: Logger | None = None) -> None:
+        self._ranks, self._rate = job.ranks, job.training.rate
+        self._on_step, self._logger = on_step, logger
+        self.stop = Stop(bytearray(Stop.SIZE))
         self._pending: dict[int, list[StepReport]] = {}
         self._ended: tuple[int, float] = (-1, 0.0)  # first step of the run under way; when its last step has ended
         self._positions: list[int] = []
@@ -76,8 +77,24 @@ class Collector:
         held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
         if held_out:
             self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
+        if self._logger is not None:
+            self._logger.log(self._metrics(report))
         if self._on_step is not None:
             self._on_step(report.step, self.losses[-1], self.times[-1])
+
+    def _metrics(self, report: StepReport) -> StepMetrics:
+        """Of the step that has just ended, of which this is one rank's."""
+        return StepMetrics(
+            step=report.step,
+            loss=self.losses[-1],
+            seconds=self.times[-1],
+            samples=report.mini_batch.samples,
+            lr=self._rate(report.step),
+            grad_norm=report.grad_norm,
+            loss_scale=report.loss_scale,
+            left_out=report.left_out,
+            held_out=self.evaluations.get(report.step + 1),
+        )
 
     def result(self, plan: Plan, reports: Sequence[RankReport]) -> RunResult:
         """The run's result from what every rank left at its end, in rank order."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -17,7 +18,7 @@ from ..wires import BACKSTOP_S, GlooTransport, listen_locally
 from .allocator import keep_freed_memory
 from .children import Failure
 from .job import Job
-from .rank import run_rank
+from .rank import RankRun, begun
 from .reports import Notice, RankReport, StepReport
 from .stopping import Stop, heed_signals
 
@@ -54,9 +55,22 @@ def run_here(
     job: Job, report: Callable[[StepReport | Notice], None], board: Board, stop: Stop, local_rank: int | None = None
 ) -> RankReport:
     """One rank on the default process group, which exists."""
+    with begun_here(job, report, board, stop, local_rank) as run:
+        return run.to_its_end()
+
+
+@contextmanager
+def begun_here(
+    job: Job,
+    report: Callable[[StepReport | Notice], None],
+    board: Board,
+    stop: Stop | None = None,
+    local_rank: int | None = None,
+) -> Iterator[RankRun]:
+    """The same, ready for its first step; see `rank.begun`."""
     keep_freed_memory()
     transport = GlooTransport(job.groups, team=job.team, whole=(GROUP,))
-    result = run_rank(job, transport, report, board, local_rank, stop)
+    with begun(job, transport, report, board, local_rank, stop) as run:
+        yield run
     transport.barrier()
     transport.close()
-    return result

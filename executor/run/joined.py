@@ -20,8 +20,9 @@ from ..watch import Board, Watcher, lost_another
 from ..wires import BACKSTOP_S, JobStore, all_here, listen_locally, local_store
 from .children import Failure, ended_by_sigterm
 from .collector import Collector
-from .gloo_rank import run_here
+from .gloo_rank import begun_here, run_here
 from .job import Job
+from .rank import RankRun
 from .reports import Notice, RankReport, StepReport
 from .roll_call import Presence, call_roll
 from .watchdog import Watchdog
@@ -39,6 +40,7 @@ class Joined:
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._store = JobStore()
         self._watchdog: Watchdog | None = None
+        self._made = False
         self._board = Board(bytearray(Board.size(max(self._world, _ranks(plan)))))
 
     @contextmanager
@@ -58,7 +60,7 @@ class Joined:
                     watchdog.watcher = Watcher(job.plan, job.options.timeout_s, orders_at=job.orders_at)
                 yield job
             finally:
-                if dist.is_initialized():
+                if self._made and dist.is_initialized():
                     dist.destroy_process_group()
 
     def _agreed(self, prepare: Callable[[], Job]) -> Job:
@@ -92,12 +94,7 @@ class Joined:
         except RunError:
             raise
         except Exception as error:
-            lost = lost_another(job.orders_at, self._rank // job.team, self._board.read(self._rank))
-            failure = Failure.of(error, rank_name(self._rank, job.team), lost)
-            if failure.order > 1 and self._watchdog is not None:
-                self._watchdog.end_if_lost()
-            failure.stand_back()
-            raise ExecutionError(failure.text) from error
+            raise self.failure(job, error) from error
         for notice in (report for _, told in gathered for report in told if isinstance(report, Notice)):
             collected.add(notice)
         steps = [[report for report in told if isinstance(report, StepReport)] for _, told in gathered]
@@ -106,8 +103,31 @@ class Joined:
                 collected.add(report)
         return [report for report, _ in gathered]
 
+    @contextmanager
+    def begun(self, job: Job, report: Callable[[StepReport | Notice], None]) -> Iterator[RankRun]:
+        """This rank's run, ready for its first step; see `rank.begun`."""
+        torch.set_num_threads(job.options.threads_per_process)
+        with begun_here(job, report, self._board, None, int(os.environ.get("LOCAL_RANK", self._rank))) as run:
+            yield run
+
+    def failure(self, job: Job, error: Exception) -> ExecutionError:
+        """What to raise where a step has; ends this process with better words where a rank beside it has ended."""
+        lost = lost_another(job.orders_at, self._rank // job.team, self._board.read(self._rank))
+        failure = Failure.of(error, rank_name(self._rank, job.team), lost)
+        if failure.order > 1 and self._watchdog is not None:
+            self._watchdog.end_if_lost()
+        failure.stand_back()
+        return ExecutionError(failure.text)
+
     def _join(self) -> None:
-        """Makes the default process group. Raises ExecutionError: there is no way to the others."""
+        """Makes the default process group, unless the user has; raises ExecutionError: there is no way to the others.
+
+        Raises RunError: the user's carries no tensors of the host.
+        """
+        if dist.is_initialized():
+            _require_gloo()
+            return
+        self._made = True
         if all_here():
             listen_locally()
         limit = timedelta(seconds=BACKSTOP_S)
@@ -161,6 +181,14 @@ class Joined:
 
 def _ranks(plan: Plan) -> int:
     return len(plan.orders) * plan.problem.cluster.team
+
+
+def _require_gloo() -> None:
+    backend = str(dist.get_backend_config())
+    if "gloo" not in backend:
+        raise RunError(
+            f"the process group that is there is one of {backend}: make one with the backend 'cpu:gloo,cuda:nccl'"
+        )
 
 
 def _attempts_own(store: Any) -> Any:

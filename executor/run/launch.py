@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +33,7 @@ from .children import ended_by_sigterm
 from .collector import Collector
 from .identity import RunIdentity
 from .job import Job
+from .metrics import metrics_file
 from .reports import RankReport
 from .result import RunResult
 from .saving import kept_whole
@@ -55,8 +56,8 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
             _require_traceable(job)
         return job
 
-    with ready(make) as job:
-        collected = Collector(job.ranks, options.on_step)
+    with ready(make) as job, ExitStack() as closing:
+        collected = Collector(job, options.on_step, closing.enter_context(metrics_file(options.metrics)))
         with nullcontext() if job.checkpoint is None else kept_whole(job.checkpoint.folder, collected.stop):
             reports = run(job, collected)
         result = collected.result(plan, reports) if collected.losses else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from ...models.collectives import member_of
 from ...models.once import forget, kept
 from ...planner.graph import holders
-from ..basics import LossScaler
 from ..place import CPU, Place, StorageTracker, place_of
 from ..stage import alone
 from ..state import Blueprint, StageReplica, compare_holders, compare_lanes, equalise, feed_of, find_data, lane_of
@@ -35,11 +34,10 @@ from ..step import (
 from ..watch import Board
 from ..wires import Transport, transport_for
 from .job import Job
+from .rank_state import final_state, named_state, resume, saver_of, taken_up
 from .reports import Notice, RankReport, StepReport
-from .saving import Saver
 from .stopping import Stop, agreed
 from .trace import StepSamples, environment
-from .wholes import Wholes
 
 
 def run_rank(
@@ -58,20 +56,34 @@ def run_rank(
         local_rank: among the ranks of this machine (default: the machine has them all).
         stop: who asks it to end early; heeded where it saves what it has.
     """
+    with begun(job, wires, report, board, local_rank, stop) as run:
+        return run.to_its_end()
+
+
+@contextmanager
+def begun(
+    job: Job,
+    wires: Transport,
+    report: Callable[[StepReport | Notice], None],
+    board: Board | None = None,
+    local_rank: int | None = None,
+    stop: Stop | None = None,
+) -> Iterator[RankRun]:
+    """One rank's run, ready for its first step; arguments as of `run_rank`. Collective: all ranks begin it."""
     place = place_of(job.options.device, wires.seat.number if local_rank is None else local_rank)
     with place.activate(), transport_for(job.plan, wires, place) as transport, ExitStack() as closing:
         if transport.team is not None:
             closing.enter_context(member_of(transport.team))
-        run = _Run(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)), closing)
+        run = RankRun(job, transport, place, report, board, stop or Stop(bytearray(Stop.SIZE)), closing)
         run.begin()
-        run.follow()
-        run.end()
-        closing.close()
-        return run.left()
+        yield run
 
 
-class _Run:
-    """One rank's run from its replicas to what it leaves; `closing` ends what it began."""
+class RankRun:
+    """One rank's run from its replicas to what it leaves; `closing` ends what it began.
+
+    All training goes through `advance`: `follow` calls it for a run whose length is known, a `Trainer` step by step.
+    """
 
     def __init__(
         self,
@@ -84,7 +96,8 @@ class _Run:
         closing: ExitStack,
     ) -> None:
         self._job, self._transport, self._place, self._report, self._stop = job, transport, place, report, stop
-        self._rank, self._last = transport.rank, job.first
+        self._rank, self._last, self._compared = transport.rank, job.first, False
+        self._closing = closing
         made = closing.enter_context(ExitStack())
         made.enter_context(kept())
         self._blueprint = blueprint_of(job, place.device, transport)
@@ -112,7 +125,7 @@ class _Run:
         closing.callback(work.close)
         self._interpreter, self._update = Interpreter(worker, work), work.update
         self._evaluator = self._held_out()
-        self._saver = _saver(job, transport, self._blueprint, self._replicas)
+        self._saver = saver_of(job, transport, self._blueprint, self._replicas)
         if self._saver is not None:
             closing.callback(self._saver.close)
         self._traced = next(job.runs).updates
@@ -141,7 +154,7 @@ class _Run:
     def begin(self) -> None:
         """What all ranks do together before the first step: resume, one copy of everything, the same samples."""
         if self._saver is not None:
-            _resume(self._job, self._saver, self._replicas, self._update.scaler, self._transport)
+            resume(self._job, self._saver, self._replicas, self._update.scaler, self._transport)
             if self._job.can_stop:
                 self._stop.begin()
         tell = self._report
@@ -154,6 +167,13 @@ class _Run:
             cap_device(self._place, self._limit.planned_bytes, self._transport)
         self._tracker.reset_peak()
 
+    def to_its_end(self) -> RankReport:
+        """All its steps, and what it leaves."""
+        self.follow()
+        self.end()
+        self.close()
+        return self.left()
+
     def follow(self) -> None:
         """All runs of the op lists, with what is due between them, or up to where all ranks agree to stop."""
         for run in self._job.runs:
@@ -162,15 +182,24 @@ class _Run:
                 if number := agreed(self._stop, self._transport, GROUP):
                     self._stop.request(number)
                     return
-            self._steps(run)
-            self._last = run.end
-            saves = self._job.checkpoint is not None and self._job.checkpoint.due(run.end)
-            if saves or run.first == self._job.first:
-                self._observer.ending()
-                compare_holders(self._transport, self._blueprint, self._replicas, run.end)
-                compare_lanes(self._transport, self._blueprint, self._replicas, run.end)
-            if self._saver is not None and saves:
-                self._saver.save(run.end, self._update.scaler.to_dict())
+            self.advance(run)
+
+    def advance(self, run: Run) -> None:
+        """The op lists once, and what is due after them."""
+        self._steps(run)
+        self._last = run.end
+        saves = self._job.checkpoint is not None and self._job.checkpoint.due(run.end)
+        if saves or not self._compared:
+            self._observer.ending()
+            self._compare()
+        if self._saver is not None and saves:
+            self._saver.save(run.end, self._update.scaler.to_dict())
+
+    def _compare(self) -> None:
+        """All copies of a tensor, wherever they are."""
+        compare_holders(self._transport, self._blueprint, self._replicas, self._last)
+        compare_lanes(self._transport, self._blueprint, self._replicas, self._last)
+        self._compared = True
 
     def _steps(self, run: Run) -> None:
         job, first = self._job, self._job.first
@@ -202,10 +231,49 @@ class _Run:
                 self._tracking.close()
 
     def _evaluated(self, steps: int) -> dict[tuple[int, int], float] | None:
-        if self._evaluator is None or steps % self._job.training.evaluate_every:
-            return None
+        return None if self._evaluator is None or steps % self._job.training.evaluate_every else self.evaluate()
+
+    def evaluate(self) -> dict[tuple[int, int], float]:
+        """Held-out losses that this rank has, by (step, micro-batch), of a run that evaluates."""
+        assert self._evaluator is not None
         self._observer.evaluating()
         return self._evaluator.evaluate()
+
+    # ------------------------------------------------------------ what a user's own loop asks for between steps
+
+    def away(self) -> None:
+        """The user's code runs: nobody is to blame for how long that takes, and its memory is its own."""
+        self._observer.untrack()
+        self._tracking.close()
+        self._observer.away()
+
+    def tell(self, settings: Mapping[str, Any]) -> None:
+        """What all optimizers are told from the next step on, see `Update`."""
+        self._update.settings = settings
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float | int]]:
+        """Every tensor of the rank by checkpoint key, the live ones; and the loss scale as a checkpoint keeps it."""
+        return named_state(self._blueprint, self._replicas), self._update.scaler.to_dict()
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Copies of what the rank leaves of the whole state; collective."""
+        return final_state(self._transport, self._blueprint, self._replicas)
+
+    def loaded(self, step: int, scaler: dict[str, float | int]) -> None:
+        """Its tensors have been written over with those after so many steps; collective."""
+        self._update.scaler.resume(scaler)
+        taken_up(step, self._replicas, self._update.scaler, self._transport)
+        self._last, self._compared = step, False
+
+    # ------------------------------------------------------------ the end
+
+    def finished(self) -> None:
+        """No step comes any more: nobody waits for it."""
+        self._observer.done()
+
+    def close(self) -> None:
+        """Ends what it began."""
+        self._closing.close()
 
     def end(self) -> None:
         """The last comparison and the last checkpoint."""
@@ -213,16 +281,13 @@ class _Run:
         self._allocated = self._place.allocated_bytes()
         self._observer.ending()
         if self._saver is not None and self._last > self._job.first:
-            compare_holders(self._transport, self._blueprint, self._replicas, self._last)
-            compare_lanes(self._transport, self._blueprint, self._replicas, self._last)
+            self._compare()
             self._saver.save(self._last, self._update.scaler.to_dict())
             self._saver.wait()
 
     def left(self) -> RankReport:
         """What the rank leaves, once everything is closed."""
-        state = (
-            _final_state(self._transport, self._blueprint, self._replicas) if self._job.options.return_state else None
-        )
+        state = self.whole_state() if self._job.options.return_state else None
         self._observer.done()
         samples = self._samples
         return RankReport(
@@ -282,49 +347,3 @@ def build_replicas(job: Job, blueprint: Blueprint, rank: int) -> dict[int, Stage
     for stage in sorted(stages, key=lambda s: (rank not in trained[s], s)):  # tied parameters: the trained copy first
         replicas[stage] = blueprint.build(rank, stage, job.options.self_check, replicas.values())
     return replicas
-
-
-def _saver(job: Job, transport: Transport, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> Saver | None:
-    if job.checkpoint is None:
-        return None
-    state = partial(named_state, blueprint, replicas)
-    wholes = Wholes.of(transport, blueprint, replicas.values())
-    return Saver(job.checkpoint, job.identity, wholes, state, job.first + job.steps)
-
-
-def _resume(
-    job: Job, saver: Saver, replicas: dict[int, StageReplica], scaler: LossScaler, transport: Transport
-) -> None:
-    """Loads the checkpoint that the run goes on from, if it does; 16-bit copies of others' masters come from them."""
-    if job.checkpoint is None or not job.checkpoint.resume:
-        return
-    scaler.resume(saver.resume(job.first))
-    for replica in replicas.values():
-        replica.weights.set_step(job.first - scaler.skipped)
-        if replica.group is not None:
-            for values in replica.gathered:
-                transport.all_gather(values, replica.group).wait()
-
-
-def _final_state(transport: Transport, blueprint: Blueprint, replicas: dict[int, StageReplica]) -> dict[str, Tensor]:
-    """What the rank leaves of the state: all of a device's on the first lane of its team."""
-    wholes = Wholes.of(transport, blueprint, replicas.values())
-    state = {wholes.name(key): tensor for key, tensor in named_state(blueprint, replicas, current=True).items()}
-    size, mine = transport.seat.size, {transport.rank: None}
-    savers = {name: min(wholes.pieces.get(name, mine)) * size for name in sorted(state)}
-    made = {name: wholes.made(name, state[name], saver) for name, saver in savers.items()}
-    return {name: tensor for name, tensor in made.items() if tensor is not None}
-
-
-def named_state(blueprint: Blueprint, replicas: dict[int, StageReplica], current: bool = False) -> dict[str, Tensor]:
-    """Every tensor of the rank by checkpoint key.
-
-    `current`: without what is up to date on other ranks only: buffers where no forward runs, parameters where no
-    backward does.
-    """
-    state: dict[str, Tensor] = {}
-    for replica in replicas.values():
-        for key, tensor in replica.weights.named_state(blueprint.layer_names).items():
-            if not current or (replica.runs_forward if key.startswith("buffers/") else replica.owner):
-                state[key] = tensor
-    return state

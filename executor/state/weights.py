@@ -49,10 +49,10 @@ def make_optimizer(kind: str, parameters: Sequence[Tensor], training: Training, 
     raise RunError(f"optimizer {kind!r} cannot be executed; known: {', '.join(STATE_NAMES)}")
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of all parameters from the next step on."""
+def set_rate(optimizer: torch.optim.Optimizer, rate: float, settings: Mapping[str, Any] | None = None) -> None:
+    """The rate of all parameters from the next step on, and other settings of theirs."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group.update({"lr": rate, **(settings or {})})
 
 
 class StageWeights:
@@ -213,8 +213,8 @@ class StageWeights:
         for gradient in self.last_gradients.values():
             gradient.zero_()
 
-    def step(self, rate: float) -> None:
-        """Updates the parameters in place from the accumulated gradients."""
+    def step(self, rate: float, settings: Mapping[str, Any] | None = None) -> None:
+        """Updates the parameters in place from the accumulated gradients; `settings`: of a group, besides its rate."""
         self.taken += 1
         if self.optimizer is not None:
             if self._decays_itself and self._decay:
@@ -223,7 +223,7 @@ class StageWeights:
                 gradient.copy_(self.accumulators[name])
             if self._decay and not self._decays_itself:
                 self._add_decay(self.last_gradients)
-            set_rate(self.optimizer, rate)
+            set_rate(self.optimizer, rate, settings)
             self.optimizer.step()
             self._write_copies()
 

@@ -147,6 +147,10 @@ class Observer:
         """Between two steps held-out micro-batches are run."""
         self._publish(Doing.EVALUATING)
 
+    def away(self) -> None:
+        """Between two steps that a user's own loop asks for."""
+        self._publish(Doing.AWAY)
+
     def ending(self) -> None:
         """The last step is over: the rank saves what it must."""
         self._publish(Doing.ENDING)

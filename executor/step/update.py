@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Update:
     Attributes:
         scaler: the loss scale, the same on every rank.
         left_out: whether all ranks leave out the step under way, since something in it is not finite.
+        settings: what optimizers are told instead of the training's: rate ("lr"), betas, momentum.
         grad_norm: of the last agreement: of the whole model's gradients, unscaled, before clipping. None without.
     """
 
@@ -41,6 +43,7 @@ class Update:
     ) -> None:
         self.training = training
         self.scaler = LossScaler.of(training)
+        self.settings: Mapping[str, Any] = {}
         self.grad_norm: float | None = None
         self._wires = transport.host  # connections between devices are for stages and their replicas
         owners = holders(plan)
@@ -102,7 +105,7 @@ class Update:
         if self._factor != 1.0:
             for flat in (*replica.weights.stepped_gradients, *replica.weights.tied_gradients.values()):
                 flat.mul_(self._factor)
-        replica.weights.step(self.training.rate(step))
+        replica.weights.step(self.training.rate(step), self.settings)
 
 
 def _norm(gradients: list[Tensor]) -> float:

@@ -14,7 +14,7 @@ MATES = -2
 
 
 class Doing(IntEnum):
-    """What a rank does; a slot of zeros is a rank that has not started."""
+    """What a rank does; a slot of zeros is a rank that has not started. AWAY: in a user's loop, for however long."""
 
     STARTING = 0
     COMPUTING = 1
@@ -22,6 +22,7 @@ class Doing(IntEnum):
     ENDING = 3
     DONE = 4
     EVALUATING = 5
+    AWAY = 6
 
 
 LONG = (Doing.STARTING, Doing.ENDING, Doing.EVALUATING)

@@ -26,6 +26,7 @@ _OUTSIDE = {
     Doing.ENDING: "while saving",
     Doing.EVALUATING: "while evaluating",
     Doing.DONE: "after its last step",
+    Doing.AWAY: "between its steps",
 }
 _TEAM = "the other ranks of its team"
 
@@ -73,7 +74,7 @@ class Watcher:
 
     def where(self, rank: int, slot: Slot) -> str:
         """What a rank was doing: "in stage 2, op 2B3, micro-batch 3, step 4"."""
-        if slot.doing in (*LONG, Doing.DONE):
+        if slot.doing in _OUTSIDE:
             return _OUTSIDE[slot.doing] + (f", waiting for {_TEAM}" if slot.awaited == MATES else "")
         order = self._orders(slot)[rank // self._team]
         if not 0 <= slot.position < len(order):
@@ -100,7 +101,7 @@ class Watcher:
 
         A rank whose process does not run is to blame before all others. One that computes hangs when its operation
         takes longer than the timeout. Ranks that wait are to blame only when all of them do: then nobody is left who
-        could end it.
+        could end it. One that is away between its steps may be so for ever.
 
         Args:
             still: seconds for which the processes of ranks have not run (see `pulse.Stillness`).

@@ -315,7 +315,7 @@ def run_jobs_together(
     parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
     results = []
     for index, plan in enumerate(plans):
-        collected = Collector(ranks, None)
+        collected = Collector(jobs[index], None)
         for part in parts:
             for report in part[index][0]:
                 collected.add(report)

@@ -69,7 +69,7 @@ class Outcome:
 
 def on_threads(job: Job) -> RunResult:
     """On threads of this process."""
-    collected = Collector(len(job.plan.orders), None)
+    collected = Collector(job, None)
     return collected.result(job.plan, run_threads(job, collected))
 
 

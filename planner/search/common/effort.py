@@ -269,7 +269,7 @@ class Counts:
     guest_devices: int = 3
     """Devices beside a stage's mirror to which its stashes may be shipped, those with most room."""
     spreads: int = 16
-    """Cuts into stages with replicas of their own that are simulated. Not measured."""
+    """Cuts into stages with replicas of their own that are simulated, of each menu of stash choices. Not measured."""
     numbers_in_flight: int = 4
     """Numbers in flight of each without a flush: as many as partition.OnBlocks.numbers_in_flight has. Not measured."""
     polished_spreads: int = 6

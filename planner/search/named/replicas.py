@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import combinations
 
 import numpy as np
 
@@ -50,15 +51,28 @@ def _go_on(session: Session) -> None:
 
 def _tries(session: Session) -> Iterator[Callable[[], None]]:
     """What is still to be tried: every spread in its likeliest way, then all in their next."""
-    found: list[tuple[float, int, Spread]] = []
-    for order in device_rounds(session.problem):
-        found += [(spread.expected_s, n, spread) for n, spread in enumerate(spreads(session, order))]
-    found.sort(key=lambda entry: entry[:2])
-    listed = [list(_ways(session, spread)) for _, _, spread in found[: COUNT.spreads]]
+    orders, found = device_rounds(session.problem), dict[tuple[Blocks, Order], Spread]()
+    for menu in _menus(session):
+        every = [one for order in orders for one in spreads(session, order, menu)]
+        for one in sorted(every, key=lambda one: one.expected_s)[: COUNT.spreads]:
+            found.setdefault((one.blocks, one.order), one)
+    likely = sorted(found.values(), key=lambda one: one.expected_s)
+    listed = [list(_ways(session, spread)) for spread in likely]
     for k in range(max(map(len, listed), default=0)):
-        for (_, _, spread), ways in zip(found, listed, strict=False):
+        for spread, ways in zip(likely, listed, strict=True):
             if k < len(ways):
                 yield partial(try_spread, session, spread, *ways[k])
+
+
+def _menus(session: Session) -> Iterator[tuple[str, ...]]:
+    """What stashes may become, beside being kept: all that is allowed, and parts of it down to nothing.
+
+    What the recursion expects of recomputing and copying is a guess, and its best stages with them may be worse than
+    its best ones without.
+    """
+    allowed = unaddressed(session.problem, session.space)
+    for count in range(len(allowed), -1, -1):
+        yield from combinations(allowed, count)
 
 
 def replicable(problem: Problem, space: SearchSpace) -> bool:
@@ -129,12 +143,12 @@ class Spread:
         return f"stages with {'-'.join(str(block.width) for block in self.blocks)} replicas"
 
 
-def spreads(session: Session, order: Order) -> Iterator[Spread]:
-    """The best stages of every number of them, with as many in flight as fit."""
+def spreads(session: Session, order: Order, menu: Collection[str]) -> Iterator[Spread]:
+    """The best stages of every number of them, with as many in flight as fit where stashes are kept or as `menu`."""
     problem, chain = session.problem, session.chain
     on = OnBlocks(chain, order)
     batches, devices = problem.workload.micro_batches, len(order)
-    options = [c for c in choices((KEEP, *unaddressed(problem, session.space))) if c.share in (0, 1)]
+    options = [c for c in choices((KEEP, *menu)) if c.share in (0, 1)]
     size = len(chain) + 1
     path_s = float(on.forward_s[0, -1] + on.backward_s[0, -1]) / max(chain.speed(d) for d in order)
     nothing = np.zeros_like(on.own_bytes)

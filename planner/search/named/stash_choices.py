@@ -107,8 +107,7 @@ class _Device:
         transit = 2 * sum(
             size
             for producer, consumer, size in costs.edges
-            for p in candidate.pipelines
-            if (p.forward[producer] == device) != (p.forward[consumer] == device)
+            if any((p.forward[producer] == device) != (p.forward[consumer] == device) for p in candidate.pipelines)
         )
         return cls(
             candidate=candidate,

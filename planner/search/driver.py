@@ -70,8 +70,7 @@ def _kept_again(session: Session, _: Order) -> Iterator[None]:
     from .orders import keep_what_fits  # loads the compiler
 
     if RECOMPUTE in policies(session.problem, session.space):
-        keep_what_fits(session)
-    yield
+        yield from keep_what_fits(session)
 
 
 Step = Callable[[Session, Order], Iterator[None]]

@@ -60,17 +60,22 @@ def _round(session: Session, orders: list[Order], hunt: Hunt, until: float) -> N
     clock, fixed = session.clock, session.clock.fixed
     whole = clock.remaining_s if clock.effort is None else clock.effort
     hunt.run(exact * whole, until, together_first=True)
-    if session.separate and not session.done:
+    places = session.separate and not session.done
+    later = places and not fixed and not _only_two_devices(session) and session.rounds.later()
+    if places and not later:
         _place(session, orders, exact)
     if _only_two_devices(session) and not _done(session):  # races and windows know one device a stage
         hunt.run((1 - exact) * whole * (1.0 if fixed else SHARE.exact_again), until)
         search_separate(session, orders, session.clock.budget(1.0))
         return
-    if not _done(session):
-        budget = session.clock.budget(annealing if fixed else annealing / (1 - exact))
-        arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
-        rest = windows if fixed else windows / (1 - exact - annealing)
-        _polish(session, _entries(session, arms), session.clock.budget(rest))
+    with clock.hurried(1 - SHARE.two_devices if later else 1.0):
+        if not _done(session):
+            budget = session.clock.budget(annealing if fixed else annealing / (1 - exact))
+            arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
+            rest = windows if fixed else windows / (1 - exact - annealing)
+            _polish(session, _entries(session, arms), session.clock.budget(rest))
+    if later and not session.done:
+        search_separate(session, orders, clock.budget(1.0))
     if not _done(session):
         hunt.run((1 - exact - annealing - windows) * whole, until)
 

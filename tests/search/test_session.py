@@ -127,6 +127,7 @@ def test_rounds_go_on_where_others_ended() -> None:
     other = Rounds(count=2, widths={((0,), (1,)): Earlier(made, 3.0, [], 1), ((0, 1),): Earlier(None, math.inf, [], 1)})
     rounds = Rounds()
     assert rounds.descends(made)
+    rounds.end_descent(made)
     assert not rounds.descends(made)
     rounds.take_up(other, planned=True)
     assert (rounds.count, rounds.resumed, list(rounds.widths)) == (3, True, [((0,), (1,))])

@@ -55,7 +55,7 @@ class Rounds:
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
         blocks: the search for periodic blocks, which goes on where it ended.
-        races: how often orders have been searched, in all rounds.
+        races: how often orders have been searched, in all rounds. turns: how often a part was asked to come `later`.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with.
         placed: the same of the search for forward and backward devices.
         resumed: whether an earlier search had the quick plans of this problem.
@@ -72,6 +72,7 @@ class Rounds:
 
     count: int = 0
     races: int = 0
+    turns: int = 0
     hunt: object = None
     arms: list[object] = field(default_factory=list)
     placed: list[object] = field(default_factory=list)
@@ -137,6 +138,11 @@ class Rounds:
         """One more round begins."""
         self.count += 1
 
+    def later(self) -> bool:
+        """Every second time: of two parts of a round that is too short for both, the other one comes first then."""
+        self.turns += 1
+        return self.turns % 2 == 0
+
     def race(self) -> int:
         """The number of the next search of orders: no two have the same random numbers."""
         self.races += 1
@@ -168,11 +174,12 @@ class Rounds:
         self.resumed = True
 
     def descends(self, plan: Plan) -> bool:
-        """Whether the stash choices of a plan are to be looked at one by one: once."""
-        new = not self.resumed and all(plan is not done for done in self.descended)
-        if new:
-            self.descended.append(plan)
-        return new
+        """Whether the stash choices of a plan are still to be looked at one by one."""
+        return not self.resumed and all(plan is not done for done in self.descended)
+
+    def end_descent(self, plan: Plan) -> None:
+        """They have been."""
+        self.descended.append(plan)
 
     def lays(self, source: str, step_s: float) -> bool:
         """Whether a plan of one group is to be laid on all: once."""

@@ -5,7 +5,7 @@ Each pipeline's micro-batches fall into a few groups that take turns, and every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from ...graph import KEEP, RECOMPUTE, Candidate
@@ -18,28 +18,34 @@ from .ready import KERNELS
 from .translate import remade
 
 
-def keep_what_fits(session: Session) -> None:
-    """Improves the best plans that recompute every stash by keeping what memory holds; once each."""
+def keep_what_fits(session: Session) -> Iterator[None]:
+    """Improves the best plans that recompute every stash by keeping what memory holds; once each.
+
+    Yields after every stash that was looked at, so that it can go on where time was too short.
+    """
     if not KERNELS.ready(session.clock, session.remaining_s):
         return
-    split = session.space.split_backward
     for plan in _recomputing(session):
-        if not session.rounds.descends(plan):
-            continue
-        arm = Arm(_grouped(session, plan), split, False, session.seed)
-        if arm.ops > SIZE.descended_ops:
-            continue
+        if session.rounds.descends(plan):
+            yield from _kept(session, plan)
+            session.rounds.end_descent(plan)
+
+
+def _kept(session: Session, plan: Plan) -> Iterator[None]:
+    arm = Arm(_grouped(session, plan), session.space.split_backward, False, session.seed)
+    if arm.ops > SIZE.descended_ops:
+        return
+    arm.seed_with(plan.orders)
+    for _ in range(COUNT.fitted):
+        if arm.order is None:
+            return
+        better = yield from _descend(arm)
+        found = simulated(better)
+        if found is None or session.offer(found, "stash decisions"):
+            return
+        lowered = arm.lowered or (0,) * len(session.problem.cluster)
+        arm = arm.tightened(tuple(a + b for a, b in zip(lowered, excess(found), strict=True)))
         arm.seed_with(plan.orders)
-        for _ in range(COUNT.fitted):
-            if arm.order is None or session.over:
-                break
-            better = _descend(session, arm)
-            found = simulated(better)
-            if found is None or session.offer(found, "stash decisions"):
-                break
-            lowered = arm.lowered or (0,) * len(session.problem.cluster)
-            arm = arm.tightened(tuple(a + b for a, b in zip(lowered, excess(found), strict=True)))
-            arm.seed_with(plan.orders)
 
 
 def _recomputing(session: Session) -> list[Plan]:
@@ -64,11 +70,10 @@ def _grouped(session: Session, plan: Plan) -> Candidate:
     return Candidate(session.problem, plan.stages, tuple(pipelines), rows)
 
 
-def _descend(session: Session, arm: Arm) -> Arm:
+def _descend(arm: Arm) -> Generator[None, None, Arm]:
     """Keeps one (group, stage) after the other where that fits and is no slower, late stages first."""
     for group, stage in _places(arm.candidate):
-        if session.over:
-            break
+        yield
         stash = arm.candidate.stash
         row = stash[group]
         rows = (*stash[:group], (*row[:stage], KEEP, *row[stage + 1 :]), *stash[group + 1 :])

@@ -37,7 +37,9 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     if limit < RACE.least_effort or seconds < RACE.least or not KERNELS.ready(session.clock, seconds):
         return []
     if RECOMPUTE in policies(session.problem, session.space):
-        keep_what_fits(session)
+        for _ in keep_what_fits(session):
+            if session.over:
+                return []
     candidates = [c for c in _candidates(session, orders) if _ops(c) <= SIZE.annealed_ops]
     if not candidates:
         return []

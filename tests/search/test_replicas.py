@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import permutations, product
 from pathlib import Path
@@ -21,6 +22,8 @@ from contraflow.planner.partition import Blocks, Chain, Floats, OnBlocks, cut_re
 from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.named import run_replicas
 
 VGG16 = Path(__file__).parents[1] / "data" / "pipedream" / "vgg16" / "graph.txt"
 BANDWIDTH = 1.25e9
@@ -233,3 +236,22 @@ def test_without_a_flush_never_worse_than_one_route(seed: int) -> None:
     assert free.bound_s <= seconds(free.plan) * (1 + 1e-9)
     assert seconds(free.plan) <= seconds(one.plan) * (1 + 1e-6)
     assert all(op.kind is not Kind.REDUCE or len(free.plan.pipelines) > 1 for order in free.plan.orders for op in order)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_more_that_stashes_may_become_hides_no_replicas(seed: int) -> None:
+    """Little memory, slow links, many routes: with recomputation and copies to the host, no plan is lost without."""
+    rng = random.Random(seed)
+    layers = [
+        Layer(f"l{k}", t, t, t, True, stash_bytes=10**6, weight_stash_bytes=600_000, output_bytes=200_000)
+        for k, t in enumerate(rng.uniform(0.8, 1.2) for _ in range(4))
+    ]
+    kind = DeviceType("d", 1 << 40)
+    cluster = Cluster((NodeGroup(1, rng.randint(5, 8), kind, Link(1e6 / 3), None, Link(1e7)),))
+    problem = Problem(ModelGraph.chain(layers), cluster, Workload(21, memory_limit_bytes=2_650_000))
+    found = []
+    for space in (SearchSpace(), SearchSpace(recompute=False, offload=False)):
+        session = Session(problem, space, Clock(math.inf, 1.0))
+        run_replicas(session)
+        found.append(session.best_s)
+    assert found[0] <= found[1] < math.inf

@@ -95,7 +95,7 @@ class Rounds:
         """Of a search that goes on from an earlier one of the same problem."""
         if earlier is None:
             return cls(simulated=simulated)
-        return cls(earlier.count, True, list(earlier.seen), simulated=simulated)
+        return cls(count=earlier.count, resumed=True, seen=list(earlier.seen), simulated=simulated)
 
     def join(self, other: Earlier) -> None:
         """Goes on with what another search of this problem simulated, too."""

@@ -6,6 +6,7 @@ import math
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from ..basics import OutOfTime, PlanError, until
 from ..graph import KEEP, RECOMPUTE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
-from .common import COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, Session
+from .common import COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, own_orders
@@ -59,25 +60,51 @@ def _round(session: Session, orders: list[Order], hunt: Hunt, until: float) -> N
     exact, annealing, windows = share.exact, share.annealing, share.windows
     clock, fixed = session.clock, session.clock.fixed
     whole = clock.remaining_s if clock.effort is None else clock.effort
+    turn = 0 if fixed else session.rounds.turn()
+    if turn:
+        _in_turn(session, orders, hunt, until, share, turn)
+        return
     hunt.run(exact * whole, until, together_first=True)
-    places = session.separate and not session.done
-    later = places and not fixed and not _only_two_devices(session) and session.rounds.later()
-    if places and not later:
+    if session.separate and not session.done:
         _place(session, orders, exact)
     if _only_two_devices(session) and not _done(session):  # races and windows know one device a stage
         hunt.run((1 - exact) * whole * (1.0 if fixed else SHARE.exact_again), until)
         search_separate(session, orders, session.clock.budget(1.0))
         return
-    with clock.hurried(1 - SHARE.two_devices if later else 1.0):
-        if not _done(session):
-            budget = session.clock.budget(annealing if fixed else annealing / (1 - exact))
-            arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
-            rest = windows if fixed else windows / (1 - exact - annealing)
-            _polish(session, _entries(session, arms), session.clock.budget(rest))
-    if later and not session.done:
-        search_separate(session, orders, clock.budget(1.0))
+    if not _done(session):
+        _race(session, orders, share, 1 - exact)
     if not _done(session):
         hunt.run((1 - exact - annealing - windows) * whole, until)
+
+
+def _race(session: Session, orders: list[Order], share: PhaseShares, left: float) -> None:
+    """Annealing and windows; `left`: the share of the round that is left for them and what follows."""
+    fixed = session.clock.fixed
+    budget = session.clock.budget(share.annealing if fixed else share.annealing / left)
+    arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
+    rest = share.windows if fixed else share.windows / (left - share.annealing)
+    _polish(session, _entries(session, arms), session.clock.budget(rest))
+
+
+def _in_turn(session: Session, orders: list[Order], hunt: Hunt, until: float, share: PhaseShares, turn: int) -> None:
+    """The same parts in another order, time alone being short: what comes first may take all of a short round."""
+    clock = session.clock
+    raced = share.annealing + share.windows
+    parts: list[tuple[float, Callable[[], None]]] = [
+        (1 - raced, lambda: hunt.run(clock.remaining_s, until, together_first=True)),
+        (SHARE.two_devices * (1 - share.exact), lambda: search_separate(session, orders, clock.budget(1.0))),
+        (raced, lambda: _race(session, orders, share, raced)),
+    ]
+    if not session.separate:
+        del parts[1]
+    first = turn % len(parts)
+    parts = parts[first:] + parts[:first]
+    if _only_two_devices(session):
+        parts = [part for part in parts if part[0] != raced]
+    for n, (mine, part) in enumerate(parts):
+        if not _done(session) and mine > 0:
+            with clock.hurried(mine / sum(other for other, _ in parts[n:])):
+                part()
 
 
 def _done(session: Session) -> bool:

@@ -10,7 +10,22 @@ from .balance import Order, balanced
 from .clock import Budget, Clock
 from .compiled import Kernels
 from .considered import Considered, MethodFound, PointFound, describe
-from .effort import ANNEALING, BLOCK, COUNT, HOPE, MIXTURE, MODEL, PLACE, RACE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE
+from .effort import (
+    ANNEALING,
+    BLOCK,
+    COUNT,
+    HOPE,
+    MIXTURE,
+    MODEL,
+    PLACE,
+    RACE,
+    ROUND,
+    SECONDS,
+    SHARE,
+    SIZE,
+    TOLERANCE,
+    PhaseShares,
+)
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .groups import Groups, alike, dealt, equal_groups, parts
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
@@ -51,6 +66,7 @@ __all__ = [
     "OnProgress",
     "Order",
     "PointFound",
+    "PhaseShares",
     "Progress",
     "Proof",
     "Proven",

@@ -55,7 +55,7 @@ class Rounds:
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
         blocks: the search for periodic blocks, which goes on where it ended.
-        races: how often orders have been searched, in all rounds. turns: how often a part was asked to come `later`.
+        races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with.
         placed: the same of the search for forward and backward devices.
         resumed: whether an earlier search had the quick plans of this problem.
@@ -138,10 +138,10 @@ class Rounds:
         """One more round begins."""
         self.count += 1
 
-    def later(self) -> bool:
-        """Every second time: of two parts of a round that is too short for both, the other one comes first then."""
+    def turn(self) -> int:
+        """How many rounds were there before: in each another part comes first."""
         self.turns += 1
-        return self.turns % 2 == 0
+        return self.turns - 1
 
     def race(self) -> int:
         """The number of the next search of orders: no two have the same random numbers."""

@@ -268,8 +268,8 @@ def _first(session: Session, orders: list[Order]) -> None:
 
 def _first_of_many(session: Session, orders: list[Order]) -> None:
     """The same of a large problem, where none is ruled out."""
-    alone = session.space.schedule == "search" and session.best is None
-    if session.ops > SIZE.one_cut and alone and math.isfinite(session.proof.asked_s):
+    one_group = session.space.schedule == "search" and (session.space.replicas or 1) == 1
+    if session.ops > SIZE.one_cut and one_group and session.best is None and math.isfinite(session.proof.asked_s):
         _tried(session, orders[:1], run_capped)
 
 

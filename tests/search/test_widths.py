@@ -14,6 +14,7 @@ from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import Kind, Pipeline, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.search import driver
 from contraflow.planner.search.common import Clock, Session, parts
 from contraflow.planner.search.common.considered import describe
 from contraflow.planner.search.named.portfolio import device_orders, run_named
@@ -193,3 +194,12 @@ def test_layers_that_cannot_be_packed_are_infeasible_with_the_bytes_missing() ->
         ModelGraph.chain(layers), Cluster.uniform(4, 4, Link(1e9)), workload, SearchSpace(separate_backward=False), 10
     )
     assert less.status == "infeasible"
+
+
+def test_a_large_problem_on_two_groups_does_not_begin_with_a_plan_on_one() -> None:
+    """That would not be what was asked for, and may be shorter than all that is."""
+    problem = Problem(blocks(16, 0, 10), Cluster.uniform(16), Workload(400))
+    for replicas, planned in ((2, False), (1, True), (None, True)):
+        session = Session(problem, SearchSpace(replicas=replicas), Clock(time.monotonic() + 60, None))
+        driver._first_of_many(session, device_orders(problem, session.stages))
+        assert (session.best is not None) == planned

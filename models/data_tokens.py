@@ -61,7 +61,7 @@ def token_file(name: str) -> TokenFile:
 def _tokens(path: str) -> npt.NDArray[Any]:
     """Files of numbers are mapped into memory, not read."""
     if path.endswith(".npy"):
-        mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+        mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return mapped
     if path.endswith(".bin"):
         return np.memmap(path, dtype="<u2", mode="r")

@@ -40,7 +40,9 @@ def _searched(space: SearchSpace, limit: int, wanted: str) -> Plan:
     ("space", "share", "wanted"),
     [
         (SearchSpace(pipelines=1), 0.75, "recompute"),
-        (SearchSpace(pipelines=1, recompute=False, split_backward=False), 0.88, "offload"),
+        pytest.param(
+            SearchSpace(pipelines=1, recompute=False, split_backward=False), 0.88, "offload", marks=pytest.mark.slow
+        ),
     ],
     ids=["recompute", "offload"],
 )

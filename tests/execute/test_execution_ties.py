@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,9 +111,9 @@ def test_the_summed_gradient(schedule: str, monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[Tensor] = []
     step = StageWeights.step
 
-    def watched(self: StageWeights, rate: float) -> None:
+    def watched(self: StageWeights, rate: float, settings: Mapping[str, Any]) -> None:
         seen.extend(flat.clone() for flat in self.tied_gradients.values())
-        step(self, rate)
+        step(self, rate, settings)
 
     monkeypatch.setattr(StageWeights, "step", watched)
     found = planned(Case(schedule, MODEL, 2, 4))

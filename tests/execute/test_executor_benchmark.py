@@ -31,6 +31,7 @@ def made(*names: str) -> dict[str, Any]:
     return dict(plans.plans(graph, CLUSTER, Workload(4, "adam"), names, 1))
 
 
+@pytest.mark.slow
 def test_torchs_schedules_and_ours_train_to_the_same_losses() -> None:
     """Each of the three that both have, for the three rounds that a spent time leaves; every table has its rows."""
     ours = made("1f1b", "interleaved", "zb-v", "1f1b recompute")

@@ -161,6 +161,7 @@ def test_the_gaps_parts_add_up_to_the_gap() -> None:
     assert sum(parts) == pytest.approx(0.3 * found.forecast.step_s)
 
 
+@pytest.mark.slow
 def test_what_is_planned_again_is_the_forecast_of_a_plan_that_passes_the_check() -> None:
     """Memory, a micro-batch more and less, a device: marked so, and no worse than what they begin with."""
     found, told = searched(5.0)

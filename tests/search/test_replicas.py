@@ -202,7 +202,7 @@ def random_problem(seed: int) -> tuple[ModelGraph, Cluster, random.Random]:
     return model, Cluster((NodeGroup(nodes, devices // nodes, kind, link, None, link),), network), rng
 
 
-SEEDS = [1, 4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2, 3, 5, 6, 7))]
+SEEDS = [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2, 3, 5, 6, 7))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

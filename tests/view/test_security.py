@@ -20,6 +20,7 @@ KNOWN = {
     ("__main__.py", "import_module"): "a command's own module",
     ("planner/basics/compilation.py", "import_module"): "the planner's own kernels, compiled in a process of theirs",
     ("models/registry.py", "importlib.import_module"): "--model module:function",
+    ("models/data_tokens.py", "np.load"): "tokens, numbers alone: without allow_pickle numpy refuses objects",
     ("executor/run/gloo_rank.py", "pickle.loads"): "what the parent sent through a pipe",
     ("executor/watch/spawned.py", "pickle.loads"): "what the parent has spawned it to do",
     ("executor/run/children.py", "pickle.loads"): "what a child sent through a pipe",

@@ -6,18 +6,21 @@ when). `planner.simulate` gives it to others as forecasts of plans.
 """
 
 from .curves import jobs_of_ops
-from .events import CLOSE
+from .events import CATEGORIES, CLOSE
 from .idle import Cause, IdleSpan, idle_spans, seconds_by_cause
 from .jobs import Jobs, build, build_columns
 from .many import with_seconds
 from .op_memory import Taken, bytes_taken, copied_to_host, most_host_bytes
+from .tensors import Held, held_tensors
 from .timeline import Deadlock, Timeline, simulate_orders, timeline_of
 from .version_copies import most_copies
 
 __all__ = [
+    "CATEGORIES",
     "CLOSE",
     "Cause",
     "Deadlock",
+    "Held",
     "IdleSpan",
     "Jobs",
     "Taken",
@@ -26,6 +29,7 @@ __all__ = [
     "build_columns",
     "bytes_taken",
     "copied_to_host",
+    "held_tensors",
     "idle_spans",
     "jobs_of_ops",
     "most_copies",

@@ -60,22 +60,26 @@ class Events:
         self.jobs, self.end = jobs, jobs.end
         self.line = Line(jobs, step_s)
         self.listed: list[tuple[Ints, Ints, int]] = []  # instant, bytes, category
+        self.whose: list[Ints] = []  # of `listed`: the op whose stage and micro-batch the bytes are of
         self.needed: list[Ints] = []  # for whatever arrives, the instant that needs it
         self.loose: list[tuple[Ints, Floats, Ints, int]] = []  # op, time, bytes, category
 
-    def _add(self, op: Ints, instant: int, delta: Ints, category: int) -> None:
+    def _add(self, op: Ints, instant: int, delta: Ints, category: int, of: Ints | None) -> None:
         if len(op):
             self.listed.append((self.line.at(op, instant), delta, category))
+            self.whose.append(op if of is None else of)
 
-    def start(self, op: Ints, delta: Ints, category: int) -> None:
-        self._add(op, START, delta, category)
+    def start(self, op: Ints, delta: Ints, category: int, of: Ints | None = None) -> None:
+        """At the start of every op, in-line ones; `of`: the ops whose tensors these are, where they are others'."""
+        self._add(op, START, delta, category, of)
 
-    def finish(self, op: Ints, delta: Ints, category: int) -> None:
-        self._add(op, END, delta, category)
+    def finish(self, op: Ints, delta: Ints, category: int, of: Ints | None = None) -> None:
+        """The same at their ends."""
+        self._add(op, END, delta, category, of)
 
     def post(self, op: Ints, delta: Ints, category: int) -> None:
         """At the place of a posted op: when the in-line op before it has ended."""
-        self._add(op, START, delta, category)
+        self._add(op, START, delta, category, None)
 
     def left(self, op: Ints, delta: Ints, category: int) -> None:
         """When a message or copy has left; before whatever starts or is posted at the same time behind it."""

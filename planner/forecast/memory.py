@@ -138,10 +138,10 @@ def _local_events(events: Events, costs: StageCosts) -> None:
         edge, m = np.nonzero(local)
         size = edges[edge, 2]
         if forward:
-            events.start(producers[edge, m], size, MESSAGE)
+            events.start(producers[edge, m], size, MESSAGE, of=consumers[edge, m])
             _hold_input(events, costs, consumers[edge, m], size)
         else:
-            events.start(consumers[edge, m], size, MESSAGE)
+            events.start(consumers[edge, m], size, MESSAGE, of=producers[edge, m])
             events.finish(producers[edge, m], -size, MESSAGE)
     if costs.input_bytes.any():
         fed = ops.where(Kind.F)

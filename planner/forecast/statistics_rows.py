@@ -21,4 +21,4 @@ def statistics_events(events: Events, plan: Structured, costs: StageCosts, categ
     early = (turn > forward) & (forward >= 0)
     size = costs.buffer_bytes[ops.stage[forward[early]]]
     events.start(forward[early], size, category)
-    events.finish(turn[early], -size, category)
+    events.finish(turn[early], -size, category, of=forward[early])

@@ -92,7 +92,7 @@ def version_events(
         size = costs.trained_bytes[ops.stage[begin]]
         events.start(begin, size, category)
         leaves = ops.kind[end] == Kind.OFFLOAD.value
-        events.finish(end[~leaves], -size[~leaves], category)
+        events.finish(end[~leaves], -size[~leaves], category, of=begin[~leaves])
         events.left(end[leaves], -size[leaves], category)
     _sent_versions(events, category)
     _fetched_versions(events, plan, costs, category)
@@ -113,7 +113,7 @@ def _sent_versions(events: Events, category: int) -> None:
     events.left(send, -size, category)
     events.post(receive, size, category)
     used = received_until(ops, receive)
-    events.start(used[used >= 0], -size[used >= 0], category)
+    events.start(used[used >= 0], -size[used >= 0], category, of=receive[used >= 0])
 
 
 def _fetched_versions(events: Events, plan: Structured, costs: StageCosts, category: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..forecast import CATEGORIES, held_tensors
 from ..plan import Forecast, Kind, Plan
 from ..search import facts
 from .critical import CriticalPath
@@ -25,6 +26,10 @@ from .text import among, count_pipelines, device_limit, updating
 if TYPE_CHECKING:
     from ..forecast import Timeline
     from ..runs import RunTrace
+
+
+MOST_TENSORS = 100_000
+"""What a page says of what memory is made of, at the most: of larger plans it has totals alone."""
 
 
 def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace | None = None) -> dict[str, Any]:
@@ -53,6 +58,7 @@ def page_data(plan: Plan, timeline: Timeline, forecast: Forecast, run: RunTrace 
         },
         "devices": _devices(plan, forecast),
         "memory": [_curve(timeline, device) for device in range(len(timeline.device_memory))],
+        "tensors": _tensors(plan, timeline),
         "items": items.columns(),
         "waits": items.waits(),
         "why": explained_data(facts(plan), len(plan.orders)),
@@ -102,3 +108,20 @@ def _curve(timeline: Timeline, device: int) -> dict[str, Any]:
     stays = bytes_[np.append(first[1:], len(times)) - 1]
     most = np.maximum.reduceat(bytes_, first)
     return {"times_s": coded(times[first]), "stays": coded(stays), "most": coded(most)}
+
+
+def _tensors(plan: Plan, timeline: Timeline) -> dict[str, Any] | None:
+    """What devices hold from when to when, by device and start; None where that is too much for a page."""
+    held = held_tensors(plan, timeline)
+    if len(held.bytes) > MOST_TENSORS:
+        return None
+    return {
+        "categories": list(CATEGORIES),
+        "device": held.device.tolist(),
+        "category": held.category.tolist(),
+        "stage": held.stage.tolist(),
+        "micro_batch": held.micro_batch.tolist(),
+        "start_s": coded(held.start_s),
+        "end_s": coded(held.end_s),
+        "bytes": coded(held.bytes),
+    }

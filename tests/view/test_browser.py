@@ -19,7 +19,7 @@ from instances import named, uniform
 from pictures import NASTY, chimera, nasty_plan
 from traces import simulated_run
 
-from contraflow.planner.forecast import Cause
+from contraflow.planner.forecast import CATEGORIES, Cause, held_tensors
 from contraflow.planner.problem.cluster import Cluster, Link
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.search import facts
@@ -252,6 +252,8 @@ def test_zooming_and_panning(shown: Shown) -> None:
 
 def test_forecast_measured_and_both(shown: Shown) -> None:
     """Each has its own rows and times; a measured op says what was measured."""
+    shown.page.locator("#beside").click()  # memory apart: the timeline is its rows
+    shown.settle()
     axis, height = shown.pixels("axis"), shown.page.locator("#timeline").bounding_box()
     shown.page.locator("#mode-measured").click()
     assert shown.window()[1] == pytest.approx(63.32)
@@ -407,21 +409,47 @@ def test_the_versions_of_an_asynchronous_plan_are_said(browser: Browser, tmp_pat
     shown.page.close()
 
 
-def test_the_pointer_over_memory_says_what_is_held(shown: Shown) -> None:
-    """At the time of a peak: all of it, and the parts that are there all the time."""
-    (device, forecast), *_ = enumerate(simulate(chimera()).forecast().devices)
-    box = shown.page.locator("#memory").bounding_box()
-    op = shown.page.evaluate("contraflow.box(0)")
-    assert box is not None
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_pointer_over_memory_says_which_tensors_are_held(shown: Shown, beside: bool) -> None:
+    """At the time of a peak: all of it, what is there all the time, and the stashes of every stage by micro-batch."""
+    if not beside:
+        shown.page.locator("#beside").click()
+        shown.settle()
+    plan, device = chimera(), 0
+    timeline = simulate(plan)
+    forecast = timeline.forecast().devices[device]
+    strip, op = (shown.page.evaluate(script) for script in ("contraflow.strip(0)", "contraflow.box(0)"))
     per_s = op["width"]  # F of one second
-    held = simulate(chimera()).memory(device)
-    t = next(t for t, size in zip(*held, strict=True) if size == forecast.peak_bytes) + 0.05
-    shown.page.mouse.move(op["x"] + per_s * t, box["y"] + 20)
+    t = next(t for t, size in zip(*timeline.memory(device), strict=True) if size == forecast.peak_bytes) + 0.05
+    shown.page.mouse.move(op["x"] + per_s * t, strip["y"] + strip["height"] / 2)
     shown.settle()
     tip = shown.page.locator("#tip").inner_text().splitlines()
     assert tip[0].startswith(f"device 0 holds {forecast.peak_bytes} B of 400 B at ")
     parts = dict(forecast.peak_parts)
     assert {f"parameters {parts['parameters']} B", f"gradients {parts['gradients']} B"} <= set(tip)
+    held = held_tensors(plan, timeline)
+    now = (held.device == device) & (held.start_s <= t) & (held.end_s > t)
+    stashes = now & (held.category == CATEGORIES.index("stashes"))
+    for stage in sorted(set(held.stage[stashes].tolist())):
+        mine = stashes & (held.stage == stage)
+        (line,) = [line for line in tip if line.startswith(f"stashes of stage {stage}, micro-batch")]
+        assert line.endswith(f": {held.bytes[mine].sum()} B")
+        for micro_batch in (held.micro_batch[mine].min(), held.micro_batch[mine].max()):
+            assert str(micro_batch) in line
+
+
+def test_memory_stands_under_its_device_or_apart(shown: Shown) -> None:
+    """Below a device's rows and above the next device's; asked for, in a picture of its own."""
+    for device in range(3):
+        strip = shown.page.evaluate("(device) => contraflow.strip(device)", device)
+        own, following = (shown.middle(shown.item("F", stage, 0))[1] for stage in (device, device + 1))
+        assert own < strip["y"] < strip["y"] + strip["height"] < following
+    assert not shown.page.locator("#memory").is_visible()
+    before = shown.pixels("timeline")
+    shown.page.locator("#beside").click()
+    assert shown.page.locator("#memory").is_visible()
+    assert shown.page.locator("#beside").get_attribute("aria-pressed") == "false"
+    assert shown.pixels("timeline") != before
 
 
 @pytest.mark.parametrize("width", [390, 1000])

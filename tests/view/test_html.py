@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from instances import by_lists as separate
 from instances import named, shared, uniform
@@ -105,6 +106,28 @@ def test_messages_have_their_ends_and_bytes(pages: list[tuple[Plan, Timeline, An
             k = place[message.source, message.op]
             assert (items["target"][k], sizes[k]) == (message.target, message.bytes)
             assert message.end_s + latencies[k] == message.arrival_s
+
+
+def test_tensors_add_up_to_the_memory_curve(pages: list[tuple[Plan, Timeline, Any]]) -> None:
+    """Between any two changes, on every device: what it always holds and the tensors in the page are what it holds."""
+    for plan, timeline, data in pages:
+        columns = ("start_s", "end_s", "bytes")
+        start, end, size = (np.array(columns_of(data["tensors"][name]), dtype=float) for name in columns)
+        device = np.array(data["tensors"]["device"], dtype=int)
+        for d in range(len(plan.orders)):
+            times, counts = map(np.array, timeline.memory(d))
+            edges = np.append(np.unique(times), timeline.step_s)
+            for t in (edges[1:] + edges[:-1]) / 2:
+                held = size[(device == d) & (start <= t) & (end > t)].sum()
+                assert held == counts[np.searchsorted(times, t, "right") - 1] - counts[0], (d, t)
+
+
+def test_a_large_page_has_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals alone, and the rest is drawn as ever."""
+    monkeypatch.setattr("contraflow.planner.view.html_data.MOST_TENSORS", 10)
+    data = data_of(html(chimera()))
+    assert data["tensors"] is None
+    assert data["memory"]
 
 
 def test_memory_is_the_simulators(pages: list[tuple[Plan, Timeline, Any]]) -> None:

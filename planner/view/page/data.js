@@ -88,3 +88,25 @@ function heldAt(device, t) {
   const curve = memory[device];
   return curve.stays[Math.max(0, upperBound(curve.t, t + CLOSE) - 1)];
 }
+
+/** What every device holds from when to when, by start; `reach`: the latest end so far. Null: not in the page. */
+const tensors = plan.tensors && tensorsOf(plan.tensors);
+
+function tensorsOf({ device, category, stage, micro_batch, ...rest }) {
+  const start = decode(rest.start_s), end = decode(rest.end_s), size = decode(rest.bytes);
+  const found = plan.devices.map(() => ({ held: [], begins: [], reach: [] }));
+  device.forEach((number, k) => {
+    const { held, begins, reach } = found[number];
+    held.push({ category: category[k], stage: stage[k], micro: micro_batch[k], bytes: size[k], end: end[k] });
+    begins.push(start[k]);
+    reach.push(Math.max(end[k], reach.length ? reach[reach.length - 1] : -Infinity));
+  });
+  return found;
+}
+
+/** What a device holds at time t besides what it always holds: [{category, stage, micro, bytes}]. */
+function tensorsAt(device, t) {
+  const { held, begins, reach } = tensors[device], found = [];
+  for (let k = upperBound(reach, t); k < held.length && begins[k] <= t; k++) if (held[k].end > t) found.push(held[k]);
+  return found;
+}

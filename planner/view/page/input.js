@@ -118,7 +118,7 @@ function waitUnder(event) {
 }
 
 function tip(at, event) {
-  const waits = at || !event ? "" : waitUnder(event);
+  const waits = at || !event ? "" : waitUnder(event) || (view.beside ? heldUnder(event) : "");
   tipText(at ? shortName(at.item) + "\n" + describe(at.item, at.source).slice(1).join("\n") : waits, event);
 }
 
@@ -294,4 +294,5 @@ function listenToKeys() {
   element("path").addEventListener("click", () => toggle("path"));
   element("idle").addEventListener("click", () => { toggle("idle"); fillLegend(); });
   element("thin").addEventListener("click", () => toggle("thin"));
+  element("beside").addEventListener("click", () => { toggle("beside"); placeMemory(); });
 }

@@ -5,6 +5,7 @@ const LEFT = 104, RIGHT = 150, NARROW = 700;
 const view = {
   from: 0, to: plan.forecast.step_s || 1, // seconds that are visible
   mode: "forecast", thin: plan.devices.length <= 32, path: true, idle: true, follow: null, // a micro-batch
+  beside: plan.devices.length <= 16, // the memory of a device under its rows
   colour: plan.items.kind.some((kind) => plan.kinds[kind] === "I") ? "kind" : "direction",
   cursor: null, chosen: null, hover: null, // {item, source}
 };
@@ -41,7 +42,7 @@ function lane(name, list, start, end) {
 }
 
 /** Rows from top to bottom with their places in pixels, and the row of every item by source. */
-const layout = { rows: [], height: 0, rowOf: {}, width: 1000, plot: 800, lane: 34 };
+const layout = { rows: [], memory: [], height: 0, rowOf: {}, width: 1000, plot: 800, lane: 34 };
 
 function arrange(width) {
   const count = plan.devices.length, both = view.mode === "both";
@@ -50,7 +51,9 @@ function arrange(width) {
   layout.plot = Math.max(50, width - LEFT - layout.right);
   layout.lane = count <= 8 ? (both ? 26 : 34) : count <= 16 ? 24 : lowLane(count);
   const thin = count <= 8 ? 10 : count <= 16 ? 6 : 4, gap = count <= 16 ? 6 : layout.lane < 12 ? 1 : 3;
+  const strip = stripHeight(count), memoryGap = count <= 16 ? 6 : 2;
   layout.rows = [];
+  layout.memory = [];
   layout.rowOf = Object.fromEntries(Object.keys(lanes).map((s) => [s, new Int32Array(items.count).fill(-1)]));
   let y = 4;
   for (let device = 0; device < count; device++) {
@@ -63,9 +66,17 @@ function arrange(width) {
         y += height + 1;
       }
     }
-    y += gap;
+    layout.memory.push({ y: view.beside ? y + 1 : 2 + device * (strip + memoryGap), high: strip });
+    y += view.beside ? strip + gap + 2 : gap;
   }
   layout.height = y + 2;
+  layout.memoryHeight = count * (strip + memoryGap) + 4; // of a picture of its own
+}
+
+/** How high the memory of a device is drawn. */
+function stripHeight(count) {
+  if (view.beside) return count <= 8 ? 34 : count <= 16 ? 20 : 10;
+  return count <= 8 ? 46 : count <= 16 ? 34 : 26;
 }
 
 const LOW = 7, HIGH = 18, ABOVE = 330; // pixels of a lane, and of what is above the timeline

@@ -71,6 +71,10 @@ window.contraflow = Object.freeze({
     const found = boxOf(item, source), rect = element("timeline").getBoundingClientRect();
     return found && { x: rect.left + found.x, y: rect.top + found.y, width: found.width, height: found.height };
   },
+  strip: (device) => {
+    const { y, high } = layout.memory[device], rect = element(view.beside ? "timeline" : "memory").getBoundingClientRect();
+    return { x: rect.left + LEFT, y: rect.top + y, width: layout.plot, height: high };
+  },
   related: (item, source = sources()[0]) => ({
     before: related(item, before, source), after: related(item, after, source),
   }),

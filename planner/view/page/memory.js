@@ -10,42 +10,86 @@ const memoryScale = (() => {
   return limits <= 3 * ceiling ? Math.max(ceiling, limits * 1.08) : ceiling; // a far limit is said, not drawn
 })();
 
-/** Height of a device's memory, and from one to the next. */
-function memoryRows() {
-  const count = plan.devices.length, high = count <= 8 ? 46 : count <= 16 ? 34 : 26;
-  return { high, pitch: high + 6 };
+/** What the device under the pointer holds at that time, by what it is of; "" beside the picture. */
+function heldUnder(event) {
+  const rect = element(view.beside ? "timeline" : "memory").getBoundingClientRect();
+  const x = event.clientX - rect.left, y = event.clientY - rect.top, t = tOf(x);
+  const device = layout.memory.findIndex((place) => y >= place.y && y < place.y + place.high);
+  if (!(device >= 0 && x >= LEFT && x <= LEFT + layout.plot && t <= plan.forecast.step_s)) return "";
+  const held = heldAt(device, t), always = plan.devices[device].peak_parts.filter(([name]) => STATIC.has(name));
+  const lines = always.map(([name, size]) => name + " " + bytes(size));
+  lines.push(...(tensors ? heldText(tensorsAt(device, t)) : [restText(device, held - sumOf(always.map(([, size]) => size)))]));
+  const limit = limitText(plan.devices[device].limit_bytes);
+  return "device " + device + " holds " + bytes(held) + " of " + limit + " at " + seconds(t) + "\n" + lines.join("\n");
 }
 
-/** What the device under the pointer holds at that time, and what of it all the time; "" beside the picture. */
-function heldUnder(event) {
-  const rect = element("memory").getBoundingClientRect(), x = event.clientX - rect.left;
-  const device = Math.floor((event.clientY - rect.top - 2) / memoryRows().pitch), t = tOf(x);
-  if (!(plan.devices[device] && x >= LEFT && x <= LEFT + layout.plot && t <= plan.forecast.step_s)) return "";
-  const { peak_parts, limit_bytes } = plan.devices[device], held = heldAt(device, t);
-  const always = peak_parts.filter(([name]) => STATIC.has(name));
-  const rest = held - always.reduce((sum, [, size]) => sum + size, 0);
-  const moving = peak_parts.filter(([name]) => !STATIC.has(name)).map(([name]) => name).join(", ");
-  const parts = [...always.map(([name, size]) => name + " " + bytes(size)), (moving || "the rest") + " " + bytes(rest)];
-  return "device " + device + " holds " + bytes(held) + " of " + limitText(limit_bytes) + " at " + seconds(t) + "\n" + parts.join("\n");
+const sumOf = (sizes) => sizes.reduce((sum, size) => sum + size, 0);
+
+function restText(device, size) {
+  const moving = plan.devices[device].peak_parts.filter(([name]) => !STATIC.has(name)).map(([name]) => name).join(", ");
+  return (moving || "the rest") + " " + bytes(size);
+}
+
+const GROUPS = 8; // lines of a tip
+
+/** Tensors by category and stage, the largest first: "stashes of stage 2, micro-batches 3 to 5: 1.2 GiB". */
+function heldText(list) {
+  const groups = new Map();
+  for (const { category, stage, micro, bytes: size } of list) {
+    const key = category + " " + stage;
+    if (!groups.has(key)) groups.set(key, { category, stage, micros: [], size: 0 });
+    const group = groups.get(key);
+    group.micros.push(micro);
+    group.size += size;
+  }
+  const sorted = [...groups.values()].sort((a, b) => b.size - a.size);
+  const lines = sorted.slice(0, GROUPS).map(({ category, stage, micros, size }) =>
+    plan.tensors.categories[category] + " of stage " + stage + microText(micros) + ": " + bytes(size));
+  const rest = sorted.slice(GROUPS);
+  if (rest.length) lines.push(plural(rest.length, "more group") + ": " + bytes(sumOf(rest.map((group) => group.size))));
+  return lines;
+}
+
+/** ", micro-batches 0, 3 to 5". */
+function microText(micros) {
+  const some = [...new Set(micros.filter((micro) => micro >= 0))].sort((a, b) => a - b), spans = [];
+  for (const micro of some) {
+    const last = spans[spans.length - 1];
+    if (last && last[1] === micro - 1) last[1] = micro;
+    else spans.push([micro, micro]);
+  }
+  const text = spans.map(([a, b]) => (a === b ? a : a + (b === a + 1 ? ", " : " to ") + b)).join(", ");
+  return some.length ? ", micro-batch" + (some.length > 1 ? "es " : " ") + text : "";
 }
 
 function drawMemory() {
-  const count = plan.devices.length, { high, pitch } = memoryRows();
-  const g = clean(element("memory"), layout.width, count * pitch + 4);
-  const sight = inSight(element("memory"));
-  for (let device = 0; device < count; device++) {
-    const y = 2 + device * pitch;
-    if (!sight(y, pitch)) continue;
+  if (view.beside) return; // in the timeline
+  const g = clean(element("memory"), layout.width, layout.memoryHeight);
+  drawStrips(g, inSight(element("memory")));
+}
+
+/** The memory of every device in its place. */
+function drawStrips(g, sight) {
+  layout.memory.forEach(({ y, high }, device) => {
+    if (!sight(y, high)) return;
     g.fillStyle = css.raised;
     g.fillRect(LEFT, y, layout.plot, high);
     drawCurve(g, device, y, high);
     drawLevels(g, device, y, high);
     if (plan.run && view.mode !== "forecast") drawMeasured(g, plan.run.memory[device], y, high);
-    write(g, "device " + device, LEFT - 8, y + (high >= 40 ? 17 : high / 2 + 4), { align: "right" });
-    if (high >= 40)
-      write(g, bytes(plan.devices[device].peak_bytes), LEFT - 8, y + 33, { align: "right", fill: css.dim, size: 11 });
+    nameStrip(g, device, y, high);
     drawParts(g, device, y, high);
+  });
+}
+
+function nameStrip(g, device, y, high) {
+  const peak = bytes(plan.devices[device].peak_bytes);
+  if (view.beside) {
+    if (high >= 20) write(g, peak, LEFT - 8, y + high / 2 + 4, { align: "right", fill: css.dim, size: 11 });
+    return;
   }
+  write(g, "device " + device, LEFT - 8, y + (high >= 40 ? 17 : high / 2 + 4), { align: "right" });
+  if (high >= 40) write(g, peak, LEFT - 8, y + 33, { align: "right", fill: css.dim, size: 11 });
 }
 
 /** The curve as steps; within a pixel the most that was held. */

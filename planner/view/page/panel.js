@@ -40,13 +40,14 @@ function fillHead() {
     pair.append(make("dt", name), make("dd", value, over ? { class: "over" } : {}));
     element("figures").append(pair);
   }
-  if (plan.run) element("what").textContent += "; the curve is the forecast's, the dotted lines are measured";
   element("help").textContent = "Drag pans, Ctrl or Alt and the wheel zoom, a click shows what an op waits for, a double click shows it large. " +
     "Keys on the timeline: arrows walk, Enter chooses, B what decided its start, W S or + - zoom, A D pan, 0 whole step, C critical path, I idle by cause, M follows the micro-batch, Esc lets go.";
 }
 
 function fillColourings() {
   element("thin").setAttribute("aria-pressed", String(view.thin));
+  element("beside").setAttribute("aria-pressed", String(view.beside));
+  placeMemory();
   const select = element("colour");
   for (const name of COLOURINGS) select.append(make("option", name, { value: name }));
   select.value = view.colour;
@@ -66,6 +67,14 @@ function fillModes() {
     button.addEventListener("click", () => useMode(mode));
     element("modes").append(button);
   }
+}
+
+/** Memory has a picture of its own, or stands under the rows of its device. */
+function placeMemory() {
+  element("memory").hidden = view.beside;
+  element("what").textContent = (view.beside ? "under the rows of every device" : "of every device over the same time") +
+    ", one scale for all; at the right what made the peak" +
+    (plan.run ? "; the curve is the forecast's, the dotted lines are measured" : "");
 }
 
 const SWATCHES = 4; // of a kind, where a stage or a micro-batch has a hue

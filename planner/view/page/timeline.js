@@ -28,6 +28,7 @@ function drawTimeline() {
     }
   }
   drawLabels(g);
+  if (view.beside) drawStrips(g, sight);
 }
 
 /** The gaps of a device in the colours of their causes; of those narrower than half a pixel none. */

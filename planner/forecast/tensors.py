@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Held(NamedTuple):
     """Bytes that a device holds of something from `start_s` to `end_s`, by device and time.
 
-    `category` counts in `events.CATEGORIES`. Tensors on their way into a stage are those of the stage; gradients that wait for
-    a stage's backward, too. What a device holds all the time is not among them.
+    `category` counts in `events.CATEGORIES`. Tensors on their way into a stage are those of the stage; gradients that
+    wait for a stage's backward, too. What a device holds all the time is not among them.
     """
 
     device: Ints

@@ -45,9 +45,10 @@ def held_tensors(plan: Plan, timeline: Timeline) -> Held:
     again = np.append(number[1:] == number[:-1], False)
     until = np.where(again, np.append(time[1:], timeline.step_s), timeline.step_s)
     held = (total > 0) & (until > time)
-    device, category, stage, micro_batch = key[:, held]
-    found = Held(device, category, stage, micro_batch, time[held], until[held], total[held])
-    return Held(*(column[np.lexsort((found.start_s, found.device))] for column in found))
+    kept = np.flatnonzero(held)
+    kept = kept[np.lexsort((time[kept], key[0, kept]))]
+    device, category, stage, micro_batch = key[:, kept]
+    return Held(device, category, stage, micro_batch, time[kept], until[kept], total[kept])
 
 
 def _changes(events: Events) -> tuple[Ints, Floats, Ints, Ints]:

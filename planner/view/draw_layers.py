@@ -9,7 +9,7 @@ from ..basics import format_bytes
 from .drawing import DIM, INK, Drawing, Line, Point, Rect, Text
 from .graphs import CROSSING
 from .lanes import lanes
-from .names import shorten
+from .letters import fitted
 
 if TYPE_CHECKING:
     from .graphs import Graph
@@ -105,13 +105,14 @@ class _Layout:
         page = Drawing(self.graph.graph["title"], max(self.right + _MARGIN, 640.0))
         bottom = self.rows_top + rows * _ROW - (_ROW - _HIGH) + 14
         page.height, page.breaks = bottom + _MARGIN, [left - 6 for left in self.left[1:]]
-        page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 10)), 17, bold=True))
+        page.add(Text(_MARGIN, 34, fitted(page.title, page.width - 2 * _MARGIN, 17, True), 17, bold=True))
         for stage, lines in self.graph.graph["groups"].items():
             x = self.left[stage]
             page.add(Rect(x, self.frame_top, self.wide[stage], bottom - self.frame_top, "#f8f9fb", "#c9cfd7", 8))
             for k, line in enumerate(lines):
                 style: Any = {"size": 12.5, "bold": True} if k == 0 else {"size": 11, "fill": DIM}
-                page.add(Text(x + 12, self.frame_top + 19 + k * _LINE, line, **style))
+                shown = fitted(line, self.wide[stage] - 18, style["size"], k == 0)
+                page.add(Text(x + 12, self.frame_top + 19 + k * _LINE, shown, **style))
         for a, b, edge in self.graph.edges(data=True):
             if not edge["crossing"]:
                 page.add(Line(self._inside(a, b), edge["stroke"], 1.2, arrow=True))
@@ -127,8 +128,8 @@ class _Layout:
         note = f"{', '.join(data['layers'][:12])}{', …' if len(data['layers']) > 12 else ''}: {cost}"
         page.add(
             Rect(x, y, _BOX, _HIGH, "#ffffff", "#8b95a3", 4, note),
-            Text(x + 9, y + 15, shorten(name, 21), 11.5, fill=INK),
-            Text(x + 9, y + 29, cost, 10, fill=DIM),
+            Text(x + 9, y + 15, fitted(name, _BOX - 14, 11.5), 11.5, fill=INK),
+            Text(x + 9, y + 29, fitted(cost, _BOX - 14, 10), 10, fill=DIM),
         )
 
     def _inside(self, a: int, b: int) -> tuple[Point, ...]:

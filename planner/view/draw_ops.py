@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Kind
-from .drawing import DIM, Drawing, Line, Point, Rect, Text, text_width
+from .drawing import DIM, Drawing, Line, Point, Rect, Text
 from .lanes import lanes
-from .names import shorten
+from .letters import fitted, text_width
 
 if TYPE_CHECKING:
     from .graphs import Graph
@@ -29,7 +29,7 @@ def draw(graph: Graph) -> Drawing:
         y += band[device][1] + _BETWEEN
     page = Drawing(graph.graph["title"], _LEFT + (max(column.values(), default=0) + 1) * _PITCH + _MARGIN, y + 8)
     page.width = max(page.width, 640.0)
-    page.add(Text(_MARGIN, 34, shorten(page.title, int((page.width - 2 * _MARGIN) / 10)), 17, bold=True))
+    page.add(Text(_MARGIN, 34, fitted(page.title, page.width - 2 * _MARGIN, 17, True), 17, bold=True))
     _legend(page)
     for device in graph.graph["groups"]:
         start, tall = band[device]
@@ -112,7 +112,7 @@ def _edge(page: Drawing, start: Point, end: Point, edge: dict[str, Any], lane: i
 
 def _box(page: Drawing, corner: Point, data: dict[str, Any]) -> None:
     (x, y), text = corner, str(data["op"])
-    size = min(11.0, (_WIDE - 6) / (1.2 * text_width(text, 1.0)))
+    size = min(11.0, (_WIDE - 6) / text_width(text, 1.0))
     kind = data["op"].kind
     edge = "#8b95a3" if kind not in IN_LINE and kind not in COPIES and kind not in COLLECTIVES else "none"
     page.add(Rect(x, y, _WIDE, _HIGH, data["fill"], edge, 4, data["note"]))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..basics import format_bytes
 from ..plan import Kind
-from .drawing import DIM, INK, PAPER, Drawing, Line, Rect, Shape, Text, label, text_width
+from .drawing import DIM, INK, PAPER, Drawing, Line, Rect, Shape, Text, label
 from .graphs import FLOWS, HUES, Role, op_fill
 from .lanes import lanes
-from .names import shorten
+from .letters import fitted, text_width
 
 if TYPE_CHECKING:
     from .graphs import Graph
@@ -119,13 +119,12 @@ def _device(page: Drawing, node: dict[str, Any], number: int, x: float, y: float
     for k, role in enumerate(node["roles"]):
         _chip(page, role, x + 9 + (k % _PER_ROW) * (_CHIP + 3), y + 29 + (k // _PER_ROW) * _CHIP_PITCH)
     base, share = y + height - 46, node["peak_bytes"] / max(1, node["limit_bytes"])
-    width = _WIDTH - 20
+    width, held = _WIDTH - 20, f"{format_bytes(node['peak_bytes'])} of {format_bytes(node['limit_bytes'])}"
     page.add(
         Text(x + 10, base + 4, f"busy {100 * node['busy']:.0f} %", 11, fill=DIM),
         Rect(x + 10, base + 12, width, 7, "#ffffff", "#c9cfd7", 2),
         Rect(x + 10, base + 12, max(0.5, width * min(1.0, share)), 7, "#b8420f" if share > 1 else "#6fb79f", radius=2),
-        Text(x + 10, base + 34, f"{format_bytes(node['peak_bytes'])} of {format_bytes(node['limit_bytes'])}", 11,
-             fill="#b8420f" if share > 1 else DIM),
+        Text(x + 10, base + 34, fitted(held, width, 11), 11, fill="#b8420f" if share > 1 else DIM),
     )  # fmt: skip
 
 
@@ -137,7 +136,7 @@ def _chip(page: Drawing, role: Role, x: float, y: float) -> None:
     for k, kind in enumerate(halves):
         fill, ink = op_fill(kind, role.hue)
         text = f"{kind.name}{role.stage}"
-        size = min(11.0, (each - 3) / (1.15 * text_width(text, 1.0)))
+        size = min(11.0, (each - 3) / text_width(text, 1.0))
         page.add(Rect(x + k * each, y, each - 0.5, 18, fill, note=note))
         page.add(Text(x + (k + 0.5) * each, y + 13, text, size, "middle", ink))
 
@@ -151,9 +150,16 @@ def _hosts(page: Drawing, graph: Graph, left: list[float], edge: float, top: flo
     for host in hosts:
         node = graph.nodes[host]
         mine = [x for d, x in enumerate(left) if graph.nodes["device", d]["group"] == node["group"]]
+        said = f"{node['label'][0]}: {node['label'][1]}"
         page.add(
             Rect(mine[0], top + 44, mine[-1] - mine[0] + _WIDTH, 40, node["fill"], "#8b95a3", 6),
-            Text((mine[0] + mine[-1] + _WIDTH) / 2, top + 69, f"{node['label'][0]}: {node['label'][1]}", 12, "middle"),
+            Text(
+                (mine[0] + mine[-1] + _WIDTH) / 2,
+                top + 69,
+                fitted(said, mine[-1] - mine[0] + _WIDTH - 12, 12),
+                12,
+                "middle",
+            ),
         )
         for a, b, e in graph.edges(data=True):
             if host in (a, b):
@@ -171,7 +177,7 @@ def _head(page: Drawing, graph: Graph) -> None:
     """The title, and what the lines mean: only those that are drawn."""
     wide = max(page.width, 640.0)
     page.width = wide
-    page.add(Text(_MARGIN, 34, shorten(page.title, int((wide - 2 * _MARGIN) / 10)), 17, bold=True))
+    page.add(Text(_MARGIN, 34, fitted(page.title, wide - 2 * _MARGIN, 17, True), 17, bold=True))
     x, y = _MARGIN, 60.0
     drawn = {(e["flow"], e["hue"]): e for _, _, e in graph.edges(data=True)}
     two_ways = {role.hue for d in graph if d[0] == "device" for role in graph.nodes[d]["roles"]} == {0, 1}

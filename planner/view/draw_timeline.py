@@ -16,8 +16,9 @@ from ..forecast import Cause, IdleSpan
 from ..plan import Forecast, Kind, Op, Plan, gap_of
 from ..search import facts
 from .critical import CriticalPath
-from .drawing import DIM, INK, Area, Drawing, Line, Point, Rect, Shape, Text, text_width, to_svg
-from .names import plain, shorten, wrap
+from .drawing import DIM, INK, Area, Drawing, Line, Point, Rect, Shape, Text, to_svg
+from .letters import fitted, text_width
+from .names import plain, wrap
 from .palette import IDLE, SHORT, Paint, direction, paint
 from .reasons import binding, idle_sentence
 from .text import count_pipelines, device_limit, limit_text, updating
@@ -32,7 +33,6 @@ COPY_LANE = 6
 _COLUMNS = 158  # of a sentence
 _TOOLTIPS_UP_TO = 6000  # operations; beyond that tooltips would double a file of megabytes
 _ROUND_UP_TO = 1500  # operations; beyond that corners cost more than they show
-_DIGIT = 0.62  # width of a digit in ems, system sans-serif
 _PATH, _LIMIT, _AXIS, _GROUND = "#c2185b", "#b8420f", "#8b95a3", "#eef0f3"
 _QUIET = (Cause.UNUSED, Cause.FILLING, Cause.DRAINING)
 
@@ -84,13 +84,13 @@ def _title(plan: Plan, forecast: Forecast) -> Iterator[Shape]:
             ("gap in its part", percent(max(0.0, gap_of(forecast.objective_s, plan.provenance.among_bound_s))))
         )
     figures.append(("bubble", percent(forecast.bubble)))
-    yield Text(LEFT, 32, shorten(_name(plan), 110), 18, bold=True)
+    yield Text(LEFT, 32, fitted(_name(plan), WIDTH - LEFT - RIGHT, 18, True), 18, bold=True)
     x = float(LEFT)
     for name, value in figures:
         yield Text(x, 56, name, 14, fill=DIM)
-        x += 1.06 * text_width(name, 14) + 6
+        x += text_width(name, 14) + 6
         yield Text(x, 56, value, 14, bold=True)
-        x += 1.1 * text_width(value, 14) + 20
+        x += text_width(value, 14, True) + 20
 
 
 _MEANING = {
@@ -191,7 +191,7 @@ class _Lanes:
         inset, radius = min(0.5, width * 0.1), min(2.0, width / 4) if self.round else 0.0
         yield Rect(x + inset, y + 1, width - 2 * inset, self.lane - 2, style.fill, style.stroke, radius, note)
         number = str(op.micro_batch) if op.kind < Kind.REDUCE else op.kind.name.title()
-        size = min(13.0, self.lane * 0.55, width * 0.86 / (len(number) * _DIGIT))
+        size = min(13.0, self.lane * 0.55, width * 0.9 / text_width(number, 1.0))
         if size >= 6:
             yield Text(x + width / 2, y + self.lane / 2 + size * 0.36, number, round(size, 1), "middle", style.ink)
 

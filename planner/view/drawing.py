@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..basics import InputError
-from .names import columns_of, plain
+from .letters import text_width
+from .names import plain
 from .palette import HATCHED, hatches
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 INK, DIM, PAPER = "#1f2733", "#5b6675", "#ffffff"
 _FONT = "system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
-_LETTER = 0.56  # mean width of a letter in ems, system sans-serif
 _HEAD = 7.0  # length of an arrow's head
 _DASH = (5.0, 4.0)
 
@@ -132,7 +132,7 @@ def _reaches(shape: Shape, left: float, right: float) -> bool:
     if isinstance(shape, Rect):
         low, high = shape.x, shape.x + shape.width
     elif isinstance(shape, Text):
-        wide = text_width(shape.text, shape.size)
+        wide = text_width(shape.text, shape.size, shape.bold)
         low = shape.x - wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[shape.anchor]
         high = low + wide
     else:
@@ -143,11 +143,6 @@ def _reaches(shape: Shape, left: float, right: float) -> bool:
 def size_of(rows: Sequence[Row], height: float) -> tuple[float, float]:
     """Width and height of the rows under one another."""
     return max(row.right - row.left for row in rows), len(rows) * height + (len(rows) - 1) * _BETWEEN
-
-
-def text_width(text: str, size: float) -> float:
-    """About how wide a text is drawn."""
-    return columns_of(text) * size * _LETTER
 
 
 def label(x: float, y: float, text: str, fill: str, size: float = 10.5) -> tuple[Shape, Shape]:

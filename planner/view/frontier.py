@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..basics import format_bytes, format_seconds, percent
 from ..plan import Plan
-from .drawing import DIM, INK, PAPER, Drawing, Line, Point, Rect, Text, require_matplotlib, text_width
+from .drawing import DIM, INK, PAPER, Drawing, Line, Point, Rect, Text, require_matplotlib
+from .letters import fitted, text_width
 from .names import plain, shorten, wrap
 from .text import among
 
@@ -118,7 +119,7 @@ def drawing(
     """
     axes, page = _Axes(points, marks, frame), Drawing(title or "step time against memory", frame.width, frame.height)
     if frame.titled:
-        page.add(Text(frame.left, 28, shorten(page.title, 84), 16, bold=True))
+        page.add(Text(frame.left, 28, fitted(page.title, frame.width - frame.left - 16, 16, True), 16, bold=True))
     best, bounds = best_steps(points, marks), bounds_of(points)
     first = axes.x(best[0][0]) if best else axes.end
     page.add(Rect(frame.left, frame.top, max(0.0, first - frame.left), axes.base - frame.top, NO_PLAN, radius=0))

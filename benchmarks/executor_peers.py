@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from executor_contender import Outcome
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
+from contraflow.executor import torch_schedule
 from contraflow.executor.run.job import Job
 from contraflow.executor.state.validate import find_data, find_model
 from contraflow.executor.state.weights import make_optimizer
@@ -19,13 +22,25 @@ SCHEDULES = {
     "ZBVZeroBubble": pipelining.ScheduleZBVZeroBubble,
     "DualPipeV": pipelining.ScheduleDualPipeV,
 }
+OWN = "the plan's own"
+
+
+def _named(name: str, stages: list[pipelining.PipelineStage], options: dict[str, Any]) -> Any:
+    single = issubclass(SCHEDULES[name], pipelining.schedules.PipelineScheduleSingle)
+    return SCHEDULES[name](stages[0] if single else stages, **options)
+
+
+def _own(plan: Plan, stages: list[pipelining.PipelineStage], options: dict[str, Any]) -> Any:
+    made = pipelining.schedules._PipelineScheduleRuntime(stages, **options)
+    made._prepare_schedule_with_comms(torch_schedule(plan))
+    return made
 
 
 class TorchSchedule:
     """One rank of a schedule of torch's. Collective: every rank makes it at the same time.
 
     Args:
-        name: in `SCHEDULES`.
+        name: in `SCHEDULES`, or `OWN`: the plan's orders in torch's runtime.
         job: whose plan has one pipeline; its stages lie on the devices that this gives them.
     """
 
@@ -38,8 +53,7 @@ class TorchSchedule:
         self._first, self._last = 0 in mine, len(plan.stages) - 1 in mine
         stages = [self._stage(plan, stage) for stage in mine]
         options = {"n_microbatches": plan.problem.workload.micro_batches, "loss_fn": self._model.loss}
-        single = issubclass(SCHEDULES[name], pipelining.schedules.PipelineScheduleSingle)
-        self._schedule = SCHEDULES[name](stages[0] if single else stages, **options)
+        self._schedule = _own(plan, stages, options) if name == OWN else _named(name, stages, options)
         parameters = [p for stage in stages for p in stage.submod.parameters()]
         self._optimizer = make_optimizer(plan.problem.workload.optimizer, parameters, job.training, fused=True)
 

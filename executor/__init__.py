@@ -10,9 +10,9 @@ do. `Trainer`, for training loops of one's own, is loaded with torch when it is 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .run import JsonLines, StepMetrics, TensorBoard, Trainer
+    from .run import JsonLines, StepMetrics, TensorBoard, Trainer, torch_schedule
 
-__all__ = ["JsonLines", "StepMetrics", "TensorBoard", "Trainer"]
+__all__ = ["JsonLines", "StepMetrics", "TensorBoard", "Trainer", "torch_schedule"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ The functions `plan`, `check` and `simulate` hide the modules of the same names,
 
 from .basics import InputError
 from .check import Violation, check
+from .interchange import InterchangeError, read_torch_csv, to_megatron, to_torch_csv
 from .plan import Forecast, Plan
 from .plan_file import load_plan, plan_from_dict, plan_to_dict, save_plan
 from .problem import Cluster, Layer, Link, ModelFamily, ModelGraph, SearchSpace, Workload
@@ -25,6 +26,7 @@ from .search import (
     frontier,
     plan,
     plan_family,
+    plan_layout,
 )
 from .simulate import Evaluations, evaluate, evaluate_many, evaluate_orders, simulate
 
@@ -48,6 +50,7 @@ __all__ = [
     "Frontier",
     "FrontierPoint",
     "InputError",
+    "InterchangeError",
     "Layer",
     "Link",
     "ModelFamily",
@@ -69,7 +72,11 @@ __all__ = [
     "plan",
     "plan_family",
     "plan_from_dict",
+    "plan_layout",
     "plan_to_dict",
+    "read_torch_csv",
     "save_plan",
     "simulate",
+    "to_megatron",
+    "to_torch_csv",
 ]

@@ -10,6 +10,7 @@ from .metrics import JsonLines, StepMetrics, TensorBoard
 from .rank import blueprint_of, run_rank
 from .result import RunResult
 from .stopping import Interrupted, Terminated
+from .torch_actions import torch_schedule
 from .trainer import Trainer
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "prepare",
     "run_plan",
     "run_rank",
+    "torch_schedule",
 ]

@@ -27,7 +27,9 @@ from .show import check, show
 from .signals import EndingSignals
 
 if TYPE_CHECKING:
+    from ..problem import SearchSpace
     from ..search import Result
+    from .families import Asked
 
 __all__ = ["calibrate", "check", "compare", "plan", "show"]
 
@@ -62,7 +64,7 @@ Examples:
     default="search",
     show_default=True,
     metavar="NAME",
-    help="The search, or a named schedule on its best partition: see below.",
+    help="The search, or a named schedule on its best partition: see below; FILE.csv: orders as torch's.",
 )
 @family_options
 @asynchronous_options
@@ -90,19 +92,32 @@ def plan(
     steady state. Ctrl-C stops it and keeps the best plan so far; so do SIGTERM and SIGHUP, with exit code 143 or 129.
     Without -o the plan is written to plan.json in the current folder.
     """
-    space = search_space(schedule, options)
+    given = schedule if schedule.endswith(".csv") else None
+    space = search_space("search" if given else schedule, options)
     output = output or own_plan_file()
     asked = load_asked(model, cluster_file, ctx.obj, options, workload_options(options))
     space = fitting(asked.problems()[0], space, options)
-    from ..search import Effort, plan_family  # the solver: loaded once the input is known to be good
-
     started = time.monotonic()
     with EndingSignals() as ending:
         with SearchProgress(f"planning {asked.family.name}", options["time_limit"]) as progress:
-            result = plan_family(*asked, space, Effort(**effort_options(options)), progress)
+            result = _found(asked, given, space, effort_options(options), progress)
         ending.report()
         why = why_so_long(result, space, effort_options(options)) if explain else None
         _report(result, output, as_json, why, time.monotonic() - started)
+
+
+def _found(
+    asked: Asked, given: str | None, space: SearchSpace, effort: dict[str, Any], progress: SearchProgress
+) -> Result:
+    """What the search finds, or the plan of the orders in a file."""
+    from ..search import Effort, plan_family, plan_layout  # the solver: loaded once the input is known to be good
+
+    if given is None:
+        return plan_family(*asked, space, Effort(**effort), progress)
+    from ..interchange import read_torch_csv
+
+    problem = asked.problem()
+    return plan_layout(problem.model, problem.cluster, problem.workload, read_torch_csv(given))
 
 
 # ---------------------------------------------------------------- the answer

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from ..view import Drawing
 
 PICTURES = ("timeline", "layers", "placement", "ops")
-FORMS = ("text", "svg", "html", "png", "pdf", "dot", "perfetto")
+RUNTIMES = ("torch-csv", "megatron")
+FORMS = ("text", "svg", "html", "png", "pdf", "dot", "perfetto", *RUNTIMES)
 _GRAPH_FORMS = ("svg", "png", "pdf", "dot")
-_FORMS_OF = {PICTURES[0]: ("text", "svg", "html", "png", "pdf", "perfetto")} | dict.fromkeys(PICTURES[1:], _GRAPH_FORMS)
+_FORMS_OF = {PICTURES[0]: ("text", "svg", "html", "png", "pdf", "perfetto", *RUNTIMES)} | dict.fromkeys(
+    PICTURES[1:], _GRAPH_FORMS
+)
 
 
 def picture_of(form: str, what: str | None) -> str:
@@ -43,6 +46,13 @@ def check_picture(form: str, with_run: bool, only_run: bool, to_file: bool) -> N
         from ..view import require_matplotlib
 
         require_matplotlib(f"--as {form}")
+
+
+def for_runtime(plan: Plan, form: str) -> str:
+    """What another runtime reads: torch's CSV or Megatron's flags. Raises InterchangeError where it cannot have it."""
+    from ..interchange import to_megatron, to_torch_csv
+
+    return to_torch_csv(plan) if form == "torch-csv" else to_megatron(plan)
 
 
 def graph_picture(plan: Plan, timeline: Timeline, form: str, what: str) -> str | bytes:

@@ -15,7 +15,7 @@ from ..search import Proven
 from ..view import fresh_forecast
 from .common import OutputFile, among_to_dict, print_json, say, stop
 from .families import throughput
-from .pictures import FORMS, PICTURES, check_picture, graph_picture, picture_of, written
+from .pictures import FORMS, PICTURES, RUNTIMES, check_picture, for_runtime, graph_picture, picture_of, written
 
 if TYPE_CHECKING:
     from ..view import Screen
@@ -32,6 +32,7 @@ Examples:
   contraflow show plan.json --as html --run run.json -o plan.html
   contraflow show plan.json --what placement --as svg -o placement.svg
   contraflow show plan.json --what layers --as dot | dot -Tpdf > layers.pdf
+  contraflow show plan.json --as torch-csv -o orders.csv
   contraflow show plan.json --as perfetto --run run.json -o trace.json.gz
 """
 
@@ -85,6 +86,7 @@ def show(
 
     Times and bytes are simulated afresh from the plan's operations, not read from its forecast. A perfetto trace opens
     in ui.perfetto.dev, also from a file called .json.gz, which is compressed. PNG and PDF need matplotlib.
+    torch-csv is the orders for torch's _PipelineScheduleRuntime, megatron the cut as flags of Megatron-LM.
     """
     picture = picture_of(form, what)
     check_picture(form, run_file is not None, only_run, output is not None)
@@ -144,6 +146,8 @@ def draw(
     from ..simulate import simulate
     from ..view import Screen, drawn_timeline, perfetto_events, timeline_text
 
+    if form in RUNTIMES:
+        return for_runtime(plan, form)
     if run is not None:
         plan = run.require_plan(plan)
     forecast, timeline = fresh_forecast(plan), simulate(plan)

@@ -9,6 +9,7 @@ from .compared import Compared, Contender, compare
 from .driver import Progress, Result, Shortage, plan
 from .explanation import explain
 from .frontier_point import Frontier, FrontierPoint
+from .given_orders import plan_layout
 from .joint import Choice, Effort, plan_family, points
 from .memory_frontier import frontier
 from .steady import why_not
@@ -36,6 +37,7 @@ __all__ = [
     "kernel_cache",
     "plan",
     "plan_family",
+    "plan_layout",
     "points",
     "why_not",
 ]

@@ -25,6 +25,7 @@ from contraflow.planner.basics.limits import MOST_DEVICES, MOST_LAYERS, MOST_MIC
 from contraflow.planner.basics.units import parse_bandwidth, parse_bytes, parse_seconds
 from contraflow.planner.check import check
 from contraflow.planner.formats import load_family, read
+from contraflow.planner.interchange import read_torch_csv
 from contraflow.planner.plan_file import load_plan, plan_from_dict
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
@@ -67,6 +68,7 @@ READERS: dict[str, tuple[Callable[[random.Random], bytes], Reader]] = {
     "dnn-partitioning": (_json(lambda: [corpus.PLACEMENT]), _published),
     "piper": (_json(lambda: [corpus.PIPER]), _published),
     "pipedream": (lambda rng: torn(corpus.PROFILE.encode(), rng), _published),
+    "torch-csv": (lambda rng: torn(corpus.TORCH_CSV.encode(), rng), read_torch_csv),
 }
 
 

@@ -56,6 +56,7 @@ PIPER: dict[str, Any] = {
     ],
     "edges": [{"sourceId": k, "destId": k + 1, "communicationCost": 16.0} for k in range(3)],
 }  # fmt: skip
+TORCH_CSV = "0F0,0F1,0SEND_F1,,(0B0;0F2)OVERLAP_F_B,0B1,0B2,0REDUCE_GRAD\n1F0,1B0,1F1,1I1,1F2,1W1,1B2\n"
 PROFILE = """node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=64.0, parameter_size=0.000
 node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, backward_compute_time=3.0, activation_size=[64.0; 8.0], parameter_size=8.0
 node3 -- Linear(8, 8) -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=16.0, parameter_size=4.0

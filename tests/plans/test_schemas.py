@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import corpus
 import pytest
 
 from contraflow.planner import (
@@ -24,6 +25,7 @@ from contraflow.planner import (
     plan_from_dict,
     plan_to_dict,
 )
+from contraflow.planner.runs.trace_file import trace_from_dict
 
 jsonschema: Any = pytest.importorskip("jsonschema", reason="pip install 'contraflow[test]'")
 
@@ -36,6 +38,7 @@ READERS: dict[str, Callable[[Any], object]] = {
     "workload": Workload.from_dict,
     "plan": plan_from_dict,
     "space": SearchSpace.from_dict,
+    "run": trace_from_dict,
 }
 
 
@@ -71,6 +74,7 @@ def documents() -> Iterator[Any]:
     yield "workload", Workload(8, "adam", "mixed", 10, sharded=True).to_dict()
     yield "space", SearchSpace("search", 2, False, asynchronous=("stash",), replicas=1).to_dict()
     yield "plan", planned("1f1b")
+    yield "run", corpus.traced()[0][1]
     yield pytest.param("plan", planned("pipedream", "stash"), marks=pytest.mark.slow)
 
 

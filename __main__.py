@@ -28,6 +28,8 @@ class _Entry(NamedTuple):
     summary: str
 
 
+_TORCH = ("torch", "safetensors")
+"""What the extra "torch" installs; planning needs neither."""
 _PLANNING = ".planner.cli.commands"
 _COMMANDS = {
     "profile": _Entry(".executor.cli.profile", "Measure a model's layers on this machine: model.json."),
@@ -101,9 +103,9 @@ class CommandLine(click.Group):
         except click.ClickException as error:
             _fail(error.format_message(), error.exit_code)
         except ModuleNotFoundError as error:
-            if error.name != "torch":
+            if error.name not in _TORCH:
                 raise
-            _fail("this command needs torch, which is not installed: pip install torch", 2)
+            _fail(f"this command needs {error.name}, which is not installed: pip install 'contraflow[torch]'", 2)
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our stdout has gone: say nothing more
             sys.exit(0)

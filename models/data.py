@@ -176,8 +176,10 @@ def _corpus() -> npt.NDArray[np.uint8]:
 
 @cache
 def _digits() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise MissingData("data set 'digits' comes with scikit-learn; install it: pip install scikit-learn") from None
     pixels, labels = load_digits(return_X_y=True)
     pixels = (pixels - pixels.mean()) / pixels.std()
     return pixels.astype(np.float32), labels.astype(np.int64)

@@ -2,13 +2,17 @@
 
 Makes what model.json and cluster.toml hold. Imports stage programs, places and wires, and knows no plan. Begin with
 `profile.py`; `team.py` has it measure as a rank of a team, `analytic.py`, `roofline.py` and `kernels.py` are for
-presets, `environment.py` for bug reports.
+presets, `environment.py` for bug reports. All but the last load torch, when they are asked for.
 """
 
-from .analytic import PRECISIONS, analytic_profile
+from typing import TYPE_CHECKING, Any
+
 from .environment import report
-from .machine import measure_machine
-from .profile import cores, default_load, profile_model
+
+if TYPE_CHECKING:
+    from .analytic import PRECISIONS, analytic_profile
+    from .machine import measure_machine
+    from .profile import cores, default_load, profile_model
 
 __all__ = [
     "PRECISIONS",
@@ -19,3 +23,11 @@ __all__ = [
     "profile_model",
     "report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import analytic, machine, profile
+
+    return next(vars(module)[name] for module in (analytic, profile, machine) if name in vars(module))

@@ -14,7 +14,7 @@ WITHOUT = "import sys; sys.modules['torch'] = None; from contraflow.__main__ imp
 """The command line where importing torch fails as where it is not installed."""
 
 
-@pytest.mark.parametrize("module", ["watch", "basics", "cli.execute", "cli.profile"])
+@pytest.mark.parametrize("module", ["watch", "basics", "cli.execute", "cli.profile", "measure.probe"])
 def test_what_must_start_at_once_loads_no_torch(module: str) -> None:
     """A spawned rank is watched and bound to its parent before it imports anything large; `--help` needs nothing."""
     program = f"import contraflow.executor.{module}, sys; print('torch' in sys.modules)"
@@ -30,7 +30,12 @@ def test_planning_needs_no_torch_and_what_does_says_so_in_a_line(tmp_path: Path)
     """Exit code 2, and what to install; from a model.json on, planning, checking and pictures do without."""
     asked = [ROOT / "examples/toy-model.json", "--cluster", ROOT / "examples/cluster-toy.toml", "--micro-batches", "4"]
     file = str(tmp_path / "plan.json")
-    for command in (["plan", *map(str, asked), "--schedule", "1f1b", "-o", file], ["check", file], ["show", file]):
+    for command in (
+        ["plan", *map(str, asked), "--schedule", "1f1b", "-o", file],
+        ["check", file],
+        ["show", file],
+        ["env"],
+    ):
         found = without_torch(*command)
         assert found.returncode == 0, found.stderr
     for command in (["execute", file], ["profile", "gpt-tiny"], ["plan", "gpt-tiny", *map(str, asked[1:])]):

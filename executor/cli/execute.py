@@ -30,7 +30,7 @@ Examples:
   torchrun --nproc-per-node 2 -m contraflow execute plan.json --steps 30
 """
 )
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", metavar="PLAN", type=click.Path())
 @options_of(RunOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
 def execute(plan_file: str, as_json: bool, **values: Any) -> None:

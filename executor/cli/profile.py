@@ -152,6 +152,13 @@ def _family(members: list[dict[str, Any]]) -> dict[str, Any]:
     return members[0] if len(members) == 1 else ModelFamily(tuple(map(ModelGraph.from_dict, members))).to_dict()
 
 
+def _model_names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """Of the registry, for shells that complete them."""
+    from ...models import names
+
+    return [name for name in names() if name.startswith(begun)]
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -162,7 +169,7 @@ Examples:
       --team 1,2,4,8 --link 450GB/s,3us --micro-batch-size 1,2,4 -o family.json
 """
 )
-@click.argument("model", metavar="MODEL")
+@click.argument("model", metavar="MODEL", shell_complete=_model_names)
 @options_of(Asked)
 @click.option(
     "--cluster",

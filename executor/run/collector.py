@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from .reports import Notice, RankReport, StepReport
 from .result import RunResult
 from .stopping import Stop
 from .trace import by_device, trace_of
+
+_LOG = logging.getLogger(__name__)
 
 
 def _steady(positions: Sequence[int], margin: int) -> list[int]:
@@ -77,6 +80,7 @@ class Collector:
         held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
         if held_out:
             self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
+        _LOG.debug("step %d: loss %.6g, %.6g s", report.step, self.losses[-1], self.times[-1])
         if self._logger is not None:
             self._logger.log(self._metrics(report))
         if self._on_step is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ from .result import RunResult
 from .saving import kept_whole
 from .stopping import ended_by
 
+_LOG = logging.getLogger(__name__)
+
 
 def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     """Trains as the plan says, and measures.
@@ -57,10 +60,14 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
         return job
 
     with ready(make) as job, ExitStack() as closing:
+        _LOG.info(
+            "%s: steps %d to %d on %d ranks", plan.problem.model.name, job.first, job.first + job.steps, job.ranks
+        )
         collected = Collector(job, options.on_step, closing.enter_context(metrics_file(options.metrics)))
         with nullcontext() if job.checkpoint is None else kept_whole(job.checkpoint.folder, collected.stop):
             reports = run(job, collected)
         result = collected.result(plan, reports) if collected.losses else None
+    _LOG.info("%s: %d steps taken", plan.problem.model.name, len(collected.losses))
     if result is not None and options.trace is not None and os.environ.get("RANK", "0") == "0":
         save_trace(result.trace, options.trace)
     if result is None or (collected.stop.number and len(collected.losses) < job.steps):

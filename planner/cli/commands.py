@@ -19,7 +19,7 @@ from .common import OutputFile, among_to_dict, print_json, problem_options, say,
 from .compare import compare
 from .explain import Why, idle_rows, usable, waiting, why_so_long
 from .families import family_options, load_asked, point_rows, print_points, throughput
-from .options import effort_options, search_space, workload_options
+from .options import effort_options, schedule_names, search_space, workload_options
 from .output import own_plan_file
 from .progress import SearchProgress
 from .run import calibrate_command as calibrate
@@ -64,6 +64,7 @@ Examples:
     default="search",
     show_default=True,
     metavar="NAME",
+    shell_complete=schedule_names,
     help="The search, or a named schedule on its best partition: see below; FILE.csv: orders as torch's.",
 )
 @family_options

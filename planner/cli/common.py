@@ -76,7 +76,7 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
 
 
 _PROBLEM: list[Callable[[Any], Any]] = [
-    click.argument("model", metavar="MODEL"),
+    click.argument("model", metavar="MODEL", type=click.Path()),
     click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="The machines: cluster.toml."),
     click.option(
         "--micro-batches",

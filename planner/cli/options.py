@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from ..basics import InputError
 from ..problem import SearchSpace
 from ..schedules import ASYNCHRONOUS, SCHEDULES, known, spelled_out
@@ -41,6 +43,11 @@ def workload_options(options: dict[str, Any]) -> dict[str, Any]:
 def effort_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that say how hard and how reproducibly to search."""
     return {name: options[name] for name in ("time_limit", "seed", "workers", "deterministic_limit")}
+
+
+def schedule_names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """Of schedules, for shells that complete them."""
+    return [name for name in ("search", *SCHEDULES, *ASYNCHRONOUS) if name.startswith(begun)]
 
 
 def check_schedule(name: str) -> None:

@@ -44,7 +44,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("graph", metavar="GRAPH")
+@click.argument("graph", metavar="GRAPH", type=click.Path())
 @click.option(
     "--devices",
     type=click.IntRange(min=0),

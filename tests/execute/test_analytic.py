@@ -6,6 +6,7 @@ import json
 import math
 import resource
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +269,10 @@ def test_what_is_offered_is_what_there_is() -> None:
         assert (kind.name == "cpu") == (not kind.peaks())
     with pytest.raises(InputError, match="peaks of cpu"):
         analytic_profile(resolve("mlp-tiny"), 1, PRESETS["cpu"])
+
+
+@pytest.mark.slow
+def test_the_example_is_what_its_command_makes() -> None:
+    """examples/llama-70b.json: contraflow profile llama-70b --device H100-80GB --precision bf16 --layers block."""
+    shipped = json.loads((Path(__file__).parents[2] / "examples" / "llama-70b.json").read_text())
+    assert profiled("llama-70b", "--device", "H100-80GB", "--precision", "bf16", "--layers", "block") == shipped

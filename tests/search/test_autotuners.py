@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 from dataclasses import replace
 
@@ -168,3 +169,15 @@ def test_joblib_gives_the_plans_of_one_process() -> None:
     orders = [{key: x.plan and x.plan.orders for key, x in found.items()} for found in (alone, many)]
     assert orders[0] == orders[1]
     assert any(orders[0].values())
+
+
+def test_what_a_call_does_goes_to_logging(caplog: pytest.LogCaptureFixture) -> None:
+    """An answer is INFO, better plans are DEBUG; nothing reaches who asks for neither."""
+    with caplog.at_level(logging.DEBUG, "contraflow"):
+        found = plan(MODEL, CLUSTER, WORKLOAD, SearchSpace("1f1b"), 5)
+        plan(MODEL, CLUSTER, replace(WORKLOAD, memory_limit_bytes=1), SearchSpace("1f1b"), 5)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert f"1f1b, {found.status}, {found.seconds:.6g} s, bound {found.bound_s:.6g} s" in told[0]
+    assert "bytes missing" in told[1]
+    assert any(record.levelno == logging.DEBUG for record in caplog.records)
+    assert all(record.name.startswith("contraflow.planner") for record in caplog.records)

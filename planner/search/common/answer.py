@@ -6,6 +6,7 @@ More may be proven of the part of the space that is searched: that is said besid
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from .effort import TOLERANCE
 from .fit import Lack
 from .session import Session
 
+_LOG = logging.getLogger(__name__)
 ONE_ORDER = "stages contiguous in one order of the layers, which is the plan's"
 """Of a model that is no chain: what is proven of cuts is proven of those along one order of its layers."""
 
@@ -132,12 +134,16 @@ def told(
     """The answer with a plan, which carries what is told of it."""
     assert plan.forecast is not None
     claim = Claim.of(plan.forecast.objective_s, whole, parts)
+    what = plan.problem.model.name, made.source, claim.status, plan.forecast.objective_s, claim.bound_s
+    _LOG.info("%s: %s, %s, %.6g s, bound %.6g s", *what)
     return Result(claim.status, claim.on(plan, made), claim.bound_s, claim.gap, (), considered, claim.among)
 
 
 def unanswered(bound_s: float, lacks: tuple[Lack, ...], impossible: bool, considered: tuple[Considered, ...]) -> Result:
     """The answer without a plan: infeasible where it is proven that there is none, and what lacks is known."""
-    return Result("infeasible" if impossible and lacks else "unknown", None, bound_s, None, lacks, considered)
+    status = "infeasible" if impossible and lacks else "unknown"
+    _LOG.info("%s, bound %.6g s", "; ".join([status, *(lack.missing for lack in lacks)]), bound_s)
+    return Result(status, None, bound_s, None, lacks, considered)
 
 
 # ------------------------------------------------------------------ spaces

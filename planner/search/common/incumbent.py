@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Progress:
         return self.best_step_s
 
 
+_LOG = logging.getLogger(__name__)
 OnProgress = Callable[[Progress], bool | None]
 """Who is told of it; True asks the whole call to end with what it has."""
 
@@ -78,6 +80,7 @@ class Incumbent:
 
     def tell(self, seconds: float, bound_s: float, phase: str) -> None:
         """Tells the caller where the search stands, who may end it; no bound above the best plan."""
+        _LOG.debug("%.3f s, %s: best %.6g s, bound %.6g s", seconds, phase, self.best_s, min(bound_s, self.best_s))
         if self.listener is not None:
             best_s = None if self.best is None else self.best_s
             if self.listener(Progress(seconds, best_s, min(bound_s, self.best_s), phase)) is True:

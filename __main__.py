@@ -37,6 +37,7 @@ _COMMANDS = {
     "check": _Entry(
         ".planner.cli.commands", "Say whether a plan can be executed, and everything that is wrong if not."
     ),
+    "serve": _Entry(".planner.cli.serve", "The same search, shown in a browser while it runs."),
     "show": _Entry(_PLANNING, "Draw a plan: timeline, layers, placement, operations, trace."),
     "compare": _Entry(
         ".planner.cli.commands", "Table of every named schedule and the search; or a forecast and its run."

@@ -5,20 +5,18 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..plan import Forecast, Plan
-from ..plan_file import save_plan
 from ..schedules import ASYNCHRONOUS, SCHEDULES
-from .asynchronous import asynchronous_options, fitting, method_rows, print_methods, sentence, summary
-from .common import OutputFile, among_to_dict, print_json, problem_options, say, stop
+from .answer import report
+from .asynchronous import asynchronous_options, fitting
+from .common import OutputFile, problem_options
 from .compare import compare
-from .explain import Why, idle_rows, usable, waiting, why_so_long
-from .families import family_options, load_asked, point_rows, print_points, throughput
+from .explain import why_so_long
+from .families import family_options, load_asked
 from .options import effort_options, schedule_names, search_space, workload_options
 from .output import own_plan_file
 from .progress import SearchProgress
@@ -38,7 +36,6 @@ def _listed(title: str, names: Iterable[str]) -> str:
     return textwrap.fill(f"{title}: {', '.join(names)}.", 76, subsequent_indent="  ", break_on_hyphens=False)
 
 
-_NAMED = 8  # devices that lack memory
 _EXPLAIN = "Also say what was looked at and left out, what devices wait for, and what other machines would give."
 _EXAMPLES = f"""\b
 Examples:
@@ -104,7 +101,7 @@ def plan(
             result = _found(asked, given, space, effort_options(options), progress)
         ending.report()
         why = why_so_long(result, space, effort_options(options)) if explain else None
-        _report(result, output, as_json, why, time.monotonic() - started)
+        report(result, output, as_json, why, time.monotonic() - started)
 
 
 def _found(
@@ -119,68 +116,3 @@ def _found(
 
     problem = asked.problem()
     return plan_layout(problem.model, problem.cluster, problem.workload, read_torch_csv(given))
-
-
-# ---------------------------------------------------------------- the answer
-
-
-def _report(result: Result, output: Path, as_json: bool, why: Why | None, seconds: float) -> None:
-    """Prints the answer and writes the plan; exit code 1 when there is none."""
-    told = idle_rows(result) if why is None else why.to_dict()
-    made = result.plan
-    if made is not None and made.forecast is not None and usable(result):
-        save_plan(made, output)
-        if as_json:
-            content = _summary(result, made.forecast, seconds, output) | summary(made, made.forecast)
-            content |= throughput(made, made.forecast) | point_rows(result)
-            print_json(content | method_rows(result) | told)
-        else:
-            _print_plan(made, made.forecast, output)
-            print_points(result)
-            if why is None:
-                say(waiting(made))
-            else:
-                print_methods(result)
-                why.say()
-        return
-    if as_json:
-        lacking = [asdict(shortage) for shortage in result.violations]
-        print_json(_summary(result, None, seconds, None) | {"violations": lacking} | told)
-    elif why is not None:
-        why.say()
-    say(f"contraflow: {result.status}: {_why(result)}", err=True)
-    stop(1)
-
-
-def _summary(result: Result, forecast: Forecast | None, seconds: float, output: Path | None) -> dict[str, Any]:
-    return {
-        "status": result.status,
-        "step_s": None if forecast is None else forecast.step_s,
-        "bound_s": result.bound_s,
-        "gap": result.gap,
-        "peak_bytes": None if forecast is None else list(forecast.peak_bytes),
-        "seconds": seconds,
-        "plan": None if output is None else str(output),
-        "space": None if result.plan is None else result.plan.provenance.space,
-        "among": among_to_dict(result.among, result.seconds),
-    }
-
-
-def _print_plan(made: Plan, forecast: Forecast, output: Path) -> None:
-    from ..view import device_table, heading
-
-    say(heading(made, forecast))
-    if sentence(made, forecast):
-        say(sentence(made, forecast))
-    say(device_table(made, forecast))
-    say(f"wrote {output}", err=True)
-
-
-def _why(result: Result) -> str:
-    """Why there is no plan: the bytes missing on each device where memory is the reason."""
-    unknown = "no plan found, and none ruled out"
-    reasons = [unknown if result.status == "unknown" else "no plan fits the memory"]
-    reasons += [lack.missing for lack in result.violations[:_NAMED]]
-    if len(result.violations) > _NAMED:
-        reasons.append(f"and {len(result.violations) - _NAMED} more")
-    return "; ".join(reasons)

@@ -159,6 +159,10 @@ class _Search:
         return self.step_s - HOPE.of_gap * max(0.0, self.step_s - self.bound_s)
 
     @property
+    def plan(self) -> Plan | None:
+        return None if self.found is None else self.found.plan
+
+    @property
     def step_s(self) -> float:
         if self.found is not None and self.found.seconds is not None:
             return self.found.seconds
@@ -306,7 +310,9 @@ class _Joint:
             bound_s = min([max(progress.bound_s, one.bound_s), *(other.bound_s for other in others)])
             step_s = min(steps)
             known = None if math.isinf(step_s) else step_s
-            return tell(Progress(before + progress.seconds, known, min(bound_s, step_s), f"{which}{progress.phase}"))
+            best = progress.plan if progress.step_s == known else self.best.plan
+            phase = f"{which}{progress.phase}"
+            return tell(Progress(before + progress.seconds, known, min(bound_s, step_s), phase, best))
 
         return heard
 

@@ -34,6 +34,7 @@ ASYNCHRONOUS_OPTIONS = {"--asynchronous", "--update-every", "--staleness-limit",
 OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--explain", "--output", "-o"},
     "compare": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
+    "serve": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--port", "--open", "--once", "--output", "-o"},
     "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
     "env": {"--json"},
     "partition": {
@@ -80,7 +81,7 @@ def test_the_options_of_every_command_are_frozen(name: str) -> None:
 def test_the_commands_are_frozen() -> None:
     """In the order of use."""
     assert cli.list_commands(click.Context(cli)) == [
-        "profile", "plan", "check", "show", "compare", "partition", "execute", "calibrate", "env",
+        "profile", "plan", "check", "serve", "show", "compare", "partition", "execute", "calibrate", "env",
     ]  # fmt: skip
 
 

@@ -14,12 +14,13 @@ from ...plan import Plan
 
 @dataclass(frozen=True)
 class Progress:
-    """What the search knows `seconds` after its start: best step, bound of the space asked for, and its phase."""
+    """What the search knows `seconds` after its start: best step and plan, bound of the space asked for, its phase."""
 
     seconds: float
     best_step_s: float | None
     bound_s: float
     phase: str
+    plan: Plan | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -83,7 +84,7 @@ class Incumbent:
         _LOG.debug("%.3f s, %s: best %.6g s, bound %.6g s", seconds, phase, self.best_s, min(bound_s, self.best_s))
         if self.listener is not None:
             best_s = None if self.best is None else self.best_s
-            if self.listener(Progress(seconds, best_s, min(bound_s, self.best_s), phase)) is True:
+            if self.listener(Progress(seconds, best_s, min(bound_s, self.best_s), phase, self.best)) is True:
                 end_call()
 
 

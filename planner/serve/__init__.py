@@ -4,8 +4,8 @@ Imports search and view; only the command line imports it. Begin with `live.py`,
 runs; `edits.py` judges orders changed by hand, `app.py` answers a browser, `server.py` is the loopback server.
 """
 
-from .edits import Verdict, judged
+from .edits import judged
 from .live import Live
 from .server import Server, require_server
 
-__all__ = ["Live", "Server", "Verdict", "judged", "require_server"]
+__all__ = ["Live", "Server", "judged", "require_server"]

@@ -1,4 +1,4 @@
-"""A search that is followed while it runs: what it tells, who may ask, how it ends, and edits that the checker judges."""
+"""A search that is followed while it runs: what it tells, who may ask, how it ends; edits that the checker judges."""
 
 from __future__ import annotations
 
@@ -297,14 +297,15 @@ def _follow(browser: Browser, url: str) -> None:
     page.frame_locator("#plan").locator("#figures").wait_for(timeout=30_000)
     assert "proven bound" in page.locator("#figures").inner_text()
     page.locator("summary").click()
-    page.wait_for_function("document.getElementById('order').value.includes('F0')")
+    page.locator("#device option").nth(7).wait_for(state="attached", timeout=30_000)
+    assert "F0" in page.locator("#order").input_value()
     page.locator("#order").fill("0F0 0F0")
     page.locator("#judge").click()
-    page.wait_for_function("document.getElementById('violations').children.length > 0")
+    page.locator("#violations li").first.wait_for(timeout=30_000)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         assert Axe().run(page).violations_count == 0
     assert "repeats 0F0" in page.locator("#violations").inner_text()
     page.locator("#end").click()
-    page.wait_for_function("document.getElementById('end').disabled")
+    page.locator("#end[disabled]").wait_for(timeout=30_000)
     assert [text for text in complaints if "Failed to load" not in text] == []

@@ -48,6 +48,8 @@ class RunOptions:
         metrics: where to add a JSON line for every step (see `run.metrics`); of ranks joined, at the end.
         checkpoint: where, and when, to save what has been trained: a folder, or `Checkpointing` with more to say.
         resume: go on from the newest checkpoint there, made by any plan of the same training.
+        evaluate_only: train nothing, and tell the held-out loss of the newest checkpoint in the folder, or without one
+            of the first parameters.
         self_check: compare every stage program with plain torch first.
         return_state: whether the result has the final tensors.
         timeout_s: how long a rank may go without progress within a step before the run ends.
@@ -132,6 +134,10 @@ class RunOptions:
         default=None, metadata=option(record=Checkpointing, same_in=SameIn.RANK)
     )
     resume: bool = field(default=False, metadata=option(same_in=SameIn.RANK))
+    evaluate_only: bool = field(
+        default=False,
+        metadata=option("Train nothing: tell the held-out loss of the newest checkpoint, or of the first parameters."),
+    )
     timeout_s: float = field(
         default=TIMEOUT_S,
         metadata=option(

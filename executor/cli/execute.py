@@ -48,7 +48,7 @@ def execute(plan_file: str, as_json: bool, **values: Any) -> None:
         )
     first_rank = os.environ.get("RANK", "0") == "0"
     unit = "step" if plan.weights == FLUSH else "update"
-    progress = _StepProgress(values["steps"], unit, quiet=not first_rank)
+    progress = _StepProgress(values["steps"], unit, quiet=not first_rank or values["evaluate_only"])
     options = gathered(RunOptions, values, on_step=progress)
     with EndingSignals("nothing has been trained"):
         from ..run import run_plan
@@ -61,7 +61,7 @@ def execute(plan_file: str, as_json: bool, **values: Any) -> None:
     else:
         _print_table(result, unit)
     for path in (values["trace"], values["checkpoint"]):
-        if path is not None:
+        if path is not None and result.losses:
             say(f"wrote {path}", err=True)
     if result.excesses:
         fail("above the planned peak: " + "; ".join(map(str, result.excesses)))
@@ -156,13 +156,16 @@ def _print_table(result: RunResult, unit: str) -> None:
     from rich.table import Table
 
     last = result.first_step + len(result.losses)
-    say(f"{unit}s {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
+    if result.losses:
+        say(f"{unit}s {result.first_step + 1}-{last}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}")
     if result.left_out:
         some = ", ".join(str(step) for step in result.left_out[:5]) + (", ..." if len(result.left_out) > 5 else "")
         count = f"{len(result.left_out)} of {len(result.losses)} {unit}s"
         click.echo(f"left out {count}, in which something was not finite: {some}")
     for step, loss in result.evaluations.items():
         say(f"after {unit} {step}: held-out loss {loss:.4f}")
+    if not result.losses:
+        return
     table = Table("", "forecast", "measured", "measured / forecast")
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
         (f"{unit} time", result.forecast_step_s, result.step_s, lambda seconds: f"{1e3 * seconds:.2f} ms")

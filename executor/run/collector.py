@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -34,6 +34,11 @@ def _steady(positions: Sequence[int], margin: int) -> list[int]:
 def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
     """Seconds a step; of an asynchronous plan, seconds an update once the pipeline is full."""
     return forecast.step_s if forecast.period_s is None else forecast.period_s * update_size(plan)
+
+
+def _mean(held_out: Mapping[tuple[int, int], float]) -> float:
+    """Of the losses of an evaluation, added in the order of its micro-batches, whoever had them."""
+    return sum(held_out[key] for key in sorted(held_out)) / len(held_out)
 
 
 class Collector:
@@ -79,7 +84,7 @@ class Collector:
             self.left_out.append(report.step)
         held_out = {key: loss for r in reports for key, loss in (r.held_out or {}).items()}
         if held_out:
-            self.evaluations[report.step + 1] = sum(held_out[key] for key in sorted(held_out)) / len(held_out)
+            self.evaluations[report.step + 1] = _mean(held_out)
         _LOG.debug("step %d: loss %.6g, %.6g s", report.step, self.losses[-1], self.times[-1])
         if self._logger is not None:
             self._logger.log(self._metrics(report))
@@ -110,13 +115,16 @@ class Collector:
         state: dict[str, Tensor] = {}
         for report in reports:
             state |= report.state or {}
+        alone = {key: loss for report in reports for key, loss in (report.held_out or {}).items()}
+        if alone:
+            self.evaluations[reports[0].first_step] = _mean(alone)
         times = self.times
         steady = _steady(self._positions, filling_updates(plan)) if asynchronous(plan) else []
         settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
         allocated = [report.allocated_bytes for report in of_devices]
         return RunResult(
             losses=tuple(self.losses),
-            step_s=statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times),
+            step_s=statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times or [0.0]),
             step_times=tuple(times),
             peak_bytes=peaks,
             forecast_step_s=_forecast_step_s(plan, forecast),

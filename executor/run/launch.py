@@ -15,7 +15,7 @@ from ...models.once import kept
 from ...planner.graph import asynchronous
 from ...planner.plan import Plan
 from ...planner.runs import save_trace
-from ..basics import ENGINES, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
+from ..basics import ENGINES, ON_REQUEST, ExecutionError, RunError, RunOptions, foreign, keywords_of, ours
 from ..place import require_device
 from ..stage import require_compiler, run_dtype
 from ..state import (
@@ -66,7 +66,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
         collected = Collector(job, options.on_step, closing.enter_context(metrics_file(options.metrics)))
         with nullcontext() if job.checkpoint is None else kept_whole(job.checkpoint.folder, collected.stop):
             reports = run(job, collected)
-        result = collected.result(plan, reports) if collected.losses else None
+        result = collected.result(plan, reports) if collected.losses or options.evaluate_only else None
     _LOG.info("%s: %d steps taken", plan.problem.model.name, len(collected.losses))
     if result is not None and options.trace is not None and os.environ.get("RANK", "0") == "0":
         save_trace(result.trace, options.trace)
@@ -94,10 +94,15 @@ def _require_traceable(job: Job) -> None:
 def job_of(plan: Plan, options: RunOptions) -> Job:
     """The job that every rank runs, its inputs checked; errors as for `execute`."""
     _require_known(plan, options)
-    first, steps, saving = begin_at(options.saving, options.steps)
+    asked = options.saving
+    if options.evaluate_only:  # of what there is; one step, which nobody takes, makes it a run
+        options, asked = replace(options, steps=1), None if asked is None else replace(asked, resume=True)
+    first, steps, saving = begin_at(asked, options.steps)
     found = find_model(plan, options.model, options.seed)
     workload = plan.problem.workload
     training = options.rated.of_run(workload.optimizer, steps, saving is not None and saving.resume)
+    if options.evaluate_only:
+        training = replace(training, evaluate_every=ON_REQUEST)
     if asynchronous(plan) and training.agrees:
         raise RunError(f"{training.all_gradients} would drain the pipeline at every update: only for synchronous plans")
     dtype = run_dtype(workload.precision, options.dtype)
@@ -138,6 +143,8 @@ def _require_known(plan: Plan, options: RunOptions) -> None:
     team = plan.problem.cluster.team
     if team > 1 and options.transport == "threads":
         raise RunError(f"the plan is for teams of {team} ranks, which are processes: run with --transport processes")
+    if options.evaluate_only and (options.trace is not None or options.metrics is not None):
+        raise RunError("an evaluation takes no step: there is nothing to trace, and no line of metrics")
     if options.compiled:
         require_compiler(options.device)
     if options.steps < 1:

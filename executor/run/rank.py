@@ -98,6 +98,7 @@ class RankRun:
         self._job, self._transport, self._place, self._report, self._stop = job, transport, place, report, stop
         self._rank, self._last, self._compared = transport.rank, job.first, False
         self._closing = closing
+        self._alone: dict[tuple[int, int], float] | None = None
         made = closing.enter_context(ExitStack())
         made.enter_context(kept())
         self._blueprint = blueprint_of(job, place.device, transport)
@@ -168,8 +169,11 @@ class RankRun:
         self._tracker.reset_peak()
 
     def to_its_end(self) -> RankReport:
-        """All its steps, and what it leaves."""
-        self.follow()
+        """All its steps, or an evaluation alone; and what it leaves."""
+        if self._job.options.evaluate_only:
+            self._alone = self.evaluate()
+        else:
+            self.follow()
         self.end()
         self.close()
         return self.left()
@@ -300,6 +304,7 @@ class RankRun:
             environment=environment(self._job, self._transport),
             state=state,
             allocated_bytes=self._allocated,
+            held_out=self._alone,
             updates=self._traced,
             peak_op=self._observer.peak_op,
         )

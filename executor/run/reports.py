@@ -46,6 +46,7 @@ class RankReport:
     """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory).
 
     `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
+    `held_out`: losses of an evaluation without training, by (step, micro-batch).
     `updates`: of the runs that the ops are of. `peak_op`: in which `peak_bytes` were live.
     """
 
@@ -58,5 +59,6 @@ class RankReport:
     environment: dict[str, str | int]
     state: dict[str, Tensor] | None
     allocated_bytes: int | None = None
+    held_out: dict[tuple[int, int], float] | None = None
     updates: int = 1
     peak_op: Op | None = None

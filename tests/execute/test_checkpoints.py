@@ -391,3 +391,28 @@ def test_torchrun_starts_a_run_again_where_it_was(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     with pytest.raises(RunError, match="checkpoints of another run"):
         begin_at(options, 10)
+
+
+# ---------------------------------------------------------------- evaluation alone
+
+
+@pytest.mark.parametrize("case", [PLAN, OTHER, PLAN._replace(schedule="pipedream", weights="stash")])
+def test_a_checkpoint_is_evaluated_without_training(case: Case, tmp_path: Path) -> None:
+    """The held-out loss that the run had there, of the newest checkpoint; nothing is saved, and no step is taken."""
+    held_out = Training(evaluate_every=2, evaluate_steps=2)
+    told = run(4, Checkpointing(str(tmp_path), every=2), case, training=held_out).evaluations
+    before = names(tmp_path)
+    alone = run(1, Checkpointing(str(tmp_path)), case, training=Training(evaluate_steps=2), evaluate_only=True)
+    assert (alone.evaluations, alone.losses, alone.first_step) == ({4: told[4]}, (), 4)
+    assert names(tmp_path) == before
+
+
+def test_without_a_checkpoint_the_first_parameters_are_evaluated(tmp_path: Path) -> None:
+    """Whatever the plan; a trace of no step is refused, and a folder without a checkpoint."""
+    found = [run(1, None, case, evaluate_only=True).evaluations for case in (PLAN, OTHER)]
+    assert list(found[0]) == [0]
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    with pytest.raises(RunError, match="an evaluation takes no step"):
+        run(1, None, evaluate_only=True, trace=tmp_path / "run.json")
+    with pytest.raises(RunError, match="no checkpoint to resume from"):
+        run(1, Checkpointing(str(tmp_path / "none")), evaluate_only=True)

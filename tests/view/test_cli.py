@@ -52,7 +52,7 @@ OPTIONS: dict[str, set[str]] = {
         "--on-nan", "--enforce", "--checkpoint-every", "--keep", "--allow-change", "--resume", "--timeout", "--json",
         "--lr-schedule", "--warmup", "--lr-steps", "--lr-floor", "--weight-decay",
         "--momentum", "--betas", "--eps", "--clip-norm", "--loss-scale", "--evaluate-every", "--evaluate-steps",
-        "--engine", "--device", "--compile", "--mini-batch", "--smoothing", "--metrics",
+        "--engine", "--device", "--compile", "--mini-batch", "--smoothing", "--metrics", "--evaluate-only",
     },
 }  # fmt: skip
 

@@ -35,7 +35,7 @@ class Scheme:
         make: its layout for so many devices and micro-batches, and a number where it has one. Raises ScheduleError.
         counts: what its number counts, CHUNKS or PIPELINES; None: it has no number.
         stages_per_device: where no number says so.
-        by_name_only: not among `variants`, since another scheme has the same orders.
+        by_name_only: not among `variants`, since another scheme has the same orders, or `in_laps` has them.
     """
 
     make: Callable[..., Layout]
@@ -65,6 +65,7 @@ SCHEDULES: dict[str, Scheme] = {
     "zb-h2": Scheme(zb_h2),
     "interleaved-zb": Scheme(interleaved_zb, CHUNKS),
     "interleaved-zb-half": Scheme(interleaved_zb_half, CHUNKS),
+    "interleaved-zb-wide": Scheme(interleaved_zb_wide, CHUNKS, by_name_only=True),  # in `in_laps` wherever it may help
     "zb-v": Scheme(zb_v, stages_per_device=2),
     "v-half": Scheme(v_half, stages_per_device=2),
     "v-min": Scheme(v_min, stages_per_device=2),

@@ -69,7 +69,7 @@ def interleaved_zb_wide(devices: int, micro_batches: int, chunks: int = 2) -> La
 
     It takes (v+1)D-1 stashes of a chunk and hides messages that take as long as an F.
     """
-    return _grouped(f"interleaved-zb-{chunks}", devices, micro_batches, chunks, devices, lead=2)
+    return _grouped(f"interleaved-zb-wide-{chunks}", devices, micro_batches, chunks, devices, lead=2)
 
 
 def _grouped(name: str, devices: int, micro_batches: int, chunks: int, group: int, lead: int = 1) -> Layout:

@@ -18,7 +18,7 @@ def completed(*words: str) -> set[tuple[str, str]]:
     ("words", "values"),
     [
         (("pl",), {"plan"}),
-        (("plan", "--schedule", "interleaved-"), {"interleaved-zb", "interleaved-zb-half"}),
+        (("plan", "--schedule", "interleaved-"), {"interleaved-zb", "interleaved-zb-half", "interleaved-zb-wide"}),
         (("plan", "--schedule", "pipeoptim"), {"pipeoptim", "pipeoptim-lookahead"}),
         (("profile", "llama-"), {"llama-7b", "llama-13b", "llama-70b", "llama-small", "llama-tiny"}),
         (("plan", "--optimizer", "ada"), {"adam", "adamw"}),

@@ -11,6 +11,7 @@ from .environment import report
 
 if TYPE_CHECKING:
     from .analytic import PRECISIONS, analytic_profile
+    from .detect import detect_cluster
     from .machine import measure_machine
     from .profile import cores, default_load, profile_model
 
@@ -19,6 +20,7 @@ __all__ = [
     "analytic_profile",
     "cores",
     "default_load",
+    "detect_cluster",
     "measure_machine",
     "profile_model",
     "report",
@@ -28,6 +30,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import analytic, machine, profile
+    from . import analytic, detect, machine, profile
 
-    return next(vars(module)[name] for module in (analytic, profile, machine) if name in vars(module))
+    return next(vars(module)[name] for module in (analytic, profile, machine, detect) if name in vars(module))

@@ -121,6 +121,12 @@ def _cores() -> dict[str, Any]:
     return {"cores": os.cpu_count(), "cores_allowed": allowed, "cores_cgroup": limit}
 
 
+def memory_bytes() -> int:
+    """Physical memory, or what the control group allows of it."""
+    whole, allowed = _memory()["total_bytes"], _cgroup()["cgroup_bytes"]
+    return min(size for size in (whole, allowed, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if size)
+
+
 def _memory() -> dict[str, int | None]:
     lines = (line.split() for line in _text("/proc/meminfo").splitlines())
     size = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) == 3}

@@ -63,17 +63,19 @@ class Machine:
 
     def toml(self, processes: int) -> str:
         """The cluster as cluster.toml."""
-        reduced = "" if self.reduce_bandwidth is None else f', reduce_bandwidth = "{_rate(self.reduce_bandwidth)}"'
+        reduced = "" if self.reduce_bandwidth is None else f', reduce_bandwidth = "{rate_text(self.reduce_bandwidth)}"'
         return (
             f"# {processes} processes on this computer, measured while all of them were at it. The link is gloo's.\n"
             f'[[nodes]]\ndevices = {processes}\ndevice = "cpu"\n'
-            f'link = {{bandwidth = "{_rate(self.bandwidth)}", latency = "{1e6 * self.latency_s:.0f}us"{reduced}}}\n\n'
-            f'[devices.cpu]\nmemory_bandwidth = "{_rate(self.memory_bandwidth)}"\n'
+            f'link = {{bandwidth = "{rate_text(self.bandwidth)}", '
+            f'latency = "{1e6 * self.latency_s:.0f}us"{reduced}}}\n\n'
+            f'[devices.cpu]\nmemory_bandwidth = "{rate_text(self.memory_bandwidth)}"\n'
         )
 
 
-def _rate(bandwidth: float) -> str:
-    return f"{bandwidth / 1e6:.4g}MB/s"
+def rate_text(bandwidth: float) -> str:
+    """For cluster.toml."""
+    return f"{bandwidth / 1e9:.4g}GB/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:.4g}MB/s"
 
 
 def measure_machine(processes: int, threads: int = 1, rounds: int = ROUNDS) -> Machine:
@@ -101,7 +103,7 @@ def _process(rank: int, processes: int, threads: int, rounds: int, rendezvous: s
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
     try:
-        found = _measured(rank, processes, rounds)
+        found = measured(Seat(rank, processes), rounds)
         if rank == 0:
             results.put(found)
         dist.barrier()
@@ -109,12 +111,29 @@ def _process(rank: int, processes: int, threads: int, rounds: int, rendezvous: s
         dist.destroy_process_group()
 
 
-def _measured(rank: int, processes: int, rounds: int) -> Machine:
-    latency_s = _usual(_exchange(rank, processes, 4), rounds)
-    large_s = _usual(_exchange(rank, processes, MESSAGE_BYTES), rounds)
+@dataclass(frozen=True)
+class Seat:
+    """One of the processes of a node: its number there, how many there are, the rank of the first, their group."""
+
+    local: int
+    processes: int
+    first: int = 0
+    group: Any = None
+
+    @property
+    def neighbour(self) -> int | None:
+        """The rank it exchanges messages with: pairs of neighbours do, of an odd number the last one only waits."""
+        peer = self.local ^ 1
+        return self.first + peer if peer < self.processes else None
+
+
+def measured(seat: Seat, rounds: int = ROUNDS) -> Machine:
+    """What one process of a node measures; collective over all ranks, those of other nodes measure at the same time."""
+    processes = seat.processes
+    latency_s, bandwidth = link_to(seat.neighbour, rounds)
     small = torch.zeros(1)
     flat = torch.zeros(REDUCED_BYTES // small.element_size())
-    reduce_s = _usual(lambda: dist.all_reduce(flat), rounds)
+    reduce_s = _usual(lambda: dist.all_reduce(flat, group=seat.group), rounds)
     hops = 2 * (processes - 1)
     moved = hops * REDUCED_BYTES / processes
     step_s, traffic = _optimizer_step(rounds)
@@ -122,8 +141,8 @@ def _measured(rank: int, processes: int, rounds: int) -> Machine:
     copy_s = _usual(lambda: torch.empty_like(source).copy_(source), rounds)
     return Machine(
         latency_s=latency_s,
-        bandwidth=MESSAGE_BYTES / _beyond(large_s, latency_s),
-        reduce_bandwidth=moved / _beyond(reduce_s, hops * latency_s),
+        bandwidth=bandwidth,
+        reduce_bandwidth=moved / _beyond(reduce_s, hops * latency_s) if hops else None,
         memory_bandwidth=traffic / step_s,
         host_latency_s=_usual(lambda: torch.empty_like(small).copy_(small), rounds),
         host_bandwidth=source.nbytes / copy_s,
@@ -135,13 +154,18 @@ def _beyond(seconds: float, latency_s: float) -> float:
     return seconds - latency_s if seconds > 2 * latency_s else seconds
 
 
-def _exchange(rank: int, processes: int, count: int) -> Callable[[], None]:
-    """Pairs of neighbours send each other `count` bytes; with an odd number of processes the last one only waits."""
-    peer = rank ^ 1
+def link_to(peer: int | None, rounds: int = ROUNDS) -> tuple[float, float]:
+    """(latency, bandwidth) of messages with another rank, both ways at once; collective over all ranks."""
+    latency_s = _usual(_exchange(peer, 4), rounds)
+    return latency_s, MESSAGE_BYTES / _beyond(_usual(_exchange(peer, MESSAGE_BYTES), rounds), latency_s)
+
+
+def _exchange(peer: int | None, count: int) -> Callable[[], None]:
+    """The two ranks send each other `count` bytes; without a peer it only waits for the others."""
     outgoing, incoming = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
 
     def exchange() -> None:
-        if peer < processes:
+        if peer is not None:
             receiving = dist.irecv(incoming, peer)
             dist.send(outgoing, peer)
             assert receiving is not None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +17,18 @@ from failing_work import Elsewhere, fail, killed
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
+from contraflow.executor.measure import gpus
 from contraflow.executor.measure.companions import Pace, companions
+from contraflow.executor.measure.detect import Found, detect_cluster
+from contraflow.executor.measure.environment import memory_bytes
 from contraflow.executor.measure.machine import Machine, measure_machine
 from contraflow.executor.measure.profile import profile_model
 from contraflow.models import LayeredModel, resolve
 from contraflow.planner import Cluster, ModelGraph
 from contraflow.planner.basics.errors import ClusterError
 from contraflow.planner.graph.reductions import reduce_seconds
-from contraflow.planner.problem.cluster import Link
+from contraflow.planner.problem.cluster import Link, NodeGroup
+from contraflow.planner.problem.presets import PRESETS
 
 MIB = 1 << 20
 
@@ -136,3 +143,96 @@ def test_a_single_process_is_no_cluster() -> None:
         result = CliRunner().invoke(cli, ["profile", "mlp-tiny", "--cluster", "cluster.toml", *arguments])
         assert result.exit_code == 2
         assert "--cluster measures at least 2 processes on the cpu, not" in result.stderr
+
+
+# ---------------------------------------------------------------- contraflow cluster detect
+
+
+def test_this_machine_is_written_as_a_cluster(tmp_path: Path) -> None:
+    """Links, links to the host and memory; what is written is what was found, to the digits that are written."""
+    found = detect_cluster("cpu", 2, rounds=2)
+    assert found is not None
+    (tmp_path / "cluster.toml").write_text(found.toml())
+    (read,), (was,) = Cluster.load(tmp_path / "cluster.toml").nodes, found.cluster.nodes
+    assert (read.devices, read.host_memory_bytes, read.device.memory_bytes) == (
+        2,
+        was.host_memory_bytes,
+        was.device.memory_bytes,
+    )
+    assert 2 * read.device.memory_bytes + read.host_memory_bytes <= memory_bytes()
+    for mine, theirs in ((read.link, was.link), (read.host_link, was.host_link)):
+        assert mine.bandwidth == pytest.approx(theirs.bandwidth, rel=1e-3)
+        assert mine.latency_s == pytest.approx(theirs.latency_s, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_two_agents_are_two_nodes_with_a_network(tmp_path: Path) -> None:
+    """torchrun with two agents on one machine: one file, from the first rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agents = [
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
+                "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}",
+                "-m", "contraflow", "cluster", "detect",
+                "--device=cpu", "-o", str(tmp_path / f"{node}.toml"),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    for agent in agents:
+        _, complaints = agent.communicate(timeout=200)
+        assert agent.returncode == 0, complaints
+    found = Cluster.load(tmp_path / "0.toml")
+    assert (found.nodes[0].count, found.nodes[0].devices) == (2, 2)
+    assert 0 < found.network.bandwidth < math.inf
+    assert not (tmp_path / "1.toml").exists()
+
+
+def test_a_gpu_is_known_by_its_name_and_memory() -> None:
+    """As drivers spell it; variants by their memory, others under their own names."""
+    named = {
+        ("NVIDIA A100-SXM4-80GB", 85_000_000_000): "A100-80GB",
+        ("NVIDIA A100-PCIE-40GB", 42_400_000_000): "A100-40GB",
+        ("NVIDIA H100 80GB HBM3", 84_900_000_000): "H100-80GB",
+        ("Tesla V100-SXM2-16GB", 16_900_000_000): "V100-16GB",
+        ("NVIDIA GeForce GTX 1080", 8_500_000_000): "NVIDIA-GeForce-GTX-1080",
+    }
+    for (name, size), preset in named.items():
+        found = gpus.kind_of(name, size)
+        assert found.name == preset
+        assert found == PRESETS.get(preset, found)
+        written = Found(Cluster((NodeGroup(1, 2, found),)))
+        assert Cluster.from_dict(tomllib.loads(written.toml())).nodes[0].device == found
+
+
+@pytest.mark.parametrize(
+    ("ratio", "count", "shared"), [(1.02, 8, 1), (1.9, 8, 2), (3.6, 8, 4), (2.7, 6, 3), (1.0, 1, 1)]
+)
+def test_gpus_that_share_a_host_link_slow_one_another_down(ratio: float, count: int, shared: int) -> None:
+    assert gpus.shared_by(ratio, count) == shared
+
+
+def test_nvidia_smi_tells_the_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows without colours, or nothing where it is not there or fails."""
+    assert gpus.topology() == () or all(row.startswith("GPU") for row in gpus.topology())
+    tool = tmp_path / "nvidia-smi"
+    rows = r"\t\033[4mGPU0\tGPU1\033[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n"
+    tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert gpus.topology() == ("GPU0 X NV18", "GPU1 NV18 X")
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    assert gpus.topology() == ()
+
+
+def test_detecting_gpus_where_there_are_none_is_one_line() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there are some here")
+    found = CliRunner().invoke(cli, ["cluster", "detect", "--device", "cuda"])
+    assert found.exit_code == 2
+    assert "contraflow: torch sees no CUDA device here" in found.output

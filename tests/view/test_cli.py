@@ -36,6 +36,7 @@ OPTIONS: dict[str, set[str]] = {
     "compare": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
     "serve": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--port", "--open", "--once", "--output", "-o"},
     "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
+    "cluster": set(),
     "env": {"--json"},
     "partition": {
         "--devices", "--cpus", "--memory-limit", "--bandwidth", "--objective", "--time-limit", "--seed", "--workers",
@@ -81,7 +82,7 @@ def test_the_options_of_every_command_are_frozen(name: str) -> None:
 def test_the_commands_are_frozen() -> None:
     """In the order of use."""
     assert cli.list_commands(click.Context(cli)) == [
-        "profile", "plan", "check", "serve", "show", "compare", "partition", "execute", "calibrate", "env",
+        "profile", "plan", "check", "serve", "show", "compare", "partition", "execute", "cluster", "calibrate", "env",
     ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 FOREIGN = {
     "--pipeline-model-parallel-layout",
     "--patience",  # docs/extending.md adds it
+    *("--nnodes", "--node-rank", "--master-addr", "--master-port", "--ntasks-per-node", "--nodes", "--signal"),
     *("--no-deps", "--no-binary", "--nproc-per-node", "--max-restarts", "--rdzv-id", "--strict", "--check", "--write"),
 }
 """Options of other programs, and of an example."""

@@ -1,0 +1,126 @@
+"""This machine, or all machines of a torchrun job, as a cluster.toml: devices, memory, links, host links, network."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup
+from ..basics import RunError
+from .environment import memory_bytes
+from .gpus import Gpus, found_gpus
+from .machine import ROUNDS, Machine, Seat, link_to, measure_machine, measured, rate_text
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cluster as it was found.
+
+    Attributes:
+        cluster: what `contraflow plan` takes; all nodes alike. remarks: how it was found, a line each.
+    """
+
+    cluster: Cluster
+    remarks: tuple[str, ...] = ()
+
+    def toml(self) -> str:
+        """cluster.toml."""
+        (group,) = self.cluster.nodes
+        kind, preset = group.device, PRESETS.get(group.device.name)
+        lines = [*(f"# {remark}" for remark in self.remarks), "[[nodes]]"]
+        lines += [f"count = {group.count}"] * (group.count > 1)
+        lines += [f"devices = {group.devices}", f'device = "{kind.name}"']
+        lines += [f"link = {_link(group.link)}"] * (group.devices > 1)
+        if group.host_memory_bytes is not None:
+            lines.append(f'host_memory = "{group.host_memory_bytes}B"')
+        shared = f"shared_by = {group.host_link_shared_by}" if group.host_link_shared_by > 1 else ""
+        lines.append(f"host_link = {_link(group.host_link, shared)}")
+        if group.count > 1:
+            lines += ["", "[network]", f'bandwidth = "{rate_text(self.cluster.network.bandwidth)}"']
+            lines.append(f'latency = "{1e6 * self.cluster.network.latency_s:.3g}us"')
+        if kind != preset:
+            lines += ["", f'[devices."{kind.name}"]', f'memory = "{kind.memory_bytes}B"']
+            if kind.memory_bandwidth is not None:
+                lines.append(f'memory_bandwidth = "{rate_text(kind.memory_bandwidth)}"')
+        return "\n".join(lines) + "\n"
+
+
+def _link(link: Link, more: str = "") -> str:
+    """An inline table; what is infinite is not said."""
+    rates = {"bandwidth": link.bandwidth, "reduce_bandwidth": link.reduce_bandwidth}
+    said = [f'{key} = "{rate_text(rate)}"' for key, rate in rates.items() if rate is not None and math.isfinite(rate)]
+    latency = f'latency = "{1e6 * link.latency_s:.3g}us"'
+    return f"{{{', '.join([*said, latency, *([more] if more else [])])}}}"
+
+
+def detect_cluster(device: str = "cpu", processes: int = 2, threads: int = 1, rounds: int = ROUNDS) -> Found | None:
+    """Measures with everything at it; under torchrun all its nodes, and then None on all ranks but the first.
+
+    Args:
+        device: "cuda": the GPUs of this machine, "cpu": processes.
+        processes, threads: of the CPU; under torchrun as many processes as it has started.
+
+    Raises RunError: no GPU here, too few processes to measure a link, or nodes that are not alike.
+    """
+    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if not joined:
+        if device == "cuda":
+            return _of_gpus(found_gpus(rounds), 1, None)
+        return _of_processes(measure_machine(processes, threads, rounds), processes, 1, None)
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo")
+    try:
+        return _joined(device, rounds)
+    finally:
+        dist.destroy_process_group()
+
+
+def _joined(device: str, rounds: int) -> Found | None:
+    """As one of torchrun's ranks. Nodes are its agents: several may be on one machine."""
+    local, each, node = (int(os.environ.get(key, 0)) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
+    shapes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shapes, (node, each))
+    counts = dict(shapes)
+    if len(set(counts.values())) > 1:
+        raise RunError(f"nodes have {', '.join(map(str, counts.values()))} ranks: start as many on each")
+    if each * len(counts) < 2:
+        raise RunError("one rank alone has no link to measure")
+    groups = [dist.new_group(range(k * each, (k + 1) * each)) for k in range(len(counts))]
+    found = measured(Seat(local, each, node * each, groups[node]), rounds)
+    network = None
+    if len(counts) > 1:
+        peer = node ^ 1
+        latency_s, bandwidth = link_to(peer * each + local if peer < len(counts) else None, rounds)
+        network = Link(bandwidth, latency_s)
+    if device == "cuda":
+        dist.barrier()
+        gpus = found_gpus(rounds) if local == 0 else None
+        dist.barrier()
+        return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
+    return _of_processes(found, each, len(counts), network) if dist.get_rank() == 0 else None
+
+
+def _of_processes(found: Machine, processes: int, nodes: int, network: Link | None) -> Found:
+    """Each has its share of the memory. Copies to the host are copies within it: they take room there, too."""
+    whole = memory_bytes()
+    kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=found.memory_bandwidth)
+    link = Link(found.bandwidth, found.latency_s, found.reduce_bandwidth) if processes > 1 else Link()
+    host = Link(found.host_bandwidth, found.host_latency_s)
+    group = NodeGroup(nodes, processes, kind, link, whole // 2, host)
+    remarks = [
+        f"{processes} processes on each of {nodes} nodes" if nodes > 1 else f"{processes} processes on this computer",
+        f"{os.cpu_count()} cores, {whole} bytes of memory: half for devices, half for what is copied to the host.",
+        "Measured while all were at it; links are gloo's.",
+    ]
+    return Found(Cluster((group,), network or Link()), tuple(remarks))
+
+
+def _of_gpus(gpus: Gpus, nodes: int, network: Link | None) -> Found:
+    group = NodeGroup(nodes, gpus.count, gpus.kind, gpus.link, memory_bytes(), gpus.host_link, gpus.hosts_shared_by)
+    across = ("The network is gloo's, over the host's memory: NCCL's is faster.",) if nodes > 1 else ()
+    return Found(Cluster((group,), network or Link()), (*gpus.remarks, *across))

@@ -21,10 +21,10 @@ TORCH := torch==2.13.0
 
 REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 
-# mypy does not follow the import hook of an editable install: it reads the package through these links.
+# mypy and mkdocs do not follow the import hook of an editable install: they read the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
 
-.PHONY: help demo test faults fuzz soak lint clean
+.PHONY: help demo test docs site faults fuzz soak lint clean
 
 help:
 	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
@@ -32,6 +32,7 @@ help:
 	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
 	@echo "make soak   random plans of every kind, trained and held against plain torch (SOAKED=1000)"
 	@echo "make faults small runs in which processes, disks and user code fail"
+	@echo "make docs   the documentation as a site, at http://127.0.0.1:8000"
 	@echo "make lint   ruff, mypy and the rules of who imports whom"
 
 $(VENV)/pyvenv.cfg:
@@ -69,13 +70,26 @@ fuzz: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/soak.py --cases $(SOAKED)
 
-lint: $(VENV)/.installed-dev
+$(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[docs]'
+	touch $@
+
+$(VENV)/typing/contraflow:
+	mkdir -p $@
+	ln -sfn $(addprefix $(CURDIR)/,$(PACKAGE)) $@
+
+# A site in site/, with every warning an error; `make docs` serves it while it is written.
+site: $(VENV)/.installed-docs $(VENV)/typing/contraflow
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs: $(VENV)/.installed-docs $(VENV)/typing/contraflow
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+lint: $(VENV)/.installed-dev $(VENV)/typing/contraflow
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p $(VENV)/typing/contraflow
-	ln -sfn $(addprefix $(CURDIR)/,$(PACKAGE)) $(VENV)/typing/contraflow
 	MYPYPATH=$(VENV)/typing $(BIN)/mypy
 	PYTHONPATH=$(VENV)/typing $(BIN)/lint-imports --config .ci/imports.toml --no-cache
 
 clean:
-	rm -rf $(VENV) $(OUT) build dist *.egg-info
+	rm -rf $(VENV) $(OUT) build dist site *.egg-info

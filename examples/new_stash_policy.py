@@ -42,16 +42,16 @@ ROW = StashPolicy(
 
 @dataclass(frozen=True)
 class Whole:
-    """One tensor, which goes in one piece."""
+    """Tensors that go as they are, a piece each."""
 
-    def unpack(self, pieces: list[Tensor]) -> Tensor:
-        """The tensor itself."""
-        return pieces.pop()
+    def unpack(self, pieces: list[Tensor]) -> list[Tensor]:
+        """The tensors themselves."""
+        return list(pieces)
 
 
 def incoming(alive, key, _layout):
     """What leaves: the inputs that the forward kept."""
-    return [alive.inputs.pop(key)], Whole()
+    return list(alive.inputs.pop(key)), Whole()
 
 
 def remade(order: tuple[Op, ...]) -> list[Op]:

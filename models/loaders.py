@@ -20,6 +20,7 @@ from torch.utils.data import Dataset as TorchDataset
 from .protocol import Dataset
 from .sample_row import Chunks, Indexed, Row, Streamed, collated
 from .sample_row import DataFault as DataFault
+from .wiring import Inputs
 
 Source = Dataset | TorchDataset[Any] | Iterable[Any]
 """What a user's data may be: a data set of this protocol, or torch's, or a loader, or what is indexed or iterated."""
@@ -63,7 +64,7 @@ class _Loaded:
         """Every process reads for itself."""
         return as_dataset, (self._source, self._feed)
 
-    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Inputs, Tensor]:
         """The next samples of the row; its memory is the caller's. Raises DataFault, and EOFError: there are none."""
         if self._feed is None:
             return as_dataset(self._source, Feed(size, size)).batch(seed, step, micro_batch, size)
@@ -72,8 +73,11 @@ class _Loaded:
             self._rows[seed] = Row(self._chunks, seed, 2 * samples)
         with _disable_current_modes():  # what is kept of the data is nobody's memory but its own
             parts = self._rows[seed].parts(step * samples + micro_batch * full, size)
-        inputs, targets = (_joined(part) for part in zip(*parts, strict=True))
-        return inputs, targets
+        inputs, targets = zip(*parts, strict=True)
+        first = inputs[0]
+        if isinstance(first, Tensor):
+            return _joined(inputs), _joined(targets)
+        return {name: _joined(tuple(part[name] for part in inputs)) for name in first}, _joined(targets)
 
     @cached_property
     def held_out(self) -> Dataset:

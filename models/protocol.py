@@ -1,10 +1,11 @@
-"""What a model is to Contraflow: a chain of layers, a loss and a data set; and how its layers are built."""
+"""What a model is to Contraflow: layers in order, a loss and a data set; and how its layers are built."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -17,12 +18,13 @@ from .parallel import divide
 from .seeding import RANDOM_LOCK as RANDOM_LOCK
 from .seeding import derive_seed as derive_seed
 from .seeding import seeded
+from .wiring import Inputs, Wiring
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
     from torch.utils.data import Dataset as TorchDataset
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 @runtime_checkable
@@ -33,8 +35,11 @@ class Dataset(Protocol):
     def name(self) -> str:
         """The name under which `data.load` finds it again."""
 
-    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one micro-batch of `size` samples, batch dimension first, on the CPU."""
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Inputs, Tensor]:
+        """Inputs and targets of one micro-batch of `size` samples, batch dimension first, on the CPU.
+
+        Inputs are one tensor, or several by name.
+        """
 
 
 @runtime_checkable
@@ -61,7 +66,12 @@ def held_out(data: Dataset) -> Dataset:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer, Tensor -> Tensor: the smallest piece the planner may cut between.
+    """One layer: the smallest piece the planner may cut between.
+
+    It takes one tensor, what the layer before it gives (the first: the data's), and returns one, unless it says so:
+    `inputs` are the names of what it takes, in the order of its arguments: layers before it, and "input" or, where the
+    data has several, "input.NAME". `outputs` are names of the tensors that it returns, as a tuple or by name; layer "a"
+    with outputs "x" and "y" gives "a.x" and "a.y". Tensors may be of integers or Booleans; gradients are of others.
 
     `build` returns a fresh module; whatever it draws comes from the default generators of torch, numpy and Python.
     It travels to other processes, and everything in the module is made when it is called: a module's function or a
@@ -77,6 +87,8 @@ class LayerSpec:
     build: Callable[[], nn.Module]
     block: str | None = None
     parallel_plan: Mapping[str, ParallelStyle] | None = field(default=None, hash=False)
+    inputs: tuple[str, ...] | str | None = None
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,12 +103,12 @@ class Tie:
 
 @dataclass(frozen=True)
 class LayeredModel:
-    """A chain of layers with its loss and its data.
+    """Layers with a loss and data.
 
     Attributes:
         name: registry name, or "package.module:function".
-        layers: in the order the data flows; names are unique.
-        loss: (output of the last layer, target) -> scalar, the mean over the micro-batch.
+        layers: in an order in which the data flows; names are unique. What each gives some layer takes, but the last.
+        loss: (output of the last layer, target) -> scalar, the mean over the micro-batch; a tuple, if it has several.
         data: a data set, the name of one (see `data.load`), a loader or data set of torch's (see `loaders`), or None
             when the user brings it later.
         ties: parameters that layers share, as GPT-2's embedding and head do.
@@ -104,7 +116,7 @@ class LayeredModel:
 
     Raises:
         ValueError: no layers, two layers of one name, a block that is interrupted or has a layer's name, or a tie that
-            names one layer twice or an unknown one.
+            names one layer twice or an unknown one; or a layer that takes what there is not.
     """
 
     name: str
@@ -124,6 +136,18 @@ class LayeredModel:
             seen.add(layer.name)
         self._check_blocks(seen)
         self._check_ties(seen)
+        self._check_wiring()
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """Which tensors every layer takes."""
+        return Wiring.of(self.layers)
+
+    def _check_wiring(self) -> None:
+        try:
+            self.wiring  # noqa: B018
+        except ValueError as error:
+            raise ValueError(f"model {self.name!r}: {error}") from None
 
     def _check_blocks(self, layers: set[str]) -> None:
         runs = Counter(block for block, _ in groupby(spec.block for spec in self.layers) if block is not None)

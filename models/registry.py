@@ -47,7 +47,8 @@ def resolve(name: str, seed: int = 0) -> LayeredModel:
 
     A registry name, or "package.module:function", imported with the working directory on the path. The
     function takes no arguments and returns a `LayeredModel`, or a list of modules or (name, module) pairs,
-    each Tensor -> Tensor; then its attributes `loss` and `data` count if set (default: cross entropy of
+    each Tensor -> Tensor, or behind these names of what it takes and of what it returns (see `LayerSpec`); then its
+    attributes `loss` and `data` count if set (default: cross entropy of
     logits, and no data), and so does `parallel_plan`: what torch's `parallelize_module` would take for a module whose
     children are the layers, by name. A parameter that is the same object in several of the layers is tied. The
     function is called when it is first resolved, under `seed`; what it makes then gives the shapes of all layers, and
@@ -76,7 +77,10 @@ def resolve(name: str, seed: int = 0) -> LayeredModel:
         note_outline(factory, made)
     loss = getattr(factory, "loss", cross_entropy)
     layers = _planned(name, _as_layers(name, factory, made), made, getattr(factory, "parallel_plan", None))
-    return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
+    try:
+        return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
+    except ValueError as error:
+        raise UnknownModel(name, str(error)) from None
 
 
 @cache
@@ -130,11 +134,20 @@ def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[Lay
         raise UnknownModel(name, f"returned a {type(made).__name__} without layers")
     layers = []
     for index, entry in enumerate(made):
-        layer_name, module = entry if isinstance(entry, (list, tuple)) else (f"layer{index}", entry)
+        layer_name, module, *wires = entry if isinstance(entry, (list, tuple)) else (f"layer{index}", entry)
         if not isinstance(module, nn.Module):
             raise UnknownModel(name, f"entry {index} is a {type(module).__name__}, not a module")
-        layers.append(LayerSpec(str(layer_name), PartOf(factory, index)))
+        inputs, outputs = _wires(name, index, wires)
+        layers.append(LayerSpec(str(layer_name), PartOf(factory, index), inputs=inputs, outputs=outputs))
     return tuple(layers)
+
+
+def _wires(name: str, index: int, given: Sequence[object]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """What an entry says behind name and module: names of what its layer takes, and of what it returns."""
+    found = [(x,) if isinstance(x, str) else tuple(x) if isinstance(x, (list, tuple)) else () for x in given]
+    if len(given) > 2 or not all(names and all(isinstance(n, str) for n in names) for names in found):
+        raise UnknownModel(name, f"entry {index} is not a name, a module, and names of what it takes and returns")
+    return found[0] if found else None, found[1] if len(found) > 1 else ()
 
 
 def _ties(layers: Sequence[LayerSpec], made: Sequence[Any]) -> tuple[Tie, ...]:

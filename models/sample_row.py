@@ -15,8 +15,9 @@ from torch import Generator, Tensor
 from torch.utils.data import default_collate
 
 from .seeding import derive_seed, seeded
+from .wiring import Inputs, each, named
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Inputs, Tensor]
 _TARGETS = ("labels", "label", "targets", "target", "y")
 """What the targets are called in a mapping."""
 
@@ -134,7 +135,7 @@ class Streamed:
             if batch is None:
                 return
             pair = pair_of(batch)
-            yield Chunk(len(pair[0]), partial(_itself, pair))
+            yield Chunk(len(pair[1]), partial(_itself, pair))
 
 
 def _itself(pair: Pair) -> Pair:
@@ -185,7 +186,7 @@ class Row:
             inputs, targets = self._read(at)
             first = start - self.starts[at]
             until = min(first + size, self.chunks[at].count)
-            found.append((inputs[first:until], targets[first:until]))
+            found.append((_rows(inputs, first, until), targets[first:until]))
             start, size, at = start + until - first, size - (until - first), at + 1
         return found
 
@@ -199,9 +200,13 @@ class Row:
         if self.last is None or self.last[0] != self.starts[at]:
             self.last = self.starts[at], self.chunks[at].read()
         pair = self.last[1]
-        if len(pair[0]) != self.chunks[at].count:
-            raise DataFault(f"a batch of {self.chunks[at].count} samples has {len(pair[0])} rows once it is collated")
+        if len(pair[1]) != self.chunks[at].count:
+            raise DataFault(f"a batch of {self.chunks[at].count} samples has {len(pair[1])} rows once it is collated")
         return pair
+
+
+def _rows(inputs: Inputs, first: int, until: int) -> Inputs:
+    return each(inputs, lambda tensor: tensor[first:until])
 
 
 def collated(samples: Sequence[Any]) -> Any:
@@ -222,18 +227,28 @@ def pair_of(batch: Any) -> Pair:
     """Inputs and targets of a collated batch. Raises DataFault: it has others, or they differ in samples."""
     if isinstance(batch, Mapping):
         targets = [key for key in _TARGETS if key in batch]
-        if len(batch) != 2 or len(targets) != 1:
+        if len(batch) < 2 or len(targets) != 1:
             raise DataFault(
                 f"a batch has {', '.join(map(str, batch))}: inputs and one of {', '.join(_TARGETS)} are taken, choose "
                 "them in the loader's collate_fn"
             )
-        batch = [next(value for key, value in batch.items() if key != targets[0]), batch[targets[0]]]
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
+        rest = {str(key): value for key, value in batch.items() if key != targets[0]}
+        batch = [rest if len(rest) > 1 else next(iter(rest.values())), batch[targets[0]]]
+    if not _is_pair(batch):
         kind = type(batch).__name__
         of = f" of {', '.join(type(t).__name__ for t in batch[:4])}" if isinstance(batch, tuple | list) else ""
         raise DataFault(f"a batch is a {kind}{of}, not a tensor of inputs and one of targets")
     inputs, targets = batch
-    counts = [t.shape[0] if t.dim() else 0 for t in (inputs, targets)]
-    if counts[0] != counts[1] or not counts[0]:
-        raise DataFault(f"a batch has {counts[0]} inputs and {counts[1]} targets")
+    for tensor in named(inputs).values():
+        counts = [t.shape[0] if t.dim() else 0 for t in (tensor, targets)]
+        if counts[0] != counts[1] or not counts[0]:
+            raise DataFault(f"a batch has {counts[0]} inputs and {counts[1]} targets")
     return inputs, targets
+
+
+def _is_pair(batch: Any) -> bool:
+    """Whether it is inputs, one tensor or several by name, and targets."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        return False
+    parts = batch[0].values() if isinstance(batch[0], Mapping) and batch[0] else [batch[0]]
+    return all(isinstance(part, Tensor) for part in parts)

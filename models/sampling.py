@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .protocol import Dataset, TargetedDataset
 from .seeding import generator_states, seeded
+from .wiring import Inputs
 
 _T = TypeVar("_T")
 _WATCHED = 4
@@ -26,7 +27,7 @@ class _Habit:
 _HABITS: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by data set: _Habit
 
 
-def batch_of(data: Dataset, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
+def batch_of(data: Dataset, seed: int, step: int, micro_batch: int, size: int) -> tuple[Inputs, Tensor]:
     """`data.batch`, the same in every process and thread."""
     return _drawn(data, lambda: data.batch(seed, step, micro_batch, size), seed, step, micro_batch)
 

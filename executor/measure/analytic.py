@@ -16,6 +16,7 @@ from ...models.lanes import Lane, NoParallelForm
 from ...models.loaders import Source
 from ...models.parallel import loss_of_samples
 from ...models.protocol import build_shapes
+from ...models.wiring import each
 from ...planner import Link
 from ...planner.basics import InputError
 from ...planner.problem import DeviceType
@@ -78,7 +79,8 @@ def estimate_layers(model: LayeredModel, how: Estimating) -> dict[str, Any]:
         model = replace(model, loss=partial(loss_of_samples, model.loss, lane))
     dtype = PRECISIONS[how.precision]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    x, target = (fake.from_tensor(tensor) for tensor in example_batch(model, how.micro_batch_size, how.data, dtype))
+    x, target = example_batch(model, how.micro_batch_size, how.data, dtype)
+    x, target = each(x, fake.from_tensor), fake.from_tensor(target)
     awaiting = target.nbytes
 
     def traced(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models import LayeredModel, Piece
+from ...models.wiring import Carried, Part, tensors_of
 from ..basics import Engine
 from ..place import StorageTracker, unique_bytes
 from ..stage import (
@@ -22,6 +23,7 @@ from ..stage import (
     half_of,
     named_buffers,
     named_parameters,
+    ones_like,
     warn,
     wide,
 )
@@ -30,7 +32,7 @@ from .team import Seconds, Team
 
 Clock = Callable[[], float]
 """Seconds since some start."""
-Recall = Callable[[Tensor], None]
+Recall = Callable[[Sequence[Tensor]], None]
 Modules = Sequence[nn.Module]
 """What one layer of model.json is made of."""
 BY_ITSELF = Team()
@@ -38,7 +40,7 @@ CACHE_BYTES = 128 << 20
 """More than the caches hold: between two ops of a layer the others of the stage run, on other micro-batches."""
 
 
-def nothing(arrived: Tensor) -> None:
+def nothing(arrived: Sequence[Tensor]) -> None:
     """Leaves the cache as it is."""
 
 
@@ -46,9 +48,10 @@ def cold(device: torch.device) -> Recall:
     """Empties the device's caches and then reads what has just arrived."""
     scratch = torch.zeros(CACHE_BYTES, dtype=torch.uint8, device=device)
 
-    def recall(arrived: Tensor) -> None:
+    def recall(arrived: Sequence[Tensor]) -> None:
         scratch.add_(1)
-        arrived.sum()
+        for tensor in arrived:
+            tensor.sum()
 
     return recall
 
@@ -71,13 +74,13 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class Example:
-    """A layer of model.json as it is in the model (its name, the positions of what it is made of), its input, the
-    target where it is the last one, and whether a layer before it is trained."""
+    """A layer of model.json as it is in the model: its name, the positions of what it is made of, what passes between
+    that and the rest, what it takes, and the target where it is the last one."""
 
     piece: Piece
-    x: Tensor
+    part: Part
+    x: Carried
     target: Tensor | None
-    differentiated: bool
 
 
 def trace_layer(
@@ -95,9 +98,8 @@ def trace_layer(
     ProgramMismatch; an EngineNotice is a warning.
     """
     loss = None if on.target is None else model.loss
-    wanted = on.x.is_floating_point() and on.piece.ids.start != 0 and on.differentiated
     label = f"layer {on.piece.name}"
-    layers = StageLayers(tuple(modules), tuple(on.piece.ids), loss, wanted, label, half_of(dtype))
+    layers = StageLayers(tuple(modules), on.part.ids, loss, any(on.part.wanted), label, half_of(dtype), on.part)
     how = Building(engine, 0 if check else None, among_team=team.said)
     program, notice = build_program(layers, on.x, on.target, how)
     if notice is not None:
@@ -124,9 +126,12 @@ class LayerRun:
         self.sums = {name: torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for name, tensor in summed.items()}
         self.x, self.target = on.x, on.target
         self.awaiting = awaiting if on.target is None else on.target.nbytes
+        self.xs = tensors_of(on.x)
         self.output = self._forward()[0]
+        self.outputs = tensors_of(self.output)
         self.dropped_workspace = 0
-        self.grad_output = torch.ones_like(self.output)
+        self.grad_output = ones_like(self.output, (True,) if on.target is not None else on.part.returned)
+        self.grad_outputs = tensors_of(self.grad_output)
 
     def costs(
         self,
@@ -160,7 +165,7 @@ class LayerRun:
             "stash_bytes": sizes.stash,
             "weight_stash_bytes": sizes.weight_stash,
             "output_bytes": sizes.output,
-            "input_bytes": self.x.nbytes,
+            "input_bytes": sum(x.nbytes for x in self.xs),
             "workspace_bytes": self._workspace(sizes),
             "buffer_bytes": unique_bytes(self.buffers.values()),
             "parameter_shapes": [list(tensor.shape) for tensor in parameters],
@@ -175,27 +180,27 @@ class LayerRun:
         layer in B and I.
         """
         own_stash = sizes.stash - sizes.borrowed
-        given = self.x.nbytes + self.awaiting
+        given = sum(x.nbytes for x in self.xs) + self.awaiting
         unsaved = 0 if self.program.saves_input else given
         forward = sizes.forward_peak - own_stash - sizes.output + unsaved
         self.dropped_workspace = forward + sizes.output
         forward_only = sizes.forward_only_peak - sizes.output + given
         remake = sizes.remake_peak - own_stash + unsaved
-        gradients = self.grad_output.nbytes
+        gradients = sum(gradient.nbytes for gradient in self.grad_outputs)
         backward = sizes.backward_peak - own_stash + gradients
         own_held = sizes.weight_stash - sizes.borrowed
         halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
         return max(forward, forward_only, remake, backward, *halves, 0)
 
-    def _forward(self) -> tuple[Tensor, Any]:
+    def _forward(self) -> tuple[Carried, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
 
     def _seconds(self, clock: Clock, rounds: int, warmups: int, pace: Pace, recall: Recall, team: Team) -> Seconds:
         """Median seconds of F, B, I, W. An op finds what just arrived in the cache, and nothing else."""
         program, laps = self.program, []
 
-        def timed(work: Callable[[], Any], arrived: Tensor, recall: Recall) -> tuple[float, Any]:
-            recall(arrived)
+        def timed(work: Callable[[], Any], arrived: Carried, recall: Recall) -> tuple[float, Any]:
+            recall(tensors_of(arrived))
             team.meet()
             start = clock()
             result = work()
@@ -216,14 +221,14 @@ class LayerRun:
 
     def _bytes(self) -> _Bytes:
         program, buffers = self.program, list(self.buffers.values())
-        given = [self.x, self.grad_output] + ([] if self.target is None else [self.target])
+        given = [*self.xs, *self.grad_outputs] + ([] if self.target is None else [self.target])
         external = [*self.parameters.values(), *buffers, *self.sums.values(), *given]
         with StorageTracker(external) as tracker:
             output, stash = self._forward()
             forward_peak = tracker.peak_bytes
             named = _bytes_beyond([*buffers, *given], stash.tensors)
             borrowed = _bytes_beyond(buffers, stash.tensors) - named
-            output_bytes = 0 if self.target is not None else output.untyped_storage().nbytes()
+            output_bytes = 0 if self.target is not None else unique_bytes(tensors_of(output))
             del output
             own = tracker.current_bytes  # with what custom functions keep outside the stash
             tracker.reset_peak()

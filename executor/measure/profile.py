@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,11 @@ from ...models import Granularity, LayeredModel, Piece, load, pieces
 from ...models.lanes import Lane
 from ...models.loaders import Source, as_dataset
 from ...models.once import kept
+from ...models.wiring import Inputs, carried, each
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wide
-from ..state import as_dtype, inputs_and_targets, tied_bytes
+from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
+from .between import Between, Handed
 from .companions import Pace, alone, companions
 from .layer_run import BY_ITSELF, Example, LayerRun, cold, trace_layer
 from .team import Team, lane_of_ways, require_room, seated
@@ -139,14 +140,14 @@ def _measured_in_team(
 def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Team = BY_ITSELF) -> dict[str, Any]:
     """`measure_layers` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, how.micro_batch_size, how.data, how.dtype)
-    x, target = x.to(how.device), target.to(how.device)
-    recall, awaiting = cold(x.device), target.nbytes
+    x, target = each(x, lambda tensor: tensor.to(how.device)), target.to(how.device)
+    recall, awaiting = cold(target.device), target.nbytes
 
     def measured(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
         built = (build_lowered(model.layers[index], 0, index, how.dtype, team.lane)[0] for index in on.piece.ids)
         modules = [module.to(how.device) for module in built]
         run = LayerRun(trace_layer(model, modules, on, how.dtype, engine, team=team), modules, on, awaiting)
-        return run.costs(partial(_now, on.x.device), how.rounds, WARMUPS, pace, recall, team), run
+        return run.costs(partial(_now, target.device), how.rounds, WARMUPS, pace, recall, team), run
 
     of = Pieced(model, how.layers)
     with _threads(how.threads):
@@ -157,7 +158,7 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Tea
 
 def example_batch(
     model: LayeredModel, micro_batch_size: int, data: Source | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Inputs, Tensor]:
     """Inputs, in `dtype` where they are floating point, and targets as a loss has them, of a micro-batch, on the CPU.
 
     Raises:
@@ -170,7 +171,7 @@ def example_batch(
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
     source = load(found) if isinstance(found, str) else as_dataset(found)
     x, target = inputs_and_targets(source, 0, 0, 0, micro_batch_size)
-    return as_dtype(x, dtype), as_dtype(target, wide(dtype))
+    return each(x, lambda tensor: as_dtype(tensor, dtype)), as_dtype(target, wide(dtype))
 
 
 EngineCosts = Callable[[Engine, Example], tuple[dict[str, Any], LayerRun]]
@@ -179,7 +180,7 @@ EngineCosts = Callable[[Engine, Example], tuple[dict[str, Any], LayerRun]]
 
 def profiled_layers(
     model: Pieced,
-    x: Tensor,
+    x: Inputs,
     target: Tensor,
     costs_of: EngineCosts,
     how: str,
@@ -212,21 +213,13 @@ def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any
     return layer | {key: max(value, other[key]) for key, value in layer.items() if key.endswith("_bytes")}
 
 
-class Handed(NamedTuple):
-    """A layer's output, whether the layer saves its input, and its workspace if nobody saves its output."""
-
-    output: Tensor
-    saves_input: bool
-    dropped_workspace: int
-
-
 LayerCosts = Callable[[Example], tuple[dict[str, Any], Handed]]
 """A layer -> (entry in model.json, the rest)."""
 
 
 def distinct_layers(
     of: Pieced,
-    x: Tensor,
+    x: Inputs,
     target: Tensor,
     costs_of: LayerCosts,
     how: str,
@@ -234,27 +227,28 @@ def distinct_layers(
 ) -> list[dict[str, Any]]:
     """Every layer's entry in model.json; `costs_of` is asked once for layers that are alike.
 
-    Each layer gets the output of the one before; `how` says in the progress what was done for the costs.
+    Each layer gets what layers before it have given; `how` says in the progress what was done for the costs. Raises
+    ValueError: the data gives other tensors than the layers take.
     """
     known: dict[object, tuple[dict[str, Any], Handed]] = {}
     layers: list[dict[str, Any]] = []
-    before = Handed(x, True, 0)
-    differentiated = False
+    between = Between(of.model, of.pieces, x)
     for piece in of.pieces:
-        first, last = piece.ids.start == 0, piece.ids.stop == len(of.model.layers)
         likeness = tuple(_likeness(of.model.layers[index].build) for index in piece.ids)
         divided = tuple(tuple((of.model.layers[index].parallel_plan or {}).items()) for index in piece.ids)
-        key = (likeness, divided, x.shape, x.dtype, first, last, differentiated)
+        part = between.part(piece, trained=any(trained for _, trained in likeness))
+        taken, last = between.taken(part), piece.ids.stop == len(of.model.layers)
+        kinds = tuple((tensor.shape, tensor.dtype) for tensor in taken)
+        key = (likeness, divided, part.form, kinds, last)
         if fresh := key not in known:
-            known[key] = costs_of(Example(piece, x, target if last else None, differentiated))
-        differentiated = differentiated or any(trained for _, trained in likeness)
+            known[key] = costs_of(Example(piece, part, carried(taken), target if last else None))
         costs, handed = known[key]
-        if layers and not handed.saves_input:
-            layers[-1]["workspace_bytes"] = max(layers[-1]["workspace_bytes"], before.dropped_workspace)
-        before, x = handed, handed.output
-        layers.append({"name": piece.name, **costs})
+        entry = {"name": piece.name, **costs}
+        between.add(part, entry, handed)
+        layers.append(entry)
         if on_progress:
             on_progress(f"{piece.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
+    between.count_passing()
     return layers
 
 
@@ -266,8 +260,8 @@ def model_document(
     dtype: torch.dtype,
     lane: Lane | None = None,
 ) -> dict[str, Any]:
-    """The content of model.json for a chain; `dtype` is that of the parameters. Raises ValueError for a bad tie."""
-    names = [piece.name for piece in of.pieces]
+    """The content of model.json; `dtype` is that of the parameters. Raises ValueError for a bad tie."""
+    edges = planned_edges(of.model, of.pieces)
     tied = tied_bytes(of.model, dtype, of.pieces, lane)
     shared = [{"layers": list(members), "bytes": count} for members, count in tied]
     return {
@@ -277,7 +271,7 @@ def model_document(
         "micro_batch_size": micro_batch_size,
         "device": device,
         "layers": layers,
-        "edges": [list(pair) for pair in pairwise(names)],
+        "edges": [[e.source, e.target, *([] if e.tensors is None else [list(e.tensors)])] for e in edges],
         **({"shared": shared} if shared else {}),
     }
 

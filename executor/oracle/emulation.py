@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from ...models import Dataset, LayeredModel, derive_seed
+from ...models.wiring import Value, carried, tensors_of
 from ...planner.graph import route, stash_policy, update_size
 from ...planner.plan import Plan
 from ...planner.problem import WEIGHT_POLICIES
 from ..basics import RunError
 from ..run import blueprint_of, prepare
+from ..stage import gradients_of
 from ..state import Blueprint, MiniBatch, Predictor, StageReplica, in_place_of
 
 
@@ -168,7 +170,9 @@ class Emulator:
         step, of = self.first + m // self.update, m % self.update
         samples = mini_batch.size(of)
         programs = [replica.of_size(samples).program for replica in self.replicas]
-        x, target = self.blueprint.batch(step, of, samples)
+        passing = self.blueprint.passing
+        given, target = self.blueprint.batch(step, of, samples)
+        wiring, there = self.blueprint.model.wiring, dict[Value, Tensor]()
         seed = derive_seed(self.blueprint.seed, step, of)
         stashes, read, inputs = [], [], []
         for stage, replica in enumerate(self.replicas):
@@ -176,13 +180,17 @@ class Emulator:
             read.append(version)
             weights = self._weights(stage, m, version, backward=False)
             wanted = target if stage == self.depth - 1 else None
-            inputs.append(x)
-            x, stash = programs[stage].forward(weights, replica.weights.buffers, x, wanted, seed)
+            part = passing.parts[stage]
+            there |= wiring.given(given, part.takes)
+            inputs.append(carried([there[value] for value in part.takes]))
+            x, stash = programs[stage].forward(weights, replica.weights.buffers, inputs[stage], wanted, seed)
+            there |= zip(part.gives, tensors_of(x), strict=False)  # a loss is nobody's
             stashes.append(stash)
-        loss = x.item()
+        loss = tensors_of(x)[0].item()
         scale = self.blueprint.training.loss_scale
         assert isinstance(scale, int | float)
-        gradient = torch.full((), 1.0 / self.update * mini_batch.weight(of) * scale, dtype=x.dtype)
+        lost = torch.full((), 1.0 / self.update * mini_batch.weight(of) * scale, dtype=tensors_of(x)[0].dtype)
+        sums: dict[Value, Tensor] = {}
         for stage in reversed(range(self.depth)):
             stashed = self.policy in ("stash", "vertical", "2bw")
             version = read[stage] if stashed else m // self.update
@@ -192,9 +200,14 @@ class Emulator:
             if stash_policy(row[stage]).remade:  # from the version, not predicted
                 kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
                 stash = programs[stage].remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
-            found = programs[stage].backward(stash, weights, gradient, replica.weights.accumulators)
-            if stage > 0:
-                gradient = self.blueprint.shape(stage, samples).empty().zero_() if found is None else found
+            entering = (
+                carried([sums.pop(value) for value in passing.returned(stage)]) if stage < self.depth - 1 else lost
+            )
+            found = programs[stage].backward(stash, weights, entering, replica.weights.accumulators)
+            shapes = self.blueprint.takes(stage, samples)
+            for value, gradient in zip(passing.wanted(stage), gradients_of(found), strict=False):
+                gradient = shapes[value].empty().zero_() if gradient is None else gradient
+                sums[value] = sums[value] + gradient if value in sums else gradient
         return loss
 
     def _weights(self, stage: int, m: int, version: int, backward: bool) -> Mapping[str, Tensor]:

@@ -13,6 +13,7 @@ from ...models import Dataset, LayeredModel, derive_seed, held_out
 from ...models.loaders import Feed, Source
 from ...models.once import kept
 from ...models.sampling import batch_of
+from ...models.wiring import Inputs, Value, carried, outputs_of
 from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training, keywords_of
 from ..stage import autocasting, build_lowered, half_of, layer_seed, run_dtype, wide
 from ..state import MiniBatch, MiniBatches, as_dtype, find_data, make_optimizer, set_rate, tie_modules
@@ -140,15 +141,18 @@ class _Trainer:
         self._finite = math.isfinite(total)
         return total
 
-    def _loss(self, inputs: Tensor, targets: Tensor, random: int) -> Tensor:
-        x, half = as_dtype(inputs, self.dtype).to(self.device), half_of(self.dtype)
-        with autocasting(half, x.device):
+    def _loss(self, inputs: Inputs, targets: Tensor, random: int) -> Tensor:
+        half, wiring = half_of(self.dtype), self.model.wiring
+        taken = wiring.given(inputs, {value for values in wiring.takes for value in values})
+        there = {value: as_dtype(tensor, self.dtype).to(self.device) for value, tensor in taken.items()}
+        with autocasting(half, self.device):
             for index, layer in enumerate(self.layers):
                 torch.manual_seed(layer_seed(random, index))
-                x = layer(x)
+                found = outputs_of(layer(*(there[value] for value in wiring.takes[index])), wiring.outputs[index])
+                there |= {Value(index, number): tensor for number, tensor in enumerate(found)}
             torch.manual_seed(layer_seed(random, -1))
             wanted = as_dtype(targets, wide(self.dtype)).to(self.device)
-            return self.model.loss(x if half is None else x.float(), wanted)
+            return self.model.loss(carried([t if half is None else t.float() for t in found]), wanted)
 
     def _sum_up(self) -> None:
         """Adds 16-bit gradients of one micro-batch to the masters' float32 ones."""

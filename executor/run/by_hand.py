@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ...models.sample_row import DataFault, pair_of
+from ...models.wiring import Inputs, each, named
 from ..basics import RunError
 
 
 class _Batch(NamedTuple):
     step: int
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
 
 
@@ -40,14 +41,15 @@ class HandedOver:
     def for_evaluation(self) -> HandedOver:
         """Makes what held-out losses are measured on: the first batch, until there is another."""
         batch = next(iter(self._held.values()))
-        pair = tuple(part[torch.arange(self._most) % len(part)] for part in (batch.inputs, batch.targets))
+        rows = torch.arange(self._most) % len(batch.targets)
+        pair = each(batch.inputs, lambda part: part[rows]), batch.targets[rows]
         self.held_out = HandedOver(pair, self._full, self._most, self._most)
         return self.held_out
 
     def give(self, step: int, batch: object) -> int:
         """This step's batch from now on, instead of any other; returns its samples. Raises RunError."""
         taken = _Batch(step, *_pair(batch))
-        samples = len(taken.inputs)
+        samples = len(taken.targets)
         if self._held and samples != self.samples_a_step:
             raise RunError(
                 f"a batch has {samples} samples, but those before had {self.samples_a_step}: leave the rest of an "
@@ -57,22 +59,24 @@ class HandedOver:
             hold = f"{self._most // self._full} micro-batches of {self._full} take"
             takes = f"{self._least} to {self._most}" if self._least < self._most else str(self._most)
             raise RunError(f"a batch has {samples} samples, but the plan's {hold} {takes}")
-        for part, tensor in zip(("inputs", "targets"), taken[1:], strict=True):
+        parts = {f"inputs {name}".strip(): tensor for name, tensor in named(taken.inputs).items()}
+        for part, tensor in {**parts, "targets": taken.targets}.items():
             mine = f"{tuple(tensor.shape[1:])} {tensor.dtype}"
             if mine != self._kinds.setdefault(part, mine):
                 raise RunError(f"a batch has {part} of {mine} each, but those before had {self._kinds[part]}")
         self._held = {step: taken}
         return samples
 
-    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Inputs, Tensor]:
         """Rows of the batch; memory of its own, since stages may keep it while the loop goes on."""
         if step not in self._held:
             raise RunError(f"step {step} has no batch: step() takes one")
         held, first = self._held[step], micro_batch * self._full
-        return held.inputs[first : first + size].clone(), held.targets[first : first + size].clone()
+        inputs = each(held.inputs, lambda tensor: tensor[first : first + size].clone())
+        return inputs, held.targets[first : first + size].clone()
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+def _pair(batch: Any) -> tuple[Inputs, Tensor]:
     if isinstance(batch, Sequence | Mapping) and not isinstance(batch, str):
         try:
             return pair_of(batch)

@@ -38,7 +38,7 @@ class Job:
         options: as they were given, but for what stays in the process that was given them. What depends on the plan, on
             the model or on a checkpoint as well is beside them, filled in.
         steps, first: how many it takes, and the one it goes on from.
-        shapes: every stage's input by the samples of a micro-batch (see `MiniBatches.sizes`).
+        shapes: of what every stage takes, by the samples of a micro-batch (see `MiniBatches.sizes`).
     """
 
     plan: Plan
@@ -48,7 +48,7 @@ class Job:
     training: Training
     dtype: torch.dtype
     checkpoint: Checkpointing | None
-    shapes: Mapping[int, tuple[TensorShape, ...]]
+    shapes: Mapping[int, tuple[tuple[TensorShape, ...], ...]]
     identity: RunIdentity
 
     @property

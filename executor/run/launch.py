@@ -23,6 +23,7 @@ from ..state import (
     feed_of,
     find_data,
     find_model,
+    inputs_text,
     match_epochs,
     match_model,
     parts_fingerprint,
@@ -110,7 +111,7 @@ def job_of(plan: Plan, options: RunOptions) -> Job:
     sizes = MiniBatches.of_plan(plan, training, source).sizes(range(first, first + steps))
     match_epochs(plan, source, sizes)
     shapes = {samples: match_model(plan, found, source, dtype, samples) for samples in sizes}
-    inputs = str(shapes[plan.problem.model.micro_batch_size][0])
+    inputs = inputs_text(source, dtype, plan.problem.model.micro_batch_size)
     of = found.name, parts_fingerprint(plan, found)
     identity = RunIdentity.of(plan, options, training, dtype, model=of, inputs=inputs, data=source.name)
     if saving is not None and saving.resume:

@@ -10,7 +10,7 @@ from .eager_probe import isolated
 from .engines import Building, EngineNotice, alone, build_program, warn
 from .packing import PackedStash, Stash, StashLayout, View
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like, run_dtype, wide
-from .protocol import AnyProgram, WeightStash
+from .protocol import AnyProgram, Gradients, WeightStash, gradients_of, ones_like
 from .random_state import layer_seed, own_random_state
 from .selfcheck import ProgramMismatch
 from .statistics import Statistics, StatisticsExchange, StatisticsQueue
@@ -22,6 +22,7 @@ __all__ = [
     "Building",
     "EagerProgram",
     "EngineNotice",
+    "Gradients",
     "HALVES",
     "PackedStash",
     "ProgramMismatch",
@@ -39,12 +40,14 @@ __all__ = [
     "autocasting",
     "build_lowered",
     "build_program",
+    "gradients_of",
     "half_of",
     "isolated",
     "layer_seed",
     "lower",
     "named_buffers",
     "named_parameters",
+    "ones_like",
     "output_like",
     "own_random_state",
     "require_compiler",

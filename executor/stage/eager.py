@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ...models.wiring import Carried, carried, tensors_of
 from ..place import unique_bytes
 from .eager_probe import isolated, probe
-from .packing import PackedStash, Stash, StashLayout, pieces
-from .protocol import WeightStash
+from .packing import PackedStash, Stash, StashLayout, TensorSpec, pieces
+from .protocol import Gradients, WeightStash, require_alike
 from .random_state import own_random_state, reseed
 from .selfcheck import WAYS, check_program
 from .tape import Recording, Tape, run_backward
@@ -81,7 +82,7 @@ class EagerProgram:
     """
 
     def __init__(
-        self, layers: StageLayers, example_input: Tensor, example_target: Tensor | None, stash_limit: int = 0
+        self, layers: StageLayers, example_input: Carried, example_target: Tensor | None, stash_limit: int = 0
     ) -> None:
         """Raises TraceError: the stage cannot be run on the example."""
         facts = probe(layers, example_input, example_target)
@@ -92,7 +93,7 @@ class EagerProgram:
         self.needs_input_grad = facts.input_reached
         self.has_random, self.has_state, self.can_remake = facts.has_random, facts.has_state, facts.can_remake
         self.saves_input, self.one_process = facts.saves_input, True
-        self.output_spec, self.stash_specs = facts.output_spec, facts.stash_specs
+        self.output_specs, self.stash_specs = facts.output_specs, facts.stash_specs
         self.stash_bytes, self.weight_stash_bytes = facts.stash_bytes, facts.weight_stash_bytes
         self.hidden_bytes = facts.hidden_bytes
         self.code = ""
@@ -101,17 +102,22 @@ class EagerProgram:
         self.stash_layout = EagerLayout(self.label, facts.groups, facts.piece_bytes, tensors, facts.hidden_bytes)
         self._layers = layers
         self._trained = facts.trained
-        self._input_spec = facts.input_spec
+        self._input_specs = facts.input_specs
         self._has_target = example_target is not None
+
+    @property
+    def output_spec(self) -> TensorSpec:
+        """Of the first output."""
+        return self.output_specs[0]
 
     def forward(
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None = None,
         seed: int = 0,
-    ) -> tuple[Tensor, Stash]:
+    ) -> tuple[Carried, Stash]:
         """As `StageProgram.forward`. Raises ValueError, too, where the stash is larger than its limit."""
         return self._record(parameters, buffers, x, target, seed, remake=False)
 
@@ -119,25 +125,27 @@ class EagerProgram:
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None = None,
         seed: int = 0,
-    ) -> Tensor:
+    ) -> Carried:
         """As `StageProgram.forward_only`."""
         self._require(x, target)
         values = {**self._own(parameters), **buffers}
-        version = x._version
-        with torch.no_grad(), self._random_state(x.device):
-            output = self._layers.run(values, x.detach(), target, lambda layer, _: self._before(layer, seed))
-        if x._version != version:
+        xs = tensors_of(x)
+        versions = [tensor._version for tensor in xs]
+        entered = carried([tensor.detach() for tensor in xs])
+        with torch.no_grad(), self._random_state(xs[0].device):
+            output = self._layers.run(values, entered, target, lambda layer, _: self._before(layer, seed))
+        if [tensor._version for tensor in xs] != versions:
             raise ValueError(f"{self.label}: its first layer changes its input in place")
-        return output.detach()
+        return carried([tensor.detach() for tensor in tensors_of(output)])
 
     def remake(
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None = None,
         seed: int = 0,
     ) -> Stash:
@@ -150,18 +158,18 @@ class EagerProgram:
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None,
         seed: int,
         remake: bool,
-    ) -> tuple[Tensor, Stash]:
+    ) -> tuple[Carried, Stash]:
         self._require(x, target)
         recording = Recording(self._own(parameters), self._trained)
-        with self._random_state(x.device):
+        with self._random_state(tensors_of(x)[0].device):
             output, tape = recording.run(
                 self._layers, buffers, x, target, lambda layer: self._before(layer, seed), remake
             )
-        given = [x] if target is None else [x, target]
+        given = [*tensors_of(x)] if target is None else [*tensors_of(x), target]
         nbytes = sum(pieces(recording.tensors, tape.staying, given)[1]) + self.hidden_bytes
         if nbytes > self.stash_limit:
             raise ValueError(
@@ -169,12 +177,10 @@ class EagerProgram:
             )
         return output, Stash(recording.tensors, nbytes, tape)
 
-    def _require(self, x: Tensor, target: Tensor | None) -> None:
+    def _require(self, x: Carried, target: Tensor | None) -> None:
         if self._has_target != (target is not None):
             raise ValueError(f"{self.label}: {'needs a' if self._has_target else 'takes no'} target")
-        if tuple(x.shape) != self._input_spec.shape or x.dtype != self._input_spec.dtype:
-            got, want = f"{tuple(x.shape)} {x.dtype}", f"{self._input_spec.shape} {self._input_spec.dtype}"
-            raise ValueError(f"{self.label}: input is {got}, built for {want}")
+        require_alike(self.label, x, self._input_specs, "built")
 
     def _own(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: parameters[name] for name in self.parameter_names}
@@ -190,15 +196,15 @@ class EagerProgram:
         self,
         stash: Stash,
         parameters: Mapping[str, Tensor],
-        grad_output: Tensor,
+        grad_output: Carried,
         accumulators: Mapping[str, Tensor],
-    ) -> Tensor | None:
+    ) -> Gradients:
         """As `StageProgram.backward`. Raises ValueError, too: a parameter that got no gradient in the check has one."""
         return run_backward(self._loaded(stash, parameters), grad_output, accumulators)
 
     def backward_input(
-        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor
-    ) -> tuple[Tensor | None, WeightStash]:
+        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Carried
+    ) -> tuple[Gradients, WeightStash]:
         """As `StageProgram.backward_input`."""
         tape = self._loaded(stash, parameters)
         parts = cut(tape)
@@ -222,7 +228,7 @@ class EagerProgram:
             parts.held.pop().tensor = weight_stash.tensors.pop()
         run_weight(parts, gradients, accumulators)
 
-    def self_check(self, modules: Sequence[nn.Module], x: Tensor, target: Tensor | None = None, seed: int = 0) -> None:
+    def self_check(self, modules: Sequence[nn.Module], x: Carried, target: Tensor | None = None, seed: int = 0) -> None:
         """As `StageProgram.self_check`; every way of running it starts from copies of the layers' Python state."""
         for way in WAYS:
             fresh = copy.copy(self)

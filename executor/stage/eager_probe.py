@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
+from ...models.wiring import Carried, tensors_of
 from ..place import StorageTracker, unique_bytes
 from .packing import TensorSpec, pieces, spec
+from .protocol import Gradients, gradients_of, ones_like
 from .random_state import own_random_state, reseed
 from .selfcheck import ProgramMismatch, compare
 from .tape import Recording, Tape, run_backward
@@ -24,7 +26,7 @@ class Facts:
     """Of one forward and backward of the example. Bytes are those of storages, each once.
 
     Attributes:
-        trained: parameters that want a gradient; reached: those that get one. input_reached: whether the input does.
+        trained: parameters that want a gradient; reached: those that get one. input_reached: whether an input does.
         groups, piece_bytes: as of a `StashLayout`.
         stash_bytes, weight_stash_bytes: hidden ones included.
         hidden_bytes: alive after F beside its output and the stash.
@@ -36,8 +38,8 @@ class Facts:
     trained: frozenset[str]
     reached: tuple[str, ...]
     input_reached: bool
-    input_spec: TensorSpec
-    output_spec: TensorSpec
+    input_specs: tuple[TensorSpec, ...]
+    output_specs: tuple[TensorSpec, ...]
     stash_specs: tuple[TensorSpec, ...]
     groups: tuple[tuple[int, ...], ...]
     piece_bytes: tuple[int, ...]
@@ -61,13 +63,13 @@ def isolated(layers: StageLayers) -> StageLayers:
         return layers
 
 
-def probe(layers: StageLayers, x: Tensor, target: Tensor | None) -> Facts:
+def probe(layers: StageLayers, x: Carried, target: Tensor | None) -> Facts:
     """Run the stage once forwards and backwards, and once more as R; on fake tensors if the example is fake.
 
     Raises TraceError: it cannot be run eagerly, or not on tensors without memory.
     """
     try:
-        with detect_fake_mode([x]) or nullcontext():
+        with detect_fake_mode(list(tensors_of(x))) or nullcontext():
             return _Probe(layers, x, target).facts()
     except TraceError:
         raise
@@ -77,7 +79,7 @@ def probe(layers: StageLayers, x: Tensor, target: Tensor | None) -> Facts:
 
 
 class _Probe:
-    def __init__(self, layers: StageLayers, x: Tensor, target: Tensor | None) -> None:
+    def __init__(self, layers: StageLayers, x: Carried, target: Tensor | None) -> None:
         self.layers, self.untouched = isolated(layers), isolated(layers)
         self.x, self.target = x, target
         own = named_parameters(layers.modules, layers.layer_ids)
@@ -85,20 +87,24 @@ class _Probe:
         self.trained = frozenset(name for name, tensor in own.items() if tensor.requires_grad)
         kept = named_buffers(layers.modules, layers.layer_ids)
         self.buffers = {name: tensor.detach().clone() for name, tensor in kept.items()}
-        self.given = [x] + ([] if target is None else [target])
-        self.is_fake = detect_fake_mode([x]) is not None
+        self.xs = tensors_of(x)
+        self.given = [*self.xs] + ([] if target is None else [target])
+        self.is_fake = detect_fake_mode(list(self.xs)) is not None
+        self.device = self.xs[0].device
         self.has_random = False
 
     def facts(self) -> Facts:
         external = [*self.parameters.values(), *self.buffers.values(), *self.given]
         with StorageTracker(external) as tracker:
             output, tensors, tape = self._record(remake=False)
-            hidden = tracker.current_bytes - (unique_bytes([*external, *tensors, output]) - unique_bytes(external))
+            kept = [*external, *tensors, *tensors_of(output)]
+            hidden = tracker.current_bytes - (unique_bytes(kept) - unique_bytes(external))
+            del kept
         groups, sizes = pieces(tensors, tape.staying, self.given)
         specs = tuple(map(spec, tensors))
         saved = {tensor.untyped_storage()._cdata for tensor in tensors}
         reached, input_reached = leads_to(tape)
-        gradient = torch.ones_like(output)
+        gradient = ones_like(output, self.layers.returned)
         weight_stash, gradients = self._halves(tape, tensors, gradient)
         can_remake = self.is_fake or self._repeats(gradient, gradients)
         self.layers = self.untouched
@@ -109,12 +115,12 @@ class _Probe:
             trained=self.trained,
             reached=reached,
             input_reached=input_reached,
-            input_spec=spec(self.x),
-            output_spec=spec(output),
+            input_specs=tuple(map(spec, self.xs)),
+            output_specs=tuple(map(spec, tensors_of(output))),
             stash_specs=specs,
             groups=groups,
             piece_bytes=sizes,
-            saves_input=self.x.untyped_storage()._cdata in saved,
+            saves_input=all(x.untyped_storage()._cdata in saved for x in self.xs),
             has_random=self.has_random,
             can_remake=can_remake,
             has_state=has_state,
@@ -123,7 +129,7 @@ class _Probe:
             hidden_bytes=hidden,
         )
 
-    def _record(self, remake: bool) -> tuple[Tensor, list[Tensor], Tape]:
+    def _record(self, remake: bool) -> tuple[Carried, list[Tensor], Tape]:
         recording = Recording(self.parameters, self.trained)
         before: list[list[Tensor]] = []
 
@@ -131,9 +137,9 @@ class _Probe:
             if not self.is_fake:
                 self._watch(before)
                 reseed(0, layer)
-                before[:] = [_random_state(self.x.device)]
+                before[:] = [_random_state(self.device)]
 
-        with own_random_state(self.x.device):
+        with own_random_state(self.device):
             output, tape = recording.run(self.layers, self.buffers, self.x, self.target, watch, remake)
             self._watch(before)
         return output, recording.tensors, tape
@@ -141,10 +147,10 @@ class _Probe:
     def _watch(self, before: list[list[Tensor]]) -> None:
         """Notes whether the random state has moved on since the layer began."""
         for states in before:
-            now = _random_state(self.x.device)
+            now = _random_state(self.device)
             self.has_random |= not all(map(torch.equal, states, now))
 
-    def _halves(self, tape: Tape, tensors: list[Tensor], gradient: Tensor) -> tuple[int, dict[str, Tensor]]:
+    def _halves(self, tape: Tape, tensors: list[Tensor], gradient: Carried) -> tuple[int, dict[str, Tensor]]:
         """Run I and W: (bytes between them, gradients by name)."""
         tape.load(tensors, self.parameters)
         parts = cut(tape)
@@ -153,19 +159,24 @@ class _Probe:
         _, sizes = pieces([*held, *entering], tape.staying, self.given)
         sums = {name: torch.zeros_like(self.parameters[name]) for name in self.trained}
         run_weight(parts, entering, sums)
-        return sum(sizes), sums | ({} if grad is None else {"input": grad})
+        return sum(sizes), sums | _by_name(grad)
 
-    def _repeats(self, gradient: Tensor, expected: dict[str, Tensor]) -> bool:
+    def _repeats(self, gradient: Carried, expected: dict[str, Tensor]) -> bool:
         """Whether the backward of an R gives what that of F gave."""
         _, tensors, tape = self._record(remake=True)
         tape.load(tensors, self.parameters)
         sums = {name: torch.zeros_like(self.parameters[name]) for name in self.trained}
         grad = run_backward(tape, gradient, sums)
         try:
-            compare(self.layers.label, expected, sums | ({} if grad is None else {"input": grad}))
+            compare(self.layers.label, expected, sums | _by_name(grad))
         except ProgramMismatch:
             return False
         return True
+
+
+def _by_name(found: Gradients) -> dict[str, Tensor]:
+    """Of inputs."""
+    return {f"input {k}": grad for k, grad in enumerate(gradients_of(found)) if grad is not None}
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

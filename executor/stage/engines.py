@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
+from ...models.wiring import Carried
 from ..basics import Engine
 from .compiled import compile_program
 from .eager import EagerProgram
@@ -50,7 +51,7 @@ class Building:
 
 
 def build_program(
-    layers: StageLayers, x: Tensor, target: Tensor | None, how: Building
+    layers: StageLayers, x: Carried, target: Tensor | None, how: Building
 ) -> tuple[AnyProgram, str | None]:
     """(the stage's program, a notice if "auto" came to the eager engine).
 

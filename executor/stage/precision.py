@@ -8,7 +8,7 @@ the forward left, as autograd does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,12 +115,20 @@ class _FittingNorms(TorchFunctionMode):
         return func(*given, **named)
 
 
-def output_like(module: nn.Module, x: Tensor, half: torch.dtype) -> Tensor:
-    """The layer's output on the CPU for an input of x's shape and dtype, as a meta tensor; computes nothing."""
+def output_like(module: nn.Module, xs: Sequence[Tensor], half: torch.dtype) -> object:
+    """What the layer returns on the CPU for inputs of these shapes and dtypes, without memory; computes nothing."""
     named = [*module.named_parameters(), *module.named_buffers()]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values = {name: torch.empty_like(t, device="cpu", requires_grad=False) for name, t in named}
-        entering = torch.empty_like(x, device="cpu")
-        with autocasting(half, entering.device):
-            output = functional_call(module, values, (entering,))
-    return torch.empty(output.shape, dtype=output.dtype, device="meta") if isinstance(output, Tensor) else output
+        entering = tuple(torch.empty_like(x, device="cpu") for x in xs)
+        with autocasting(half, entering[0].device):
+            output = functional_call(module, values, entering)
+    return _without_memory(output)
+
+
+def _without_memory(output: object) -> object:
+    if isinstance(output, Tensor):
+        return torch.empty(output.shape, dtype=output.dtype, device="meta")
+    if isinstance(output, Mapping):
+        return {name: _without_memory(value) for name, value in output.items()}
+    return [*map(_without_memory, output)] if isinstance(output, tuple | list) else output

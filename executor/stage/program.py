@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 
+from ...models.wiring import Carried, carried, tensors_of
 from .packing import Stash, StashLayout, TensorSpec, pieces, spec
-from .protocol import WeightStash
+from .protocol import Gradients, WeightStash, ones_like, require_alike
 from .random_state import layer_seed, own_random_state, reseed
 from .selfcheck import ProgramMismatch, check_program
 from .split import GraphPart, Split, split, storages
@@ -56,9 +57,9 @@ class StageProgram:
         stash_specs: the tensors of every stash; `stash_bytes`: their storages' bytes.
         stash_layout: how a stash comes apart to leave the device.
         weight_stash_bytes: the same between the two halves of the backward.
-        output_spec: the output; the gradient that comes back has the same shape.
-        needs_input_grad: whether `backward` returns the input's gradient.
-        saves_input: whether the stash holds the stage's input.
+        output_specs: what it gives, or the loss; gradients that come back have the same shapes.
+        needs_input_grad: whether `backward` returns any input's gradient.
+        saves_input: whether the stash holds all that the stage takes.
         can_remake: whether `remake` can run: no buffer that F changes decides what the stash holds.
         has_random: whether a layer draws random numbers; `forward` then holds a process-wide lock.
         one_process: whether B must run in the process of its F.
@@ -75,76 +76,86 @@ class StageProgram:
         self.parameter_names = tuple(joint.parameters)
         self.buffer_names = tuple(joint.buffers)
         self.accumulator_names = parts.accumulated
-        self.needs_input_grad = layers.needs_input_grad and joint.input_grad is not None
+        self.needs_input_grad = bool(joint.boundary)
+        self._needs_grad, self._part = layers.needs_input_grad, layers.part
+        self._grads = tuple(node is not None for node in joint.input_grads)
+        self._entering = len(joint.grad_outputs)
         self.has_random, self.has_state = bool(parts.random_layers), False
         self.one_process = False
-        self.output_spec = _spec(joint.output, self.label)
-        self._input_spec = _spec(joint.input, self.label)
+        self.output_specs = tuple(_spec(node, self.label) for node in joint.outputs)
+        self._input_specs = tuple(_spec(node, self.label) for node in joint.inputs)
+        self._returned = layers.returned
         self._has_target = joint.target is not None
         self._read(joint, parts)
 
+    @property
+    def output_spec(self) -> TensorSpec:
+        """Of the first output."""
+        return self.output_specs[0]
+
     @staticmethod
-    def of(layers: StageLayers, example_input: Tensor, example_target: Tensor | None) -> StageProgram:
+    def of(layers: StageLayers, example_input: Carried, example_target: Tensor | None) -> StageProgram:
         """Trace layers on fake tensors: nothing is computed, unless a layer is a fused recurrent one.
 
         `example_input`, `example_target`: tensors of the micro-batch's shapes; the target where the stage has the loss.
         Raises TraceError: the stage cannot be traced.
         """
         program = StageProgram(layers, trace_joint(layers, example_input, example_target))
-        if program._needs_grad_mode and detect_fake_mode([example_input]) is None:
+        if program._needs_grad_mode and detect_fake_mode(list(tensors_of(example_input))) is None:
             program._measure(layers, example_input, example_target)
         return program
 
-    def _measure(self, layers: StageLayers, x: Tensor, target: Tensor | None) -> None:
+    def _measure(self, layers: StageLayers, x: Carried, target: Tensor | None) -> None:
         """Take bytes and shapes from a real run: fake kernels of fused recurrent layers know of no workspace."""
         own = named_parameters(layers.modules, layers.layer_ids)
         parameters = {name: tensor.detach() for name, tensor in own.items()}
         kept = named_buffers(layers.modules, layers.layer_ids)
         buffers = {name: tensor.detach().clone() for name, tensor in kept.items()}
         staying = {tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *buffers.values())}
-        given = [x] if target is None else [x, target]
+        given = [*tensors_of(x)] if target is None else [*tensors_of(x), target]
         output, stash = self.forward(parameters, buffers, x, target)
         groups, sizes = pieces(stash.tensors, staying, given)
         self.stash_specs = tuple(map(spec, stash.tensors))
         self.stash_layout = StashLayout(self.label, groups, sizes)
         self.stash_bytes = sum(sizes)
-        weight_stash = self.backward_input(stash, parameters, torch.ones_like(output))[1]
+        weight_stash = self.backward_input(stash, parameters, ones_like(output, self._returned))[1]
         self.weight_stash_bytes = sum(pieces(weight_stash.tensors, staying, given)[1])
 
     def forward(
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None = None,
         seed: int = 0,
-    ) -> tuple[Tensor, Stash]:
-        """Run F: (output or mean loss, stash). Buffers are updated in place.
+    ) -> tuple[Carried, Stash]:
+        """Run F: (outputs or mean loss, stash). Buffers are updated in place.
 
         `seed` sets every random layer's state; the caller's random state is left as it was.
 
         Raises:
             ValueError: no target for a stage with a loss, or an input of another shape or type.
         """
-        output, *computed = self._run(self._forward, parameters, buffers, x, target, seed)
-        return output, self._stash(computed, buffers, x, target)
+        computed = self._run(self._forward, parameters, buffers, x, target, seed)
+        count = len(self.output_specs)
+        return carried(computed[:count]), self._stash(computed[count:], buffers, x, target)
 
     def forward_only(
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None = None,
         seed: int = 0,
-    ) -> Tensor:
+    ) -> Carried:
         """Run F as `forward` does, without leaving a stash: every intermediate dies at its last use."""
-        return self._run(self._forward_only, parameters, buffers, x, target, seed)[0]
+        return carried(self._run(self._forward_only, parameters, buffers, x, target, seed))
 
     def remake(
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None = None,
         seed: int = 0,
     ) -> Stash:
@@ -163,23 +174,22 @@ class StageProgram:
         program: _Program,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None,
         seed: int,
     ) -> list[Tensor]:
         if self._has_target != (target is not None):
             raise ValueError(f"{self.label}: {'needs a' if self._has_target else 'takes no'} target")
-        if tuple(x.shape) != self._input_spec.shape or x.dtype != self._input_spec.dtype:
-            got, want = f"{tuple(x.shape)} {x.dtype}", f"{self._input_spec.shape} {self._input_spec.dtype}"
-            raise ValueError(f"{self.label}: input is {got}, traced for {want}")
+        require_alike(self.label, x, self._input_specs, "traced")
+        xs = tensors_of(x)
         arguments = [parameters[name] for name in self.parameter_names]
         arguments += [buffers[name] for name in self.buffer_names]
-        arguments += [x] if target is None else [x, target]
-        with torch.set_grad_enabled(self._needs_grad_mode), self._random_state(x.device):
+        arguments += xs if target is None else [*xs, target]
+        with torch.set_grad_enabled(self._needs_grad_mode), self._random_state(xs[0].device):
             return [tensor.detach() for tensor in program([*arguments, seed])]
 
-    def _stash(self, computed: list[Tensor], buffers: Mapping[str, Tensor], x: Tensor, target: Tensor | None) -> Stash:
-        given: dict[str, Tensor] = {**buffers, "input": x}
+    def _stash(self, computed: list[Tensor], buffers: Mapping[str, Tensor], x: Carried, target: Tensor | None) -> Stash:
+        given = {**buffers, **{f"input {k}": tensor for k, tensor in enumerate(tensors_of(x))}}
         if target is not None:
             given["target"] = target
         shipped = iter(computed)
@@ -189,10 +199,10 @@ class StageProgram:
         self,
         stash: Stash,
         parameters: Mapping[str, Tensor],
-        grad_output: Tensor,
+        grad_output: Carried,
         accumulators: Mapping[str, Tensor],
-    ) -> Tensor | None:
-        """Run B: add every parameter's gradient to its accumulator, return the input's gradient or None.
+    ) -> Gradients:
+        """Run B: add every parameter's gradient to its accumulator, return the inputs' gradients.
 
         Consumes the stash: each of its tensors is freed after its last use. `parameters` are the version
         the forward ran with, unless the method says otherwise. For a stage with a loss, `grad_output` is
@@ -202,19 +212,26 @@ class StageProgram:
         arguments += [accumulators[name] for name in self.accumulator_names]
         del grad_output
         with torch.no_grad():
-            results = self._backward(arguments)
-        return results[0] if results else None
+            return self._handed_back(self._backward(arguments))
+
+    def _handed_back(self, found: Sequence[Tensor]) -> Gradients:
+        """A gradient, or None, for everything that wants one."""
+        grads = iter(found)
+        all_of_them = tuple(next(grads) if there else None for there in self._grads)
+        return all_of_them if len(all_of_them) > 1 else all_of_them[0] if all_of_them else None
 
     def backward_input(
-        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor
-    ) -> tuple[Tensor | None, WeightStash]:
-        """Run I: (the input's gradient or None, what `backward_weight` needs). Consumes the stash."""
+        self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Carried
+    ) -> tuple[Gradients, WeightStash]:
+        """Run I: (the inputs' gradients, what `backward_weight` needs). Consumes the stash."""
         arguments = self._saved(stash, parameters, grad_output)
         kept = [arguments[index] for index in self._held_arguments]
         with torch.no_grad():
             results = list(self._backward_input(arguments))
-        grad = results.pop(0) if self.needs_input_grad else None
-        tensors = [*kept, *results]
+        count = sum(self._grads)
+        grad = self._handed_back(results[:count])
+        tensors = [*kept, *results[count:]]
+        del results
         return grad, WeightStash(
             [tensors[index] for index in self._held_tensors],
             [tensors[index] for index in self._held_parameters],
@@ -228,7 +245,7 @@ class StageProgram:
         with torch.no_grad():
             self._backward_weight(arguments)
 
-    def self_check(self, modules: Sequence[nn.Module], x: Tensor, target: Tensor | None = None, seed: int = 0) -> None:
+    def self_check(self, modules: Sequence[nn.Module], x: Carried, target: Tensor | None = None, seed: int = 0) -> None:
         """Compare F, B, I and W with plain eager autograd on `modules`, which are left as they were.
 
         Run once on fresh data before training: it finds what tracing misses, Python side effects and
@@ -237,7 +254,7 @@ class StageProgram:
         Raises:
             ProgramMismatch: names the stage, the first differing tensor and both its numbers.
         """
-        layers = StageLayers(modules, self.layer_ids, self.loss, self.needs_input_grad, self.label, self.half)
+        layers = StageLayers(modules, self.layer_ids, self.loss, self._needs_grad, self.label, self.half, self._part)
         check_program(self, layers, x, target, seed)
 
     @property
@@ -251,13 +268,16 @@ class StageProgram:
             part: _Program | None = getattr(self, attribute)
             setattr(self, attribute, None if part is None else make(name, part))
 
-    def _saved(self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Tensor) -> list[Tensor]:
+    def _saved(self, stash: Stash, parameters: Mapping[str, Tensor], grad_output: Carried) -> list[Tensor]:
         if len(stash.tensors) != len(self._stashed):
             raise ValueError(f"{self.label}: the stash was consumed already, or is another stage's")
         tensors = iter(stash.tensors)
         saved = [next(tensors) if name is None else parameters[name] for name in self._saved_parameters]
         stash.tensors.clear()
-        return [*saved, grad_output]
+        entering = tensors_of(grad_output)
+        if len(entering) != self._entering:
+            raise ValueError(f"{self.label}: {len(entering)} gradients came, {self._entering} tensors have one")
+        return [*saved, *entering]
 
     def _held(self, weight_stash: WeightStash) -> list[Tensor]:
         if len(weight_stash.tensors) != len(self._held_tensors):
@@ -275,20 +295,21 @@ class StageProgram:
     def _read(self, joint: JointGraph, parts: Split) -> None:
         """Keep what running needs: programs, where their arguments come from, bytes. Drop the graphs."""
         parameter_of = {node: name for name, node in joint.parameters.items()}
-        given = {node: name for name, node in joint.buffers.items()} | {joint.input: "input"}
+        given = {node: name for name, node in joint.buffers.items()}
+        given |= {node: f"input {k}" for k, node in enumerate(joint.inputs)}
         if joint.target is not None:
             given[joint.target] = "target"
         stashed = [node for node in parts.saved if node not in parameter_of]
         self._saved_parameters = [parameter_of.get(node) for node in parts.saved]
         self._stashed = [given.get(node) for node in stashed]
         self.stash_specs = tuple(_spec(node, self.label) for node in stashed)
-        self.saves_input = joint.input in parts.saved
+        self.saves_input = set(joint.inputs) <= set(parts.saved)
         persistent = [*joint.parameters.values(), *joint.buffers.values()]
         self.stash_bytes = _bytes(stashed, persistent)
         self.stash_layout = _layout(self.label, stashed, joint.buffers.values())
         self.weight_stash_bytes = _bytes(parts.held, persistent)
 
-        arguments = [*parts.saved, joint.grad_output]
+        arguments = [*parts.saved, *joint.grad_outputs]
         self._held_arguments = [arguments.index(node) for node in parts.held if node in arguments]
         self._held_parameters = [i for i, node in enumerate(parts.held) if node in parameter_of]
         self._held_tensors = [i for i, node in enumerate(parts.held) if node not in parameter_of]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .protocol import AnyProgram
+from ...models.wiring import Carried, carried, tensors_of
+from .protocol import AnyProgram, gradients_of
 from .random_state import own_random_state, reseed
 from .tracing import StageLayers, named_buffers, named_parameters
 
@@ -23,7 +24,7 @@ WAYS = ("", "split backward", "recomputed")
 def check_program(
     program: AnyProgram,
     layers: StageLayers,
-    x: Tensor,
+    x: Carried,
     target: Tensor | None,
     seed: int,
     ways: Sequence[str] = WAYS,
@@ -53,11 +54,11 @@ def check_program(
         else:
             grad = program.backward(stash, parameters, grad_output, sums)
         got = {f"gradient of {name}": tensor for name, tensor in sums.items()}
-        got |= {} if grad is None else {"gradient of the input": grad}
+        got |= _numbered("gradient of the input", gradients_of(grad))
         got |= {f"buffer {name}": tensor for name, tensor in buffers.items()}
         label = f"{program.label}, {way}" if way else program.label
         try:
-            compare(label, {"output": expected_output}, {"output": output})
+            compare(label, _numbered("output", expected_output), _numbered("output", tensors_of(output)))
             compare(label, expected, got)
         except ProgramMismatch as error:
             different.append(error)
@@ -65,26 +66,39 @@ def check_program(
         raise different[0]
 
 
+def _numbered(what: str, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Those there are, by name: "output", or "output 0" and so on."""
+    names = [what] if len(tensors) == 1 else [f"{what} {k}" for k in range(len(tensors))]
+    return {name: tensor for name, tensor in zip(names, tensors, strict=True) if tensor is not None}
+
+
 def _eager(
-    layers: StageLayers, x: Tensor, target: Tensor | None, seed: int
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """(output, the gradient it was given, gradients and buffers by name), on copies of what would change."""
+    layers: StageLayers, x: Carried, target: Tensor | None, seed: int
+) -> tuple[tuple[Tensor, ...], Carried, dict[str, Tensor]]:
+    """(outputs, the gradients they were given, gradients and buffers by name), on copies of what would change."""
     own = named_parameters(layers.modules, layers.layer_ids)
     parameters = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in own.items()}
     kept = named_buffers(layers.modules, layers.layer_ids)
     buffers = {name: tensor.detach().clone() for name, tensor in kept.items()}
-    x = x.detach().clone().requires_grad_(layers.needs_input_grad)
-    with own_random_state(x.device), torch.enable_grad():
-        output = layers.run({**parameters, **buffers}, x, target, lambda layer, _: reseed(seed, layer))
-        grad_output = torch.randn_like(output.detach())
+    wanted = [flag and t.is_floating_point() for t, flag in zip(tensors_of(x), layers.wanted, strict=True)]
+    xs = [t.detach().clone().requires_grad_(flag) for t, flag in zip(tensors_of(x), wanted, strict=True)]
+    with own_random_state(xs[0].device), torch.enable_grad():
+        outputs = tensors_of(
+            layers.run({**parameters, **buffers}, carried(xs), target, lambda layer, _: reseed(seed, layer))
+        )
+        flagged = [tensor for tensor, flag in zip(outputs, layers.returned, strict=True) if flag]
+        entering = [torch.randn_like(t.detach()) if t.is_floating_point() else torch.zeros_like(t) for t in flagged]
     leaves = {f"gradient of {name}": tensor for name, tensor in parameters.items() if tensor.requires_grad}
-    leaves |= {"gradient of the input": x} if layers.needs_input_grad else {}
+    asked = [t if flag else None for t, flag, any_ in zip(xs, wanted, layers.wanted, strict=True) if any_]
+    leaves |= _numbered("gradient of the input", asked)
     grads: tuple[Tensor | None, ...] = ()
-    if leaves and output.requires_grad:
-        grads = torch.autograd.grad([output], list(leaves.values()), [grad_output], allow_unused=True)
+    roots = [(tensor, grad) for tensor, grad in zip(flagged, entering, strict=True) if tensor.requires_grad]
+    if leaves and roots:
+        given = [grad for _, grad in roots]
+        grads = torch.autograd.grad([root for root, _ in roots], list(leaves.values()), given, allow_unused=True)
     expected = {name: grad for name, grad in zip(leaves, grads, strict=False) if grad is not None}
     expected |= {f"buffer {name}": tensor for name, tensor in buffers.items()}
-    return output.detach(), grad_output, expected
+    return tuple(tensor.detach() for tensor in outputs), carried(entering), expected
 
 
 def compare(label: str, expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> None:

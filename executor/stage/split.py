@@ -52,13 +52,13 @@ class GraphPart:
 class Split:
     """All programs of a stage. `backward` adds into accumulators; I returns (input gradient, extras).
 
-    The inputs of B and I are [*saved, grad_output], those of B and W end with the accumulators.
+    The inputs of B and I are [*saved, *grad_outputs], those of B and W end with the accumulators.
 
     Attributes:
         forward_only: F without the stash. remake: the stash without the output; it changes no buffer, and takes
             no BatchNorm statistics. None where that cannot be: a buffer's new value is needed.
         saved: what B reads of the forward: parameters, buffers, the stage's input and target, activations.
-        held: what W reads: members of `saved` or `grad_output`, then what I returns for it.
+        held: what W reads: members of `saved` or `grad_outputs`, then what I returns for it.
         accumulated: parameter names, in the order of the accumulators.
     """
 
@@ -80,15 +80,15 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
     forward_nodes, backward_nodes = _phases(joint)
     position = {node: index for index, node in enumerate(joint.module.graph.nodes)}
     grads = list(joint.parameter_grads.values())
-    input_grad = [] if joint.input_grad is None else [joint.input_grad]
-    saved, replayed = _crossing([*grads, *input_grad], backward_nodes, forward_nodes, {joint.grad_output})
+    input_grads = joint.boundary
+    saved, replayed = _crossing([*grads, *input_grads], backward_nodes, forward_nodes, set(joint.grad_outputs))
     saved.sort(key=position.__getitem__)
     backward_nodes = sorted([*replayed, *backward_nodes], key=position.__getitem__)
 
     random_layers = frozenset(joint.layer_of[node.name] for node in forward_nodes if _is_random(node))
     shipped = [node for node in saved if node.op != "placeholder"]
     forward, forward_only, remake = _forwards(joint, forward_nodes, shipped, random_layers, reseed)
-    backward = _Builder(joint, [*saved, joint.grad_output])
+    backward = _Builder(joint, [*saved, *joint.grad_outputs])
     backward.copy_accumulating(backward_nodes)
 
     backward_nodes = _split_masked(joint, backward_nodes)
@@ -97,7 +97,7 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
     order = {node: index for index, node in enumerate(joint.module.graph.nodes)}
     extras = [node for node in held if node in set(first)]
     held = [*(node for node in held if node not in set(first)), *extras]
-    half_input = _Builder(joint, [*saved, joint.grad_output])
+    half_input = _Builder(joint, [*saved, *joint.grad_outputs])
     half_input.copy(first)
     half_weight = _Builder(joint, held)
     half_weight.copy_accumulating(sorted([*again, *second], key=order.__getitem__))
@@ -105,8 +105,8 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
         forward=forward,
         forward_only=forward_only,
         remake=remake,
-        backward=backward.finish(input_grad),
-        backward_input=half_input.finish([*input_grad, *extras]),
+        backward=backward.finish(input_grads),
+        backward_input=half_input.finish([*input_grads, *extras]),
         backward_weight=half_weight.finish([]),
         saved=tuple(saved),
         held=tuple(held),
@@ -123,13 +123,13 @@ def _forwards(
     reseed: Callable[[int, int], None],
 ) -> tuple[GraphPart, GraphPart, GraphPart | None]:
     """F, F without its stash, and R, if there can be one (see `Split`)."""
-    placeholders = [*joint.parameters.values(), *joint.buffers.values(), joint.input]
+    placeholders = [*joint.parameters.values(), *joint.buffers.values(), *joint.inputs]
     placeholders += [] if joint.target is None else [joint.target]
     forward, forward_only, remake = (_Builder(joint, placeholders) for _ in range(3))
     forward.copy_reseeding(nodes, random_layers, reseed)
-    needed = _closure([joint.output, *_stateful(joint, nodes)], nodes)
+    needed = _closure([*joint.outputs, *_stateful(joint, nodes)], nodes)
     forward_only.copy_reseeding([node for node in nodes if node in needed], random_layers, reseed)
-    parts = forward.finish([joint.output, *shipped]), forward_only.finish([joint.output])
+    parts = forward.finish([*joint.outputs, *shipped]), forward_only.finish(joint.outputs)
     found = _remade(joint, nodes, shipped)
     if found is None:
         return *parts, None
@@ -266,11 +266,11 @@ def _phases(joint: JointGraph) -> tuple[list[fx.Node], list[fx.Node]]:
             joint.layer_of.setdefault(node.name, joint.layer_of[node.all_input_nodes[0].name])
     forward = [node for node in body if node in early]
     backward = [node for node in body if node not in early]
-    grads = [*joint.parameter_grads.values(), *([joint.input_grad] if joint.input_grad else [])]
+    grads = [*joint.parameter_grads.values(), *joint.boundary]
     needed = _closure([*grads, *filter(_is_mutable, backward)], backward)
     backward = [node for node in backward if node in needed]
     borrowed = [used for node in backward for used in node.all_input_nodes]
-    needed = _closure([joint.output, *grads, *borrowed, *_stateful(joint, forward)], forward)
+    needed = _closure([*joint.outputs, *grads, *borrowed, *_stateful(joint, forward)], forward)
     return [node for node in forward if node in needed], backward
 
 
@@ -347,8 +347,7 @@ def _crossing(
 
 def _halves(joint: JointGraph, backward: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     """B's nodes cut into I, what the input gradient needs, and W, the rest."""
-    boundary = joint.input_grad or joint.inner_grad
-    wanted = [] if boundary is None else [boundary]
+    wanted = joint.boundary or joint.inner_grads
     early = _closure([*wanted, *filter(_is_mutable, backward)], backward)
     for node in backward:
         if node.target is operator.getitem and node.args[0] in early:

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
 
+from ...models.wiring import Carried, carried, tensors_of
+from .protocol import Gradients
 from .statistics import StandIns
 from .tracing import StageLayers
 
@@ -48,24 +50,29 @@ class Tape:
     """The autograd graph of one forward, without its tensors.
 
     Attributes:
-        output: where gradients enter; None if nothing that is trained decides the output.
+        output: the node where gradients enter; None if nothing that is trained decides what the stage gives. entering:
+            by its outputs, which of the gradients that come enters there.
         slots: of the stash's tensors, in its order. parameters: of the saved parameters.
         leaves: where a trained parameter's gradient arrives, by name. trained: these parameters as the graph, which
             holds them, knows them: empty until a backward lays its own values into them.
-        entry: where the input's gradient arrives, in `arrived`; None where nobody wants it.
+        entry: the node where the inputs' gradients arrive, in `arrived`; None where nobody wants one. numbers: by its
+            outputs, of the gradients that are handed back. wanted: how many are.
         inner: the first tensor between layers that has a gradient.
-        arrived: a list that is given the input's gradient.
+        arrived: by number, the gradients of inputs.
         staying: keys of the buffers' storages, which belong to the device and not to the stash.
     """
 
-    output: GradientEdge | None
+    output: Node | None
+    entering: tuple[tuple[int, int], ...]
     slots: list[Slot]
     parameters: list[ParameterView]
     leaves: dict[str, GradientEdge]
     trained: dict[str, Tensor]
-    entry: GradientEdge | None
+    entry: Node | None
+    numbers: tuple[int, ...]
     inner: GradientEdge | None
-    arrived: list[Tensor]
+    arrived: dict[int, Tensor]
+    wanted: int
     staying: frozenset[int]
 
     def load(self, tensors: list[Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -90,17 +97,31 @@ class Tape:
 
 
 class _Enter(torch.autograd.Function):
-    """The stage's input as the graph sees it: its storage is not kept, and its gradient is put into a list."""
+    """The stage's inputs as the graph sees them: nothing of them is kept, and their gradients are put aside."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, arrived: list[Tensor]) -> Tensor:
-        ctx.arrived = arrived
-        return x.detach()
+    def forward(ctx: Any, token: Tensor, numbers: tuple[int, ...], arrived: dict[int, Tensor], *xs: Tensor) -> Any:
+        ctx.numbers, ctx.arrived = numbers, arrived
+        ctx.set_materialize_grads(False)
+        return tuple(x.detach() for x in xs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.arrived.append(grads[0])
-        return None, None, None
+        ctx.arrived.update((n, grad) for n, grad in zip(ctx.numbers, grads, strict=True) if grad is not None)
+        return None, None, None, *[None] * len(grads)
+
+
+class _Leave(torch.autograd.Function):
+    """Several tensors that a stage gives, as one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads
 
 
 class Recording:
@@ -123,12 +144,12 @@ class Recording:
         self,
         layers: StageLayers,
         buffers: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None,
         before_layer: BeforeLayer,
         remake: bool = False,
-    ) -> tuple[Tensor, Tape]:
-        """(the output, detached; the tape). With `remake`, copies of the buffers change in their place.
+    ) -> tuple[Carried, Tape]:
+        """(the outputs, detached; the tape). With `remake`, copies of the buffers change in their place.
 
         What is saved of buffers are the live ones, whatever stood in for them. Raises ValueError where a layer changes
         the stage's input in place.
@@ -138,25 +159,34 @@ class Recording:
         if isinstance(buffers, StandIns):
             self._aliases = {t.untyped_storage()._cdata: (t, buffers.live[name]) for name, t in buffers.items()}
             buffers = buffers.live
-        arrived: list[Tensor] = []
-        entered, entry, inner = x.detach(), None, list[GradientEdge | None]()
-        version = x._version
+        xs, arrived, inner = tensors_of(x), dict[int, Tensor](), list[GradientEdge]()
+        entered, entry = [tensor.detach() for tensor in xs], None
+        versions = [tensor._version for tensor in xs]
 
-        def enter(layer_id: int, entering: Tensor) -> None:
-            if entering is not entered and not inner and entering.requires_grad:
-                inner.append(_edge(entering))
+        def enter(layer_id: int, entering: tuple[Tensor, ...]) -> None:
+            if not inner:
+                inner.extend(
+                    get_gradient_edge(t) for t in entering if t.requires_grad and not any(t is own for own in entered)
+                )
             if remake:
                 self._copy_buffers(values, buffers, f"{layer_id}.")
             before_layer(layer_id)
 
         with torch.enable_grad(), saved_tensors_hooks(self._pack, _unpack):
-            if layers.needs_input_grad and x.is_floating_point():
-                token = torch.empty(0, device=x.device, requires_grad=True)
-                entered = _Enter.apply(x, token, arrived)  # type: ignore[no-untyped-call]
-                entry = get_gradient_edge(entered)
-            output = layers.run(values, entered, target, enter)
+            wanted = [k for k, flag in enumerate(layers.wanted) if flag]
+            floating = [k for k in wanted if xs[k].is_floating_point()]
+            if floating:
+                token = torch.empty(0, device=xs[0].device, requires_grad=True)
+                numbers = tuple(wanted.index(k) for k in floating)
+                made = _Enter.apply(token, numbers, arrived, *(xs[k] for k in floating))  # type: ignore[no-untyped-call]
+                for k, tensor in zip(floating, made, strict=True):
+                    entered[k] = tensor
+                entry = get_gradient_edge(made[0]).node
+                del made, tensor
+            outputs = tensors_of(layers.run(values, carried(entered), target, enter))
+            output, entering = _left(outputs, layers.returned)
         self._aliases.clear()
-        if x._version != version:
+        if [tensor._version for tensor in xs] != versions:
             raise ValueError(f"{layers.label}: its first layer changes its input in place")
         trained = {name: leaves[name] for name in self._parameters if name in self._trained}
         edges = {name: get_gradient_edge(leaf) for name, leaf in trained.items()}
@@ -165,8 +195,21 @@ class Recording:
         self._parameters = {}  # the graph holds its hooks, and they this
         first = inner[0] if inner else None
         staying = frozenset(tensor.untyped_storage()._cdata for tensor in buffers.values())
-        left = output.detach()
-        return left, Tape(_edge(output), self._slots, self._views, edges, trained, entry, first, arrived, staying)
+        left = carried([tensor.detach() for tensor in outputs])
+        return left, Tape(
+            output=output,
+            entering=entering,
+            slots=self._slots,
+            parameters=self._views,
+            leaves=edges,
+            trained=trained,
+            entry=entry,
+            numbers=tuple(wanted.index(k) for k in floating),
+            inner=first,
+            arrived=arrived,
+            wanted=len(wanted),
+            staying=staying,
+        )
 
     def _copy_buffers(self, values: dict[str, Tensor], buffers: Mapping[str, Tensor], prefix: str) -> None:
         """Lets the layer of this prefix run on copies, the one before on none any more."""
@@ -202,31 +245,58 @@ def _unpack(slot: Slot) -> Tensor:
     return tensor
 
 
-def _edge(tensor: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(tensor) if tensor.requires_grad else None
+def _left(outputs: Sequence[Tensor], returned: Sequence[bool]) -> tuple[Node | None, tuple[tuple[int, int], ...]]:
+    """The node that gradients enter, and by its outputs the numbers of the gradients that do."""
+    flagged = [tensor for tensor, flag in zip(outputs, returned, strict=True) if flag]
+    there = [number for number, tensor in enumerate(flagged) if tensor.requires_grad]
+    if not there:
+        return None, ()
+    if len(there) == 1:
+        edge = get_gradient_edge(flagged[there[0]])
+        return edge.node, ((edge.output_nr, there[0]),)
+    left = _Leave.apply(*(flagged[number] for number in there))  # type: ignore[no-untyped-call]
+    return get_gradient_edge(left[0]).node, tuple(enumerate(there))
 
 
-def run_backward(tape: Tape, gradient: Tensor, accumulators: Mapping[str, Tensor]) -> Tensor | None:
-    """Add every parameter's gradient to its accumulator as soon as it is complete; return the input's.
+def roots(tape: Tape, gradient: Carried) -> tuple[list[GradientEdge], list[Tensor]]:
+    """Where gradients enter, and those that do."""
+    assert tape.output is not None
+    gradients = tensors_of(gradient)
+    edges = [GradientEdge(tape.output, number) for number, _ in tape.entering]
+    return edges, [gradients[place] for _, place in tape.entering]
+
+
+def run_backward(tape: Tape, gradient: Carried, accumulators: Mapping[str, Tensor]) -> Gradients:
+    """Add every parameter's gradient to its accumulator as soon as it is complete; return the inputs'.
 
     Saved tensors are freed as their nodes have run. The tape is used up.
     """
     if tape.output is None:
-        return None
+        return handed_back(tape.wanted, {})
     hooks = [edge.node.register_prehook(_adding(name, accumulators)) for name, edge in tape.leaves.items()]
     wanted = list(tape.leaves.values()) + ([] if tape.entry is None else [_token(tape.entry)])
-    root, arrived = tape.output, tape.arrived
+    edges, gradients = roots(tape, gradient)
+    arrived = tape.arrived
+    del gradient
     tape.clear()
     with torch.no_grad():
-        torch.autograd.backward([root], [gradient], inputs=wanted)
+        torch.autograd.backward(edges, gradients, inputs=wanted)
     for hook in hooks:
         hook.remove()
-    return arrived.pop() if arrived else None
+    found = handed_back(tape.wanted, arrived)
+    arrived.clear()
+    return found
 
 
-def _token(entry: GradientEdge) -> GradientEdge:
+def handed_back(wanted: int, found: Mapping[int, Tensor]) -> Gradients:
+    """A gradient, or None, for everything that wants one."""
+    grads = tuple(found.get(number) for number in range(wanted))
+    return grads if wanted > 1 else grads[0] if grads else None
+
+
+def _token(entry: Node) -> GradientEdge:
     """What lies behind the entry: asking for its gradient makes the entry run."""
-    return next(GradientEdge(node, number) for node, number in entry.node.next_functions if node is not None)
+    return next(GradientEdge(node, number) for node, number in entry.next_functions if node is not None)
 
 
 def _adding(name: str, accumulators: Mapping[str, Tensor]) -> Callable[[Sequence[Tensor | None]], tuple[None]]:

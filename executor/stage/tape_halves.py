@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from .tape import Slot, Tape, accumulate
+from ...models.wiring import Carried
+from .protocol import Gradients
+from .tape import Slot, Tape, accumulate, handed_back, roots
 
 _FUSED = ("Rnn", "CppFunction")
 """In the types of nodes that compute all gradients at once: recurrent kernels, scripted and C++ functions."""
@@ -54,13 +56,14 @@ class Cut:
     """Where one tape's backward comes apart.
 
     Attributes:
-        boundary: how far back I goes, the stage's input or the first layer's output; None: there is no I.
+        boundary: how far back I goes, the node of the stage's inputs or of the first layer's output, with the numbers
+            of the gradients that arrive there; None: there is no I.
         early: parameters whose gradients I computes.
         branches: what W does, from the output back.
         held: the slots W reads. once: those that are looked at in I and never again.
     """
 
-    boundary: GradientEdge | None
+    boundary: tuple[Node, tuple[int, ...]] | None
     early: dict[str, GradientEdge]
     branches: list[Branch]
     held: list[Slot]
@@ -70,14 +73,14 @@ class Cut:
 class _Graph:
     """The nodes of a tape, consumers before producers, with what each leads to."""
 
-    def __init__(self, tape: Tape, boundary: GradientEdge | None) -> None:
+    def __init__(self, tape: Tape, stop: Node | None) -> None:
         assert tape.output is not None
         self.names = {edge.node: name for name, edge in tape.leaves.items()}
         self.bits = {node: 1 << position for position, node in enumerate(self.names)}
-        self.stop = None if boundary is None else boundary.node
-        self.order = _consumers_first(tape.output.node)
+        self.stop = stop
+        self.order = _consumers_first(tape.output)
         self.entering: dict[Node, set[int]] = {node: set() for node in self.order}
-        self.entering[tape.output.node].add(tape.output.output_nr)
+        self.entering[tape.output].update(number for number, _ in tape.entering)
         self.mask: dict[Node, int] = {}
         self.on_path: set[Node] = set()
         for node in reversed(self.order):
@@ -104,20 +107,24 @@ class _Graph:
 
 
 def leads_to(tape: Tape) -> tuple[tuple[str, ...], bool]:
-    """(the trained parameters that decide the output, whether the stage's input does)."""
+    """(the trained parameters that decide what the stage gives, whether an input does)."""
     if tape.output is None:
         return (), False
-    nodes = set(_consumers_first(tape.output.node))
+    nodes = set(_consumers_first(tape.output))
     names = tuple(name for name, edge in tape.leaves.items() if edge.node in nodes)
-    return names, tape.entry is not None and tape.entry.node in nodes
+    return names, tape.entry is not None and tape.entry in nodes
 
 
 def cut(tape: Tape) -> Cut:
     """Find where the tape's backward comes apart."""
     if tape.output is None:
         return Cut(None, {}, [], [], list(tape.slots))
-    boundary = tape.entry if tape.entry is not None else tape.inner
-    graph = _Graph(tape, boundary)
+    boundary: tuple[Node, tuple[int, ...]] | None = None
+    if tape.entry is not None:
+        boundary = tape.entry, tuple(range(len(tape.numbers)))
+    elif tape.inner is not None:
+        boundary = tape.inner.node, (tape.inner.output_nr,)
+    graph = _Graph(tape, None if boundary is None else boundary[0])
     if graph.stop not in graph.mask:
         boundary = graph.stop = None
     branches = []
@@ -127,9 +134,9 @@ def cut(tape: Tape) -> Cut:
             if edges:
                 inputs = tuple(sorted(graph.entering[node]))
                 branches.append(_branch(tape, graph, node, inputs, edges, behind))
-    last = tape.output if boundary is None else boundary
-    if graph.mask[last.node]:  # what lies behind the first layer's output, or everything
-        branches.append(_branch(tape, graph, last.node, (last.output_nr,), {}, 0))
+    last, numbers = (tape.output, tuple(n for n, _ in tape.entering)) if boundary is None else boundary
+    if graph.mask[last]:  # what lies behind the first layer's output, or everything
+        branches.append(_branch(tape, graph, last, numbers, {}, 0))
     early, late = _early(branches, tape)
     return _with_slots(tape, graph, boundary, early, late)
 
@@ -177,7 +184,7 @@ def _computes_all(node: Node, leaves: Mapping[str, GradientEdge]) -> bool:
 def _with_slots(
     tape: Tape,
     graph: _Graph,
-    boundary: GradientEdge | None,
+    boundary: tuple[Node, tuple[int, ...]] | None,
     early: dict[str, GradientEdge],
     branches: list[Branch],
 ) -> Cut:
@@ -195,24 +202,30 @@ def _with_slots(
     return Cut(boundary, early, branches, [s for s in tape.slots if s in held], list(once - held))
 
 
-def run_input(tape: Tape, parts: Cut, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-    """Run I on a loaded tape: (the input's gradient or None, the gradients that `run_weight` starts from)."""
+def run_input(tape: Tape, parts: Cut, gradient: Carried) -> tuple[Gradients, list[Tensor]]:
+    """Run I on a loaded tape: (the inputs' gradients, the gradients that `run_weight` starts from)."""
     if tape.output is None:
-        return None, []
+        return handed_back(tape.wanted, {}), []
     wanted = [*parts.early.values()]
     wanted += [GradientEdge(branch.node, number) for branch in parts.branches for number in branch.inputs]
-    wants_grad = tape.entry is not None and parts.boundary is not None
-    if wants_grad and parts.boundary is not None:
-        wanted.append(parts.boundary)
+    ends: tuple[int, ...] = ()
+    if tape.entry is not None and parts.boundary is not None:
+        ends = parts.boundary[1]
+        wanted += [GradientEdge(parts.boundary[0], number) for number in ends]
     for slot in parts.once:
         slot.once = True
     found: list[Tensor | None] = []
     if wanted:
         with torch.no_grad():
-            found += torch.autograd.grad([tape.output], wanted, [gradient], retain_graph=True, allow_unused=True)
-    grad = found.pop() if wants_grad else None
+            edges, gradients = roots(tape, gradient)
+            found += torch.autograd.grad(edges, wanted, gradients, retain_graph=True, allow_unused=True)
+    taken = found[len(found) - len(ends) :]
+    del found[len(found) - len(ends) :]
+    numbered = zip(tape.numbers, taken, strict=True) if ends else ()
+    grad = handed_back(tape.wanted, {number: g for number, g in numbered if g is not None})
+    del taken
     parts.early = {name: edge for (name, edge), g in zip(parts.early.items(), found, strict=False) if g is not None}
-    position = len(wanted) - wants_grad - sum(len(branch.inputs) for branch in parts.branches)
+    position = len(wanted) - len(ends) - sum(len(branch.inputs) for branch in parts.branches)
     for branch in parts.branches:
         branch.entered = [value is not None for value in found[position : position + len(branch.inputs)]]
         position += len(branch.inputs)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...models import LayeredModel
+from ...models.wiring import Carried, tensors_of
 from .program import StageProgram
 from .tracing import StageLayers
 
@@ -23,11 +24,11 @@ MOST = 64
 _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by model: OrderedDict[Hashable, StageProgram]
 
 Make = Callable[[], StageProgram]
-Sharing = Callable[[StageLayers, Tensor, Tensor | None, Make], StageProgram]
+Sharing = Callable[[StageLayers, Carried, Tensor | None, Make], StageProgram]
 """(layers, example input, example target, how to trace them) -> the program."""
 
 
-def traced_anew(layers: StageLayers, x: Tensor, target: Tensor | None, make: Make) -> StageProgram:
+def traced_anew(layers: StageLayers, x: Carried, target: Tensor | None, make: Make) -> StageProgram:
     """Shares nothing."""
     return make()
 
@@ -41,11 +42,19 @@ def shared_by(model: LayeredModel, *built: Hashable) -> Sharing:
         _KEPT[model] = OrderedDict()
     kept: OrderedDict[Hashable, StageProgram] = _KEPT[model]
 
-    def shared(layers: StageLayers, x: Tensor, target: Tensor | None, make: Make) -> StageProgram:
+    def shared(layers: StageLayers, x: Carried, target: Tensor | None, make: Make) -> StageProgram:
         modes = tuple(module.training for module in layers.modules)
-        ends = (layers.loss is not None, layers.needs_input_grad, layers.half, layers.label)
+        ends = (layers.loss is not None, layers.needs_input_grad, layers.half, layers.label, layers.part)
         flags = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype())
-        key = (built, tuple(layers.layer_ids), modes, ends, _kind(x), target is not None and _kind(target), flags)
+        key = (
+            built,
+            tuple(layers.layer_ids),
+            modes,
+            ends,
+            tuple(map(_kind, tensors_of(x))),
+            target is not None and _kind(target),
+            flags,
+        )
         program = kept.pop(key) if key in kept else make()
         kept[key] = program
         if len(kept) > MOST:

@@ -6,6 +6,8 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,6 +16,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ...models.protocol import Loss
+from ...models.wiring import Carried, Flow, Part, carried, outputs_of, tensors_of
 from .precision import autocasting
 
 _TRACE_LOCK = threading.Lock()  # make_fx patches process-wide state
@@ -41,12 +44,13 @@ class StageLayers:
     """The layers of one stage with everything that is traced besides them.
 
     Attributes:
-        modules: the chain, each Tensor -> Tensor.
+        modules: the layers, in order.
         layer_ids: the layers' positions in the model; they prefix parameter names and seed random layers.
         loss: applied to the last layer's output if this is the last stage.
-        needs_input_grad: whether somebody wants the gradient of the stage's input.
+        needs_input_grad: whether somebody wants the gradient of anything that the stage takes.
         label: how errors call the stage.
         half: the 16-bit type of mixed precision, None without.
+        part: what the layers take and give. None: each takes what the one before it gives.
     """
 
     modules: Sequence[nn.Module]
@@ -55,38 +59,79 @@ class StageLayers:
     needs_input_grad: bool
     label: str
     half: torch.dtype | None = None
+    part: Part | None = None
+
+    @cached_property
+    def wires(self) -> Part:
+        """What the layers take and give."""
+        return self.part or Part.chain(tuple(self.layer_ids), self.needs_input_grad)
+
+    @property
+    def wanted(self) -> tuple[bool, ...]:
+        """Of what the stage takes, the tensors whose gradients somebody wants."""
+        return tuple(self.needs_input_grad and wanted for wanted in self.wires.wanted)
+
+    @property
+    def returned(self) -> tuple[bool, ...]:
+        """Of what `run` returns, the tensors whose gradients come back."""
+        return (True,) if self.loss is not None else self.wires.returned
 
     def run(
         self,
         values: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None,
-        before_layer: Callable[[int, Tensor], None],
-    ) -> Tensor:
-        """The stage in plain torch; `before_layer` gets each layer's id, -1 for the loss, and its input."""
-        with autocasting(self.half, x.device):
+        before_layer: Callable[[int, tuple[Tensor, ...]], None],
+    ) -> Carried:
+        """The stage in plain torch: the loss, or what it gives.
+
+        `before_layer` gets each layer's id, -1 for the loss, and its inputs.
+        """
+        with autocasting(self.half, tensors_of(x)[0].device):
             return self._run(values, x, target, before_layer)
 
     def _run(
         self,
         values: Mapping[str, Tensor],
-        x: Tensor,
+        x: Carried,
         target: Tensor | None,
-        before_layer: Callable[[int, Tensor], None],
-    ) -> Tensor:
-        for layer_id, module in zip(self.layer_ids, self.modules, strict=True):
-            before_layer(layer_id, x)
+        before_layer: Callable[[int, tuple[Tensor, ...]], None],
+    ) -> Carried:
+        flow = Flow(self.wires, x)
+        del x
+        for place, (layer_id, module) in enumerate(zip(self.layer_ids, self.modules, strict=True)):
+            taken = flow.arguments(place)
+            before_layer(layer_id, taken)
             prefix = f"{layer_id}."
             own = {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
-            x = functional_call(module, own, (x,))
-            if not isinstance(x, Tensor):
-                raise TraceError(f"{self.label}: layer {layer_id} returns a {type(x).__name__}, not a tensor")
-        if self.loss is not None:
-            before_layer(-1, x)
-            if target is None:
-                raise TraceError(f"{self.label}: a stage with a loss needs a target")
-            x = self.loss(x if self.half is None else x.float(), target)
-        return x
+            versions = [(tensor, tensor._version) for tensor in flow.waiting]
+            result = functional_call(module, own, taken)
+            if any(tensor._version != version for tensor, version in versions):
+                raise TraceError(f"{self.label}: layer {layer_id} changes in place what another layer takes")
+            del taken, versions
+            if self.loss is not None and place == len(self.modules) - 1:
+                return self._lost(result, target, before_layer)
+            try:
+                flow.returned(place, result)
+            except ValueError as error:
+                raise TraceError(f"{self.label}: layer {layer_id} {error}") from None
+            del result
+        return flow.given()
+
+    def _lost(
+        self, result: object, target: Tensor | None, before_layer: Callable[[int, tuple[Tensor, ...]], None]
+    ) -> Tensor:
+        """The loss of what the last layer returns."""
+        assert self.loss is not None
+        try:
+            found = outputs_of(result, self.wires.outputs[-1])
+        except ValueError as error:
+            raise TraceError(f"{self.label}: layer {self.layer_ids[-1]} {error}") from None
+        before_layer(-1, found)
+        if target is None:
+            raise TraceError(f"{self.label}: a stage with a loss needs a target")
+        wide = tuple(t.float() if self.half is not None and t.is_floating_point() else t for t in found)
+        return self.loss(carried(wide), target)
 
 
 @dataclass(frozen=True)
@@ -95,23 +140,30 @@ class JointGraph:
 
     Attributes:
         module: owns the graph; placeholders in the order of the fields below.
+        grad_outputs: of the outputs whose gradients come.
         layer_of: for every node of the forward, by name, the layer it came from (-1: the loss).
         parameter_grads: by parameter name, for the parameters that have one.
-        inner_grad: where nobody wants the input's gradient, that of the first tensor between layers that has one: how
-            far back the input half of the backward goes.
+        input_grads: of the inputs whose gradients somebody wants; None where one has none.
+        inner_grads: where nobody wants an input's gradient, those of the first tensors between layers that have one:
+            how far back the input half of the backward goes.
     """
 
     module: fx.GraphModule
     parameters: dict[str, fx.Node]
     buffers: dict[str, fx.Node]
-    input: fx.Node
+    inputs: tuple[fx.Node, ...]
     target: fx.Node | None
-    grad_output: fx.Node
+    grad_outputs: tuple[fx.Node, ...]
     layer_of: dict[str, int]
-    output: fx.Node
+    outputs: tuple[fx.Node, ...]
     parameter_grads: dict[str, fx.Node]
-    input_grad: fx.Node | None
-    inner_grad: fx.Node | None
+    input_grads: tuple[fx.Node | None, ...]
+    inner_grads: tuple[fx.Node, ...]
+
+    @property
+    def boundary(self) -> list[fx.Node]:
+        """The gradients of inputs that there are."""
+        return [node for node in self.input_grads if node is not None]
 
 
 class _LayerRecorder:
@@ -137,7 +189,7 @@ class _LayerRecorder:
         self._layer = layer_id
 
 
-def trace_joint(layers: StageLayers, example_input: Tensor, example_target: Tensor | None) -> JointGraph:
+def trace_joint(layers: StageLayers, example_input: Carried, example_target: Tensor | None) -> JointGraph:
     """Trace forward and `autograd.grad` of the stage on fake tensors of the examples' shapes.
 
     Nothing is computed and no parameter is touched. `make_fx` records what the autograd engine runs, so
@@ -145,7 +197,7 @@ def trace_joint(layers: StageLayers, example_input: Tensor, example_target: Tens
 
     Raises:
         TraceError: the stage does something a graph cannot hold (data-dependent control flow, a layer
-            that does not return a tensor, an in-place change of the stage's input).
+            that does not return what it says, an in-place change of the stage's input).
     """
     with _TRACE_LOCK:
         try:
@@ -157,7 +209,7 @@ def trace_joint(layers: StageLayers, example_input: Tensor, example_target: Tens
             raise TraceError(f"{layers.label} cannot be traced: {reason[0]}") from error
 
 
-def _trace(layers: StageLayers, example_input: Tensor, example_target: Tensor | None) -> JointGraph:
+def _trace(layers: StageLayers, example_input: Carried, example_target: Tensor | None) -> JointGraph:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def imitate(tensor: Tensor, requires_grad: bool = False) -> Tensor:
@@ -170,38 +222,55 @@ def _trace(layers: StageLayers, example_input: Tensor, example_target: Tensor | 
     differentiated = [name for name, tensor in parameters.items() if tensor.requires_grad]
     named = named_buffers(layers.modules, layers.layer_ids)
     buffers = {name: imitate(tensor) for name, tensor in named.items()}
-    x = imitate(example_input, layers.needs_input_grad)
+    wanted, returned = layers.wanted, layers.returned
+    xs = [imitate(x, flag and x.is_floating_point()) for x, flag in zip(tensors_of(example_input), wanted, strict=True)]
     targets = [] if example_target is None else [imitate(example_target)]
     with fake:
-        output = layers.run({**parameters, **buffers}, x, _first(targets), lambda *_: None)
-    grad_output = imitate(output.detach())
+        output = tensors_of(layers.run({**parameters, **buffers}, carried(xs), _first(targets), lambda *_: None))
+    grad_outputs = [imitate(tensor.detach()) for tensor, flag in zip(output, returned, strict=True) if flag]
     recorder = _LayerRecorder()
 
     def joint(*flat: Tensor) -> list[Tensor | None]:
         values = dict(zip([*parameters, *buffers], flat, strict=False))
-        inner_x, *rest = flat[len(values) :]
-        between: list[Tensor] = []
+        rest = flat[len(values) :]
+        inner_xs, given, gradients = rest[: len(xs)], rest[len(xs) :][: len(targets)], rest[len(xs) + len(targets) :]
+        between: list[list[Tensor]] = []
 
-        def enter(layer_id: int, entering: Tensor) -> None:
+        def enter(layer_id: int, entering: tuple[Tensor, ...]) -> None:
             recorder.enter(layer_id)
-            between.append(entering)
+            between.append([tensor for tensor in entering if tensor.requires_grad])
 
-        result = layers.run(values, inner_x, _first(rest[:-1]), enter)
+        results = tensors_of(layers.run(values, carried(inner_xs), _first(given), enter))
         recorder.enter(None)
-        trained = [entering for entering in between[1:] if entering.requires_grad]
-        boundary = inner_x if layers.needs_input_grad else _first(trained)
+        ends = [x for x, flag in zip(inner_xs, wanted, strict=True) if flag]
+        inner = [] if layers.needs_input_grad else next(filter(None, between), [])
         leaves = [values[name] for name in differentiated]
-        if result.requires_grad and boundary is not None and boundary.requires_grad:
-            *grads, last = torch.autograd.grad([result], [*leaves, boundary], [rest[-1]], allow_unused=True)
-            return [result, *grads, last]
-        if not leaves or not result.requires_grad:
-            return [result, *[None] * len(leaves), None]
-        return [result, *torch.autograd.grad([result], leaves, [rest[-1]], allow_unused=True), None]
+        paired = zip((r for r, flag in zip(results, returned, strict=True) if flag), gradients, strict=True)
+        grads = _gradients([(r, g) for r, g in paired if r.requires_grad], [*leaves, *ends, *inner])
+        return [*results, *grads]
 
     with fake, torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
-        arguments = (*parameters.values(), *buffers.values(), x, *targets, grad_output)
+        arguments = (*parameters.values(), *buffers.values(), *xs, *targets, *grad_outputs)
         module = make_fx(joint)(*arguments)
-    return _describe(module, list(parameters), list(buffers), differentiated, len(targets), recorder.layer_of, layers)
+    counts = _Counts(len(xs), len(targets), len(output), sum(wanted))
+    return _describe(module, list(parameters), list(buffers), differentiated, counts, recorder.layer_of)
+
+
+def _gradients(roots: Sequence[tuple[Tensor, Tensor]], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of every leaf, None where it has none; roots with the gradients that enter them."""
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    if not roots or not asked:
+        return [None] * len(leaves)
+    entering = [gradient for _, gradient in roots]
+    found = iter(torch.autograd.grad([root for root, _ in roots], asked, entering, allow_unused=True))
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+class _Counts(NamedTuple):
+    inputs: int
+    targets: int
+    outputs: int
+    wanted: int
 
 
 def _describe(
@@ -209,9 +278,8 @@ def _describe(
     parameters: list[str],
     buffers: list[str],
     differentiated: list[str],
-    targets: int,
+    counts: _Counts,
     layer_of: dict[str, int],
-    layers: StageLayers,
 ) -> JointGraph:
     """Name the placeholders and outputs, and make views tolerant of strides that differ at run time."""
     for node in module.graph.nodes:
@@ -225,20 +293,22 @@ def _describe(
     nodes = list(module.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     values, rest = placeholders[: len(parameters) + len(buffers)], placeholders[len(parameters) + len(buffers) :]
-    output, *grads, boundary = nodes[-1].args[0]
-    parameter_grads = dict(zip(differentiated, grads, strict=False))
+    results = nodes[-1].args[0]
+    grads, ends = results[counts.outputs :][: len(differentiated)], results[counts.outputs + len(differentiated) :]
+    parameter_grads = dict(zip(differentiated, grads, strict=True))
+    first_grad = counts.inputs + counts.targets
     return JointGraph(
         module=module,
         parameters=dict(zip(parameters, values, strict=False)),
         buffers=dict(zip(buffers, values[len(parameters) :], strict=True)),
-        input=rest[0],
-        target=rest[1] if targets else None,
-        grad_output=rest[-1],
+        inputs=tuple(rest[: counts.inputs]),
+        target=rest[counts.inputs] if counts.targets else None,
+        grad_outputs=tuple(rest[first_grad:]),
         layer_of=layer_of,
-        output=output,
+        outputs=tuple(results[: counts.outputs]),
         parameter_grads={name: grad for name, grad in parameter_grads.items() if grad is not None},
-        input_grad=boundary if layers.needs_input_grad else None,
-        inner_grad=None if layers.needs_input_grad else boundary,
+        input_grads=tuple(ends[: counts.wanted]),
+        inner_grads=tuple(node for node in ends[counts.wanted :] if node is not None),
     )
 
 

@@ -12,6 +12,7 @@ from .digests import digest
 from .holders import compare_holders, equalise
 from .mini_batch import MiniBatch, MiniBatches
 from .parts import Piece, piece_of, put_together
+from .passing import planned_edges
 from .prediction import Predictor
 from .replica import Blueprint, StageReplica
 from .teams import compare_lanes
@@ -22,6 +23,7 @@ from .validate import (
     feed_of,
     find_data,
     find_model,
+    inputs_text,
     lane_of,
     match_epochs,
     match_model,
@@ -56,6 +58,7 @@ __all__ = [
     "find_model",
     "in_place_of",
     "inputs_and_targets",
+    "inputs_text",
     "lane_of",
     "leaving",
     "make_optimizer",
@@ -64,6 +67,7 @@ __all__ = [
     "parts_fingerprint",
     "own_copies",
     "piece_of",
+    "planned_edges",
     "public_name",
     "put_together",
     "register_leaving",

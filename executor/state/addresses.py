@@ -12,16 +12,17 @@ _MOST = 4096
 
 
 class Addresses:
-    """Of one plan; `agreements`: one for each size of micro-batches.
+    """Of one plan; `agreements`: one for each size of micro-batches; `widest`: the most tensors between two stages.
 
     Numbers of activations and gradients come first, then those of stashes, then of parameters.
     """
 
-    def __init__(self, plan: Plan, agreements: Iterable[Agreement]) -> None:
+    def __init__(self, plan: Plan, agreements: Iterable[Agreement], widest: int = 1) -> None:
         self._stages, self._micro_batches = len(plan.stages), min(plan.problem.workload.micro_batches, _MOST)
         self._routes = {m: p for p in plan.pipelines for m in p.micro_batches}
         known = list(agreements)
-        self._pieces = max(agreed.widest for agreed in known)
+        self._widest = widest
+        self._pieces = max(widest * len(plan.stages), *(agreed.widest for agreed in known))
         self._parameters = max(agreed.most_parameters for agreed in known)
 
     def device(self, op: Op) -> int:
@@ -36,8 +37,9 @@ class Addresses:
         return route.forward[op.stage], route.backward[op.stage]
 
     def tag(self, op: Op, source: int, target: int) -> int:
-        """Of an activation or a gradient between two stages."""
-        return (source * self._stages + target) * self._micro_batches + op.micro_batch % self._micro_batches
+        """Of the first activation or gradient between two stages; the others follow."""
+        place = (source * self._stages + target) * self._micro_batches + op.micro_batch % self._micro_batches
+        return place * self._widest
 
     def stash_tag(self, op: Op, piece: int) -> int:
         """Of one piece of a stash."""
@@ -51,4 +53,4 @@ class Addresses:
 
     @property
     def _first_stash(self) -> int:
-        return self._stages * self._stages * self._micro_batches
+        return self._stages * self._stages * self._micro_batches * self._widest

@@ -49,7 +49,7 @@ class Signature(NamedTuple):
             _kinds(weights.parameters),
             _kinds(weights.buffers),
             _kinds(weights.summed) if replica.owner else None,
-            repr(program.output_spec),
+            repr(program.output_specs),
             program.stash_layout.piece_bytes,
             views,
             None if arrival is None else program.code,

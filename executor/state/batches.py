@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from ...models import Dataset
 from ...models.loaders import DataFault
 from ...models.sampling import batch_of, targets_of, tells_targets
+from ...models.wiring import Inputs, named
 from ..basics import RunError
 
 
@@ -16,14 +18,18 @@ class DataError(RunError):
     """A data set that gives something else than it was asked for, or nothing; names it, step and micro-batch."""
 
 
-def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
-    """A micro-batch. Raises DataError: the data has ended, or these are not two tensors of so many samples."""
+def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> tuple[Inputs, Tensor]:
+    """A micro-batch. Raises DataError: the data has ended, or these are not inputs and targets of so many samples."""
     where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
     found: Any = _asked(where, lambda: batch_of(data, seed, step, micro_batch, samples))
-    if not isinstance(found, tuple | list) or len(found) != 2 or not all(isinstance(t, Tensor) for t in found):
+    if not isinstance(found, tuple | list) or len(found) != 2 or not isinstance(found[1], Tensor):
         raise DataError(f"{where}: gives {_kind(found)}, not inputs and targets")
     inputs, targets = found
-    _require_samples(where, inputs, samples)
+    several = isinstance(inputs, Mapping) and inputs and all(isinstance(t, Tensor) for t in inputs.values())
+    if not isinstance(inputs, Tensor) and not several:
+        raise DataError(f"{where}: gives {_kind(found)}, not inputs and targets")
+    for tensor in named(inputs).values():
+        _require_samples(where, tensor, samples)
     return inputs, targets
 
 
@@ -65,9 +71,20 @@ class Alike:
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], tuple[object, object]] = {}
+        self._names: dict[str, str] = {}
 
-    def require(self, data: Dataset, step: int, micro_batch: int, samples: int, what: str, tensor: Tensor) -> None:
-        """Raises DataError naming both shapes or types."""
+    def require(self, data: Dataset, step: int, micro_batch: int, samples: int, what: str, inputs: Inputs) -> None:
+        """Raises DataError naming both shapes or types, or the names of what is not in all."""
+        tensors = named(inputs)
+        names = ", ".join(sorted(tensors))
+        first = self._names.setdefault(what, names)
+        if names != first:
+            where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
+            raise DataError(f"{where}: gives {what} {names} where those before were {first}")
+        for name, tensor in tensors.items():
+            self._require(data, step, micro_batch, samples, f"{what} {name}".strip(), tensor)
+
+    def _require(self, data: Dataset, step: int, micro_batch: int, samples: int, what: str, tensor: Tensor) -> None:
         mine = (tuple(tensor.shape), tensor.dtype)
         first = self._first.setdefault((what, samples), mine)
         for was, now in zip(first, mine, strict=True):

@@ -24,7 +24,7 @@ class Alive(Protocol):
     """What a rank holds within a step: stashes, and inputs that stashes are made from again."""
 
     stashes: dict[Key, Stash]
-    inputs: dict[Key, Tensor]
+    inputs: dict[Key, list[Tensor]]
 
 
 class Packed(Protocol):

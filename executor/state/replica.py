@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...models import Dataset, LayeredModel, Piece, build_layer
 from ...models.lanes import Lane
+from ...models.wiring import DATA, Carried, Inputs, Value, carried, each
 from ...planner.graph import asynchronous, forward_devices, holders
 from ...planner.plan import Kind, Op, Plan
 from ...planner.problem import WEIGHT_POLICIES
@@ -41,8 +42,9 @@ from .batches import Alike, inputs_and_targets, targets_alone
 from .digests import unregistered
 from .mini_batch import MiniBatches
 from .parts import ALL, Part
+from .passing import Passing, stage_ids, trained_behind
 from .ties import sharing, ties_of
-from .validate import TensorShape, as_dtype, planned_pieces
+from .validate import Shapes, TensorShape, as_dtype, planned_pieces
 from .weights import StageWeights
 
 _SETUP_LOCK = threading.Lock()  # ranks that are threads trace one after another
@@ -130,7 +132,7 @@ class Blueprint:
     """What every rank builds its stages from.
 
     Attributes:
-        shapes: every stage's input, of a full micro-batch; smaller: of those of fewer samples, by their number.
+        shapes: of what every stage takes, of a full micro-batch; smaller: of those of fewer samples, by their number.
         device: where this rank computes. alike: what its micro-batches have in common so far.
         lane: whose part of every layer it builds, where a device is a team. among_team: see `Building`.
     """
@@ -138,14 +140,14 @@ class Blueprint:
     plan: Plan
     model: LayeredModel
     data: Dataset
-    shapes: tuple[TensorShape, ...]
+    shapes: Shapes
     seed: int
     training: Training
     dtype: torch.dtype
     engine: Engine = "auto"
     device: torch.device = CPU.device
     compiled: bool = False
-    smaller: Mapping[int, tuple[TensorShape, ...]] = field(default_factory=dict)
+    smaller: Mapping[int, Shapes] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike, compare=False)
     lane: Lane | None = None
     among_team: Callable[[Any], list[Any]] = alone
@@ -165,9 +167,23 @@ class Blueprint:
         """Of the training."""
         return MiniBatches.of_plan(self.plan, self.training, self.data)
 
-    def shape(self, stage: int, samples: int) -> TensorShape:
-        """The input of a stage."""
-        return self.smaller.get(samples, self.shapes)[stage]
+    def takes(self, stage: int, samples: int) -> dict[Value, TensorShape]:
+        """What a stage takes."""
+        shapes = self.smaller.get(samples, self.shapes)[stage]
+        return dict(zip(self.passing.parts[stage].takes, shapes, strict=True))
+
+    @cached_property
+    def passing(self) -> Passing:
+        """What passes between stages, and which of it has gradients."""
+        wiring, ids = self.model.wiring, stage_ids(self.plan, self.pieces)
+        trained = trained_behind(self.plan, self.model, self.pieces)
+        with_gradients = {
+            value
+            for mine, shapes in zip(ids, self.shapes, strict=True)
+            for value, shape in zip(wiring.part(mine).takes, shapes, strict=True)
+            if value.layer != DATA and trained[value.layer] and shape.dtype.is_floating_point
+        }
+        return Passing(tuple(wiring.part(mine, with_gradients) for mine in ids))
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -179,16 +195,11 @@ class Blueprint:
         """What every layer of the plan is made of."""
         return planned_pieces(self.plan, self.model)
 
-    def layer_ids(self, stage: int) -> range:
-        """The layers of a stage."""
-        first = sum(len(names) for names in self.plan.stages[:stage])
-        mine = self.pieces[first : first + len(self.plan.stages[stage])]
-        return range(mine[0].ids.start, mine[-1].ids.stop)
-
-    def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, micro_batch: int, samples: int) -> tuple[Inputs, Tensor]:
         """Inputs and targets of a micro-batch on the host, floating-point ones in the run's dtype and its losses'."""
         drawn = inputs_and_targets(self.data, self.seed, step, micro_batch, samples)
-        inputs, targets = as_dtype(drawn[0], self.dtype), as_dtype(drawn[1], wide(self.dtype))
+        inputs = each(drawn[0], lambda tensor: as_dtype(tensor, self.dtype))
+        targets = as_dtype(drawn[1], wide(self.dtype))
         self.alike.require(self.data, step, micro_batch, samples, "inputs", inputs)
         self.alike.require(self.data, step, micro_batch, samples, "targets", targets)
         return inputs, targets
@@ -208,7 +219,7 @@ class Blueprint:
         Raises TraceError, ProgramMismatch (if `self_check`) or RunError (it cannot be recomputed as planned), all
         naming the stage.
         """
-        ids = self.layer_ids(stage)
+        ids = self.passing.parts[stage].ids
         built = {i: build_lowered(self.model.layers[i], self.seed, i, self.dtype, self.lane) for i in ids}
         modules = {i: module.to(self.device) for i, (module, _) in built.items()}
         kept = {f"{i}.{name}": tensor for i, (_, own) in built.items() for name, tensor in own.items()}
@@ -246,12 +257,10 @@ class Blueprint:
         return replace(full, smaller=less, unregistered=unregistered(modules))
 
     def _layers(self, stage: int, modules: dict[int, nn.Module]) -> StageLayers:
-        last, dtype = stage == len(self.plan.stages) - 1, self.shapes[stage].dtype
-        before = self.plan.problem.model.layers[: sum(map(len, self.plan.stages[:stage]))]
-        differentiable = dtype.is_floating_point and any(layer.trained_bytes for layer in before)
-        loss = self.model.loss if last else None
+        part = self.passing.parts[stage]
+        loss = self.model.loss if stage == len(self.plan.stages) - 1 else None
         label, half = f"stage {stage}", half_of(self.dtype)
-        return StageLayers(tuple(modules.values()), tuple(modules), loss, differentiable, label, half)
+        return StageLayers(tuple(modules.values()), tuple(modules), loss, any(part.wanted), label, half, part)
 
     def _built(self, index: int) -> nn.Module:
         return build_layer(self.model.layers[index], self.seed, index, wide(self.dtype), self.lane)
@@ -261,7 +270,7 @@ class Blueprint:
         return shared_by(self.model, self.seed, self.dtype, self.compiled, self.lane)
 
     def _program(
-        self, layers: StageLayers, samples: int, x: Tensor, target: Tensor | None, check_seed: int | None
+        self, layers: StageLayers, samples: int, x: Carried, target: Tensor | None, check_seed: int | None
     ) -> tuple[AnyProgram, str | None]:
         """The program for micro-batches of so many samples, and a notice as of `build_program`."""
         if samples != self.full:
@@ -303,7 +312,7 @@ class Blueprint:
         return StatisticsExchange(modules, weights.buffers, total, self.layer_names)
 
     def _evaluation(
-        self, layers: StageLayers, example: Tensor, target: Tensor | None, check_seed: int | None, eager: bool
+        self, layers: StageLayers, example: Carried, target: Tensor | None, check_seed: int | None, eager: bool
     ) -> AnyProgram:
         """The program in evaluation mode, without gradients, on copies of the layers: an `eager` one trains on them.
 
@@ -341,16 +350,25 @@ class Blueprint:
         planned = zip(self.plan.problem.model.layers, self.pieces, strict=True)
         return sum(layer.stash_bytes for layer, piece in planned if piece.ids.start in layer_ids)
 
-    def _example(self, stage: int, samples: int) -> tuple[Tensor, Tensor | None]:
-        """An input of the stage (noise unless it is the first) and a last stage's target, to trace and check with."""
-        inputs, targets = (tensor.to(self.device) for tensor in self.batch(0, 0, samples))
-        shape = self.shape(stage, samples)
-        if stage > 0 and shape.dtype.is_floating_point:
-            generator = torch.Generator().manual_seed(self.seed)
-            inputs = torch.randn(shape.shape, dtype=shape.dtype, generator=generator).to(self.device)
-        elif stage > 0:
-            inputs = shape.empty(self.device).zero_()
-        return inputs, targets if stage == len(self.plan.stages) - 1 else None
+    def _example(self, stage: int, samples: int) -> tuple[Carried, Tensor | None]:
+        """What the stage takes (noise unless it is of the data) and a last stage's target, to trace and check with."""
+        inputs, targets = self.batch(0, 0, samples)
+        takes = self.takes(stage, samples)
+        found = self.model.wiring.given(inputs, takes)
+        generator = torch.Generator().manual_seed(self.seed)
+        for value, shape in takes.items():
+            if value not in found and shape.dtype.is_floating_point:
+                found[value] = torch.randn(shape.shape, dtype=shape.dtype, generator=generator)
+            elif value not in found:
+                found[value] = _even(shape) if shape.dtype == torch.bool else shape.empty().zero_()
+        x = carried([found[value].to(self.device) for value in takes])
+        return x, targets.to(self.device) if stage == len(self.plan.stages) - 1 else None
+
+
+def _even(shape: TensorShape) -> Tensor:
+    """Every other one true: a mask that hides all there is gives NaN."""
+    count = shape.empty("meta").numel()
+    return (torch.arange(count) % 2 == 0).reshape(shape.shape)
 
 
 def _part_of(plan: Plan, rank: int, owners: tuple[int, ...]) -> Part | None:
@@ -360,7 +378,7 @@ def _part_of(plan: Plan, rank: int, owners: tuple[int, ...]) -> Part | None:
     return Part(owners.index(rank), len(owners)) if plan.problem.workload.sharded else ALL
 
 
-def _arrival(program: AnyProgram, weights: StageWeights, x: Tensor, target: Tensor | None) -> PackedStash:
+def _arrival(program: AnyProgram, weights: StageWeights, x: Carried, target: Tensor | None) -> PackedStash:
     """What one stash of the stage is beside its pieces, found by making one; its buffers are this rank's."""
     copies = {name: tensor.clone() for name, tensor in weights.buffers.items()}
     _, stash = program.forward(weights.parameters, copies, x, target)

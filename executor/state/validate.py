@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from ...models.lanes import Lane, NoParallelForm
 from ...models.loaders import DataFault, Feed, Source, as_dataset
 from ...models.protocol import build_shapes
 from ...models.registry import names
+from ...models.wiring import DATA, Value, named, outputs_of
 from ...planner.basics import one_line
 from ...planner.check import Violation, check
 from ...planner.graph import STASH, stash_policies, stash_policy, update_size
@@ -25,6 +26,7 @@ from ..basics import RunError, Training
 from ..stage import HALVES, autocasting, build_lowered, half_of, lower, output_like, own_random_state
 from .batches import inputs_and_targets
 from .departures import leaving
+from .passing import planned_edges, stage_ids
 from .ties import match_ties, tied_bytes
 from .weights import STATE_NAMES
 
@@ -38,7 +40,6 @@ def require_executable(plan: Plan, device: str = "cpu") -> None:
     _require_stashes(plan)
     if plan.problem.workload.optimizer not in STATE_NAMES:
         raise RunError(f"optimizer {plan.problem.workload.optimizer!r} cannot be executed")
-    _require_chain(plan)
     _require_no(check(plan))
 
 
@@ -90,15 +91,6 @@ def _require_separable(plan: Plan) -> None:
                     raise RunError(
                         f"op {op}: the backward of layer {whole[0]!r} cannot be split: plan with --no-split-backward"
                     )
-
-
-def _require_chain(plan: Plan) -> None:
-    """Stages must hold the model's layers one after another."""
-    chain = [layer.name for layer in plan.problem.model.layers]
-    if set(plan.problem.model.edges) != set(pairwise(chain)):
-        raise RunError("only chains are executed yet: the model's layers do not simply follow one another")
-    if [name for stage in plan.stages for name in stage] != chain:
-        raise RunError("only chains are executed yet: the stages must hold the model's layers in order")
 
 
 def find_model(plan: Plan, model: LayeredModel | str | None, seed: int = 0) -> LayeredModel:
@@ -163,46 +155,105 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
+Shapes = tuple[tuple[TensorShape, ...], ...]
+"""By stage, of what it takes."""
+
+
+def inputs_text(data: Dataset, dtype: torch.dtype, samples: int) -> str:
+    """Shapes and types of the data's inputs, in words."""
+    found = named(inputs_and_targets(data, 0, 0, 0, samples)[0])
+    shapes = {name: as_dtype(tensor, dtype) for name, tensor in found.items()}
+    return ", ".join(f"{name} {TensorShape(tuple(t.shape), t.dtype)}".strip() for name, t in shapes.items())
+
+
 def match_model(
     plan: Plan, model: LayeredModel, data: Dataset, dtype: torch.dtype, samples: int | None = None
-) -> tuple[TensorShape, ...]:
-    """Compares the model with the plan's fingerprint; returns every stage's input shape.
+) -> Shapes:
+    """Compares the model with the plan's fingerprint; returns the shapes of what every stage takes.
 
     Of micro-batches of so many samples (default: the plan's). Builds every layer without memory (on the meta device)
     where its builder allows it.
 
     Raises:
-        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently.
+        RunError: naming the first layer that differs in name, parameter shapes or bytes, or what is tied differently,
+            or passes other tensors.
     """
     planned, pieces, lane = plan.problem.model.layers, planned_pieces(plan, model), lane_of(plan)
     for spec in model.layers if lane is not None else ():
         _part(spec, lane)  # that they all can be divided comes first
-    first_of_stage = {stage[0] for stage in plan.stages}
+    _match_edges(plan, model, pieces)
     size = plan.problem.model.micro_batch_size if samples is None else samples
-    example = as_dtype(inputs_and_targets(data, 0, 0, 0, size)[0], dtype).to("meta")
-    tensors = [(f"the input of layer {planned[0].name!r}", planned[0].input_bytes, example)]
-    shapes = []
+    there = {v: as_dtype(t, dtype).to("meta") for v, t in _data_of(model, data, size).items()}
     for layer, piece in zip(planned, pieces, strict=True):
         modules = nn.ModuleList(_part(model.layers[index], lane).to("meta") for index in piece.ids).train()
         _match_layer(layer.name, layer.parameter_bytes, layer.parameter_shapes, modules, dtype)
         _match_trained(layer, modules)
-        if layer.name in first_of_stage:
-            shapes.append(TensorShape(tuple(example.shape), example.dtype))
         for index, module in zip(piece.ids, modules, strict=True):
-            example = _propagate(model.layers[index], index, lower(module, dtype), example, dtype)
-        tensors.append((f"the output of layer {layer.name!r}", layer.output_bytes, example))
-    for what, declared, found in tensors[:-1]:  # the last is under the loss
-        _match_tensor(what, declared, found, plan, size)
+            taken = tuple(there[value] for value in model.wiring.takes[index])
+            given = _propagate(model.layers[index], index, lower(module, dtype), taken, dtype)
+            there |= {Value(index, number): tensor for number, tensor in enumerate(given)}
+    for layer, piece in zip(planned, pieces, strict=True):
+        _match_tensors(layer, model, piece, there, plan, size)
     match_ties(plan, model, pieces, dtype, lane)
-    return tuple(shapes)
+    parts = [model.wiring.part(ids) for ids in stage_ids(plan, pieces)]
+    return tuple(
+        tuple(TensorShape(tuple(there[value].shape), there[value].dtype) for value in part.takes) for part in parts
+    )
 
 
-def _match_tensor(what: str, planned: int | None, found: Tensor, plan: Plan, samples: int) -> None:
-    """Raises RunError where a tensor takes more than the plan has for it; in float64 it may take twice as much."""
-    wide = 2 if found.dtype == torch.float64 else 1
-    if planned is not None and found.nbytes > wide * planned:
+def _data_of(model: LayeredModel, data: Dataset, samples: int) -> dict[Value, Tensor]:
+    """What the model takes of a micro-batch. Raises RunError: the data gives something else."""
+    found = inputs_and_targets(data, 0, 0, 0, samples)[0]
+    try:
+        return model.wiring.given(found, {value for values in model.wiring.takes for value in values})
+    except ValueError as error:
+        raise RunError(f"model {model.name!r} on data set {data.name!r}: {error}") from None
+
+
+def _match_edges(plan: Plan, model: LayeredModel, pieces: Sequence[Piece]) -> None:
+    """Raises RunError naming an edge that only one of them has, or has with other tensors."""
+    graph = plan.problem.model
+    outputs = {layer.name: len(layer.outputs) for layer in graph.layers}
+    theirs = {
+        (*edge, tuple(o.name for o in carried) if len(carried) < outputs[edge[0]] else None)
+        for edge, carried in graph.carried.items()
+    }
+    mine = {tuple(edge) for edge in planned_edges(model, pieces)}
+    for source, target, tensors in sorted(mine ^ theirs, key=str):
+        whose = "model" if (source, target, tensors) in mine else "plan"
+        what = f" with {', '.join(tensors)}" if tensors else ""
         raise RunError(
-            f"{what} takes {found.nbytes} bytes for {samples} samples of shape {tuple(found.shape[1:])}, the plan has "
+            f"layer {target!r} takes what {source!r} gives{what} in the {whose} only: profile and plan again"
+        )
+
+
+def _match_tensors(
+    layer: Layer, model: LayeredModel, piece: Piece, there: Mapping[Value, Tensor], plan: Plan, size: int
+) -> None:
+    """Raises RunError where what the piece takes of the data, or gives others, takes more than the plan has for it."""
+    part = model.wiring.part(piece.ids)
+    if all(value.layer == DATA for value in part.takes):
+        found = [there[value] for value in part.takes]
+        _match_bytes(f"the input of layer {layer.name!r}", layer.input_bytes, found, plan, size)
+    if not layer.outputs:
+        found = [there[value] for value in part.gives]  # none of the last: it is under the loss
+        _match_bytes(f"the output of layer {layer.name!r}", layer.output_bytes, found, plan, size)
+        return
+    planned = {output.name: output.bytes for output in layer.outputs}
+    for value in part.gives:
+        name = model.wiring.name(value, model.layers)
+        if name not in planned:
+            raise RunError(f"layer {layer.name!r} gives {name!r} in the model only: profile and plan again")
+        _match_bytes(f"{name!r}", planned[name], [there[value]], plan, size)
+
+
+def _match_bytes(what: str, planned: int | None, found: Sequence[Tensor], plan: Plan, samples: int) -> None:
+    """Raises RunError where tensors take more than the plan has for them; in float64 they may take twice as much."""
+    takes = sum(tensor.nbytes // (2 if tensor.dtype == torch.float64 else 1) for tensor in found)
+    if planned is not None and found and takes > planned:
+        shapes = " and ".join(str(tuple(tensor.shape[1:])) for tensor in found)
+        raise RunError(
+            f"{what} takes {takes} bytes for {samples} samples of shape {shapes}, the plan has "
             f"{planned} for micro-batches of {plan.problem.model.micro_batch_size}: profile and plan with what is run"
         )
 
@@ -246,7 +297,9 @@ def parts_fingerprint(plan: Plan, model: LayeredModel) -> str:
         whole = [planned] if len(piece.ids) == 1 and not team else None
         layers += whole or [_parameters(model.layers[index], dtype) for index in piece.ids]
     shared = tuple(SharedParameters(members, count) for members, count in tied_bytes(model, dtype))
-    return ModelGraph.chain(layers, shared=shared).fingerprint
+    own = planned_edges(model, [Piece(spec.name, range(k, k + 1)) for k, spec in enumerate(model.layers)])
+    edges = tuple((edge.source, edge.target) for edge in own)
+    return ModelGraph(tuple(layers), edges, shared=shared).fingerprint
 
 
 def _parameters(spec: LayerSpec, dtype: torch.dtype) -> Layer:
@@ -310,31 +363,39 @@ def _match_trained(layer: Layer, module: nn.Module) -> None:
         )
 
 
-def _propagate(spec: LayerSpec, index: int, module: nn.Module, example: Tensor, dtype: torch.dtype) -> Tensor:
-    """The layer's output without memory; a layer that looks at numbers is built and run on some."""
+def _propagate(
+    spec: LayerSpec, index: int, module: nn.Module, taken: tuple[Tensor, ...], dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """What the layer gives, without memory; a layer that looks at numbers is built and run on some."""
+    output: object
     try:
         with torch.no_grad():
-            output = output_like(module, example, dtype) if dtype in HALVES else module(example)
+            output = output_like(module, taken, dtype) if dtype in HALVES else module(*taken)
     except NoParallelForm as error:
         raise RunError(f"the plan is for teams: layer {spec.name!r}: {error}") from None
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
-        output = _computed(spec, index, example, dtype)
-    if not isinstance(output, Tensor):
-        raise RunError(f"layer {spec.name!r} returns a {type(output).__name__}, not a tensor")
-    return output
-
-
-def _computed(spec: LayerSpec, index: int, example: Tensor, dtype: torch.dtype) -> object:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.zeros(example.shape, dtype=example.dtype)
-    if values.is_floating_point():
-        values = torch.randn(example.shape, dtype=example.dtype, generator=generator)
+        output = _computed(spec, index, taken, dtype)
     try:
-        with own_random_state(values.device), torch.no_grad(), autocasting(half_of(dtype), values.device):
-            output = build_lowered(spec, 0, index, dtype)[0](values)
+        return tuple(tensor.to("meta") for tensor in outputs_of(output, spec.outputs))
+    except ValueError as error:
+        raise RunError(f"layer {spec.name!r} {error}") from None
+
+
+def _computed(spec: LayerSpec, index: int, taken: tuple[Tensor, ...], dtype: torch.dtype) -> object:
+    generator = torch.Generator().manual_seed(0)
+    values = [
+        torch.randn(example.shape, dtype=example.dtype, generator=generator)
+        if example.is_floating_point()
+        else torch.zeros(example.shape, dtype=example.dtype)
+        for example in taken
+    ]
+    try:
+        with own_random_state(values[0].device), torch.no_grad(), autocasting(half_of(dtype), values[0].device):
+            output: object = build_lowered(spec, 0, index, dtype)[0](*values)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"layer {spec.name!r} does not take its input of shape {tuple(values.shape)}: {reason}"
+            f"layer {spec.name!r} does not take its input of shape "
+            f"{' and '.join(str(tuple(value.shape)) for value in values)}: {reason}"
         ) from None
-    return output.to("meta") if isinstance(output, Tensor) else output
+    return output

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...models import derive_seed, held_out
+from ...models.wiring import tensors_of
 from ...planner.forecast import simulate_orders
 from ...planner.graph import KEEP, asynchronous, update_size
 from ...planner.plan import Kind, Op, Plan
@@ -58,17 +59,18 @@ def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
 def one_by_one(plan: Plan) -> tuple[tuple[Op, ...], ...]:
     """Forward lists in which every micro-batch passes all stages before the next one starts.
 
-    A device then holds one input, one output and the workspace, which some F of the plan needs as well.
+    A device then holds what one F takes and gives, what passes it by, and the workspace.
     """
+    edges = StageCosts.of(plan.problem.model, plan.stages).edges
     lists: list[list[Op]] = [[] for _ in plan.orders]
     route = {m: pipeline.forward for pipeline in plan.pipelines for m in pipeline.micro_batches}
     for m, devices in sorted(route.items()):
         for stage, device in enumerate(devices):
-            if stage > 0 and devices[stage - 1] != device:
-                lists[device].append(Op(Kind.RECV_F, stage, m, stage - 1))
+            before = [edge.producer for edge in edges if edge.consumer == stage and devices[edge.producer] != device]
+            after = [edge.consumer for edge in edges if edge.producer == stage and devices[edge.consumer] != device]
+            lists[device] += [Op(Kind.RECV_F, stage, m, producer) for producer in before]
             lists[device].append(Op(Kind.F, stage, m))
-            if stage + 1 < len(devices) and devices[stage + 1] != device:
-                lists[device].append(Op(Kind.SEND_F, stage, m, stage + 1))
+            lists[device] += [Op(Kind.SEND_F, stage, m, consumer) for consumer in after]
     return tuple(map(tuple, lists))
 
 
@@ -105,9 +107,9 @@ class EvaluationWork:
         output = replica.evaluation.forward_only(weights.parameters, weights.buffers, x, target)
         state.times.end(record)
         if op.stage == worker.last:
-            state.losses[m] = worker.place.keep_loss(output)
+            state.losses[m] = worker.place.keep_loss(tensors_of(output)[0])
         else:
-            state.activations[op.stage, m] = output
+            worker.hand_on(state, op.stage, m, output)
 
     def begin(self, state: StepState) -> None:
         """Nothing is prepared."""

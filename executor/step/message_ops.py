@@ -29,20 +29,25 @@ class MessageOps:
         }
 
     def _receive(self, state: StepState, op: Op, record: OpRecord) -> None:
-        worker = self._worker
-        buffer = worker.buffer(state, op.stage if op.kind is Kind.RECV_F else op.peer, op.micro_batch)
-        handle = worker.transport.post_receive(buffer, worker.to.device(op), worker.to.tag(op, op.peer, op.stage))
-        state.received[op.kind, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
+        worker, back = self._worker, op.kind is Kind.RECV_B
+        producer, consumer = (op.stage, op.peer) if back else (op.peer, op.stage)
+        values = worker.passing.edge(producer, consumer, gradients=back)
+        buffers = worker.buffers(state, consumer, op.micro_batch, values)
+        device, tag = worker.to.device(op), worker.to.tag(op, op.peer, op.stage)
+        handles = [worker.transport.post_receive(buffer, device, tag + k) for k, buffer in enumerate(buffers)]
+        transfer = Transfer(buffers, handles, record, receives=True)
+        state.received[op.kind, op.stage, op.micro_batch, op.peer] = transfer
 
     def _send(self, state: StepState, op: Op, record: OpRecord) -> None:
         worker = self._worker
         if op.kind is Kind.SEND_F:
-            tensor = state.activations.pop((op.stage, op.micro_batch))
+            tensors = state.activations.pop((op.stage, op.peer, op.micro_batch))
         else:
-            tensor = state.gradients.pop((op.peer, op.micro_batch))
-        tensor = tensor.contiguous()
-        handle = worker.transport.post_send(tensor, worker.to.device(op), worker.to.tag(op, op.stage, op.peer))
-        worker.leave(state, Transfer([tensor], [handle], record))
+            tensors = state.gradients.pop((op.peer, op.stage, op.micro_batch))
+        tensors = [tensor.contiguous() for tensor in tensors]
+        device, tag = worker.to.device(op), worker.to.tag(op, op.stage, op.peer)
+        handles = [worker.transport.post_send(tensor, device, tag + k) for k, tensor in enumerate(tensors)]
+        worker.leave(state, Transfer(tensors, handles, record))
 
     def _reduce(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica, transport = self._worker.replicas[op.stage], self._worker.transport

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from ...models import derive_seed
+from ...models.wiring import Carried, Value, carried, tensors_of
 from ...planner.graph import update_size
 from ...planner.plan import Kind, Op
 from ..place import OpRecord
+from ..stage import Gradients, gradients_of
 from .finite import Guard
 from .parameter_ops import ParameterOps
 from .stashes import Stashes
@@ -54,7 +56,7 @@ class PassOps:
         worker.begin(state, record)
         if worker.stash_policy(op).remade:
             output = replica.program.forward_only(weights, buffers, x, target, seed)
-            state.inputs[stage, m] = x
+            state.inputs[stage, m] = [tensors_of(x)[k] for k in worker.passing.parts[stage].kept]
         else:
             output, stash = replica.program.forward(weights, buffers, x, target, seed)
             state.stashes[stage, m] = stash
@@ -63,23 +65,32 @@ class PassOps:
         if statistics is not None:
             statistics.forwarded(m)
         if stage == worker.last:
-            state.losses[m] = loss = worker.place.keep_loss(output)
+            state.losses[m] = loss = worker.place.keep_loss(tensors_of(output)[0])
             self._guard.loss(loss)
         else:
-            state.activations[stage, m] = output
+            worker.hand_on(state, stage, m, output)
 
     def _remake(self, state: StepState, op: Op, record: OpRecord) -> None:
         worker = self._worker
         stage, m = op.stage, op.micro_batch
         replica = worker.replica(state, op)
         arrived = worker.arrived(state, Kind.RECV_S, stage, m)
-        x = self._stashes.take_input(state, stage, m) if arrived is None else arrived.pop()
+        x = self._remade_from(state, op, self._stashes.take_inputs(state, stage, m) if arrived is None else arrived)
         target = worker.target(state, m) if stage == worker.last else None
         seed = derive_seed(worker.blueprint.seed, *state.batch(m))
         weights = self._parameters.of_pass(state, op)
         worker.begin(state, record)
         state.stashes[stage, m] = replica.program.remake(weights, replica.weights.buffers, x, target, seed)
         state.times.end(record)
+
+    def _remade_from(self, state: StepState, op: Op, kept: list[Tensor]) -> Carried:
+        """What the stage took: what was kept of it, and data read again."""
+        part = self._worker.passing.parts[op.stage]
+        if len(kept) == len(part.takes):
+            return carried(kept)
+        found = {part.takes[k]: tensor for k, tensor in zip(part.kept, kept, strict=True)}
+        found |= self._worker.read(state, op.micro_batch, (value for value in part.takes if value not in found))
+        return carried([found[value] for value in part.takes])
 
     def _backward(self, state: StepState, op: Op, record: OpRecord) -> None:
         replica = self._worker.replica(state, op)
@@ -111,22 +122,44 @@ class PassOps:
         if op.stage == 0:
             self._guard.handed_back(None)
 
-    def _incoming_gradient(self, state: StepState, op: Op) -> Tensor:
-        worker = self._worker
+    def _incoming_gradient(self, state: StepState, op: Op) -> Carried:
+        """Of every tensor that the stage gives and that has one: the sum over those who took it, the last one first, as
+        autograd adds up in one process."""
+        worker, m = self._worker, op.micro_batch
         if op.stage == worker.last:
             dtype = worker.replicas[op.stage].program.output_spec.dtype
             scale = self._scale * state.weight(op.micro_batch) * self._update.scaler.scale
             return torch.full((), scale, dtype=dtype, device=worker.place.device)
-        arrived = worker.arrived(state, Kind.RECV_B, op.stage, op.micro_batch)
-        return state.gradients.pop((op.stage, op.micro_batch)) if arrived is None else arrived[0]
+        sums: dict[Value, Tensor] = {}
+        for consumer in reversed(worker.passing.consumers(op.stage)):
+            values = worker.passing.edge(op.stage, consumer, gradients=True)
+            arrived = worker.arrived(state, Kind.RECV_B, op.stage, m, consumer)
+            found = state.gradients.pop((op.stage, consumer, m)) if arrived is None else arrived
+            for value, gradient in zip(values, found, strict=True):
+                sums[value] = _added(sums.get(value), gradient, in_place=arrived is not None)
+        return carried([sums[value] for value in worker.passing.returned(op.stage)])
 
-    def _hand_back(self, state: StepState, op: Op, result: Tensor | None) -> None:
-        state.predicted.pop(op.stage, None)
-        state.departed.pop((op.stage, op.micro_batch), None)
-        if op.stage > 0:
-            if result is None:
-                result = self._worker.buffer(state, op.stage, op.micro_batch).zero_()
-            self._guard.handed_back(result)
-            state.gradients[op.stage - 1, op.micro_batch] = result
-        elif op.kind is Kind.B:
+    def _hand_back(self, state: StepState, op: Op, result: Gradients) -> None:
+        worker, stage, m = self._worker, op.stage, op.micro_batch
+        state.predicted.pop(stage, None)
+        state.departed.pop((stage, m), None)
+        wanted = worker.passing.wanted(stage)
+        found = dict(zip(wanted, gradients_of(result), strict=True)) if wanted else {}
+        for producer in worker.passing.producers(stage):
+            handed: list[Tensor] = []
+            for value in worker.passing.edge(producer, stage, gradients=True):
+                gradient = found[value]
+                if gradient is None:
+                    gradient = worker.buffers(state, stage, m, [value])[0].zero_()
+                self._guard.handed_back(gradient)
+                handed.append(gradient)
+            state.gradients[producer, stage, m] = handed
+        if stage == 0 and op.kind is Kind.B:
             self._guard.handed_back(None)
+
+
+def _added(sum_: Tensor | None, gradient: Tensor, in_place: bool) -> Tensor:
+    """The sum, in the gradient's memory if it is nobody else's."""
+    if sum_ is None:
+        return gradient
+    return gradient.add_(sum_) if in_place else gradient + sum_

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...models import held_out
+from ...models.wiring import named
 from ..basics import RunError
 from ..state import Blueprint, StageReplica, digest
 from ..wires import Transport
@@ -55,9 +56,10 @@ def _digests(
         count = blueprint.mini_batches.micro_batches
         for m in [*range(min(_COMPARED, count)), 0]:
             samples = blueprint.mini_batches.of(step).size(m) if source is blueprint else blueprint.full
-            if 0 in replicas:
+            if any(blueprint.passing.reads(stage) for stage in replicas):
                 inputs, targets = source.batch(step, m, samples)
-                yield name, "inputs", step, m, digest(inputs)
+                for key, tensor in named(inputs).items():
+                    yield name, f"inputs {key}".strip(), step, m, digest(tensor)
                 yield name, "targets", step, m, digest(targets)
             if last in replicas:
                 yield name, "targets", step, m, digest(source.targets(step, m, samples))

@@ -96,9 +96,10 @@ class StashOps:
             worker.leave(state, self._stashes.send_back(state, op, record))
             return
         if key in state.inputs:
-            kept = [state.inputs.pop(key).contiguous()]
-            handle = worker.transport.post_send(kept[0], op.peer, worker.to.stash_tag(op, 0))
-            transfer = Transfer(kept, [handle], record)
+            kept = [tensor.contiguous() for tensor in state.inputs.pop(key)]
+            tags = [worker.to.stash_tag(op, number) for number in range(len(kept))]
+            handles = [worker.transport.post_send(t, op.peer, tag) for t, tag in zip(kept, tags, strict=True)]
+            transfer = Transfer(kept, handles, record)
         else:
             transfer = self._stashes.send(state, op, record)
         state.departed[key] = transfer
@@ -110,8 +111,11 @@ class StashOps:
         if home == back:
             self._stashes.receive(state, op, record, home)
         elif worker.stash_policy(op).remade:
-            buffer = worker.buffer(state, op.stage, op.micro_batch)
-            handle = worker.transport.post_receive(buffer, op.peer, worker.to.stash_tag(op, 0))
-            state.received[Kind.RECV_S, op.stage, op.micro_batch] = Transfer([buffer], [handle], record, receives=True)
+            part = worker.passing.parts[op.stage]
+            buffers = worker.buffers(state, op.stage, op.micro_batch, (part.takes[k] for k in part.kept))
+            tags = [worker.to.stash_tag(op, number) for number in range(len(buffers))]
+            handles = [worker.transport.post_receive(b, op.peer, tag) for b, tag in zip(buffers, tags, strict=True)]
+            transfer = Transfer(buffers, handles, record, receives=True)
+            state.received[Kind.RECV_S, op.stage, op.micro_batch, -1] = transfer
         else:
             self._stashes.receive_for_good(state, op, record)

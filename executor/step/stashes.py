@@ -199,7 +199,7 @@ class Stashes:
             away = self._away[key]
             away.pieces, away.back = pieces, arriving
         else:
-            state.received[Kind.RECV_S, op.stage, op.micro_batch] = arriving
+            state.received[Kind.RECV_S, op.stage, op.micro_batch, -1] = arriving
 
     def receive_for_good(self, state: StepState, op: Op, record: OpRecord) -> None:
         """RECV_S on the device that runs the backward of another one's forward."""
@@ -214,7 +214,7 @@ class Stashes:
 
     def send_back(self, state: StepState, op: Op, record: OpRecord) -> Transfer:
         """SEND_S on the visited device: goes out when the stash has arrived, in list order per device."""
-        arriving = state.received.pop((Kind.RECV_S, op.stage, op.micro_batch))
+        arriving = state.received.pop((Kind.RECV_S, op.stage, op.micro_batch, -1))
         pieces, handles = arriving.tensors, list[Handle]()
 
         def forward() -> None:
@@ -235,12 +235,12 @@ class Stashes:
         found: Stash = self._taken(state, key)
         return found
 
-    def take_input(self, state: StepState, stage: int, micro_batch: int) -> Tensor:
+    def take_inputs(self, state: StepState, stage: int, micro_batch: int) -> list[Tensor]:
         """What an R makes the stash from, waited for if it was away."""
         key = (stage, micro_batch)
         if key not in self._away:
             return state.inputs.pop(key)
-        found: Tensor = self._taken(state, key)
+        found: list[Tensor] = self._taken(state, key)
         return found
 
     def _taken(self, state: StepState, key: Key) -> Any:

@@ -142,10 +142,10 @@ class StepState:
     step: int
     mini_batches: MiniBatches
     times: Times = field(init=False)
-    received: dict[tuple[Kind, int, int], Transfer] = field(default_factory=dict)
-    activations: dict[Key, Tensor] = field(default_factory=dict)
-    gradients: dict[Key, Tensor] = field(default_factory=dict)
-    inputs: dict[Key, Tensor] = field(default_factory=dict)
+    received: dict[tuple[Kind, int, int, int], Transfer] = field(default_factory=dict)
+    activations: dict[tuple[int, int, int], list[Tensor]] = field(default_factory=dict)
+    gradients: dict[tuple[int, int, int], list[Tensor]] = field(default_factory=dict)
+    inputs: dict[Key, list[Tensor]] = field(default_factory=dict)
     stashes: dict[Key, Stash] = field(default_factory=dict)
     weight_stashes: dict[Key, WeightStash] = field(default_factory=dict)
     leaving: dict[int, Transfer] = field(default_factory=dict)

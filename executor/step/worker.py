@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ...models.wiring import DATA, Carried, Value, carried, tensors_of
 from ...planner.graph import StashPolicy, stash_policy
 from ...planner.plan import Kind, Op
 from ..place import CPU, OpRecord, Place
@@ -59,7 +60,7 @@ class Worker:
 
     Attributes:
         agreed: what ranks have agreed on, by the samples of a micro-batch.
-        last: the model's last stage.
+        last: the model's last stage. passing: what stages hand each other.
         course, to: the list it follows, and where that list's messages go; see `follow`.
     """
 
@@ -76,7 +77,7 @@ class Worker:
         self.blueprint, self.transport, self.replicas = blueprint, transport, replicas
         self.around = around or Surroundings()
         self.place, self.observer = self.around.place, self.around.observer
-        self.last = len(blueprint.plan.stages) - 1
+        self.last, self.passing = len(blueprint.plan.stages) - 1, blueprint.passing
         self.resized = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
         self.agreed = {n: agree(transport, own) for n, own in self.resized.items()}
 
@@ -85,7 +86,7 @@ class Worker:
         if course is getattr(self, "course", None):
             return
         self.course = course
-        self.to = Addresses(course.plan, self.agreed.values())
+        self.to = Addresses(course.plan, self.agreed.values(), self.passing.widest)
         self.observer.follow(course.plan, self.transport.rank)
 
     def clear(self) -> None:
@@ -100,9 +101,10 @@ class Worker:
         """The rank's copy of a stage as it runs the op's micro-batch."""
         return self.resized[state.samples(op.micro_batch)][op.stage]
 
-    def buffer(self, state: StepState, stage: int, micro_batch: int) -> Tensor:
-        """Memory for the input of a stage or its gradient."""
-        return self.blueprint.shape(stage, state.samples(micro_batch)).empty(self.place.device)
+    def buffers(self, state: StepState, stage: int, micro_batch: int, values: Iterable[Value]) -> list[Tensor]:
+        """Memory for some of what a stage takes, or for the gradients of it."""
+        shapes = self.blueprint.takes(stage, state.samples(micro_batch))
+        return [shapes[value].empty(self.place.device) for value in values]
 
     def stash_policy(self, op: Op) -> StashPolicy:
         """What becomes of the op's stash; raises PlanError: unknown."""
@@ -113,14 +115,39 @@ class Worker:
         batch, samples = state.batch(micro_batch), state.samples(micro_batch)
         return self.place.bring(self.around.load(lambda: self.blueprint.targets(*batch, samples)))
 
-    def inputs(self, state: StepState, stage: int, micro_batch: int) -> tuple[Tensor, Tensor | None]:
-        """A forward's input, waited for where it comes from another device, and the target on the last stage."""
+    def inputs(self, state: StepState, stage: int, micro_batch: int) -> tuple[Carried, Tensor | None]:
+        """What a forward takes, waited for where it comes from another device, and the target on the last stage."""
         target = self.target(state, micro_batch) if stage == self.last else None
-        if stage == 0:
-            batch, samples = state.batch(micro_batch), state.samples(micro_batch)
-            return self.place.bring(self.around.load(lambda: self.blueprint.batch(*batch, samples)[0])), target
-        arrived = self.arrived(state, Kind.RECV_F, stage, micro_batch)
-        return state.activations.pop((stage - 1, micro_batch)) if arrived is None else arrived[0], target
+        takes = self.passing.parts[stage].takes
+        found = self.read(state, micro_batch, takes)
+        for producer in self.passing.producers(stage):
+            tensors = self.arrived(state, Kind.RECV_F, stage, micro_batch, producer)
+            if tensors is None:
+                tensors = state.activations.pop((producer, stage, micro_batch))
+            found |= zip(self.passing.edge(producer, stage), tensors, strict=True)
+        return carried([found[value] for value in takes]), target
+
+    def read(self, state: StepState, micro_batch: int, values: Iterable[Value]) -> dict[Value, Tensor]:
+        """Those of these that are the data's."""
+        wanted = [value for value in values if value.layer == DATA]
+        if not wanted:
+            return {}
+        batch, samples, wiring = state.batch(micro_batch), state.samples(micro_batch), self.blueprint.model.wiring
+        inputs: dict[Value, Tensor] = {}
+
+        def load() -> Tensor:
+            inputs.update(wiring.given(self.blueprint.batch(*batch, samples)[0], wanted))
+            return inputs[wanted[0]]
+
+        self.around.load(load)
+        return {value: self.place.bring(inputs.pop(value)) for value in wanted}
+
+    def hand_on(self, state: StepState, stage: int, micro_batch: int, output: Carried) -> None:
+        """What a forward gives, for every stage that takes some of it."""
+        found = dict(zip(self.passing.parts[stage].gives, tensors_of(output), strict=True))
+        for consumer in self.passing.consumers(stage):
+            values = self.passing.edge(stage, consumer)
+            state.activations[stage, consumer, micro_batch] = [found[value] for value in values]
 
     # ------------------------------------------------------------ waiting
 
@@ -136,9 +163,14 @@ class Worker:
             transfer.finish(state.times.end)
             self.observer.resume()
 
-    def arrived(self, state: StepState, kind: Kind, stage: int, micro_batch: int) -> list[Tensor] | None:
-        """What a message has brought from another device, waited for; None: none is expected."""
-        arriving = state.received.pop((kind, stage, micro_batch), None)
+    def arrived(
+        self, state: StepState, kind: Kind, stage: int, micro_batch: int, peer: int = -1
+    ) -> list[Tensor] | None:
+        """What a message has brought from another device, waited for; None: none is expected.
+
+        `peer`: the stage that it comes from, if it is another one.
+        """
+        arriving = state.received.pop((kind, stage, micro_batch, peer), None)
         if arriving is None:
             return None
         self.finish(state, arriving)

@@ -77,6 +77,10 @@ class ModelFamily:
             raise ModelError(f"{both} have {count[0]} and {count[1]} layers: {shown(more.name)} is in one only")
         for source, target in sorted(set(first.edges) ^ set(member.edges)):
             raise ModelError(f"{both}: the edge {shown(source)} -> {shown(target)} is in one only")
+        kinds = [[[(o.name, o.gradient) for o in one.carried[edge]] for edge in first.edges] for one in (first, member)]
+        for (source, target), mine, theirs in zip(first.edges, *kinds, strict=True):
+            if mine != theirs:
+                raise ModelError(f"{both}: the edge {shown(source)} -> {shown(target)} carries other tensors in each")
         tied = [{frozenset(group.layers) for group in one.shared} for one in (first, member)]
         for group in tied[0] ^ tied[1]:
             raise ModelError(f"{both}: the parameters shared by {listed(sorted(group))} are in one only")
@@ -204,6 +208,11 @@ def _layer_between(ends: tuple[Layer, Layer], weights: tuple[int, int]) -> Layer
         else:
             total = of[0] * weights[0] + of[1] * weights[1]
             values[key] = total / sum(weights) if key in _TIMES else -(-total // sum(weights))
+    if ends[0].outputs:
+        pairs = zip(ends[0].outputs, ends[1].outputs, strict=True)
+        sizes = [-(-(a.bytes * weights[0] + b.bytes * weights[1]) // sum(weights)) for a, b in pairs]
+        values["outputs"] = tuple(o._replace(bytes=size) for o, size in zip(ends[0].outputs, sizes, strict=True))
+        values["output_bytes"] = sum(sizes)
     return replace(ends[0], **values)
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..basics import MOST_BYTES, MOST_NAME, MOST_SECONDS, ModelError, reading, refusing, shown
+
+
+class Output(NamedTuple):
+    """One of several tensors that a layer gives; `gradient`: whether it has one."""
+
+    name: str
+    bytes: int
+    gradient: bool = True
 
 
 @dataclass(frozen=True)
@@ -20,13 +28,14 @@ class Layer:
             their sum is known (it is then kept in `backward_input_s`).
         stash_bytes: what one forward leaves for its backward, the saved input included, parameters excluded.
         weight_stash_bytes: what is held between the input half and the weight half of the backward.
-        output_bytes: the tensor sent on; its gradient has the same size.
+        output_bytes: the tensor sent on, or all of `outputs`; its gradient has the same size.
         input_bytes: what recompute keeps and what a first stage receives; None: the predecessors' output.
         workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
         buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
         parameter_shapes: shapes of the parameter tensors where known, for the fingerprint.
         trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
             optimizer state. None: all of them.
+        outputs: the tensors that it gives, where edges name them; empty: one without a name.
     """
 
     name: str
@@ -43,6 +52,7 @@ class Layer:
     buffer_bytes: int = 0
     parameter_shapes: tuple[tuple[int, ...], ...] | None = None
     trainable_bytes: int | None = None
+    outputs: tuple[Output, ...] = ()
 
     @property
     def trained_bytes(self) -> int:
@@ -73,11 +83,22 @@ class Layer:
                 reading.whole(self.input_bytes, "input_bytes", where, most=MOST_BYTES)
             if self.trainable_bytes is not None:
                 reading.whole(self.trainable_bytes, "trainable_bytes", where, most=MOST_BYTES)
+            self._check_outputs(where)
         if self.trained_bytes > self.parameter_bytes:
             raise ModelError(
                 f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
                 f"got {self.trained_bytes}"
             )
+
+    def _check_outputs(self, where: str) -> None:
+        if not isinstance(self.outputs, tuple) or not all(isinstance(output, Output) for output in self.outputs):
+            raise ModelError(f"{where}: outputs must be Outputs, got {shown(self.outputs)}")
+        names = [reading.text(output.name, "the name of an output", where) for output in self.outputs]
+        if len(set(names)) < len(names):
+            raise ModelError(f"{where} has two outputs of one name")
+        total = sum(reading.whole(o.bytes, "bytes of an output", where, most=MOST_BYTES) for o in self.outputs)
+        if self.outputs and total != self.output_bytes:
+            raise ModelError(f"{where}: its outputs have {total} bytes, output_bytes says {self.output_bytes}")
 
 
 _MOST_DIMENSIONS = 64  # of a tensor, in torch
@@ -110,6 +131,11 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         content["parameter_shapes"] = [list(shape) for shape in layer.parameter_shapes]
     if layer.trainable_bytes is not None:
         content["trainable_bytes"] = layer.trainable_bytes
+    if layer.outputs:
+        content["outputs"] = [
+            {"name": output.name, "bytes": output.bytes, **({} if output.gradient else {"gradient": False})}
+            for output in layer.outputs
+        ]
     return content
 
 
@@ -130,11 +156,27 @@ def layer_from_dict(entry: object, position: int) -> Layer:
         values["weight_stash_bytes"] = values.get("stash_bytes", 0)
     if values.get("parameter_shapes") is not None:
         values["parameter_shapes"] = _shapes_from(values["parameter_shapes"], where)
+    if "outputs" in values:
+        values["outputs"] = _outputs_from(values["outputs"], where)
+        values.setdefault("output_bytes", sum(output.bytes for output in values["outputs"]))
     layer = Layer(**values)
     whole = {
         k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes", "trainable_bytes") if getattr(layer, k) is not None
     }
     return Layer(**(values | whole))
+
+
+def _outputs_from(content: object, where: str) -> tuple[Output, ...]:
+    found = []
+    for number, entry in enumerate(reading.sequence(content, f"{where}: outputs", MOST_NAME)):
+        place = f"{where}: outputs[{number}]"
+        values = reading.mapping(entry, place, {"name", "bytes", "gradient"})
+        gradient = values.get("gradient", True)
+        if not isinstance(gradient, bool):
+            raise ModelError(f"{place}: gradient must be true or false, got {shown(gradient)}")
+        size = reading.whole(reading.required(values, "bytes", place), "bytes", place, most=MOST_BYTES)
+        found.append(Output(reading.text(reading.required(values, "name", place), "name", place), int(size), gradient))
+    return tuple(found)
 
 
 def _shapes_from(content: object, where: str) -> tuple[tuple[int, ...], ...]:

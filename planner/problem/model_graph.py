@@ -15,6 +15,7 @@ from ..basics import (
     MOST_DEVICES,
     MOST_EDGES,
     MOST_LAYERS,
+    MOST_NAME,
     MOST_SPEED,
     ModelError,
     reading,
@@ -22,7 +23,7 @@ from ..basics import (
     shown,
     write_text,
 )
-from .layer import Layer, layer_from_dict, layer_to_dict
+from .layer import Layer, Output, layer_from_dict, layer_to_dict
 from .presets import KindSpeed
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ModelGraph:
         ways: by what a team of ranks divides every layer (WAYS), and into how many parts; costs are then one rank's,
             with what the ranks tell each other inside the layer. Empty: one rank computes a layer.
         speeds: of other kinds of devices than `device`.
+        named: edges that carry some of their layer's outputs only, with the names of these.
     """
 
     layers: tuple[Layer, ...]
@@ -64,6 +66,7 @@ class ModelGraph:
     shared: tuple[SharedParameters, ...] = field(default=())
     ways: tuple[tuple[str, int], ...] = ()
     speeds: tuple[KindSpeed, ...] = ()
+    named: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         import networkx
@@ -81,6 +84,7 @@ class ModelGraph:
             for end in (source, target):
                 if end not in seen:
                     raise ModelError(f"edge {shown(source)} -> {shown(target)}: there is no layer {shown(end)}")
+        self._check_named()
         self._check_shared(seen)
         graph = networkx.DiGraph(self.edges)
         if not networkx.is_directed_acyclic_graph(graph):
@@ -106,6 +110,34 @@ class ModelGraph:
         parts = {count for _, count in self.ways if count > 1}
         if len(parts) > 1:
             raise ModelError(f"ways: the same ranks divide a layer by all of them, got {shown(dict(self.ways))}")
+
+    def _check_named(self) -> None:
+        edges = set(self.edges)
+        for (source, target), names in self.named:
+            where = f"edge {shown(source)} -> {shown(target)}"
+            if (source, target) not in edges:
+                raise ModelError(f"{where} carries tensors, but there is no such edge")
+            known = {output.name for output in self.layers[self.index[source]].outputs}
+            for name in names:
+                if name not in known:
+                    raise ModelError(f"{where}: layer {shown(source)} has no output {shown(name)}")
+            if not names or len(set(names)) < len(names):
+                raise ModelError(f"{where} must carry one or more different tensors, got {shown(names)}")
+
+    @cached_property
+    def carried(self) -> Mapping[tuple[str, str], tuple[Output, ...]]:
+        """The tensors of every edge; one without a name is all that its layer gives."""
+        named = {edge: set(names) for edge, names in self.named}
+        found = {}
+        for edge in self.edges:
+            layer = self.layers[self.index[edge[0]]]
+            outputs = layer.outputs or (Output("", layer.output_bytes),)
+            found[edge] = tuple(output for output in outputs if edge not in named or output.name in named[edge])
+        return found
+
+    def carried_bytes(self, source: str, targets: Iterable[str]) -> int:
+        """Of the tensors that any of these layers takes from one, each once."""
+        return sum(output.bytes for output in {o for target in targets for o in self.carried[source, target]})
 
     @property
     def team(self) -> int:
@@ -155,6 +187,11 @@ class ModelGraph:
         return tuple(self.index[name] for name in order)
 
     @cached_property
+    def rank(self) -> Mapping[str, int]:
+        """Where every layer stands in the topological order, by name."""
+        return {self.layers[position].name: number for number, position in enumerate(self.topological)}
+
+    @cached_property
     def straight(self) -> bool:
         """Whether there is one topological order only: every layer takes something from the one before it."""
         names, edges = [self.layers[position].name for position in self.topological], set(self.edges)
@@ -189,13 +226,14 @@ class ModelGraph:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of model.json (design: files and commands)."""
+        named = dict(self.named)
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "name": self.name,
             "micro_batch_size": self.micro_batch_size,
             "layers": [layer_to_dict(layer) for layer in self.layers],
-            "edges": [list(edge) for edge in self.edges],
+            "edges": [[*edge, *([list(named[edge])] if edge in named else [])] for edge in self.edges],
         }
         if self.device is not None:
             content["device"] = self.device
@@ -221,15 +259,17 @@ class ModelGraph:
         layers = reading.items(top, "layers", "model", MOST_LAYERS)
         size = reading.whole(top.get("micro_batch_size", 1), "micro_batch_size", "model", 1, MOST_BYTES)
         device = top.get("device")
+        edges = _edges_from(top.get("edges", []))
         return cls(
             tuple(layer_from_dict(entry, position) for position, entry in enumerate(layers)),
-            _edges_from(top.get("edges", [])),
+            tuple(edges),
             reading.text(top.get("name", "model"), "name", "model"),
             size,
             None if device is None else reading.text(device, "device", "model"),
             _shared_from(top.get("shared", [])),
             tuple(reading.mapping(top.get("ways", {}), "ways", WAYS).items()),
             _speeds_from(top.get("speeds", {})),
+            tuple((edge, names) for edge, names in edges.items() if names is not None),
         )
 
     def save(self, path: str | Path) -> None:
@@ -246,12 +286,19 @@ class ModelGraph:
 _KEYS = {"format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared", "ways", "speeds"}
 
 
-def _edges_from(content: object) -> tuple[tuple[str, str], ...]:
-    edges = reading.sequence(content, "edges", MOST_EDGES)
-    for edge in edges:
-        if not (isinstance(edge, list) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
-            raise ModelError(f"edge {shown(edge)} must be a pair of layer names")
-    return tuple(dict.fromkeys((edge[0], edge[1]) for edge in edges))
+def _edges_from(content: object) -> dict[tuple[str, str], tuple[str, ...] | None]:
+    """By edge, the names of the tensors that it carries; None: all of them."""
+    found: dict[tuple[str, str], tuple[str, ...] | None] = {}
+    for edge in reading.sequence(content, "edges", MOST_EDGES):
+        pair = isinstance(edge, list) and len(edge) in (2, 3) and all(isinstance(end, str) for end in edge[:2])
+        if not pair or not all(isinstance(names, list) for names in edge[2:]):
+            raise ModelError(f"edge {shown(edge)} must be a pair of layer names, or these and names of tensors")
+        names = None
+        if len(edge) == 3:
+            names = reading.texts(reading.sequence(edge[2], "an edge's tensors", MOST_NAME), "tensors", "edges")
+        if found.setdefault((edge[0], edge[1]), names) != names:
+            raise ModelError(f"edge {shown(edge[0])} -> {shown(edge[1])} is there twice, with other tensors")
+    return found
 
 
 def _shared_from(content: object) -> tuple[SharedParameters, ...]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..basics import PerObject, PlanError
+from .layer import Layer
 from .model_graph import ModelGraph
 from .ties import Shared, StageTie
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StageEdge(NamedTuple):
-    """A tensor that stage `producer` sends to stage `consumer`: bytes a micro-batch; its gradient is as large."""
+    """What stage `producer` sends to stage `consumer`: bytes a micro-batch; gradients are taken to be as large."""
 
     producer: int
     consumer: int
@@ -31,8 +32,8 @@ class StageCosts:
     that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
     beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
     stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
-    other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the largest tensor between its layers,
-    which a forward that leaves no stash holds beside all else.
+    other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the most between its layers at once, which
+    a forward that leaves no stash holds beside all else.
     """
 
     forward_s: NDArray[np.float64]
@@ -137,7 +138,7 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> Stag
         total("stash_bytes").astype(np.int64),
         total("weight_stash_bytes").astype(np.int64),
         np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
-        np.array([max((x.output_bytes for x in group[:-1]), default=0) for group in members], dtype=np.int64),
+        _inner_bytes(model, home, members),
         _source_input_bytes(model, home, len(stages)),
         _kept_input_bytes(model, home, len(stages)),
         _stage_edges(model, home),
@@ -166,12 +167,36 @@ def _stage_of_layer(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> d
 
 
 def _stage_edges(model: ModelGraph, home: dict[str, int]) -> tuple[StageEdge, ...]:
-    sent = {(source, home[target]) for source, target in model.edges if home[source] != home[target]}
+    sent: dict[tuple[str, int], list[str]] = {}
+    for source, target in model.edges:
+        if home[source] != home[target]:
+            sent.setdefault((source, home[target]), []).append(target)
     size: dict[tuple[int, int], int] = {}
-    for source, consumer in sent:
+    for (source, consumer), targets in sent.items():
         key = (home[source], consumer)
-        size[key] = size.get(key, 0) + model.layers[model.index[source]].output_bytes
+        size[key] = size.get(key, 0) + model.carried_bytes(source, targets)
     return tuple(StageEdge(*key, size[key]) for key in sorted(size))
+
+
+def _inner_bytes(model: ModelGraph, home: dict[str, int], members: list[list[Layer]]) -> NDArray[np.int64]:
+    """After some layer of a stage, what layers of it gave that others of it still take."""
+    import numpy as np
+
+    most = np.zeros(len(members), dtype=np.int64)
+    inside: list[dict[str, list[str]]] = [{} for _ in members]
+    for source, target in model.edges:
+        if home[source] == home[target]:
+            inside[home[source]].setdefault(source, []).append(target)
+    for stage, group in enumerate(members):
+        names = sorted((layer.name for layer in group), key=model.rank.__getitem__)
+        place = {name: position for position, name in enumerate(names)}
+        change = np.zeros(len(group) + 1, dtype=np.int64)
+        for source, targets in inside[stage].items():
+            size = model.carried_bytes(source, targets)
+            change[place[source]] += size
+            change[max(place[target] for target in targets)] -= size
+        most[stage] = max(np.cumsum(change).max(), 0)
+    return most
 
 
 def _source_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:
@@ -197,6 +222,6 @@ def _kept_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> ND
     for name, before in sources.items():
         declared = model.layers[model.index[name]].input_bytes
         if declared is not None and any(home[source] != home[name] for source in before):
-            delivered = sum(model.layers[model.index[source]].output_bytes for source in before)
+            delivered = sum(model.carried_bytes(source, [name]) for source in before)
             total[home[name]] += max(0, declared - delivered)
     return total

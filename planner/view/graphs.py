@@ -74,7 +74,7 @@ def layer_graph(plan: Plan) -> Graph:
         a, b = node_of[source], node_of[target]
         crossing = home[source] != home[target]
         if a != b:
-            size = model.layers[model.index[source]].output_bytes
+            size = model.carried_bytes(source, [target])
             graph.add_edge(
                 a, b, crossing=crossing, bytes=size, tensor=(source, home[target]), dashed=False,
                 stroke=CROSSING if crossing else EDGE, label=(format_bytes(size),) if crossing else (),

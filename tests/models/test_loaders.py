@@ -101,8 +101,8 @@ WRONG = [
     (DataLoader(FIRST, 4, collate_fn=lambda samples: 7), "^a batch is a int, not a tensor of inputs"),
     (TensorDataset(torch.zeros(8, 2)), "^a batch is a list of Tensor, not"),
     (
-        [{"ids": 1, "mask": 2, "labels": 3}] * 4,
-        "^a batch has ids, mask, labels: inputs and one of labels, .*collate_fn",
+        [{"ids": 1, "mask": 2}] * 4,
+        "^a batch has ids, mask: inputs and one of labels, .*collate_fn",
     ),
     ([(torch.zeros(k), k) for k in range(4)], "^samples cannot be collated: stack expects each tensor"),
     (DataLoader(FIRST, 4, collate_fn=lambda s: (torch.zeros(4, 2), torch.zeros(3))), "^a batch has 4 inputs and 3"),
@@ -178,3 +178,13 @@ def test_files_that_are_no_tokens_are_refused(
     with pytest.raises(UnknownData, match=line) as told:
         load(name)
     assert name in str(told.value)
+
+
+def test_several_inputs_keep_their_names() -> None:
+    """A mapping's rest, beside its targets."""
+    rows = [{"ids": torch.tensor([k, k + 1]), "mask": torch.tensor(k > 2), "labels": k} for k in range(8)]
+    inputs, targets = as_dataset(DataLoader(rows, 4), Feed(2, 4)).batch(0, 0, 1, 2)  # type: ignore[arg-type]
+    assert isinstance(inputs, dict)
+    assert inputs["ids"].tolist() == [[2, 3], [3, 4]]
+    assert inputs["mask"].tolist() == [False, True]
+    assert targets.tolist() == [2, 3]

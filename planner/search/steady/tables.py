@@ -106,7 +106,9 @@ def _incoming(problem: Problem, costs: StageCosts, chain: Chain) -> Floats:
     consumers: dict[int, list[int]] = {}
     for producer, consumer, _ in costs.edges:
         consumers.setdefault(producer, []).append(consumer)
-    sizes = {e.producer: float(e.bytes) for e in costs.edges}
+    sizes: dict[int, float] = {}
+    for producer, _, size in costs.edges:  # consumers may take different tensors of it
+        sizes[producer] = min(sizes.get(producer, float(size)), float(size))
     for i in range(1, count):
         late = np.where((first < i) & (np.arange(count) >= i), declared, 0.0)
         for producer, targets in consumers.items():

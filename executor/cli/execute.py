@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ...planner.basics import format_bytes
-from ...planner.cli import EndingSignals, print_json, say, stop
+from ...planner.cli import A_FILE, EndingSignals, print_json, say, stop
 from ...planner.plan_file import load_plan
 from ...planner.problem import FLUSH
 from ..basics import RunOptions
@@ -30,7 +30,7 @@ Examples:
   torchrun --nproc-per-node 2 -m contraflow execute plan.json --steps 30
 """
 )
-@click.argument("plan_file", metavar="PLAN", type=click.Path())
+@click.argument("plan_file", metavar="PLAN", type=A_FILE)
 @options_of(RunOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
 def execute(plan_file: str, as_json: bool, **values: Any) -> None:

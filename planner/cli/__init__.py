@@ -5,10 +5,11 @@ room by its face, the solver when a search begins. Begin with `commands.py`; `co
 executor's commands too.
 """
 
-from .common import OutputFile, SecondsLimit, print_json, say, stop
+from .common import A_FILE, OutputFile, SecondsLimit, print_json, say, stop
 from .signals import EndingSignals
 
 __all__ = [
+    "A_FILE",
     "EndingSignals",
     "OutputFile",
     "SecondsLimit",

@@ -20,6 +20,10 @@ Profiler = Callable[[str], ModelGraph]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+A_FILE = click.Path(readable=False)
+"""What shells complete as a file; what is wrong with it is for its reader to say."""
+
+
 class SecondsLimit(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer releases only
     """A finite number above zero, of seconds or what is like them."""
 
@@ -76,7 +80,7 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
 
 
 _PROBLEM: list[Callable[[Any], Any]] = [
-    click.argument("model", metavar="MODEL", type=click.Path()),
+    click.argument("model", metavar="MODEL", type=A_FILE),
     click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="The machines: cluster.toml."),
     click.option(
         "--micro-batches",

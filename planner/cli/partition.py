@@ -28,7 +28,7 @@ from ..partition.dag import (
     unit_of,
 )
 from ..problem import ModelGraph
-from .common import Bytes, OutputFile, Rate, SecondsLimit, finite, print_json, say, stop
+from .common import A_FILE, Bytes, OutputFile, Rate, SecondsLimit, finite, print_json, say, stop
 from .progress import SearchProgress
 from .signals import EndingSignals
 from .table import Line, print_table
@@ -44,7 +44,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("graph", metavar="GRAPH", type=click.Path())
+@click.argument("graph", metavar="GRAPH", type=A_FILE)
 @click.option(
     "--devices",
     type=click.IntRange(min=0),

@@ -13,7 +13,7 @@ from ..plan_file import load_plan
 from ..runs import RunTrace, load_trace
 from ..search import Proven
 from ..view import fresh_forecast
-from .common import OutputFile, among_to_dict, print_json, say, stop
+from .common import A_FILE, OutputFile, among_to_dict, print_json, say, stop
 from .families import throughput
 from .pictures import FORMS, PICTURES, RUNTIMES, check_picture, for_runtime, graph_picture, picture_of, written
 
@@ -38,7 +38,7 @@ Examples:
 
 
 @click.command(epilog=_CHECK_EXAMPLE)
-@click.argument("plan_file", metavar="PLAN", type=click.Path())
+@click.argument("plan_file", metavar="PLAN", type=A_FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")
 def check(plan_file: str, as_json: bool) -> None:
     """Say whether PLAN can be executed; name every violation if not (exit code 1)."""
@@ -60,7 +60,7 @@ def check(plan_file: str, as_json: bool) -> None:
 
 
 @click.command(epilog=_SHOW_EXAMPLE)
-@click.argument("plan_file", metavar="PLAN", type=click.Path())
+@click.argument("plan_file", metavar="PLAN", type=A_FILE)
 @click.option(
     "--as", "form", type=click.Choice(FORMS), default=FORMS[0], show_default=True, help="How to draw it.",
 )  # fmt: skip

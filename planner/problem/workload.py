@@ -188,6 +188,9 @@ class SearchSpace:
             if count is not None:
                 with refusing(WorkloadError):
                     _whole(count, what, 1, MOST_MICRO_BATCHES)
+        if isinstance(self.asynchronous, str):
+            given = shown(self.asynchronous)
+            raise WorkloadError(f"asynchronous must be a tuple of methods, as ({given},), got the text {given}")
         for name in self.asynchronous:
             if name not in WEIGHT_POLICIES or name == FLUSH:
                 known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)

@@ -81,3 +81,9 @@ def test_what_was_found_of_each() -> None:
 def test_shares_that_are_none(share: object) -> None:
     with pytest.raises(WorkloadError):
         SearchSpace(asynchronous=EVERY, quality_within=share)  # type: ignore[arg-type]
+
+
+def test_a_text_is_no_tuple_of_methods() -> None:
+    """It would be read letter by letter."""
+    with pytest.raises(WorkloadError, match="must be a tuple of methods"):
+        SearchSpace(asynchronous="stash")  # type: ignore[arg-type]

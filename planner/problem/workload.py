@@ -188,8 +188,9 @@ class SearchSpace:
             if count is not None:
                 with refusing(WorkloadError):
                     _whole(count, what, 1, MOST_MICRO_BATCHES)
-        if isinstance(self.asynchronous, str):
-            given = shown(self.asynchronous)
+        named: object = self.asynchronous
+        if isinstance(named, str):
+            given = shown(named)
             raise WorkloadError(f"asynchronous must be a tuple of methods, as ({given},), got the text {given}")
         for name in self.asynchronous:
             if name not in WEIGHT_POLICIES or name == FLUSH:

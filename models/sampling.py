@@ -51,6 +51,6 @@ def _drawn(data: Dataset, draw: Callable[[], _T], *arguments: int) -> _T:
     with seeded("batch", *arguments):
         before = generator_states()
         drawn = draw()
-        habit.draws |= generator_states() != before
+        habit.draws |= habit.calls > 0 and generator_states() != before  # the first one may load the data
         habit.calls += 1
     return drawn

@@ -204,10 +204,17 @@ def profile(model: str, cluster: Path | None, output: Path | None, as_json: bool
 
 def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
     """Writes cluster.toml of this computer's processes. Raises InputError where there are fewer than two."""
-    from ..measure import default_load, measure_machine
+    from ...models import resolve
+    from ..basics import RunOptions
+    from ..measure import MODEL, STEPS, default_load, measure_machine, measure_overhead, profile_model
+    from ..run import run_plan
 
     processes = load or default_load("cpu", threads)
-    write_text(target, measure_machine(processes, threads).toml(processes))
+    machine = measure_machine(processes, threads)
+    tiny = ModelGraph.from_dict(profile_model(resolve(MODEL), 8, rounds=1, load=1))
+    options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
+    overhead = measure_overhead(tiny, processes, lambda made: run_plan(made, options).trace)
+    write_text(target, machine.toml(processes, overhead))
     say(f"wrote {target}", err=True)
 
 

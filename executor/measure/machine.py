@@ -22,7 +22,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup, Workload
+from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup, Overhead, Workload
 from ..basics import RunError, Training
 from ..run import keep_freed_memory
 from ..state import make_optimizer
@@ -61,16 +61,21 @@ class Machine:
         host = Link(self.host_bandwidth, self.host_latency_s) if host_link else Link()
         return Cluster((NodeGroup(1, processes, kind, link, host_link=host),))
 
-    def toml(self, processes: int) -> str:
+    def toml(self, processes: int, overhead: Overhead | None = None) -> str:
         """The cluster as cluster.toml."""
+        around = "" if overhead is None else f"\n[overhead]\n{_times(overhead)}"
         reduced = "" if self.reduce_bandwidth is None else f', reduce_bandwidth = "{rate_text(self.reduce_bandwidth)}"'
         return (
             f"# {processes} processes on this computer, measured while all of them were at it. The link is gloo's.\n"
             f'[[nodes]]\ndevices = {processes}\ndevice = "cpu"\n'
             f'link = {{bandwidth = "{rate_text(self.bandwidth)}", '
             f'latency = "{1e6 * self.latency_s:.0f}us"{reduced}}}\n\n'
-            f'[devices.cpu]\nmemory_bandwidth = "{rate_text(self.memory_bandwidth)}"\n'
+            f'[devices.cpu]\nmemory_bandwidth = "{rate_text(self.memory_bandwidth)}"\n{around}'
         )
+
+
+def _times(overhead: Overhead) -> str:
+    return f'op = "{1e6 * overhead.op_s:.0f}us"\nmessage = "{1e6 * overhead.message_s:.0f}us"\n'
 
 
 def rate_text(bandwidth: float) -> str:

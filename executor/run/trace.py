@@ -163,4 +163,5 @@ def trace_of(
         timed_steps=first.timed_steps,
         tracked_steps=first.tracked_steps,
         devices=tuple(devices),
+        overhead=plan.problem.cluster.around,
     )

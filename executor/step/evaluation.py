@@ -8,9 +8,9 @@ from dataclasses import replace
 from ...models import derive_seed, held_out
 from ...models.wiring import tensors_of
 from ...planner.forecast import simulate_orders
-from ...planner.graph import KEEP, asynchronous, update_size
+from ...planner.graph import KEEP, asynchronous, costs_of, update_size
 from ...planner.plan import Kind, Op, Plan
-from ...planner.problem import FLUSH, StageCosts
+from ...planner.problem import FLUSH
 from ..basics import ExecutionError, failed_op
 from ..place import OpRecord
 from ..state import Blueprint, MiniBatches, StageReplica
@@ -48,7 +48,7 @@ def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
     keep = tuple((KEEP,) * len(row) for row in plan.stash)
     forward = replace(plan, problem=problem, orders=orders, stash=keep, weights=FLUSH)
     assert plan.forecast is not None  # require_executable saw to it
-    timeline = simulate_orders(forward, StageCosts.of(forward.problem.model, forward.stages), orders)
+    timeline = simulate_orders(forward, costs_of(forward), orders)
     peaks = [memory.peak_bytes for memory in timeline.device_memory]
     if all(peak <= planned for peak, planned in zip(peaks, plan.forecast.peak_bytes, strict=True)):
         return forward, waits(forward)
@@ -61,7 +61,7 @@ def one_by_one(plan: Plan) -> tuple[tuple[Op, ...], ...]:
 
     A device then holds what one F takes and gives, what passes it by, and the workspace.
     """
-    edges = StageCosts.of(plan.problem.model, plan.stages).edges
+    edges = costs_of(plan).edges
     lists: list[list[Op]] = [[] for _ in plan.orders]
     route = {m: pipeline.forward for pipeline in plan.pipelines for m in pipeline.micro_batches}
     for m, devices in sorted(route.items()):

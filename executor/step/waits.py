@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...planner.forecast import CLOSE, jobs_of_ops, simulate_orders
-from ...planner.graph import StageCosts
+from ...planner.graph import costs_of
 from ...planner.plan import IN_LINE, RECEIVES, SENDS, Kind, Plan
 from ...planner.problem import FLUSH
 
@@ -46,7 +46,7 @@ def waits_of(plan: Plan, device: int) -> Waits:
 
 
 def _lists(plan: Plan) -> list[_List]:
-    timeline = simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
+    timeline = simulate_orders(plan, costs_of(plan), plan.orders)
     jobs, unit = timeline.jobs, timeline.step_s * CLOSE or 1.0
     job = jobs_of_ops(jobs)
     start, end = (np.rint(time[job] / unit).astype(np.int64).tolist() for time in (jobs.start, jobs.end))

@@ -117,9 +117,11 @@ class Worker:
 
     def inputs(self, state: StepState, stage: int, micro_batch: int) -> tuple[Carried, Tensor | None]:
         """What a forward takes, waited for where it comes from another device, and the target on the last stage."""
-        target = self.target(state, micro_batch) if stage == self.last else None
-        takes = self.passing.parts[stage].takes
-        found = self.read(state, micro_batch, takes)
+        takes, drawn = self.passing.parts[stage].takes, list[Tensor]()
+        found = self.read(state, micro_batch, takes, drawn)
+        target = None
+        if stage == self.last:  # what has been drawn with its inputs is not drawn again
+            target = self.place.bring(self.around.load(drawn.pop)) if drawn else self.target(state, micro_batch)
         for producer in self.passing.producers(stage):
             tensors = self.arrived(state, Kind.RECV_F, stage, micro_batch, producer)
             if tensors is None:
@@ -127,8 +129,10 @@ class Worker:
             found |= zip(self.passing.edge(producer, stage), tensors, strict=True)
         return carried([found[value] for value in takes]), target
 
-    def read(self, state: StepState, micro_batch: int, values: Iterable[Value]) -> dict[Value, Tensor]:
-        """Those of these that are the data's."""
+    def read(
+        self, state: StepState, micro_batch: int, values: Iterable[Value], targets: list[Tensor] | None = None
+    ) -> dict[Value, Tensor]:
+        """Those of these that are the data's; if there are any, `targets` gets what the loss compares with."""
         wanted = [value for value in values if value.layer == DATA]
         if not wanted:
             return {}
@@ -136,7 +140,10 @@ class Worker:
         inputs: dict[Value, Tensor] = {}
 
         def load() -> Tensor:
-            inputs.update(wiring.given(self.blueprint.batch(*batch, samples)[0], wanted))
+            given, compared = self.blueprint.batch(*batch, samples)
+            inputs.update(wiring.given(given, wanted))
+            if targets is not None:
+                targets.append(compared)
             return inputs[wanted[0]]
 
         self.around.load(load)

@@ -108,7 +108,7 @@ class Times:
         halves = np.array(costs.separable, dtype=bool) & split
         f = (costs.forward_s / ahead).tolist()
         i = (np.where(halves, costs.backward_input_s, costs.backward_s) / back).tolist()
-        w = (np.where(halves, costs.backward_weight_s, 0.0) / back).tolist()
+        w = (np.where(halves, costs.least_weight_s, 0.0) / back).tolist()
         edges = []
         for a, b, size in sorted(costs.edges, key=lambda edge: (edge.consumer, edge.producer)):
             there = seconds(pipeline.forward[a], pipeline.forward[b], size)

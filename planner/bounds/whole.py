@@ -13,9 +13,10 @@ from ..plan import Problem
 def load(problem: Problem, split: bool = True) -> float:
     """Valid for every plan: all F and B of all layers and micro-batches, spread over all speeds, in halves or not.
 
-    Device d works off at most step_s * speed_d seconds of layer time, and all of it must be worked off.
+    Device d works off at most step_s * speed_d seconds of layer time, and all of it must be worked off; every
+    micro-batch has an F and a B, with what they cost beside their layers.
     """
-    work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers)
+    work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers) + _least_around(problem)
     speeds = sum(device.kind.speed for device in problem.cluster.devices)
     return problem.workload.micro_batches * work / speeds
 
@@ -27,7 +28,13 @@ def critical_path(problem: Problem, split: bool = True) -> float:
     """
     chain = Chain.of(problem)
     before, own, weight = _ancestors(chain, split)
-    return float((before + own + weight).max()) / max(device.kind.speed for device in problem.cluster.devices)
+    fastest = max(device.kind.speed for device in problem.cluster.devices)
+    return (float((before + own + weight).max()) + _least_around(problem)) / fastest
+
+
+def _least_around(problem: Problem) -> float:
+    """Seconds at speed 1 that a micro-batch's ops cost beside their layers at the least: an F and a B or I."""
+    return 2 * problem.cluster.around.op_s
 
 
 EVERY_PLAN: list[Callable[[Problem, bool], float]] = [load, critical_path]

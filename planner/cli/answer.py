@@ -21,11 +21,17 @@ _NAMED = 8  # devices that lack memory
 
 def report(result: Result, output: Path, as_json: bool, why: Why | None, seconds: float) -> None:
     """Prints the answer and writes the plan; exit code 1 when there is none."""
+    from ..search import overhead_notes
+
     told = idle_rows(result) if why is None else why.to_dict()
     made = result.plan
     if made is not None and made.forecast is not None and usable(result):
         save_plan(made, output)
+        notes = overhead_notes(made)
+        for note in notes:
+            say(f"contraflow: {note}", err=True)
         if as_json:
+            told |= {"notes": notes} if notes else {}
             content = _summary(result, made.forecast, seconds, output) | summary(made, made.forecast)
             content |= throughput(made, made.forecast) | point_rows(result)
             print_json(content | method_rows(result) | told)

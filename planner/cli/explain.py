@@ -56,10 +56,10 @@ def idle_rows(result: Result) -> dict[str, Any]:
 def waiting(plan: Plan) -> str:
     """Idle time of all devices by cause, and where the gap comes from, in a sentence each."""
     from ..search import facts
-    from ..view import WIDTH, gap_sentence, idle_sentence, wrap
+    from ..view import WIDTH, gap_sentence, idle_sentence, overhead_sentence, wrap
 
     found = facts(plan, faster=False)
-    said = idle_sentence(found, len(plan.orders)), gap_sentence(found)
+    said = idle_sentence(found, len(plan.orders)), overhead_sentence(found), gap_sentence(found)
     return "\n".join(line for text in said for line in wrap(text, WIDTH))
 
 

@@ -50,7 +50,7 @@ def calibrate_command(
     traces = [load_trace(run) for run in runs]
     found = calibrate(graph, traces, not no_overhead)
     steps = None if plan_file is None else _steps(plan_file, graph, found, traces)
-    rows = measured(traces, not no_overhead)
+    rows = measured(graph, traces, not no_overhead)
     content = json.dumps(found.to_dict(), indent=1) + "\n"
     if output is not None:
         write_text(output, content)

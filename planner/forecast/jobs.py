@@ -66,6 +66,7 @@ class Jobs:
     complete: bool
     precedences: Precedences
     occupied: Occupied
+    speed: Floats  # of every device
 
     @property
     def message_job(self) -> Ints:
@@ -133,7 +134,7 @@ def build_columns(
     complete = served == len(duration) - len(idle)
     lags = np.array([r.latency_s for r in reductions], dtype=np.float64)
     used = Occupied(*resources[:2])
-    return Jobs(ops, found, duration, start, rank, latency, reduce_job, lags, complete, waits, used)
+    return Jobs(ops, found, duration, start, rank, latency, reduce_job, lags, complete, waits, used, machine.speed)
 
 
 def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Machine) -> Floats:
@@ -159,6 +160,13 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
             found = [seconds_of(*divmod(home, ops.devices)) for home in homes.tolist()]
             seconds[places] = np.array(found, dtype=np.float64)[same]
     return np.asarray(seconds, dtype=np.float64)
+
+
+def overhead_seconds(costs: StageCosts, ops: Ops, speed: Floats) -> Floats:
+    """Of `compute_seconds`, what every op costs beside its layers."""
+    around = np.where(ops.kind == Kind.W.value, costs.overhead.op_s, costs.around_s[ops.stage])
+    passes = np.isin(ops.kind, [kind.value for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)])
+    return np.where(passes, around, 0.0) / speed[ops.device]
 
 
 def _message_times(plan: Structured, machine: Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:

@@ -13,14 +13,18 @@ from .jobs import Jobs
 
 
 def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Floats) -> Iterator[tuple[StageCosts, Jobs]]:
-    """The costs and the served jobs under every row of `seconds`: of F, I and W of every stage, at speed 1.
+    """The costs and the served jobs under every row of `seconds`: of F, I and W of every stage's layers, at speed 1.
 
-    seconds: shape (rows, stages, 3); I and W together are a whole backward. All else is as in these jobs.
+    seconds: shape (rows, stages, 3); I and W together are a whole backward. What ops cost beside their layers, and all
+    else, is as in these jobs.
     """
+    op_s = costs.overhead.op_s
+    around = np.stack([costs.around_s, costs.around_s, np.full(len(costs.around_s), op_s)], axis=1)
+    seconds = seconds + around
     ops, forward, inputs, weights = jobs.ops, *np.moveaxis(seconds, 2, 0)
     table = np.zeros((len(seconds), len(Kind), seconds.shape[1]))
     for kind, column in (
-        (Kind.F, forward), (Kind.R, forward), (Kind.B, inputs + weights), (Kind.I, inputs), (Kind.W, weights)
+        (Kind.F, forward), (Kind.R, forward), (Kind.B, inputs + weights - op_s), (Kind.I, inputs), (Kind.W, weights)
     ):  # fmt: skip
         table[:, kind] = column
     durations = np.repeat(jobs.duration[None, :], len(seconds), axis=0)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import NOWHERE, Ops, StageCosts, copied_bytes
+from ..graph import NOWHERE, Ops, copied_bytes, costs_of
 from ..plan import Kind, Plan
 from .events import WORKSPACE
 from .memory import memory_events
@@ -28,7 +28,7 @@ def bytes_taken(plan: Plan, device: int) -> tuple[Taken, ...]:
 
     What a FETCH brings back comes beside the ops, whenever its copy starts: it is nobody's. Raises as `simulate`.
     """
-    costs = StageCosts.of(plan.problem.model, plan.stages)
+    costs = costs_of(plan)
     timeline = simulate_orders(plan, costs, plan.orders)
     events, _ = memory_events(plan, costs, timeline.jobs, timeline.step_s)
     first = sum(len(order) for order in plan.orders[:device])
@@ -45,7 +45,7 @@ def bytes_taken(plan: Plan, device: int) -> tuple[Taken, ...]:
 
 def copied_to_host(plan: Plan, device: int) -> dict[int, int]:
     """Bytes that every OFFLOAD and FETCH of a device's list copies, by its place there."""
-    costs, ops = StageCosts.of(plan.problem.model, plan.stages), Ops.of(plan.orders, len(plan.stages))
+    costs, ops = costs_of(plan), Ops.of(plan.orders, len(plan.stages))
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     mine = copies[ops.device[copies] == device]
     first = sum(len(order) for order in plan.orders[:device])

@@ -14,7 +14,7 @@ from ..graph import StageCosts, Structured, require_policies
 from ..plan import COLLECTIVES, COMPUTE, COPIES, DeviceForecast, Forecast, Kind, Op
 from .curves import DeviceMemory
 from .host_memory import host_memory
-from .jobs import Jobs, build
+from .jobs import Jobs, build, overhead_seconds
 from .memory import profile_memory
 
 _COMPUTE = np.array([kind in COMPUTE for kind in Kind])
@@ -85,6 +85,12 @@ class Timeline:
                 place += 1
             found.append(DeviceTimeline(tuple(timed), self.busy_s[d], self.device_memory[d]))
         return tuple(found)
+
+    @cached_property
+    def overhead_s(self) -> tuple[float, ...]:
+        """By device: seconds of its computing that ops cost beside their layers."""
+        found = overhead_seconds(self.costs, self.jobs.ops, self.jobs.speed)
+        return tuple(np.bincount(self.jobs.ops.device, found, self.jobs.ops.devices).tolist())
 
     @cached_property
     def copies(self) -> tuple[tuple[TimedOp, ...], ...]:

@@ -41,7 +41,7 @@ from .reductions import (
     update_seconds,
 )
 from .replicas import forward_devices, holders, static_bytes, training_bytes
-from .structured import Structured, route, update_ends, update_size
+from .structured import Structured, costs_of, route, update_ends, update_size
 from .traffic import (
     Messages,
     Traffic,
@@ -94,6 +94,7 @@ __all__ = [
     "asynchronous",
     "update_ends",
     "copied_bytes",
+    "costs_of",
     "crossing",
     "forward_devices",
     "gather_seconds",

@@ -9,7 +9,7 @@ from functools import cached_property
 from ..plan import Pipeline, Problem
 from ..problem import FLUSH, StageCosts, policy_of
 from .policies import KEEP, StashPolicy, stash_policy
-from .structured import Structured
+from .structured import Structured, costs_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Candidate:
     @cached_property
     def costs(self) -> StageCosts:
         """Costs of the stages."""
-        return StageCosts.of(self.problem.model, self.stages)
+        return costs_of(self)
 
 
 def require_policies(plan: Structured) -> None:

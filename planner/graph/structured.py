@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..plan import Pipeline, Problem
-from ..problem import FLUSH, WEIGHT_POLICIES
+from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
 
 
 class Structured(Protocol):
@@ -21,6 +21,14 @@ class Structured(Protocol):
     def stash(self) -> tuple[tuple[str, ...], ...]: ...
     @property
     def weights(self) -> str: ...
+
+
+def costs_of(plan: Structured) -> StageCosts:
+    """What the stages of a plan cost on its cluster, ops' overheads included: what all who ask for seconds read.
+
+    Raises PlanError when they do not cut the layer graph.
+    """
+    return StageCosts.of(plan.problem.model, plan.stages, plan.problem.cluster.around)
 
 
 def update_size(plan: Structured) -> int:

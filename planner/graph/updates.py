@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from ..basics import PlanError
 from ..plan import Kind, Op, Plan
-from ..problem import CURRENT, FLUSH, WEIGHT_POLICIES, StageCosts
+from ..problem import CURRENT, FLUSH, WEIGHT_POLICIES
 from .candidate import Candidate
 from .homes import parameter_returns
 from .replicas import holders
-from .structured import update_ends, update_size
+from .structured import costs_of, update_ends, update_size
 from .versions import Versions
 
 _ENDS = frozenset({Kind.B, Kind.W})
@@ -187,7 +187,7 @@ def with_predictions(plan: Plan) -> OpLists:
         return plan.orders
     versions = Versions.of(plan)
     sent: dict[tuple[int, int, int], list[int]] = {}
-    for stage, source, target in parameter_returns(plan, StageCosts.of(plan.problem.model, plan.stages)):
+    for stage, source, target in parameter_returns(plan, costs_of(plan)):
         for g, m in enumerate(update_ends(plan)):
             if (stage, target, g) in versions.sent_ahead:
                 sent.setdefault((source, stage, m), []).append(versions.sent_ahead[stage, target, g])

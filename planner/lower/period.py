@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..basics import PlanError, check_time
 from ..forecast import Deadlock, build
-from ..graph import StageCosts, update_size
+from ..graph import costs_of, update_size
 from ..plan import Kind, Plan
 from ..problem import FLUSH
 from .repetition import repeat
@@ -77,7 +77,7 @@ def _repeated(plan: Plan, length: int) -> Plan:
 
 def _ends(plan: Plan) -> Floats:
     """Seconds from the start of a run to its end, and to the end of every stage's last forward."""
-    jobs = build(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders)
+    jobs = build(plan, costs_of(plan), plan.orders)
     if not jobs.complete:
         raise Deadlock("the op lists wait for each other in a circle")
     forwards = jobs.ops.where(Kind.F)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..basics import PerObject, PlanError
 from ..forecast import Deadlock, build, simulate_orders
-from ..graph import Candidate, Ints, StageCosts, Versions, holders, route, update_size
+from ..graph import Candidate, Ints, Versions, costs_of, holders, route, update_size
 from ..plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
 from .complete import complete
 
@@ -110,7 +110,7 @@ def _exceeds(plan: Plan) -> bool:
     workload, devices = plan.problem.workload, plan.problem.cluster.devices
     try:
         long = _placed_anew(plan, _SETTLED * workload.micro_batches)
-        memory = simulate_orders(long, StageCosts.of(plan.problem.model, plan.stages), long.orders).device_memory
+        memory = simulate_orders(long, costs_of(plan), long.orders).device_memory
     except (PlanError, Deadlock):
         return False
     limits = [workload.memory_limit(device.kind.memory_bytes) for device in devices]

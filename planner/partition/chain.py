@@ -32,7 +32,7 @@ class Chain:
 
     Attributes:
         names: layer names in topological order, L of them.
-        costs: costs of every layer on its own (stage = layer).
+        costs: costs of every layer on its own (stage = layer), without what ops cost beside their layers.
         static_bytes: bytes of every layer that stay all step, alone and with a replica elsewhere: shape (2, L).
         optimizer_bytes: of these alone, what its replicas share out among them.
         shared_bytes: at most so many of these are counted twice when tied layers meet on one device.
@@ -95,9 +95,25 @@ class Chain:
         return table
 
     @cached_property
+    def around_s(self) -> Floats:
+        """Seconds at speed 1 of an F, or a B, of every interval [i, j) as a stage beside its layers; (L + 1, L + 1).
+
+        With a message where tensors cross its begin and one where they cross its end: of a chain's cuts exact, of any
+        other graph's at the most that is sure.
+        """
+        overhead, count = self.problem.cluster.around, len(self)
+        table = np.full((count + 1, count + 1), overhead.op_s)
+        if overhead.message_s:
+            enters, leaves = np.zeros_like(table), np.zeros_like(table)
+            for a, b, _ in self.costs.edges:
+                enters[a + 1 : b + 1, b + 1 :] = leaves[: a + 1, a + 1 : b + 1] = overhead.message_s
+            table = table + enters + leaves
+        return np.where(np.tri(count + 1, dtype=bool), 0.0, table)
+
+    @cached_property
     def seconds(self) -> Floats:
         """F and B of every interval at speed 1, infinite where it is empty; shape (L + 1, L + 1)."""
-        table = self.load_s[None, :] - self.load_s[:, None]
+        table = self.load_s[None, :] - self.load_s[:, None] + 2 * self.around_s
         return np.where(np.tri(len(self) + 1, dtype=bool), np.inf, table)
 
     @cached_property

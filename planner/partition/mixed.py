@@ -64,7 +64,7 @@ class _Priced:
         self.chain, self.work = chain, chain.seconds
         self.stash, self.resting = self._bytes([STASH]), self._bytes(row.resting)
         self.moved = self._bytes(row.moved if row.leaves else ())
-        self.forward = _intervals(chain.costs.forward_s)
+        self.forward = _intervals(chain.costs.forward_s) + chain.around_s
 
     def _bytes(self, contents: Iterable[Content]) -> Floats:
         chain = self.chain

@@ -106,12 +106,12 @@ class OnBlocks:
     @cached_property
     def forward_s(self) -> Floats:
         """Seconds of a forward at speed 1."""
-        return _sums(self.chain.costs.forward_s)
+        return _sums(self.chain.costs.forward_s) + self.chain.around_s
 
     @cached_property
     def backward_s(self) -> Floats:
         """Seconds of a whole backward at speed 1."""
-        return _sums(self.chain.costs.backward_s)
+        return _sums(self.chain.costs.backward_s) + self.chain.around_s
 
     @cached_property
     def own_bytes(self) -> Floats:

@@ -9,6 +9,7 @@ from .family import ModelFamily, Point, choose_ways
 from .layer import Layer
 from .mean_speeds import at_speeds, compared, speed_notes
 from .model_graph import ModelGraph, SharedParameters, speeds_to_dict
+from .overhead import EXPECTED, NO_OVERHEAD, Overhead
 from .presets import PRESETS, DeviceType
 from .stage_costs import StageCosts
 from .ties import returned_bytes, steps_sent
@@ -29,6 +30,7 @@ __all__ = [
     "CURRENT",
     "Cluster",
     "DeviceType",
+    "EXPECTED",
     "FLUSH",
     "Layer",
     "Link",
@@ -36,7 +38,9 @@ __all__ = [
     "ModelFamily",
     "ModelGraph",
     "NodeGroup",
+    "NO_OVERHEAD",
     "OPTIMIZER_STATES",
+    "Overhead",
     "PRECISIONS",
     "PRESETS",
     "STEP_COUNTERS",

@@ -25,6 +25,7 @@ from ..basics import (
     refusing,
     shown,
 )
+from .overhead import NO_OVERHEAD, Overhead
 from .presets import PRESETS, DeviceType
 
 
@@ -76,12 +77,14 @@ class Cluster:
     """Devices 0..n-1, node after node. Immutable, validated, picklable. Raises ClusterError.
 
     With a `team` of t, a device is t neighbouring ranks of one node that compute every stage together: device d is
-    ranks d*t .. d*t+t-1. All figures are then those of one of its ranks (see `teams`).
+    ranks d*t .. d*t+t-1. All figures are then those of one of its ranks (see `teams`). `overhead`: of its ranks' own
+    threads; None: nobody said, and nothing is counted.
     """
 
     nodes: tuple[NodeGroup, ...]
     network: Link = Link()
     team: int = 1
+    overhead: Overhead | None = None
 
     def __post_init__(self) -> None:
         with refusing(ClusterError):
@@ -121,6 +124,11 @@ class Cluster:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    @property
+    def around(self) -> Overhead:
+        """What ops cost beside their kernels; nothing where nobody said."""
+        return self.overhead or NO_OVERHEAD
 
     def link(self, source: int, target: int) -> Link:
         """The link a message from device `source` to device `target` takes."""
@@ -168,7 +176,7 @@ class Cluster:
                     host_link_shared_by=shared,
                 )
             )
-        return Cluster(tuple(groups), self.network, self.team)
+        return replace(self, nodes=tuple(groups))
 
     def teams(self, ways: int) -> Cluster:
         """The cluster whose devices are teams of `ways` neighbouring devices of a node; rank i sends to rank i.
@@ -182,7 +190,7 @@ class Cluster:
         for node, group in enumerate(self.node_groups):
             if ways < 1 or group.devices % ways:
                 raise ClusterError(f"node {node} has {group.devices} devices, which do not form teams of {ways}")
-        return self if ways == 1 else Cluster(tuple(_of_teams(x, ways) for x in self.nodes), self.network, ways)
+        return self if ways == 1 else replace(self, nodes=tuple(_of_teams(x, ways) for x in self.nodes), team=ways)
 
     # ---------------------------------------------------------------- files
 
@@ -193,6 +201,8 @@ class Cluster:
         content["nodes"] = [_group_to_dict(group) for group in self.nodes]
         if self.network != Link():
             content["network"] = _link_to_dict(self.network)
+        if self.overhead is not None:
+            content["overhead"] = {"op": self.overhead.op_s, "message": self.overhead.message_s}
         if kinds:
             content["devices"] = {kind.name: _kind_to_dict(kind) for kind in sorted(kinds, key=lambda k: k.name)}
         return content
@@ -264,6 +274,15 @@ def _link_from(content: object, where: str, extra: str) -> Link:
     return Link(bandwidth("bandwidth") or math.inf, latency_s, bandwidth("reduce_bandwidth"))
 
 
+def _overhead_from(content: object) -> Overhead:
+    table = _table(content, "overhead", {"op", "message"})
+
+    def seconds(key: str) -> float:
+        return reading.number(parse_seconds(table.get(key, 0), f"overhead.{key}"), key, "overhead", MOST_SECONDS)
+
+    return Overhead(seconds("op"), seconds("message"))
+
+
 def _rate(value: object, key: str, where: str) -> float:
     rate = parse_bandwidth(value, f"{where}.{key}")
     return reading.positive(rate, key, where, LEAST_RATE, MOST_RATE)
@@ -316,7 +335,7 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
 
 
 def _cluster_from(content: object) -> Cluster:
-    table = _table(content, "cluster", {"team", "nodes", "network", "devices"})
+    table = _table(content, "cluster", {"team", "nodes", "network", "devices", "overhead"})
     custom = reading.mapping(table.get("devices", {}), "devices", what="a table of tables")
     reading.at_most(len(custom), MOST_DEVICES, "devices")
     kinds = PRESETS | {name: _kind_from(name, entry) for name, entry in custom.items()}
@@ -326,4 +345,5 @@ def _cluster_from(content: object) -> Cluster:
     reading.at_most(len(groups), MOST_DEVICES, "nodes")
     nodes = tuple(_group_from(entry, f"nodes[{k}]", kinds) for k, entry in enumerate(groups))
     network = _link_from(table.get("network", {}), "network", "reduce_bandwidth")
-    return Cluster(nodes, network, _count(table, "team", "the cluster"))
+    overhead = _overhead_from(table["overhead"]) if "overhead" in table else None
+    return Cluster(nodes, network, _count(table, "team", "the cluster"), overhead)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..basics import PerObject, PlanError
 from .layer import Layer
 from .model_graph import ModelGraph
+from .overhead import NO_OVERHEAD, Overhead
 from .ties import Shared, StageTie
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class StageEdge(NamedTuple):
 class StageCosts:
     """Costs of every stage for one micro-batch: arrays of length `stages`; seconds at speed 1, bytes.
 
-    Times, parameters and stashes of a stage's layers add; workspace is their maximum. `input_bytes` is the data
+    Times, parameters and stashes of a stage's layers add; workspace is their maximum. Times contain what their op costs
+    beside its layers, by `overhead`. `input_bytes` is the data
     that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
     beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
     stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
@@ -54,6 +56,7 @@ class StageCosts:
     kept_input_bytes: NDArray[np.int64]
     edges: tuple[StageEdge, ...]
     ties: tuple[StageTie, ...]
+    overhead: Overhead = NO_OVERHEAD
 
     @property
     def own_bytes(self) -> NDArray[np.int64]:
@@ -62,8 +65,18 @@ class StageCosts:
 
     @property
     def backward_s(self) -> NDArray[np.float64]:
-        """Seconds of the whole backward."""
-        return self.backward_input_s + self.backward_weight_s
+        """Seconds of the whole backward: one op instead of two."""
+        return self.backward_input_s + self.backward_weight_s - self.overhead.op_s
+
+    @property
+    def least_weight_s(self) -> NDArray[np.float64]:
+        """Seconds that W adds to I at the least: as one op with it, B, which is no longer than both alone."""
+        return self.backward_weight_s - self.overhead.op_s
+
+    @cached_property
+    def around_s(self) -> NDArray[np.float64]:
+        """Of these seconds, what F, B and I of every stage cost beside their layers; a W has `overhead.op_s` alone."""
+        return _around(self.overhead, self.edges, len(self.forward_s))
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
@@ -100,18 +113,26 @@ class StageCosts:
         return table
 
     @classmethod
-    def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+    def of(cls, model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhead: Overhead = NO_OVERHEAD) -> StageCosts:
         """Costs of these stages; raises PlanError when they do not cut the layer graph into a chain of ideals.
 
         Remembered while the model lives.
         """
-        return _known_costs.get(model, stages, lambda: _stage_costs(model, stages))
+        return _known_costs.get(model, (stages, overhead), lambda: _stage_costs(model, stages, overhead))
 
 
 _known_costs: PerObject[StageCosts] = PerObject()
 
 
-def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> StageCosts:
+def _around(overhead: Overhead, edges: tuple[StageEdge, ...], count: int) -> NDArray[np.float64]:
+    import numpy as np
+
+    ends = [stage for edge in edges for stage in edge[:2]]
+    messages = np.bincount(np.array(ends, dtype=np.int64), minlength=count)
+    return np.asarray(overhead.op_s + overhead.message_s * messages, dtype=np.float64)
+
+
+def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhead: Overhead) -> StageCosts:
     import numpy as np
 
     home = _stage_of_layer(model, stages)
@@ -124,10 +145,12 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> Stag
         return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
 
     trained = total("trained_bytes").astype(np.int64) - shared.double_trained
+    edges = _stage_edges(model, home)
+    around = _around(overhead, edges, len(stages))
     return StageCosts(
-        total("forward_s", np.float64),
-        total("backward_input_s", np.float64),
-        total("backward_weight_s", np.float64),
+        total("forward_s", np.float64) + around,
+        total("backward_input_s", np.float64) + around,
+        total("backward_weight_s", np.float64) + overhead.op_s,
         tuple(all(x.separable for x in group) for group in members),
         total("parameter_bytes").astype(np.int64) - shared.double_bytes,
         trained,
@@ -141,8 +164,9 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> Stag
         _inner_bytes(model, home, members),
         _source_input_bytes(model, home, len(stages)),
         _kept_input_bytes(model, home, len(stages)),
-        _stage_edges(model, home),
+        edges,
         shared.ties,
+        overhead,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..basics import InputError, PlanError, one_line, shown
-from ..graph import Homes, StageCosts, ship_target, stash_policy
+from ..graph import Homes, StageCosts, costs_of, ship_target, stash_policy
 from ..plan import Kind, Plan
 from ..problem import Cluster
 from .columns import Listed, Violation
@@ -28,7 +28,7 @@ def listed_ops(plan: Plan) -> tuple[list[Violation], StageCosts | None, Listed |
     if found:
         return found, None, None
     try:
-        costs = StageCosts.of(plan.problem.model, plan.stages)
+        costs = costs_of(plan)
     except InputError as error:
         return [Violation("stages", "stages", str(error))], None, None
     listed = Listed.of(plan, Homes.of(plan))

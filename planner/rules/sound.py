@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..basics import PlanError
-from ..graph import Flags, Homes, Ints, Ops, StageCosts
+from ..graph import Flags, Homes, Ints, Ops, StageCosts, costs_of
 from ..plan import Kind, Plan
 from .columns import Columns
 from .ops import allowed_ops, required_ops
@@ -27,7 +27,7 @@ _OTHERWISE = np.array([kind in (Kind.FREE, Kind.PREDICT) for kind in Kind])
 def sound_columns(plan: Plan) -> tuple[StageCosts, Ops]:
     """A plan's stage costs and op columns. Raises PlanError naming the first fault of its structure or op sets."""
     try:
-        costs = StageCosts.of(plan.problem.model, plan.stages)
+        costs = costs_of(plan)
         ops = Ops.of(plan.orders, len(plan.stages))
         if len(ops) < len(plan.stages) * plan.problem.workload.micro_batches or not _expected(plan, costs).met_by(ops):
             require_ops(plan)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Kind
-from ..problem import Layer, ModelGraph
+from ..problem import Layer, ModelGraph, StageCosts
 from .trace import RunTrace
 
 if TYPE_CHECKING:
@@ -52,23 +52,27 @@ class Measured:
         return float(sum(getattr(layer, part) for layer in layers for part in _PARTS[self.kind]))
 
 
-def measured(traces: Sequence[RunTrace], overhead: bool = True) -> list[Measured]:
+def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = True) -> list[Measured]:
     """What runs say of every stage's compute ops, by run, stage and kind.
 
     Args:
-        overhead: whether an op's time includes what its device spent around it, neither computing nor waiting. The
-            planner knows no other place for it.
+        overhead: whether an op's time includes what its device spent around it, neither computing nor waiting: what
+            goes beyond the overhead that the plan's cluster counts already.
     """
     import numpy as np
 
     found = []
     for run, trace in enumerate(traces):
+        costs = StageCosts.of(model, trace.stages, trace.overhead)
         ops: dict[tuple[int, Kind], list[tuple[float, float]]] = {}
         for device in trace.devices:
             for x in device.ops:
                 if x.op.kind in _PARTS:
-                    seconds = x.duration_s + (x.overhead_s if overhead else 0.0)
-                    pair = (seconds * device.speed, x.overhead_s * device.speed)
+                    known = trace.overhead.op_s if x.op.kind is Kind.W else float(costs.around_s[x.op.stage])
+                    seconds = x.duration_s * device.speed
+                    if overhead:
+                        seconds = max(0.0, seconds + x.overhead_s * device.speed - known)
+                    pair = (seconds, x.overhead_s * device.speed)
                     ops.setdefault((x.op.stage, x.op.kind), []).append(pair)
         for (stage, kind), pairs in sorted(ops.items()):
             typical = np.median(np.array(pairs), axis=0)
@@ -84,7 +88,7 @@ def calibrate(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tr
     """
     for trace in traces:
         trace.require_model(model)
-    seen = measured(traces, overhead)
+    seen = measured(model, traces, overhead)
     forward = _fit(model, ("forward_s",), seen)
     backward = _fit(model, ("backward_input_s", "backward_weight_s"), seen)
     layers = []

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from ..basics import InputError, PlanError, name_in, shown
 from ..lower import repeat
 from ..plan import Op, Pipeline, Plan
-from ..problem import FLUSH, ModelGraph
+from ..problem import FLUSH, NO_OVERHEAD, ModelGraph, Overhead
 
 
 class RunTraceError(InputError):
@@ -83,6 +83,7 @@ class RunTrace:
         plan: `plan_fingerprint` of the plan as it ran. model, micro_batch_size: name and fingerprint of its model.
         environment: versions, transport, dtype, threads, host CPUs.
         step_s: median over `timed_steps`; step_times, losses: of all steps.
+        overhead: what the plan's cluster says that ops cost beside their layers.
         timed_steps: whose times the ops have. tracked_steps: whose memory; following it costs time, so that the two
             are apart where the run had enough steps.
     """
@@ -101,6 +102,7 @@ class RunTrace:
     timed_steps: tuple[int, ...]
     tracked_steps: tuple[int, ...]
     devices: tuple[DeviceTrace, ...]
+    overhead: Overhead = NO_OVERHEAD
 
     def require_plan(self, plan: Plan) -> Plan:
         """Raises RunTraceError unless the run is of this plan (its forecast and its costs may differ).

@@ -37,6 +37,7 @@ from ..basics import (
 from ..basics import whole as whole_number
 from ..plan import Pipeline
 from ..plan_file import op_from_text
+from ..problem import Overhead
 from .trace import DeviceTrace, LaneTrace, OpTrace, RunTrace, RunTraceError
 
 FORMAT = "contraflow/run"
@@ -65,6 +66,7 @@ def trace_to_dict(trace: RunTrace) -> dict[str, Any]:
         "step_s": trace.step_s,
         "step_times": list(trace.step_times),
         "losses": list(trace.losses),
+        "overhead": {"op": trace.overhead.op_s, "message": trace.overhead.message_s},
         "timed_steps": list(trace.timed_steps),
         "tracked_steps": list(trace.tracked_steps),
         "devices": [
@@ -139,12 +141,18 @@ def _trace_from(content: object, where: str) -> RunTrace:
         tuple(whole(x, "timed_steps", where) for x in items(top, "timed_steps", where, MOST_OPS)),
         tuple(whole(x, "tracked_steps", where) for x in items(top, "tracked_steps", where, MOST_OPS)),
         tuple(found),
+        _overhead(top.get("overhead", {}), f"{where}: overhead"),
     )
+
+
+def _overhead(entry: object, where: str) -> Overhead:
+    content = mapping(entry, where, ("op", "message"))
+    return Overhead(*(_seconds(content.get(key, 0), key, where) for key in ("op", "message")))
 
 
 _TOP = {
     "format", "version", "plan", "model", "model_fingerprint", "micro_batch_size", "stages", "pipelines", "stash",
-    "environment", "step_s", "step_times", "losses", "timed_steps", "tracked_steps", "devices",
+    "environment", "step_s", "step_times", "losses", "timed_steps", "tracked_steps", "devices", "overhead",
 }  # fmt: skip
 
 

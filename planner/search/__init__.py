@@ -12,6 +12,7 @@ from .frontier_point import Frontier, FrontierPoint
 from .given_orders import plan_layout
 from .joint import Choice, Effort, plan_family, points
 from .memory_frontier import frontier
+from .overheads import overhead_notes
 from .steady import why_not
 from .warm import kernel_cache
 from .what_ifs import FASTER_BY, Explanation, WhatIf, facts
@@ -35,6 +36,7 @@ __all__ = [
     "facts",
     "frontier",
     "kernel_cache",
+    "overhead_notes",
     "plan",
     "plan_family",
     "plan_layout",

@@ -74,6 +74,7 @@ class Explanation:
         step_s, bound_s: of the plan. spans: what every device waits for, when.
         gap: None without a bound, or without a flush (the bound is then of the period).
         what_ifs: the largest gain first; none where they were not asked for.
+        overhead_s: by device, of its computing, what ops cost beside their layers.
     """
 
     step_s: float
@@ -81,6 +82,7 @@ class Explanation:
     spans: tuple[IdleSpan, ...]
     gap: Gap | None
     what_ifs: tuple[WhatIf, ...]
+    overhead_s: tuple[float, ...] = ()
 
     def idle_s(self, device: int | None = None) -> dict[Cause, float]:
         """Seconds by cause, of one device or of all together."""
@@ -91,7 +93,8 @@ class Explanation:
         idle = [{cause.name.lower(): s for cause, s in self.idle_s(d).items()} for d in range(devices)]
         gap = None if self.gap is None else asdict(self.gap)
         told = {"what_if": [one.to_dict() for one in self.what_ifs]} if self.what_ifs else {}
-        return {"idle_s": idle, "gap_parts": gap} | told
+        around = {"overhead_s": list(self.overhead_s)} if any(self.overhead_s) else {}
+        return {"idle_s": idle, "gap_parts": gap} | around | told
 
 
 def facts(plan: Plan, faster: bool = True) -> Explanation:
@@ -107,7 +110,7 @@ def facts(plan: Plan, faster: bool = True) -> Explanation:
     bound_s = None if forecast is None or plan.weights != FLUSH else forecast.bound_s or None
     gap = None if bound_s is None or not timeline.busy_s else _gap(timeline, spans, bound_s)
     what_ifs = ordered(_faster(plan, timeline)) if faster else ()
-    return Explanation(timeline.step_s, bound_s, spans, gap, what_ifs)
+    return Explanation(timeline.step_s, bound_s, spans, gap, what_ifs, timeline.overhead_s)
 
 
 def ordered(found: Iterable[WhatIf]) -> tuple[WhatIf, ...]:

@@ -33,7 +33,7 @@ from .lateness import late_sentence, late_table
 from .names import wrap
 from .op_graph import operation_graph
 from .perfetto import render as perfetto_events
-from .reasons import explained, gap_sentence, idle_sentence
+from .reasons import explained, gap_sentence, idle_sentence, overhead_sentence
 from .terminal import WIDTH, Screen
 from .text import among, device_limit, device_table, heading, samples_per_s
 from .text import render as timeline_text
@@ -85,6 +85,7 @@ __all__ = [
     "layer_graph",
     "notebook",
     "operation_graph",
+    "overhead_sentence",
     "page",
     "percent",
     "samples_per_s",

@@ -174,12 +174,20 @@ class _Lanes:
                     continue
                 m = item.op.micro_batch
                 style = paint(item.op.kind, hue_of.get(m, 0), max(0, m) / last)
-                note = _tooltip(item.op, item.start_s, item.end_s) if self.tooltips else ""
+                note = _tooltip(item.op, item.start_s, item.end_s) + self._around(item.op) if self.tooltips else ""
                 yield from self._bar(self.x(item.start_s), y, width, style, item.op, note)
                 if (m, item.op.stage) in later:
                     x = self.x(item.start_s)
                     yield Rect(x + width * 0.12, y + self.lane - 5, width * 0.76, 2, "#ffffff", radius=0)
             yield from self._copies(index, y + self.lane)
+
+    def _around(self, op: Op) -> str:
+        """What an op costs beside its layers, in a tooltip; nothing where that is nothing."""
+        costs = self.timeline.costs
+        if not costs.overhead or op.kind not in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
+            return ""
+        seconds = costs.overhead.op_s if op.kind is Kind.W else float(costs.around_s[op.stage])
+        return f", {format_seconds(seconds)} of it beside its layers at speed 1"
 
     def _gaps(self, spans: Sequence[IdleSpan], y: float) -> Iterator[Shape]:
         for span in spans:

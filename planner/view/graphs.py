@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..basics import InputError, format_bytes, format_seconds, percent
-from ..graph import StageCosts, holders, messages, ring, route, stash_policy, update_size
+from ..graph import StageCosts, costs_of, holders, messages, ring, route, stash_policy, update_size
 from ..plan import RECEIVES, SENDS, Kind, Pipeline, Plan
 from .names import plain
 from .palette import direction, flat
@@ -55,7 +55,7 @@ def layer_graph(plan: Plan) -> Graph:
     runs = _runs(plan, home) if len(model.layers) > _FOLD_ABOVE else [[layer.name] for layer in model.layers]
     if len(runs) > MOST_BOXES:
         raise InputError(f"the layer graph has {len(runs)} boxes, a picture holds {MOST_BOXES}")
-    costs = StageCosts.of(model, plan.stages)
+    costs = costs_of(plan)
     graph: Graph = networkx.MultiDiGraph(
         title=f"{title_of(plan)}: layers",
         groups={s: _stage_lines(plan, costs, s) for s in range(len(plan.stages))},

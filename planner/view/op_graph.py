@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..basics import InputError, format_seconds
-from ..graph import Homes, StageCosts
+from ..graph import Homes, costs_of
 from ..plan import COLLECTIVES, COPIES, IN_LINE, Plan
 from ..rules import Listed, Order
 from .graphs import EDGE, HUES, op_fill, title_of
@@ -59,7 +59,7 @@ def operation_graph(plan: Plan, timeline: Timeline) -> Graph:
 
 def _join(graph: Graph, plan: Plan, hues: dict[int, int]) -> None:
     listed = Listed.of(plan, Homes.of(plan))
-    order = Order(StageCosts.of(plan.problem.model, plan.stages), listed)
+    order = Order(costs_of(plan), listed)
     for earlier, later in zip(listed.previous.tolist(), range(len(graph)), strict=True):
         kinds = [graph.nodes[n]["op"].kind for n in (earlier, later)] if earlier >= 0 else []
         if kinds and kinds[1] in IN_LINE:

@@ -19,7 +19,12 @@ _LONGEST = 60  # columns of a name in a sentence
 
 def explained(found: Explanation, devices: int, width: int = WIDTH) -> str:
     """What devices wait for, where the gap comes from, what other machines would give; wrapped to `width`."""
-    parts = [_idle(found, devices), "\n".join(wrap(gap_sentence(found), width)), _what_ifs(found)]
+    parts = [
+        _idle(found, devices),
+        overhead_sentence(found),
+        "\n".join(wrap(gap_sentence(found), width)),
+        _what_ifs(found),
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -32,6 +37,13 @@ def idle_sentence(found: Explanation, devices: int) -> str:
     parts = [f"{SHORT[cause]} {percent(share)}" for cause, share in told if share >= TOLD]
     idle = math.fsum(share for _, share in told)
     return f"idle {percent(idle)} of all devices' time: {', '.join(parts) or 'in many ways'}"
+
+
+def overhead_sentence(found: Explanation) -> str:
+    """What ops cost beside their layers, of all devices together; empty where that is nothing."""
+    whole = found.step_s * len(found.overhead_s)
+    share = math.fsum(found.overhead_s) / whole if whole > 0 else 0.0
+    return f"ops cost {percent(share)} of all devices' time beside their layers" if share >= TOLD else ""
 
 
 def idle_table(found: Explanation, devices: int) -> list[list[str]]:

@@ -17,7 +17,7 @@ from contraflow.planner.forecast.timeline import simulate_orders
 from contraflow.planner.graph import (  # fmt: skip
     Candidate,
     Homes,
-    StageCosts,
+    costs_of,
     messages,
     regroup,
     ship_target,
@@ -48,8 +48,8 @@ READS: dict[str, Callable[[Plan], Any]] = {
     "simulate": simulate,
     "evaluate": evaluate,
     "html": html,
-    "simulate_orders": lambda plan: simulate_orders(plan, StageCosts.of(plan.problem.model, plan.stages), plan.orders),
-    "messages": lambda plan: list(messages(plan, StageCosts.of(plan.problem.model, plan.stages))),
+    "simulate_orders": lambda plan: simulate_orders(plan, costs_of(plan), plan.orders),
+    "messages": lambda plan: list(messages(plan, costs_of(plan))),
     "homes": lambda plan: Homes.of(plan, 4),
 }
 
@@ -98,7 +98,7 @@ def test_an_op_of_no_kind_is_refused(kind: int) -> None:
     with pytest.raises(PlanError):
         simulate(broken)
     with pytest.raises(PlanError):
-        build(plan, StageCosts.of(plan.problem.model, plan.stages), broken.orders)
+        build(plan, costs_of(plan), broken.orders)
     with pytest.raises(PlanError):
         Ops.of(broken.orders, 2)
 

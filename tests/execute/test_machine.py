@@ -8,27 +8,37 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 from failing_work import Elsewhere, fail, killed
+from instances import named
+from traces import simulated_run, with_ops
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
+from contraflow.executor.basics.options import RunOptions
 from contraflow.executor.measure import gpus
 from contraflow.executor.measure.companions import Pace, companions
 from contraflow.executor.measure.detect import Found, detect_cluster
 from contraflow.executor.measure.environment import memory_bytes
 from contraflow.executor.measure.machine import Machine, measure_machine
+from contraflow.executor.measure.overhead import MODEL, measure_overhead, overhead_of
 from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.run.launch import run_plan
 from contraflow.models import LayeredModel, resolve
 from contraflow.planner import Cluster, ModelGraph
 from contraflow.planner.basics.errors import ClusterError
+from contraflow.planner.basics.units import parse_seconds
 from contraflow.planner.graph.reductions import reduce_seconds
+from contraflow.planner.plan import Kind
 from contraflow.planner.problem.cluster import Link, NodeGroup
+from contraflow.planner.problem.overhead import Overhead
 from contraflow.planner.problem.presets import PRESETS
+from contraflow.planner.runs.trace import OpTrace
 
 MIB = 1 << 20
 
@@ -95,8 +105,10 @@ def test_a_model_that_cannot_be_sent_is_bad_input() -> None:
 def test_this_computer_is_a_cluster_of_processes(tmp_path: Path) -> None:
     """What is written is what was measured, to four digits; units are right at least: 1 MB/s to 10 TB/s, below 1 s."""
     measured = measure_machine(2, rounds=2)
-    (tmp_path / "cluster.toml").write_text(measured.toml(2))
+    (tmp_path / "cluster.toml").write_text(measured.toml(2, Overhead(2e-4, 1e-4)))
     loaded, made = Cluster.load(tmp_path / "cluster.toml"), measured.cluster(2)
+    assert loaded.overhead == Overhead(parse_seconds("200us", ""), parse_seconds("100us", ""))
+    loaded = replace(loaded, overhead=None)
     assert len(loaded) == 2
     mine, read = made.link(0, 1), loaded.link(0, 1)
     assert mine.reduce_bandwidth is not None
@@ -236,3 +248,35 @@ def test_detecting_gpus_where_there_are_none_is_one_line() -> None:
     found = CliRunner().invoke(cli, ["cluster", "detect", "--device", "cuda"])
     assert found.exit_code == 2
     assert "contraflow: torch sees no CUDA device here" in found.output
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_overheads_are_read_off_two_runs(ranks: int) -> None:
+    """Of ops alone and of messages, whatever it takes to draw samples."""
+    op_s, message_s, drawing_s = 3e-4, 2e-4, 7e-4
+    alone, chained = (named(schedule, ranks, 4) for schedule in ("gpipe", "1f1b"))
+
+    def around(stage: int, kind: Kind) -> float:
+        messages = (stage > 0) + (stage < ranks - 1)
+        drawn = (stage == 0) / 4 + 3 * (stage == ranks - 1) / 4 if kind is Kind.F else 0.0
+        return op_s + messages * message_s + drawn * drawing_s
+
+    def in_chain(x: OpTrace) -> OpTrace:
+        return replace(x, overhead_s=around(x.op.stage, x.op.kind))
+
+    def by_itself(x: OpTrace) -> OpTrace:
+        return replace(x, overhead_s=op_s + drawing_s * (x.op.kind is Kind.F))
+
+    runs = with_ops(simulated_run(alone), by_itself), with_ops(simulated_run(chained), in_chain)
+    found = overhead_of(*runs)
+    assert (found.op_s, found.message_s) == pytest.approx((op_s, message_s))
+
+
+@pytest.mark.slow
+def test_overheads_of_this_computer_are_seconds_of_a_thread() -> None:
+    """More than nothing around an op, and less than a second."""
+    tiny = ModelGraph.from_dict(profile_model(resolve(MODEL), 8, rounds=1, load=1))
+    options = RunOptions(steps=4, self_check=False)
+    found = measure_overhead(tiny, 2, lambda made: run_plan(made, options).trace)
+    assert 0 < found.op_s < 1
+    assert 0 <= found.message_s < 1

@@ -39,7 +39,7 @@ from contraflow.models import Piece
 from contraflow.models.attention import Attention
 from contraflow.models.protocol import LayeredModel
 from contraflow.planner.basics.errors import ModelError, PlanError
-from contraflow.planner.graph import Candidate, StageCosts, static_bytes
+from contraflow.planner.graph import Candidate, StageCosts, costs_of, static_bytes
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan
 from contraflow.planner.plan_file import load_plan, save_plan
@@ -62,7 +62,7 @@ def linked(plan: Plan, link: Link) -> Plan:
 def test_parameters_sent_at_once_are_a_copy_all_the_same(link: Link) -> None:
     """While new parameters leave, the owner holds them twice, even if it takes no time."""
     plan = linked(two_devices("naive", 2, 1), link)
-    costs = StageCosts.of(plan.problem.model, plan.stages)
+    costs = costs_of(plan)
     for device, memory in enumerate(simulate(plan).device_memory):
         assert dict(memory.peak_parts)["weight versions"] >= costs.parameter_bytes[1 - device]
     found = run_threads(plan, (10,), SCHEDULED, torch.float32)

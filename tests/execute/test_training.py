@@ -38,7 +38,7 @@ from contraflow.executor.wires import threads
 from contraflow.models import load, resolve
 from contraflow.planner.check import check
 from contraflow.planner.forecast.timeline import simulate_orders
-from contraflow.planner.graph import StageCosts
+from contraflow.planner.graph import costs_of
 from contraflow.planner.plan import Kind, Op, Plan
 from contraflow.planner.simulate import simulate
 
@@ -240,12 +240,7 @@ def test_forwards_alone_stay_legal_and_within_the_plans_memory(schedule: str) ->
     assert plan.forecast is not None
     for orders in (forward.orders, one_by_one(plan)):
         assert {op for order in orders for op in order} == wanted
-        peaks = [
-            m.peak_bytes
-            for m in simulate_orders(
-                forward, StageCosts.of(forward.problem.model, forward.stages), orders
-            ).device_memory
-        ]
+        peaks = [m.peak_bytes for m in simulate_orders(forward, costs_of(forward), orders).device_memory]
         assert all(peak <= limit for peak, limit in zip(peaks, plan.forecast.peak_bytes, strict=True))
 
 

@@ -29,6 +29,9 @@ host_link = {bandwidth = "25GB/s", latency = "10us", shared_by = 2}
 [network]
 bandwidth = "25GB/s"
 latency = "10us"
+[overhead]
+op = "200us"
+message = 1e-4
 [devices.toy]
 memory = "16GiB"
 speed = 1.5

@@ -235,7 +235,7 @@ class Account:
             Kind.I: costs.backward_input_s, Kind.W: costs.backward_weight_s,
         }  # fmt: skip
         if op.kind in table:
-            return float(table[op.kind][s]) / kind.speed
+            return (float(table[op.kind][s]) + self._around(op)) / kind.speed
         if op.kind is Kind.FREE or kind.memory_bandwidth is None:
             return 0.0
         if op.kind is Kind.PREDICT:
@@ -246,6 +246,14 @@ class Account:
             if s == min((t for t in tie.stages if device in self.owners[t]), default=-1):
                 trained += tie.trained_bytes
         return self.workload.step_traffic_bytes(trained) / kind.memory_bandwidth
+
+    def _around(self, op: Op) -> float:
+        """What an op costs beside its layers: its own overhead, and that of its stage's messages but for W."""
+        said = self.cluster.overhead
+        if said is None:
+            return 0.0
+        tensors = 0 if op.kind is Kind.W else sum(op.stage in edge[:2] for edge in self.costs.edges)
+        return said.op_s + tensors * said.message_s
 
     def part(self, s: int) -> int:
         """Bytes of parameters of a stage that each of its replicas steps."""

@@ -14,6 +14,7 @@ from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph, SharedParameters
+from contraflow.planner.problem.overhead import Overhead
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
 
@@ -104,8 +105,19 @@ def random_edges(rng: random.Random, layers: int) -> tuple[tuple[str, str], ...]
     return tuple((f"layer{a}", f"layer{b}") for a, b in pairs)
 
 
+def random_overhead(rng: random.Random) -> Overhead | None:
+    """Of ops and messages, as large as layers at the most; at times nobody says."""
+    if rng.random() < 0.5:
+        return None
+    return Overhead(rng.choice([0.0, 0.5, rng.random()]), rng.choice([0.0, 0.25, rng.random()]))
+
+
 def random_cluster(rng: random.Random, devices: int) -> Cluster:
-    """Equal or unequal devices in one node or two."""
+    """Equal or unequal devices in one node or two; ops may cost something beside their layers."""
+    return replace(_random_nodes(rng, devices), overhead=random_overhead(rng))
+
+
+def _random_nodes(rng: random.Random, devices: int) -> Cluster:
     link = rng.choice([Link(), Link(latency_s=0.3), Link(4.0, 0.1)])
     memory, bandwidth = 1 << 20, rng.choice([None, 50.0])
     if devices > 1 and rng.random() < 0.4:
@@ -217,7 +229,7 @@ def random_problem(seed: int) -> tuple[ModelGraph, Cluster, Workload]:
             NodeGroup(1, 1, DeviceType("slow", memory * 2, 1.0, bandwidth), link),
         ]
     workload = Workload(rng.randint(1, 6), rng.choice(["sgd", "adam"]))
-    return ModelGraph.chain(layers), Cluster(tuple(nodes), link), workload
+    return ModelGraph.chain(layers), Cluster(tuple(nodes), link, overhead=random_overhead(rng)), workload
 
 
 # ------------------------------------------------------------------ a list scheduler

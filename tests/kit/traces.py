@@ -30,6 +30,7 @@ def simulated_run(
     return RunTrace(
         plan_fingerprint(plan), model.name, model.fingerprint, model.micro_batch_size, plan.stages, plan.pipelines,
         plan.stash, {"transport": "simulated"}, step_s, (step_s,) * 3, (1.0,) * 3, (2,), (0, 1), tuple(devices),
+        plan.problem.cluster.around,
     )  # fmt: skip
 
 

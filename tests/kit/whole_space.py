@@ -15,6 +15,7 @@ from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import compositions
 from contraflow.planner.plan import Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.overhead import Overhead
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search.common import fits, including
 
@@ -48,7 +49,8 @@ def small_problem(rng: random.Random) -> Problem:
         nodes: tuple[NodeGroup, ...] = (NodeGroup(1, devices, kinds[0], link, None, host),)
     else:
         nodes = tuple(NodeGroup(1, 1, kind, link, None, host) for kind in kinds)
-    return Problem(ModelGraph.chain(found), Cluster(nodes, link), Workload(batches))
+    overhead = rng.choice([None, Overhead(0.5), Overhead(0.25, 0.25), Overhead(1.0, 0.5)])
+    return Problem(ModelGraph.chain(found), Cluster(nodes, link, overhead=overhead), Workload(batches))
 
 
 def route(stages: int, devices: int, rng: random.Random) -> tuple[Route, Route]:

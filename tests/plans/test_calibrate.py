@@ -21,6 +21,7 @@ from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.plan_file import save_plan
 from contraflow.planner.problem.cluster import Cluster
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
+from contraflow.planner.problem.overhead import Overhead
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.runs.calibration import calibrate, measured
 from contraflow.planner.runs.comparison import compare_run
@@ -105,8 +106,18 @@ def test_what_surrounds_an_op_counts_unless_told_otherwise() -> None:
     plan, truth = plan_of([3]), scaled(MODEL, [2.0] * LAYERS)
     run = simulated_run(plan, truth, overhead_s=1e-3)
     assert_same_costs(calibrate(MODEL, [run]), truth)
-    lean = [m.seconds for m in measured([run], overhead=False)]
-    assert [m.seconds - 1e-3 for m in measured([run])] == pytest.approx(lean)
+    lean = [m.seconds for m in measured(MODEL, [run], overhead=False)]
+    assert [m.seconds - 1e-3 for m in measured(MODEL, [run])] == pytest.approx(lean)
+
+
+def test_what_the_cluster_counts_already_is_not_counted_again() -> None:
+    """Of a plan with overheads, layers get what is left of an op's time and of what surrounds it."""
+    truth, cluster = scaled(MODEL, [2.0] * LAYERS), replace(Cluster.uniform(2), overhead=Overhead(2e-3, 1e-3))
+    run = simulated_run(plan_of([3], cluster=cluster), truth, overhead_s=1e-3)
+    assert_same_costs(calibrate(MODEL, [run]), truth)
+    older = replace(run, overhead=Overhead())  # its trace says nothing of them
+    forward = sum(x.forward_s for x in calibrate(MODEL, [older]).layers)
+    assert forward == pytest.approx(sum(x.forward_s for x in truth.layers) + 2 * 3e-3)
 
 
 def test_runs_that_contradict_one_another_are_averaged_and_no_cost_is_negative() -> None:

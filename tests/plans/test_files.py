@@ -103,6 +103,9 @@ BAD_CLUSTERS = {
     "no devices": (CLUSTER.replace("devices = 2", "devices = 0"), "devices"),
     "no nodes": ("[devices.toy]\nmemory = 1\n", "[[nodes]]"),
     "not TOML": ("[[nodes", "TOML"),
+    "negative overhead": (CLUSTER + "[overhead]\nop = -1", "overhead.op"),
+    "overhead of something else": (CLUSTER + '[overhead]\nstep = "1us"', "'step'"),
+    "overhead without a table": ('overhead = "1us"\n' + CLUSTER, "overhead"),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from random_plans import plans_of, random_candidate
 
 from contraflow.planner.forecast import jobs_of_ops
-from contraflow.planner.graph import Homes, StageCosts, Why
+from contraflow.planner.graph import Homes, Why, costs_of
 from contraflow.planner.rules import Listed, Order
 from contraflow.planner.simulate import simulate
 
@@ -17,7 +17,7 @@ from contraflow.planner.simulate import simulate
 def test_simulated_times_keep_all_that_the_checker_asks_for(seed: int, apart: bool) -> None:
     """The simulator's needs and the order of lists give every need that the checker knows by rules of its own."""
     for plan in plans_of(random_candidate(seed, apart), seed, 2, split=True):
-        order = Order(StageCosts.of(plan.problem.model, plan.stages), Listed.of(plan, Homes.of(plan)))
+        order = Order(costs_of(plan), Listed.of(plan, Homes.of(plan)))
         jobs = simulate(plan).jobs
         job = jobs_of_ops(jobs)
         later, earlier = order.needs

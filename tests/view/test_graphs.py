@@ -17,7 +17,7 @@ from instances import named
 from pictures import MIB, ONE_ROUTE, pictured, routed
 
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph import Candidate, StageCosts
+from contraflow.planner.graph import Candidate, costs_of
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import IN_LINE, Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster
@@ -93,7 +93,7 @@ def test_layers_are_in_their_stages_and_crossing_tensors_are_known_once() -> Non
     for tensor, size in {(e["tensor"], e["bytes"]) for _, _, e in graph.edges(data=True) if e["crossing"]}:
         home = {name: s for s, stage in enumerate(plan.stages) for name in stage}
         crossing[home[tensor[0]], tensor[1]] += size
-    costs = StageCosts.of(plan.problem.model, plan.stages)
+    costs = costs_of(plan)
     assert crossing == {(producer, consumer): size for producer, consumer, size in costs.edges}
     assert graph.graph["groups"][0][1] == "F 2 s, B 4 s"
     drawn = words(svgs_of(plan)["layers"])

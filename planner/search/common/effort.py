@@ -621,6 +621,8 @@ class Tolerances:
     """A step of one op at a time is taken to be so much longer, so that it is a horizon."""
     sums: float = 1e-12
     """Round-off of one sum: estimates of periods are widened by it, and what is shorter by more is the best plan."""
+    overhead: float = 0.02
+    """Overheads that nobody measured are worth a line where such as are usual lengthen a plan by more. Not measured."""
 
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()

@@ -57,9 +57,9 @@ class Durations:
         self.pairs = [(a, b) for a in ways for b in ways if rules.open or a == b]
 
     def compute(self, s: int, device: int) -> dict[Kind, float]:
-        """Of F and R, and of the backward, whole or split."""
+        """Of F and R, and of the backward, whole or split, which here takes no longer."""
         costs, speed = self.costs, self.cluster.devices[device].kind.speed
-        back = {Kind.I: costs.backward_input_s, Kind.W: costs.backward_weight_s}
+        back = {Kind.I: costs.backward_input_s, Kind.W: costs.least_weight_s}
         tables = {Kind.F: costs.forward_s, Kind.R: costs.forward_s} | (
             back if self.split[s] else {Kind.B: costs.backward_s}
         )

@@ -168,10 +168,11 @@ def least_s(c, dec, count, w):
     for s in range(count):
         i, j = dec[END, s - 1] if s else 0, dec[END, s]
         a, b, p = dec[FRONT, s], dec[REAR, s], dec[POLICY, s]
-        ahead = (c.forward[j] - c.forward[i]) / c.speed[a]
-        again = (c.forward[j] - c.forward[i]) / c.speed[b] if p == RECOMPUTE else 0.0
+        around = c.around[i, j]
+        ahead = (c.forward[j] - c.forward[i] + around) / c.speed[a]
+        again = (c.forward[j] - c.forward[i] + around) / c.speed[b] if p == RECOMPUTE else 0.0
         w.lasts[0, s] = ahead + c.predict[a, j] - c.predict[a, i]
-        w.lasts[1, s] = again + (c.backward[j] - c.backward[i]) / c.speed[b] + c.step[b, j] - c.step[b, i]
+        w.lasts[1, s] = again + (c.backward[j] - c.backward[i] + around) / c.speed[b] + c.step[b, j] - c.step[b, i]
         w.lasts[2, s] = again
         w.load[a] += w.lasts[0, s]
         w.load[b] += w.lasts[1, s]

@@ -31,7 +31,8 @@ TIMES = 9
 class Case(NamedTuple):
     """Layers on a cluster, for one weight policy. Sums are of the layers before each cut.
 
-    forward, backward [cuts]: seconds at speed 1. step, predict [devices, cuts]: seconds a micro-batch of STEPs, and of
+    forward, backward [cuts]: seconds at speed 1; around [cuts, cuts]: of a pass of an interval of layers beside them.
+    step, predict [devices, cuts]: seconds a micro-batch of STEPs, and of
     what forwards predict. stash, owned, lent, trained [cuts]: bytes of a stash; that stay where a backward runs, and
     where only a forward does; of parameters that are trained. boundary [cuts]: bytes over each cut. work, incoming,
     inner [cuts, cuts]: bytes of intervals of layers: workspace, what recomputation keeps, the largest tensor inside.
@@ -42,6 +43,7 @@ class Case(NamedTuple):
 
     forward: Floats
     backward: Floats
+    around: Floats
     step: Floats
     predict: Floats
     stash: Floats

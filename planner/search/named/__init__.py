@@ -6,6 +6,7 @@ with `portfolio.py`, then `fitted.py` for tight memory.
 
 from .costed import timing_of
 from .eager import run_eager
+from .fewer import run_fewer
 from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
 from .halves import not_split, whole_backwards
@@ -48,6 +49,7 @@ __all__ = [
     "run_capped",
     "run_copied",
     "run_eager",
+    "run_fewer",
     "run_finer",
     "run_first_plan",
     "run_hint",

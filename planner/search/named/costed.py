@@ -60,7 +60,8 @@ def timing_of(candidate: Candidate, whole: Collection[int], groups: Groups = ())
     speeds = [cluster.devices[device].kind.speed for device in route]
     split = [s not in whole for s in range(len(route))]
     weight = [w if can else 0.0 for w, can in zip(costs.backward_weight_s.tolist(), split, strict=True)]
-    rest = [b - w for b, w in zip(costs.backward_s.tolist(), weight, strict=True)]
+    more = [costs.overhead.op_s if can else 0.0 for can in split]  # two ops instead of one
+    rest = [b - w + o for b, w, o in zip(costs.backward_s.tolist(), weight, more, strict=True)]
     return Timing(
         forward_s=_scaled(costs.forward_s.tolist(), speeds),
         input_s=_scaled(rest, speeds),

@@ -105,8 +105,10 @@ class Point:
     def least_s(self, cuts: Cuts) -> float:
         """No order of these stages is shorter: a device's work, after the forwards on the way to it."""
         size, ends = len(self.of), [0, *cuts, -1]
-        work = np.diff(self.done_s[ends]) / self.speeds
-        forward = np.diff(self.of.forward_s[ends]) / self.speeds
+        around = self.of.session.chain.around_s[ends[:-1], ends[1:]]
+        passes = 3 if self.policy == RECOMPUTE else 2
+        work = (np.diff(self.done_s[ends]) + passes * around) / self.speeds
+        forward = (np.diff(self.of.forward_s[ends]) + around) / self.speeds
         way = np.concatenate([[0.0], np.cumsum(forward[: size - 1])])
         return float((self.of.batches * np.bincount(self.places, work) + way).max())
 

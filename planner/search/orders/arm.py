@@ -242,12 +242,18 @@ def bound(candidate: Candidate, split: bool) -> float:
     return bounds.candidate(candidate, tuple(len(p.micro_batches) for p in candidate.pipelines), split)
 
 
+def halved(candidate: Candidate, split: bool) -> tuple[bool, ...]:
+    """Whether backwards are split: where they may be, always, but both ways where two ops cost more than one."""
+    return (True, False) if split and candidate.costs.overhead.op_s > 0 else (split,)
+
+
 def arms_of(candidate: Candidate, split: bool, seed: int, copies: int) -> list[Arm]:
     """The arms of a structure: `copies` with different random numbers, and folded ones where it is mirrored."""
     bound_s = bound(candidate, split)
     kinds = [False] + ([True] if mirror(candidate) is not None else [])
     return [
-        Arm(candidate, split, folded, seed * 1009 + 2 * k + folded, bound_s=bound_s)
+        Arm(candidate, halves, folded, seed * 1009 + 2 * k + folded, bound_s=bound_s)
+        for halves in halved(candidate, split)
         for folded in kinds
         for k in range(copies)
     ]

@@ -113,9 +113,9 @@ class Race:
         """
         most = max(2 * RACE.fewest, int((RACE.first + RACE.restarts) * self.effort / RACE.slice))
         if len(self.arms) > most * RACE.of_starts:
-            first: dict[tuple[int, bool], Arm] = {}
+            first: dict[tuple[int, bool, bool], Arm] = {}
             for arm in self.arms:
-                first.setdefault((id(arm.candidate), arm.folded), arm)
+                first.setdefault((id(arm.candidate), arm.split, arm.folded), arm)
             ranked = sorted(first.values(), key=lambda arm: (arm.order is None, arm.ops))
             self.arms = ranked[: max(RACE.fewest, int(most * RACE.of_starts))]
         return max(len(RACE.restarted), most - len(self.arms))
@@ -123,9 +123,9 @@ class Race:
     def _branch(self, effort: float, restarts: int) -> None:
         """More starts for the structures that did best."""
         self._rank()
-        best: dict[tuple[int, bool], Arm] = {}
+        best: dict[tuple[int, bool, bool], Arm] = {}
         for arm in self.arms:
-            best.setdefault((id(arm.candidate), arm.folded), arm)
+            best.setdefault((id(arm.candidate), arm.split, arm.folded), arm)
         earlier = self.arms
         share = min(1.0, restarts / sum(RACE.restarted))
         self.arms = [

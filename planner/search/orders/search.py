@@ -22,7 +22,7 @@ from ..common import (
     structures,
     with_policy,
 )
-from .arm import Arm, arms_of, bound
+from .arm import Arm, arms_of, bound, halved
 from .arrays import knows
 from .descent import keep_what_fits
 from .race import Race
@@ -58,8 +58,8 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
             session, list(small.values()), SHARE.fewer_first * effort, "order search, few micro-batches", offers=False
         )
         best = race.run(time.monotonic() + SHARE.fewer_first * seconds)
-        full = {(id(arm.candidate), arm.folded): arms[n] for n, arm in small.items()}
-        starts = [arm.stretched(full[id(arm.candidate), arm.folded]) for arm in best[: RACE.stretched]]
+        full = {(id(arm.candidate), arm.split, arm.folded): arms[n] for n, arm in small.items()}
+        starts = [arm.stretched(full[id(arm.candidate), arm.split, arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
     arms += [*_known(session), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
@@ -123,7 +123,11 @@ def _known(session: Session) -> list[Arm]:
         return []
     split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
     margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]
-    arms = [Arm(candidate, split, False, session.seed + k, m, bound_s=least_s) for k, m in enumerate(margins)]
+    arms = [
+        Arm(candidate, halves, False, session.seed + k, m, bound_s=least_s)
+        for halves in halved(candidate, split)
+        for k, m in enumerate(margins)
+    ]
     for arm in arms:
         arm.seed_with(plan.orders)
     return [arm for arm in arms if arm.order is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...basics import PlanError
 from ...forecast import simulate_orders
-from ...graph import StageCosts, regroup, stash_policy, update_size
+from ...graph import costs_of, regroup, stash_policy, update_size
 from ...lower import assembled, period_seconds, repeat
 from ...plan import Kind, Op, Pipeline, Plan
 from ..common import excess, host_excess
@@ -107,13 +107,7 @@ def excess_for_long(plan: Plan, in_flight: int | None = None) -> Excess:
     if plan.problem.workload.micro_batches < needed:
         try:
             longer = repeat(plan, -(-needed // update) * update)
-            runs.append(
-                longer.with_forecast(
-                    simulate_orders(
-                        longer, StageCosts.of(longer.problem.model, longer.stages), longer.orders
-                    ).forecast()
-                )
-            )
+            runs.append(longer.with_forecast(simulate_orders(longer, costs_of(longer), longer.orders).forecast()))
         except PlanError:
             pass
     devices = [max(over) for over in zip(*(excess(run) for run in runs), strict=True)]

@@ -65,6 +65,7 @@ def case_of(split: Split, method: Method) -> modulo.Case:
     return modulo.Case(
         forward=_before(costs.forward_s),
         backward=_before(costs.backward_s),
+        around=chain.around_s,
         step=np.array([chain.step_s(d) / method.update for d in devices]),
         predict=np.array([predict_seconds(problem, d, policy, trained) for d in devices]),
         stash=_before(costs.stash_bytes),

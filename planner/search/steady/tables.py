@@ -69,8 +69,8 @@ class Intervals:
             waits = crossing > 0
         return cls(
             chain,
-            _sums(costs.forward_s),
-            _sums(costs.backward_s),
+            _sums(costs.forward_s) + chain.around_s,
+            _sums(costs.backward_s) + chain.around_s,
             _sums(costs.own_trained_bytes.astype(float)),
             _held(chain),
             _sums(costs.stash_bytes.astype(float)),

@@ -1,0 +1,113 @@
+"""What ops and messages cost a rank's own thread beside their layers, and what a change of the executor does to that.
+
+Two gloo processes of one thread each train an MLP of 8 tiny layers, once whole on each (its gradients summed, no
+message between stages) and once as stages of 1F1B. Told are the seconds that a rank spends around a forward and a
+backward, neither computing nor waiting, seconds of an op all told, and the step against its forecast. With `--against`
+the executor of another checkout takes turns with this one, process by process, and ratios are those of this one's
+medians to the other's; times on a machine that does something else say little, ratios more.
+
+    python benchmarks/op_overheads.py --against /path/to/another/checkout --rounds 6        10 minutes on two cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL, SAMPLES, MICRO_BATCHES = "mlp-deep", 8, 8
+PLANS = {"whole": ("gpipe", 2), "1f1b": ("1f1b", 1)}
+WARMUPS, STEPS = 4, 20
+
+Figures = dict[str, float]
+"""Seconds by what they are of."""
+
+
+def measured_here() -> Figures:
+    """Figures of the executor that this process imports."""
+    from executor_contender import Entry, Pacing, compete
+
+    from contraflow.executor.measure.profile import profile_model
+    from contraflow.executor.run.launch import prepare
+    from contraflow.models import resolve
+    from contraflow.planner import Cluster, ModelGraph, SearchSpace, Workload, plan
+    from contraflow.planner.plan import COMPUTE, IN_LINE
+
+    graph = ModelGraph.from_dict(profile_model(resolve(MODEL), SAMPLES, rounds=1, load=2))
+    entries, forecast = [], {}
+    for name, (schedule, replicas) in PLANS.items():
+        space = SearchSpace(schedule=schedule, replicas=replicas)
+        made = plan(graph, Cluster.uniform(2), Workload(MICRO_BATCHES * replicas), space, time_limit=30).plan
+        assert made is not None
+        assert made.forecast is not None
+        entries.append(Entry(name, prepare(made, self_check=False)))
+        forecast[name] = made.forecast.step_s
+    found: Figures = {}
+    for name, rounds in compete(entries, Pacing(WARMUPS, STEPS, 1e9), lambda _: None).items():
+        seconds: dict[str, list[float]] = {}
+        for ranks in rounds:
+            for outcome in ranks:
+                free = blocked = 0.0
+                for record in outcome.ops:
+                    blocked += record.waited_s
+                    if record.op.kind not in IN_LINE:
+                        continue
+                    if record.op.kind in COMPUTE and record.op.micro_batch >= 0:
+                        kind = record.op.kind.name
+                        around = max(0.0, record.start_s - free - blocked)
+                        seconds.setdefault(f"{name}: around {kind}", []).append(around)
+                        seconds.setdefault(f"{name}: {kind}", []).append(record.end_s - record.start_s + around)
+                    free, blocked = record.end_s, 0.0
+        found |= {what: median(each) for what, each in seconds.items()}
+        step_s = median(max(outcome.seconds for outcome in ranks) for ranks in rounds)
+        found |= {f"{name}: step": step_s, f"{name}: step / forecast": step_s / forecast[name]}
+    return found
+
+
+def measured_in(tree: Path) -> Figures:
+    """Figures of a checkout's executor, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
+        (Path(folder) / "contraflow").symlink_to(tree.resolve())
+        path = os.pathsep.join((folder, str(Path(__file__).parent)))
+        made = subprocess.run(
+            [sys.executable, __file__, "--here"], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+    if made.returncode:
+        sys.exit(f"{tree}: {made.stderr.strip().splitlines()[-1]}")
+    found: Figures = json.loads(made.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    """Prints microseconds, and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout, by turns with this one")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="processes of each [%(default)s]")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(measured_here()))
+        return 0
+    trees = [ROOT] if options.against is None else [ROOT, options.against]
+    runs: dict[Path, list[Figures]] = {tree: [] for tree in trees}
+    for k in range(options.rounds):
+        for tree in reversed(trees) if k % 2 else trees:
+            runs[tree].append(measured_in(tree))
+            print(f"round {k + 1} of {options.rounds}: {tree}", file=sys.stderr)
+    for what in runs[ROOT][0]:
+        each = [median(figures[what] for figures in runs[tree]) for tree in trees]
+        unit, scale = ("", 1.0) if "/" in what else (" us", 1e6)
+        ratio = f"   {each[0] / each[1]:.3f} of the other's" if len(each) > 1 and each[1] > 0 else ""
+        print(f"{what:24}" + "".join(f"{scale * x:12.1f}{unit}" for x in each) + ratio)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -77,7 +77,7 @@ def drawing(seed: int) -> AbstractContextManager[None]:
 
 def module_of(entry: Any) -> nn.Module:
     """What a model function returns for a layer is a module, or a pair of its name and it."""
-    module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else entry
+    module: nn.Module = entry[1] if isinstance(entry, (list, tuple)) else getattr(entry, "module", entry)
     return module
 
 

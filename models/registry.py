@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from . import bert, gnmt, gpt, inception, llama, lstm, mixtral, mlp, resnet, vgg
+from .exported import Folded, folded, is_module
 from .lanes import NoParallelForm
 from .loss import cross_entropy
 from .once import PartOf, drawing, keep, module_of, note_outline, outline
@@ -65,11 +66,16 @@ def resolve(name: str, seed: int = 0) -> LayeredModel:
         raise UnknownModel(name, "not registered, and not package.module:function")
     factory = _import(name)
     made = outline(factory)
+    whole = folded(factory)
+    if made is None and outline(whole) is not None:
+        return _exported(name, whole)
     if made is None:
         with modules_made() as wholes:
             made = _made(name, factory, seed)
         if isinstance(made, LayeredModel):
             return made
+        if is_module(made):
+            return _exported(name, whole, seed, made)
         _as_layers(name, factory, made)
         missing = left_out(wholes, list(map(module_of, made)))
         if missing is not None:
@@ -81,6 +87,26 @@ def resolve(name: str, seed: int = 0) -> LayeredModel:
         return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
     except ValueError as error:
         raise UnknownModel(name, str(error)) from None
+
+
+def _exported(name: str, whole: Folded, seed: int = 0, made: Any = None) -> LayeredModel:
+    """A module with example inputs, as layers. Raises UnknownModel: it cannot be exported."""
+    if made is not None:
+        try:
+            entries = whole.of(made)
+        except ValueError as error:
+            raise UnknownModel(name, str(error)) from None
+        keep(whole, seed, entries)
+        note_outline(whole, entries)
+    known = outline(whole)
+    if known is None:
+        raise UnknownModel(name, "its layers cannot be copied")
+    layers = [
+        LayerSpec(entry.name, PartOf(whole, index), entry.block, None, entry.inputs, entry.outputs)
+        for index, entry in enumerate(known)
+    ]
+    loss = getattr(whole.factory, "loss", None) or whole.loss() or cross_entropy
+    return LayeredModel(name, tuple(layers), loss, getattr(whole.factory, "data", None), _ties(layers, known))
 
 
 @cache

@@ -18,7 +18,7 @@ from .seeding import derive_seed, seeded
 from .wiring import Inputs, each, named
 
 Pair = tuple[Inputs, Tensor]
-_TARGETS = ("labels", "label", "targets", "target", "y")
+TARGETS = ("labels", "label", "targets", "target", "y")
 """What the targets are called in a mapping."""
 
 
@@ -226,10 +226,10 @@ def _with_tensors(sample: Any) -> Any:
 def pair_of(batch: Any) -> Pair:
     """Inputs and targets of a collated batch. Raises DataFault: it has others, or they differ in samples."""
     if isinstance(batch, Mapping):
-        targets = [key for key in _TARGETS if key in batch]
+        targets = [key for key in TARGETS if key in batch]
         if len(batch) < 2 or len(targets) != 1:
             raise DataFault(
-                f"a batch has {', '.join(map(str, batch))}: inputs and one of {', '.join(_TARGETS)} are taken, choose "
+                f"a batch has {', '.join(map(str, batch))}: inputs and one of {', '.join(TARGETS)} are taken, choose "
                 "them in the loader's collate_fn"
             )
         rest = {str(key): value for key, value in batch.items() if key != targets[0]}

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...models import Granularity, LayeredModel, Piece, load, pieces
+from ...models import Granularity, LayeredModel, LayerSpec, Piece, load, pieces
 from ...models.lanes import Lane
 from ...models.loaders import Source, as_dataset
 from ...models.once import kept
+from ...models.protocol import build_shapes
 from ...models.wiring import Inputs, carried, each
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wide
@@ -234,7 +235,7 @@ def distinct_layers(
     layers: list[dict[str, Any]] = []
     between = Between(of.model, of.pieces, x)
     for piece in of.pieces:
-        likeness = tuple(_likeness(of.model.layers[index].build) for index in piece.ids)
+        likeness = tuple(_likeness(of.model.layers[index]) for index in piece.ids)
         divided = tuple(tuple((of.model.layers[index].parallel_plan or {}).items()) for index in piece.ids)
         part = between.part(piece, trained=any(trained for _, trained in likeness))
         taken, last = between.taken(part), piece.ids.stop == len(of.model.layers)
@@ -309,13 +310,12 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _likeness(build: Callable[[], nn.Module]) -> tuple[object, bool]:
-    """(equal for two builds of one structure: modules, plain attributes, shapes; whether some of it is trained).
+def _likeness(spec: LayerSpec) -> tuple[object, bool]:
+    """(equal for two layers of one structure: modules, plain attributes, shapes; whether some of it is trained).
 
     Allocates no storage.
     """
-    with torch.device("meta"):
-        module = build()
+    module = build_shapes(spec)
     parts = []
     for name, part in module.named_modules():
         plain = sorted((key, repr(value)) for key, value in vars(part).items() if _is_plain(value))

@@ -1,0 +1,224 @@
+"""Any module of torch as layers: exported to one graph of operators, folded along its modules into pieces of that.
+
+`torch.export` traces the module once, with any number of samples. Blocks that repeat (children of one kind in a list)
+become layers, each of two halves where one tensor passes between these; what is before, between and behind them are
+layers too where they have parameters. What several layers use and no parameter decides, such as masks, positions and
+rotary tables, each makes again from the data; what parameters decide is sent to everybody who takes it.
+"""
+
+from __future__ import annotations
+
+import operator
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_unflatten
+
+from .exported_graph import Cutting, Segment, blocks_of, cheap_nodes, is_tensor, segments_of
+from .exported_layers import layer_of, loss_of
+from .sample_row import TARGETS
+
+Made = tuple[nn.Module, Any]
+
+
+class NotExported(ValueError):
+    """A module that cannot be one graph of operators; names module and line."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One layer: its module, what it takes and gives by name, and the block that it is half of."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    block: str | None
+
+
+def is_module(made: object) -> bool:
+    """Whether a user's function has returned a module with example inputs."""
+    return isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and not _is_entry(made)
+
+
+def _is_entry(made: tuple[Any, Any]) -> bool:
+    return isinstance(made[1], nn.Module) or (
+        isinstance(made[1], tuple | list) and len(made[1]) == 2 and isinstance(made[1][1], nn.Module)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A user's function that returns a module with example inputs, as one that returns layers."""
+
+    factory: Callable[[], Made]
+
+    def __call__(self) -> tuple[Entry, ...]:
+        return self.of(self.factory())
+
+    def of(self, made: Made) -> tuple[Entry, ...]:
+        """The layers of what it returned. Raises NotExported."""
+        with _disable_current_modes():  # what has no memory is nobody's memory
+            entries, loss = _folded(*made)
+        _LOSSES.setdefault(self, loss)
+        return entries
+
+    def __reduce__(self) -> Any:
+        return folded, (self.factory,)
+
+    def loss(self) -> OwnLoss | None:
+        """The module's own; None: it has none."""
+        return None if _LOSSES[self] is None else OwnLoss(self)
+
+
+_LOSSES: dict[Folded, nn.Module | None] = {}
+
+
+@cache
+def folded(factory: Callable[[], Made]) -> Folded:
+    """One object for a function: what is kept of its calls is found by it."""
+    return Folded(factory)
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """The loss that a module computes of its targets."""
+
+    of: Folded
+
+    def __call__(self, found: Any, target: Tensor) -> Tensor:
+        if self.of not in _LOSSES:
+            self.of()
+        graph = _LOSSES[self.of]
+        assert graph is not None
+        loss: Tensor = graph(*(found if isinstance(found, tuple) else (found,)), target)
+        return loss
+
+
+def _folded(module: nn.Module, example: Any) -> tuple[tuple[Entry, ...], nn.Module | None]:
+    args, kwargs = _arguments(example)
+    exported = _exported(module.train(), args, kwargs)
+    whole = exported.module()
+    assert isinstance(whole, fx.GraphModule)
+    graph = whole.graph
+    _without_checks(graph)
+    flat = next(node for node in graph.nodes if node.op == "output").args[0]
+    result = tree_unflatten(list(flat), exported.call_spec.out_spec) if exported.call_spec.out_spec else flat[0]
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    label = next((node for node in given if node.name in TARGETS), None)
+    tail: set[fx.Node] = set() if label is None else _behind(label)
+    ends = [_output(result, label is not None)]
+    loss = None
+    if label is not None and ends[0] in tail:
+        loss, ends = loss_of(whole, ends[0], label, tail)
+        if any(True for _ in loss.parameters()):
+            raise NotExported(
+                f"{type(module).__name__}: its {label.name} go through parameters, not only to its loss: give what the "
+                "decoder reads as an input of its own"
+            )
+    main = [node for node in graph.nodes if node in _needed(ends) and node not in tail]
+    names = [node.name for node in given if node in main]
+    called = {node: "input" if len(names) == 1 else f"input.{node.name}" for node in given if node in main}
+    cheap = cheap_nodes(main)
+    cutting = Cutting([n for n in main if n.op == "call_function" and n not in cheap], ends)
+    segments = segments_of(cutting, blocks_of(module, cutting))
+    return tuple(_entries(whole, segments, ends, called)), loss
+
+
+def _entries(
+    whole: fx.GraphModule, segments: Sequence[Segment], ends: Sequence[fx.Node], called: Mapping[fx.Node, str]
+) -> list[Entry]:
+    home = {node: number for number, segment in enumerate(segments) for node in segment.nodes}
+    names = dict(called)
+    found = []
+    for number, segment in enumerate(segments):
+        last = number == len(segments) - 1
+        gives = [n for n in segment.nodes if is_tensor(n) and any(home.get(user, number) > number for user in n.users)]
+        gives = [*gives, *(n for n in ends if n not in gives)] if last else gives
+        gives += [] if last else [n for n in ends if home.get(n) == number and n not in gives]
+        module, takes = layer_of(whole, segment, gives, home, number)
+        if strange := next((node for node in takes if node not in names), None):
+            raise NotExported(f"{segment.name} takes {strange.name}, which is not among its inputs")
+        outputs = tuple(f"x{k}" for k in range(len(gives))) if len(gives) > 1 else ()
+        names |= {n: f"{segment.name}.x{k}" if outputs else segment.name for k, n in enumerate(gives)}
+        found.append(Entry(segment.name, module, tuple(names[node] for node in takes), outputs, segment.block))
+    return found
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def own(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value  # two that are one tensor would stay one
+
+    if isinstance(example, Mapping):
+        return (), {name: own(value) for name, value in example.items()}
+    return tuple(map(own, (example,) if isinstance(example, Tensor) else example)), {}
+
+
+def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    samples = torch.export.Dim("samples")
+
+    def dynamic(value: Any) -> Any:
+        return {0: samples} if isinstance(value, Tensor) and value.dim() else None
+
+    shapes = {name: dynamic(value) for name, value in kwargs.items()} if kwargs else tuple(map(dynamic, args))
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        raise NotExported(f"{type(module).__name__} cannot be exported: {reason}{where}") from error
+
+
+def _without_checks(graph: fx.Graph) -> None:
+    """Removes what only looks at shapes and types, and what nobody reads."""
+    for node in reversed(list(graph.nodes)):
+        if node.op in ("call_function", "call_module", "get_attr") and not node.users:
+            graph.erase_node(node)
+
+
+def _output(result: Any, with_target: bool) -> fx.Node:
+    """The loss, where there is one and a target, or what the loss is of."""
+    fields = dict(result) if isinstance(result, Mapping) else {}
+    for name in (*(("loss",) if with_target else ()), "logits"):
+        found = fields.get(name, getattr(result, name, None))
+        if isinstance(found, fx.Node):
+            return found
+    if isinstance(result, fx.Node):
+        return result
+    several = list(fields.values()) if fields else list(result) if isinstance(result, tuple | list) else []
+    found = next((node for node in several if isinstance(node, fx.Node)), None)
+    if found is None:
+        raise NotExported(f"it returns a {type(result).__name__} without a tensor")
+    return found
+
+
+def _behind(start: fx.Node) -> set[fx.Node]:
+    """All that it decides, shapes apart."""
+    found, waiting = {start}, [start]
+    while waiting:
+        for user in waiting.pop().users:
+            if (
+                user not in found
+                and user.op == "call_function"
+                and (is_tensor(user) or user.target is operator.getitem)
+            ):
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def _needed(ends: Sequence[fx.Node]) -> set[fx.Node]:
+    found, waiting = set(ends), list(ends)
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            if node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found

@@ -1,0 +1,193 @@
+"""Layers as modules: pieces of an exported graph, with what is made again in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from .exported_graph import Segment, is_size, is_tensor
+
+_aten = torch.ops.aten
+
+
+class Attention(nn.Module):
+    """Scaled dot product attention that drops in training alone."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As torch's function, without the probability."""
+        q, k, v, mask, causal = args
+        rate = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, mask, rate, causal, **kwargs)
+
+
+class BatchNorm(nn.Module):
+    """BatchNorm of parameters and statistics that it is given."""
+
+    def __init__(self, momentum: float, eps: float) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Of the batch in training, else of the statistics."""
+        return F.batch_norm(x, mean, variance, weight, bias, self.training, self.momentum, self.eps)
+
+
+class _Writer:
+    """Copies operators into a graph of their own."""
+
+    def __init__(self, whole: fx.GraphModule, root: str, inside: Callable[[fx.Node], bool]) -> None:
+        self._whole, self._root, self._inside = whole, root, inside
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.attributes: dict[str, Any] = {}
+        self.takes: list[fx.Node] = []
+        self.sizes: dict[fx.Node, None] = {}
+
+    def collect(self, node: fx.Node) -> None:
+        """Finds what has to come from outside for this operator, integers apart."""
+        waiting, seen = [node], set[fx.Node]()
+        while waiting:
+            for used in waiting.pop().all_input_nodes:
+                if is_size(used):
+                    self.sizes[used] = None
+                if used in seen or used.op == "get_attr" or is_size(used):
+                    continue
+                seen.add(used)
+                if used.op == "placeholder" or (used.op == "call_function" and not self._inside(used)):
+                    if used not in self.takes:
+                        self.takes.append(used)
+                else:
+                    waiting.append(used)
+
+    def open(self, order: Mapping[fx.Node, int]) -> None:
+        """Placeholders for what comes from outside."""
+        self.takes.sort(key=order.__getitem__)
+        for number, node in enumerate(self.takes):
+            self.copies[node] = self.graph.placeholder(f"x{number}")
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        """The operator here, with all that it needs."""
+        if node in self.copies:
+            return self.copies[node]
+        if node.op == "get_attr":
+            made = self._attribute(node)
+        elif is_size(node) and (known := self._size(node)) is not None:
+            made = known
+        elif node.op == "placeholder":
+            raise ValueError(f"a size of {node.name} is needed where nothing has it")
+        else:
+            for used in node.all_input_nodes:
+                self.copy(used)
+            args = fx.map_arg(node.args, self.copies.__getitem__)
+            kwargs = fx.map_arg(node.kwargs, self.copies.__getitem__)
+            made = self._by_mode(node, args) or self.graph.create_node("call_function", node.target, args, kwargs)
+        self.copies[node] = made
+        return made
+
+    def _attribute(self, node: fx.Node) -> fx.Node:
+        name, found = str(node.target), self._whole
+        for part in name.split("."):
+            found = getattr(found, part)
+        own = name.removeprefix(f"{self._root}.") if self._root else name
+        if own != name and own in self.attributes and self.attributes[own] is not found:
+            own = name
+        self.attributes[own] = found
+        return self.graph.get_attr(own)
+
+    def _size(self, node: fx.Node) -> fx.Node | None:
+        """A size that some tensor from outside has too."""
+        wanted: Any = node.meta.get("val")
+        if isinstance(wanted, int):
+            return None
+        for taken in self.takes:
+            for dim, size in enumerate(taken.meta["val"].shape):
+                if not isinstance(size, int) and size.node.expr == wanted.node.expr:
+                    return self.graph.call_function(_aten.sym_size.int, (self.copies[taken], dim))
+        return None
+
+    def _by_mode(self, node: fx.Node, args: tuple[Any, ...]) -> fx.Node | None:
+        """Operators that do something else where a layer is evaluated."""
+        if node.target is _aten.dropout.default and args[2]:
+            return self._module("dropout", nn.Dropout(args[1]), args[:1])
+        if node.target is _aten.scaled_dot_product_attention.default and len(args) > 4 and args[4]:
+            given = (*args[:3], args[3], args[5] if len(args) > 5 else False)
+            made = self._module("attention", Attention(args[4]), given)
+            made.kwargs = {
+                k: v for k, v in fx.map_arg(node.kwargs, self.copies.__getitem__).items() if k != "dropout_p"
+            }
+            return made
+        if node.target is _aten.batch_norm.default and args[5]:
+            return self._module("norm", BatchNorm(args[6], args[7]), (args[0], *args[1:5]))
+        return None
+
+    def _module(self, kind: str, module: nn.Module, args: tuple[Any, ...]) -> fx.Node:
+        name = f"{kind}_{sum(isinstance(x, nn.Module) for x in self.attributes.values())}"
+        self.attributes[name] = module
+        return self.graph.call_module(name, args)
+
+    def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
+        """The module."""
+        found = tuple(self.copies[node] for node in outputs)
+        self.graph.output(found if len(found) > 1 else found[0])
+        self.graph.lint()
+        return fx.GraphModule(self.attributes, self.graph)
+
+
+def layer_of(
+    whole: fx.GraphModule, segment: Segment, gives: Sequence[fx.Node], home: Mapping[fx.Node, int], number: int
+) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """(a layer, what it takes of the data and of layers before it)."""
+    writer = _Writer(whole, segment.root, lambda node: home.get(node, number) == number)
+    order = {node: place for place, node in enumerate(whole.graph.nodes)}
+    for node in (*segment.nodes, *gives):
+        writer.collect(node)
+    for size in writer.sizes:
+        _reach(writer, size)
+    writer.open(order)
+    for node in (*segment.nodes, *gives):
+        writer.copy(node)
+    return writer.finish(gives), writer.takes
+
+
+def _reach(writer: _Writer, size: fx.Node) -> None:
+    """Where no tensor that is taken has a size, the tensor that it is a size of is taken."""
+    wanted: Any = size.meta.get("val")
+    if isinstance(wanted, int) or any(
+        not isinstance(found, int) and found.node.expr == wanted.node.expr
+        for taken in writer.takes
+        for found in taken.meta["val"].shape
+    ):
+        return
+    for used in size.all_input_nodes:
+        if is_size(used):
+            _reach(writer, used)
+        elif used.op == "placeholder" and used not in writer.takes:
+            writer.takes.append(used)
+
+
+def loss_of(
+    whole: fx.GraphModule, loss: fx.Node, label: fx.Node, tail: set[fx.Node]
+) -> tuple[nn.Module, list[fx.Node]]:
+    """(the loss as a module of what the last layer gives and of the targets, what that gives)."""
+    nodes = [node for node in whole.graph.nodes if node in tail and node is not label]
+    given: dict[fx.Node, None] = {}
+    for node in nodes:
+        for used in node.all_input_nodes:
+            if used not in tail and is_tensor(used) and used.op != "placeholder" and used.op != "get_attr":
+                given[used] = None
+    ends = list(given)
+    writer = _Writer(whole, "", lambda node: True)
+    for number, node in enumerate(ends):
+        writer.copies[node] = writer.graph.placeholder(f"x{number}")
+    writer.copies[label] = writer.graph.placeholder("target")
+    writer.takes = [*ends, label]
+    writer.copy(loss)
+    return writer.finish([loss]), ends

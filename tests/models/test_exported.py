@@ -1,0 +1,146 @@
+"""Any module of torch becomes layers, and trains like the module itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import whole_modules
+from instances import cut_evenly
+from runs import run_jobs_together, sized
+from torch import nn
+
+from contraflow.executor.oracle.reference import train_reference
+from contraflow.executor.run.launch import execute, prepare
+from contraflow.models import LayeredModel, UnknownModel, resolve
+from contraflow.models.once import drawing
+from contraflow.models.sampling import batch_of
+from contraflow.planner.graph import Candidate
+from contraflow.planner.lower.plans import assemble
+from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.problem.cluster import Cluster
+from contraflow.planner.problem.weight_policy import FLUSH
+from contraflow.planner.problem.workload import Workload
+from contraflow.planner.schedules import build
+
+MICRO_BATCHES, SAMPLES, STEPS, RATE = 4, 2, 3, 0.1
+
+
+def plain(model: LayeredModel, module: nn.Module, loss: Any = None) -> tuple[float, ...]:
+    """The losses of a plain loop over the module itself."""
+    optimizer = torch.optim.SGD(module.train().parameters(), lr=RATE)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for m in range(MICRO_BATCHES):
+            inputs, targets = batch_of(model.data, 0, step, m, SAMPLES)  # type: ignore[arg-type]
+            if loss is not None:
+                found = loss(module(inputs), targets)
+            else:
+                given = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
+                found = module(**given, labels=targets).loss
+            (found / MICRO_BATCHES).backward()
+            total += found.item() / MICRO_BATCHES
+        optimizer.step()
+        losses.append(total)
+    return tuple(losses)
+
+
+def planned(model: LayeredModel, schedule: str) -> Plan:
+    """Layers dealt out evenly on two devices."""
+    layout, graph = build(schedule, 2, MICRO_BATCHES), sized(model, SAMPLES)
+    problem = Problem(graph, Cluster.uniform(2), Workload(MICRO_BATCHES, "sgd"))
+    stash = (("keep",) * layout.stages,) * len(layout.pipelines)
+    return assemble(Candidate(problem, cut_evenly(graph, layout.stages), layout.pipelines, stash, FLUSH),
+                    layout.orders, schedule)  # fmt: skip
+
+
+def test_blocks_become_halves_and_nothing_cheap_is_sent() -> None:
+    """One tensor passes; mask and scale are made again from the data; a tied head is found."""
+    model = resolve("whole_modules:speaker")
+    names = [f"blocks.{k}.part{half}" for k in range(3) for half in range(2)]
+    assert [spec.name for spec in model.layers] == ["stem", *names, "head"]
+    assert [spec.inputs for spec in model.layers[:4]] == [
+        ("input.words",), ("input.there", "stem"), ("blocks.0.part0",), ("input.there", "blocks.0.part1"),
+    ]  # fmt: skip
+    assert len(model.ties) == 1
+    assert not any(spec.outputs for spec in model.layers)
+
+
+def test_the_modules_own_loss_is_trained_bit_by_bit() -> None:
+    """Layers one after another, and a plan of two stages in two directions up to the order of sums."""
+    model = resolve("whole_modules:speaker")
+    with drawing(0):
+        module, _ = whole_modules.speaker()
+    expected = plain(model, module)
+    assert train_reference(model, MICRO_BATCHES, SAMPLES, "sgd", STEPS, lr=RATE).losses == expected
+    for schedule in ("1f1b", "chimera"):
+        result = execute(planned(model, schedule), STEPS, model=model, transport="threads", lr=RATE)
+        assert result.losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_processes_export_for_themselves(tmp_path: Path) -> None:
+    """On gloo processes; what is counted of memory are numbers."""
+    model = resolve("whole_modules:speaker")
+    expected = train_reference(model, MICRO_BATCHES, SAMPLES, "sgd", STEPS, lr=RATE)
+    job = prepare(planned(model, "1f1b"), STEPS, model=model, lr=RATE)
+    (result,) = run_jobs_together([job], tmp_path)
+    assert result.losses == pytest.approx(expected.losses, abs=1e-6)
+    assert all(isinstance(peak, int) for peak in result.peak_bytes)
+
+
+def test_dropout_stays_out_of_evaluation() -> None:
+    """Each layer twice: the same in evaluation, not in training."""
+    model = resolve("whole_modules:dropping")
+    module = model.layers[1].build()
+    words = Ready.inputs()
+    assert not torch.equal(module(*words), module(*words))
+    module.eval()
+    assert torch.equal(module(*words), module(*words))
+
+
+class Ready:
+    """What the first half of a block takes."""
+
+    @staticmethod
+    def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+        """Which words are there, and what they are."""
+        shape = (2, whole_modules.LENGTH)
+        return torch.ones(shape, dtype=torch.bool), torch.randn(*shape, whole_modules.WIDTH)
+
+
+def test_where_nothing_repeats_few_large_pieces_are_found() -> None:
+    """A loss beside the module, statistics of BatchNorm, other numbers of samples than the example's."""
+    model = resolve("whole_modules:classifier")
+    assert len(model.layers) == 4
+    with drawing(0):
+        module, _ = whole_modules.classifier()
+    expected = plain(model, module, nn.functional.cross_entropy)
+    found = train_reference(model, MICRO_BATCHES, SAMPLES, "sgd", STEPS, lr=RATE)
+    assert found.losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_cannot_be_exported_is_refused_with_its_line() -> None:
+    """In one line."""
+    with pytest.raises(UnknownModel, match=r"Looking cannot be exported: .*whole_modules\.py:\d+\)"):
+        resolve("whole_modules:looking")
+
+
+HUGGING = ["gpt2", "llama", "bert", "t5", "vit"]
+
+
+@pytest.mark.parametrize("name", HUGGING)
+def test_transformers_train_as_they_are(name: str) -> None:
+    """Small configurations of the real library: the same losses as a plain loop over the module."""
+    pytest.importorskip("transformers")
+    import hugging_models
+
+    model = resolve(f"hugging_models:{name}")
+    with drawing(0):
+        module, _ = getattr(hugging_models, name)()
+    expected = plain(model, module)
+    result = execute(planned(model, "1f1b"), STEPS, model=model, transport="threads", lr=RATE)
+    assert result.losses == pytest.approx(expected, abs=1e-6)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from ...models import Dataset, EndingDataset
 from ...planner.graph import update_size
 from ...planner.plan import Plan
 from ..basics import RunError, Training
+
+_ON_THEIR_WAY = 64
+"""Steps or updates whose sizes are remembered: every op asks for its own."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,14 @@ class MiniBatches:
 
     def of(self, step: int) -> MiniBatch:
         """The mini-batch of a step. Raises RunError: it does not fit, or leaves a micro-batch empty."""
+        return self._recent(step)
+
+    @cached_property
+    def _recent(self) -> Callable[[int], MiniBatch]:
+        """`of`, with the answers for the steps (or updates) that are on their way."""
+        return lru_cache(_ON_THEIR_WAY)(self._asked)
+
+    def _asked(self, step: int) -> MiniBatch:
         most = self.micro_batches * self.full
         found = most if self.samples is None else self.samples
         where = ""

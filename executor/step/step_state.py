@@ -12,7 +12,7 @@ from torch import Tensor
 from ...planner.plan import Kind, Op
 from ..place import Mark, OpRecord, Times
 from ..stage import Stash, WeightStash
-from ..state import MiniBatch, MiniBatches, StageVersions
+from ..state import MiniBatches, StageVersions
 from ..wires import Handle
 
 Key = tuple[int, int]
@@ -162,7 +162,6 @@ class StepState:
     ended: int = 0
     told: int = 0
     marks: list[Mark] = field(default_factory=list)
-    _asked: dict[int, MiniBatch] = field(default_factory=dict)
 
     def start_waiting(self, position: int) -> None:
         """Starts the fetches that wait for in-line ops before this one."""
@@ -176,15 +175,9 @@ class StepState:
     def samples(self, m: int) -> int:
         """Of a micro-batch."""
         step, number = self.batch(m)
-        return self._mini_batch(step).size(number)
+        return self.mini_batches.of(step).size(number)
 
     def weight(self, m: int) -> float:
         """How much a micro-batch counts within its step or update."""
         step, number = self.batch(m)
-        return self._mini_batch(step).weight(number)
-
-    def _mini_batch(self, step: int) -> MiniBatch:
-        found = self._asked.get(step)
-        if found is None:
-            found = self._asked[step] = self.mini_batches.of(step)
-        return found
+        return self.mini_batches.of(step).weight(number)

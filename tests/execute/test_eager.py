@@ -213,6 +213,7 @@ def test_evaluation_leaves_eager_training_as_it_is(model: str) -> None:
     _run(Case("1f1b", model, 2, 4), Training(evaluate_every=2), engine="eager", self_check=False)
 
 
+@pytest.mark.slow
 def test_processes_forward_their_notices() -> None:
     """Spawned ranks train the same, and the parent tells why they are slower, once a stage."""
     plan = planned(CUSTOM)

@@ -92,13 +92,13 @@ def job(case: Case, plan: Plan | None = None) -> Job:
 
 TWO = [
     Case("unet", "1f1b"),
-    Case("unet", "interleaved", "recompute"),
-    Case("towers", "1f1b", "recompute", halves=True),
     Case("towers", "chimera", engine="eager"),
-    Case("translator", "chimera", "recompute"),
     Case("translator", "1f1b", "ship"),
 ]
 MORE = [
+    Case("unet", "interleaved", "recompute"),
+    Case("towers", "1f1b", "recompute", halves=True),
+    Case("translator", "chimera", "recompute"),
     Case("unet", "chimera"),
     Case("unet", "zb-v", engine="eager"),
     Case("towers", "interleaved"),

@@ -76,7 +76,8 @@ def emulated(plan: Plan, updates: int) -> Emulation:
 
 
 @pytest.mark.parametrize(
-    ("method", "update", "limit"), [("stash", 3, 260_000), ("2bw", 6, 300_000), ("pipeoptim", 3, 300_000)]
+    ("method", "update", "limit"),
+    [pytest.param("stash", 3, 260_000, marks=pytest.mark.slow), ("2bw", 6, 300_000), ("pipeoptim", 3, 300_000)],
 )
 def test_threads_equal_the_emulation(method: str, update: int, limit: int) -> None:
     """The best mixture; no device above its planned peak."""

@@ -143,6 +143,7 @@ def lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
+@pytest.mark.slow
 def test_a_joined_rank_that_is_stopped_is_named_by_another(tmp_path: Path) -> None:
     """Under torchrun there is no parent to tell: ranks tell one another through the job's store."""
     with socket.socket() as free:

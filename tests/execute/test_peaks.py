@@ -25,6 +25,7 @@ from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import RunError
 from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
+from contraflow.executor.measure.between import Between
 from contraflow.executor.measure.layer_run import Example, LayerRun, trace_layer
 from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.run.launch import execute
@@ -321,7 +322,8 @@ class Attending(nn.Module):
 def test_the_target_counts_while_a_layer_runs_that_keeps_nothing(engine: Engine) -> None:
     """Its stage has it by then, and no stash yet of which it is a part."""
     model, layer, x = chain([partial(Attending, 8)] * 2, 8), Attending(8), torch.randn(2, 5, 8)
-    on = Example(Piece("layer1", range(1, 2)), x, None, differentiated=False)
+    pieces = [Piece(f"layer{k}", range(k, k + 1)) for k in range(2)]
+    on = Example(pieces[1], Between(model, pieces, x).part(pieces[1], trained=False), x, None)
     program = trace_layer(model, [layer], on, torch.float32, engine, check=False)
     none, small, large = (
         LayerRun(program, [layer], on, awaiting).costs(time.perf_counter, 1, 0)["workspace_bytes"]

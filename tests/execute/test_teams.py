@@ -73,6 +73,7 @@ def test_other_teams_train_as_one_device(tmp_path: Path) -> None:
         assert_as_one_device(case, result)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_in_another_team_and_in_none(tmp_path: Path) -> None:
     """Two steps on a team of 2, one on single devices, two with the sequence divided: as five of one device.
 

@@ -22,6 +22,7 @@ TWO: Ways = (("tensor", 2),)
 SHARDS: Ways = (("sequence", 2),)
 
 
+@pytest.mark.slow
 def test_a_team_trains_in_mixed_precision(tmp_path: Path) -> None:
     """Masters and all within the plan's memory; lanes' sums of bfloat16 are rounded otherwise than one device's."""
     cases = [

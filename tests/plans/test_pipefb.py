@@ -133,6 +133,7 @@ def test_pipefb_does_what_a_limit_asks_for(
     assert found.plan.forecast.period_s == pytest.approx(period_s, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_with_stashes_kept_fewer_are_on_their_way() -> None:
     """It fits and waits; with updates of two micro-batches too."""
     space, limit = SearchSpace("pipefb", offload=False, recompute=False), 220

@@ -130,7 +130,7 @@ def test_the_best_piper_configuration_is_the_best_of_all(content: dict[str, Any]
     agrees(content)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(instances())
 def test_no_bound_lies_above_the_best_where_orders_are_all_that_is_tried(content: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:

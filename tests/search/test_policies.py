@@ -148,7 +148,7 @@ def test_no_policy_holds_less_than_one_layer_needs() -> None:
     assert (found.status, found.plan) == ("infeasible", None)
 
 
-@pytest.mark.parametrize(("host", "inputs"), [(SIX, None), (Link(), STASH // 8)])
+@pytest.mark.parametrize(("host", "inputs"), [pytest.param(SIX, None, marks=pytest.mark.slow), (Link(), STASH // 8)])
 def test_a_policy_more_is_never_worse(host: Link, inputs: int | None) -> None:
     """With memory for a third of the micro-batches in flight, policies pay."""
     given = problem(6, 12, 2, host, inputs)

@@ -144,6 +144,7 @@ def test_known_plans_are_found(devices: int, stashes: int, known: float, effort:
     assert result.bound_s < known
 
 
+@pytest.mark.slow
 def test_stashes_are_shipped_to_the_mirror_device_and_back() -> None:
     """Four of six stashes fit: 1F1B's step of 54 with shipping that takes 0.3, where keeping them takes 72."""
     layers = [

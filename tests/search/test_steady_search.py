@@ -174,6 +174,7 @@ def test_less_memory_than_stashing_needs_is_met_by_copies_and_recomputation() ->
     assert max(evaluate(again).peak_bytes) <= limit
 
 
+@pytest.mark.slow
 def test_versions_of_large_weights_go_to_the_host() -> None:
     """Three versions of 40 bytes on the first of four devices, stashes of 4: half of them have room."""
     model = uniform(4, 1.0, 2.0, stash_bytes=4, parameter_bytes=40, output_bytes=1)

@@ -31,7 +31,7 @@ cli()
 @pytest.mark.parametrize(
     ("phase", "micro_batches", "more", "number", "code"),
     [
-        ("exact search", 12, ["--time-limit", "60"], signal.SIGINT, 0),
+        pytest.param("exact search", 12, ["--time-limit", "60"], signal.SIGINT, 0, marks=pytest.mark.slow),
         pytest.param("order search", 128, ["--time-limit", "60"], signal.SIGTERM, 143, marks=pytest.mark.slow),
         ("windows", 48, ["--time-limit", "24", "--no-offload"], signal.SIGHUP, 129),
     ],

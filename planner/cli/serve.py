@@ -71,14 +71,16 @@ def serve(
         live.finish(result.plan, result.bound_s, result.status)
         ending.report()
         report(result, output, as_json, None, time.monotonic() - started)
-        if not (options["once"] or ending.number):
-            _until_ctrl_c()
+        if not options["once"]:
+            _until_signalled(ending)
 
 
-def _until_ctrl_c() -> None:
-    say("Ctrl-C ends the page", err=True)
+def _until_signalled(ending: EndingSignals) -> None:
+    """Until Ctrl-C, SIGTERM or SIGHUP; at once where one has ended the search."""
+    if not ending.number:
+        say("Ctrl-C ends the page", err=True)
     try:
-        while True:
+        while not ending.number:
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         say("ended", err=True)

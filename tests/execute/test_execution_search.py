@@ -59,6 +59,7 @@ def test_a_plan_for_little_memory_trains_as_one_process(space: SearchSpace, shar
     assert max(result.peak_bytes) <= limit
 
 
+@pytest.mark.slow
 def test_a_plan_that_ships_stashes_trains_as_one_process(tmp_path: Path) -> None:
     """Room for what four devices hold on average: the first ones ship to the last ones, found by the search."""
     graph = profiled("mlp-deep", CASE.dtype)

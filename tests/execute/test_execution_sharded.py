@@ -110,6 +110,7 @@ def test_what_needs_all_gradients(training: Training) -> None:
     assert_within_plan(result)
 
 
+@pytest.mark.slow
 def test_processes_equal_whole_optimizers_and_one_process(tmp_path: Path) -> None:
     """gloo: two replicas bit by bit, whatever the optimizer; more to round-off."""
     dtype = torch.float32

@@ -27,6 +27,7 @@ def the_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
+@pytest.mark.slow
 def test_a_team_measures_the_bytes_of_a_lane_and_the_time_of_all() -> None:
     """Bytes are those of the same programs on tensors without memory; every pass of a divided layer takes time."""
     model, ways = resolve("gpt-tiny"), {"tensor": 2}

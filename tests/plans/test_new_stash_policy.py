@@ -168,6 +168,7 @@ def test_every_row_gives_the_backward_a_whole_stash() -> None:
     assert all(message.bytes >= 0 for message in messages(candidate, candidate.costs))
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     """It trains like one process, within the planned memory; it says so itself."""
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=300)

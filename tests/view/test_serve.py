@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -267,6 +268,23 @@ def test_serve_answers_as_plan_does(tmp_path: Path) -> None:
     result = run("serve", *arguments(tmp_path), "--once", "--json")
     assert json.loads(result.stdout)["plan"] == str(tmp_path / "plan.json")
     assert "the search is at http://127.0.0.1:" in result.stderr
+    assert check(load_plan(tmp_path / "plan.json")) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_the_page_stays_until_a_signal(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """The plan is written when the search has ended; the page is there, and the command ends when it is told to."""
+    files(tmp_path)
+    command = [sys.executable, "-m", "contraflow", "serve", *map(str, arguments(tmp_path, 1))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        while "Ctrl-C ends the page" not in process.stderr.readline():
+            assert process.poll() is None
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.status == 200
+        process.send_signal(number)
+        assert process.wait(60) == code
     assert check(load_plan(tmp_path / "plan.json")) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup
+from ...planner.problem import Cluster, DeviceType, Link, NodeGroup
 from ..basics import RunError
+from .cluster_text import cluster_toml
 from .environment import memory_bytes
 from .gpus import Gpus, found_gpus
-from .machine import ROUNDS, Machine, Seat, link_to, measure_machine, measured, rate_text
+from .machine import ROUNDS, Machine, Seat, link_to, measure_machine, measured
 
 
 @dataclass(frozen=True)
@@ -30,32 +30,7 @@ class Found:
 
     def toml(self) -> str:
         """cluster.toml."""
-        (group,) = self.cluster.nodes
-        kind, preset = group.device, PRESETS.get(group.device.name)
-        lines = [*(f"# {remark}" for remark in self.remarks), "[[nodes]]"]
-        lines += [f"count = {group.count}"] * (group.count > 1)
-        lines += [f"devices = {group.devices}", f'device = "{kind.name}"']
-        lines += [f"link = {_link(group.link)}"] * (group.devices > 1)
-        if group.host_memory_bytes is not None:
-            lines.append(f'host_memory = "{group.host_memory_bytes}B"')
-        shared = f"shared_by = {group.host_link_shared_by}" if group.host_link_shared_by > 1 else ""
-        lines.append(f"host_link = {_link(group.host_link, shared)}")
-        if group.count > 1:
-            lines += ["", "[network]", f'bandwidth = "{rate_text(self.cluster.network.bandwidth)}"']
-            lines.append(f'latency = "{1e6 * self.cluster.network.latency_s:.3g}us"')
-        if kind != preset:
-            lines += ["", f'[devices."{kind.name}"]', f'memory = "{kind.memory_bytes}B"']
-            if kind.memory_bandwidth is not None:
-                lines.append(f'memory_bandwidth = "{rate_text(kind.memory_bandwidth)}"')
-        return "\n".join(lines) + "\n"
-
-
-def _link(link: Link, more: str = "") -> str:
-    """An inline table; what is infinite is not said."""
-    rates = {"bandwidth": link.bandwidth, "reduce_bandwidth": link.reduce_bandwidth}
-    said = [f'{key} = "{rate_text(rate)}"' for key, rate in rates.items() if rate is not None and math.isfinite(rate)]
-    latency = f'latency = "{1e6 * link.latency_s:.3g}us"'
-    return f"{{{', '.join([*said, latency, *([more] if more else [])])}}}"
+        return cluster_toml(self.cluster, self.remarks)
 
 
 def detect_cluster(device: str = "cpu", processes: int = 2, threads: int = 1, rounds: int = ROUNDS) -> Found | None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup, Ov
 from ..basics import RunError, Training
 from ..run import keep_freed_memory
 from ..state import make_optimizer
+from .cluster_text import cluster_toml
 
 WARMUPS = 2
 ROUNDS = 15
@@ -63,24 +64,8 @@ class Machine:
 
     def toml(self, processes: int, overhead: Overhead | None = None) -> str:
         """The cluster as cluster.toml."""
-        around = "" if overhead is None else f"\n[overhead]\n{_times(overhead)}"
-        reduced = "" if self.reduce_bandwidth is None else f', reduce_bandwidth = "{rate_text(self.reduce_bandwidth)}"'
-        return (
-            f"# {processes} processes on this computer, measured while all of them were at it. The link is gloo's.\n"
-            f'[[nodes]]\ndevices = {processes}\ndevice = "cpu"\n'
-            f'link = {{bandwidth = "{rate_text(self.bandwidth)}", '
-            f'latency = "{1e6 * self.latency_s:.0f}us"{reduced}}}\n\n'
-            f'[devices.cpu]\nmemory_bandwidth = "{rate_text(self.memory_bandwidth)}"\n{around}'
-        )
-
-
-def _times(overhead: Overhead) -> str:
-    return f'op = "{1e6 * overhead.op_s:.0f}us"\nmessage = "{1e6 * overhead.message_s:.0f}us"\n'
-
-
-def rate_text(bandwidth: float) -> str:
-    """For cluster.toml."""
-    return f"{bandwidth / 1e9:.4g}GB/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:.4g}MB/s"
+        remark = f"{processes} processes on this computer, measured while all of them were at it. The link is gloo's."
+        return cluster_toml(replace(self.cluster(processes), overhead=overhead), [remark])
 
 
 def measure_machine(processes: int, threads: int = 1, rounds: int = ROUNDS) -> Machine:

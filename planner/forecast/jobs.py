@@ -26,6 +26,7 @@ from ..graph import (
     StageCosts,
     Structured,
     Why,
+    beside_layers_s,
     copied_bytes,
     gather_seconds,
     holders,
@@ -164,9 +165,7 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
 
 def overhead_seconds(costs: StageCosts, ops: Ops, speed: Floats) -> Floats:
     """Of `compute_seconds`, what every op costs beside its layers."""
-    around = np.where(ops.kind == Kind.W.value, costs.overhead.op_s, costs.around_s[ops.stage])
-    passes = np.isin(ops.kind, [kind.value for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)])
-    return np.where(passes, around, 0.0) / speed[ops.device]
+    return np.asarray(beside_layers_s(costs, ops.kind, ops.stage) / speed[ops.device])
 
 
 def _message_times(plan: Structured, machine: Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:

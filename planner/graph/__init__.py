@@ -41,7 +41,7 @@ from .reductions import (
     update_seconds,
 )
 from .replicas import forward_devices, holders, static_bytes, training_bytes
-from .structured import Structured, costs_of, route, update_ends, update_size
+from .structured import Structured, beside_layers_s, costs_of, route, update_ends, update_size
 from .traffic import (
     Messages,
     Traffic,
@@ -92,6 +92,7 @@ __all__ = [
     "Why",
     "activations",
     "asynchronous",
+    "beside_layers_s",
     "update_ends",
     "copied_bytes",
     "costs_of",

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..plan import Pipeline, Problem
+import numpy as np
+
+from ..plan import Kind, Pipeline, Problem
 from ..problem import FLUSH, WEIGHT_POLICIES, StageCosts
+from .columns import Floats, Ints
+
+_PASSES = [kind.value for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)]
 
 
 class Structured(Protocol):
@@ -29,6 +34,12 @@ def costs_of(plan: Structured) -> StageCosts:
     Raises PlanError when they do not cut the layer graph.
     """
     return StageCosts.of(plan.problem.model, plan.stages, plan.problem.cluster.around)
+
+
+def beside_layers_s(costs: StageCosts, kind: Ints | Kind, stage: Ints | int) -> Floats:
+    """Of the seconds at speed 1 of these ops, F, B, I, W or R, what they cost beside their stages' layers; else 0."""
+    around = np.where(np.equal(kind, Kind.W.value), costs.overhead.op_s, costs.around_s[stage])
+    return np.where(np.isin(kind, _PASSES), around, 0.0)
 
 
 def update_size(plan: Structured) -> int:

@@ -13,7 +13,7 @@ from ..basics import ScheduleError, format_bytes, format_seconds, one_line
 from ..graph import KEEP, RECOMPUTE, Candidate, stash_policy
 from ..lower import assemble
 from ..plan import Kind, Op, Pipeline, Plan
-from ..schedules import build
+from ..schedules import Layout, whole_laps
 from .expressible import InterchangeError, require_flush, require_next
 
 RUNTIME = "Megatron"
@@ -132,8 +132,8 @@ def _lost(plan: Plan, groups: Sequence[tuple[int, ...]], chunks: int) -> Iterato
     """What the flags do not say, a sentence each."""
     remade = _remade(plan)
     kinds = {op.kind for order in plan.orders for op in order}
-    name = "1f1b" if chunks == 1 else f"interleaved-{chunks}"
-    yield f"lost: the order of operations; {RUNTIME} runs {'1F1B' if chunks == 1 else 'interleaved 1F1B'}"
+    layout = _own_order(plan, groups, chunks)
+    yield f"lost: the order of operations; {RUNTIME} runs {'its own' if layout is None else layout.name}"
     if Kind.W in kinds:
         yield f"lost: split backwards; {RUNTIME} runs whole ones"
     if any(remade) and not all(remade):
@@ -141,21 +141,26 @@ def _lost(plan: Plan, groups: Sequence[tuple[int, ...]], chunks: int) -> Iterato
     if kinds & {Kind.OFFLOAD, Kind.SEND_S}:
         yield "lost: stashes that leave their device; the memory they free is not there"
     step_s = None if plan.forecast is None else plan.forecast.step_s
-    as_run = _step_as_run(plan, groups, name)
-    if as_run is None:
+    if layout is None:
         yield f"its order does not exist for these micro-batches: {RUNTIME} refuses them"
     elif step_s is not None:
-        yield f"forecast: a step of the plan {format_seconds(step_s)}, of this cut in {RUNTIME}'s order " + as_run
+        yield (
+            f"forecast: a step of the plan {format_seconds(step_s)}, of this cut in {RUNTIME}'s order "
+            + _step_as_run(plan, groups, layout)
+        )
 
 
-def _step_as_run(plan: Plan, groups: Sequence[tuple[int, ...]], name: str) -> str | None:
-    """Step and largest peak of the cut in the runtime's own order, stashes all kept or all recomputed."""
-    ranks, batches = len(groups[0]), plan.problem.workload.micro_batches
-    share = batches // len(groups)
+def _own_order(plan: Plan, groups: Sequence[tuple[int, ...]], chunks: int) -> Layout | None:
+    """What the runtime makes of a group's micro-batches; None: it does not exist for so many."""
     try:
-        layout = build(name, ranks, share)
+        return whole_laps(len(groups[0]), plan.problem.workload.micro_batches // len(groups), chunks)
     except ScheduleError:
         return None
+
+
+def _step_as_run(plan: Plan, groups: Sequence[tuple[int, ...]], layout: Layout) -> str:
+    """Step and largest peak of the cut in the runtime's own order, stashes all kept or all recomputed."""
+    ranks, share = len(groups[0]), plan.problem.workload.micro_batches // len(groups)
     policy = RECOMPUTE if any(_remade(plan)) else KEEP
     pipelines, orders = [], [list[Op]() for _ in plan.problem.cluster.devices]
     for group, devices in enumerate(groups):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..graph import beside_layers_s
 from ..plan import Kind
 from ..problem import Layer, ModelGraph, StageCosts
 from .trace import RunTrace
@@ -68,7 +69,7 @@ def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tru
         for device in trace.devices:
             for x in device.ops:
                 if x.op.kind in _PARTS:
-                    known = trace.overhead.op_s if x.op.kind is Kind.W else float(costs.around_s[x.op.stage])
+                    known = float(beside_layers_s(costs, x.op.kind, x.op.stage))
                     seconds = x.duration_s * device.speed
                     if overhead:
                         seconds = max(0.0, seconds + x.overhead_s * device.speed - known)

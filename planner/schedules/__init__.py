@@ -126,6 +126,11 @@ def build(
     return scheme.make(devices, micro_batches, 2 if given is None else given)
 
 
+def whole_laps(devices: int, micro_batches: int, chunks: int) -> Layout:
+    """One pipeline with so many stages a device, round and round, backwards whole; raises ScheduleError."""
+    return one_f_one_b(devices, micro_batches) if chunks == 1 else interleaved(devices, micro_batches, chunks)
+
+
 def in_laps(devices: int, micro_batches: int, chunks: int) -> Iterator[Layout]:
     """One pipeline with so many stages a device, round and round: with whole and split backwards, where they exist.
 
@@ -185,4 +190,5 @@ __all__ = [
     "spelled_out",
     "unsplit",
     "variants",
+    "whole_laps",
 ]

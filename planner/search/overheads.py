@@ -21,7 +21,7 @@ def _unmeasured(plan: Plan) -> str:
     cluster = plan.problem.cluster
     if cluster.overhead is not None:
         return ""
-    now = evaluate(plan).objective_s
+    now = (plan.forecast or evaluate(plan)).objective_s
     usual = evaluate(plan, cluster=replace(cluster, overhead=EXPECTED)).objective_s
     if usual <= now * (1 + TOLERANCE.overhead):
         return ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds, percent
 from ..forecast import Cause, IdleSpan
+from ..graph import beside_layers_s
 from ..plan import Forecast, Kind, Op, Plan, gap_of
 from ..search import facts
 from .critical import CriticalPath
@@ -184,9 +185,9 @@ class _Lanes:
     def _around(self, op: Op) -> str:
         """What an op costs beside its layers, in a tooltip; nothing where that is nothing."""
         costs = self.timeline.costs
-        if not costs.overhead or op.kind not in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
+        seconds = float(beside_layers_s(costs, op.kind, op.stage)) if costs.overhead else 0.0
+        if not seconds:
             return ""
-        seconds = costs.overhead.op_s if op.kind is Kind.W else float(costs.around_s[op.stage])
         return f", {format_seconds(seconds)} of it beside its layers at speed 1"
 
     def _gaps(self, spans: Sequence[IdleSpan], y: float) -> Iterator[Shape]:

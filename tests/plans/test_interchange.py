@@ -193,7 +193,7 @@ def test_interleaved_stages_are_listed_in_the_order_of_the_forward() -> None:
     made = cut_by_blocks("interleaved", 2, 4)
     text = to_megatron(made)
     assert "--pipeline-model-parallel-size 2\n" in text
-    assert "interleaved 1F1B" in text
+    assert "runs interleaved-2" in text
     assert len(spelled_out(layout_of(made))) == 4
 
 

@@ -335,8 +335,6 @@ class Models:
     Not measured."""
     open_seconds: int = 4
     """Seconds that models with open devices take for one of deterministic time. Not measured."""
-    ended: float = 0.9
-    """A solve that took less of its effort and time than this share has ended by itself."""
     mirror: float = 0.4
     """Share of a solve's effort that mirrored schedules get."""
     ratio: int = 64

@@ -60,6 +60,7 @@ class Found:
             have several policies to choose from, no order that keeps micro-batches first in, first out.
         closed: nothing better than min(incumbent, plan) is left, up to rounding of ticks.
         effort: deterministic time used. `interrupted`: Ctrl-C came.
+        ended: neither time nor effort cut it short: more of them come to nothing else.
     """
 
     plan: Plan | None
@@ -67,6 +68,7 @@ class Found:
     closed: bool
     effort: float
     interrupted: bool = False
+    ended: bool = True
 
 
 def solve(
@@ -98,7 +100,7 @@ class _Search:
         self.serial_s = self.seconds.serial()
         self.best_s = known.incumbent_s
         self.plan: Plan | None = None
-        self.used, self.interrupted = 0.0, False
+        self.used, self.interrupted, self.cut_short = 0.0, False, False
         self.bound_s = max(known.lower_s, _cheap_seconds(candidate, rules))
         self.devices = len(candidate.problem.cluster)
         self.short = self.lowered = [0] * (self.devices + len(candidate.problem.cluster.node_groups))
@@ -127,6 +129,7 @@ class _Search:
                 hint(model, start)
             beyond_s = self.best_s if self.best_s <= self.serial_s else math.inf
             solution, outcome = self._run(model, instance, 1.0)
+            self.cut_short = not (outcome.optimal or outcome.infeasible)
             if first:
                 proved_s = beyond_s if outcome.infeasible else outcome.bound * instance.tick.seconds
                 self.bound_s = max(self.bound_s, proved_s)
@@ -138,7 +141,10 @@ class _Search:
             if over is not None and not any(over):
                 met = self.best_s <= self.bound_s * (1 + TOLERANCE.same)
                 return self._done(met or (first and outcome.optimal), self.bound_s)
-            if over is None or self.interrupted or time.monotonic() >= self.deadline:
+            if over is None:
+                break
+            if self.interrupted or time.monotonic() >= self.deadline:
+                self.cut_short = True
                 break
             self.short = self.lowered
             self.lowered = [less + more for less, more in zip(self.lowered, over, strict=True)]
@@ -151,7 +157,7 @@ class _Search:
         return self.lowered != self.short
 
     def _done(self, closed: bool, bound_s: float) -> Found:
-        return Found(self.plan, bound_s, closed, self.used, self.interrupted)
+        return Found(self.plan, bound_s, closed, self.used, self.interrupted, not self.cut_short)
 
     @property
     def horizon_s(self) -> float:

@@ -241,7 +241,7 @@ class Hunt:
         session.clock.interrupt(found.interrupted)
         if found.plan is not None:
             session.offer(found.plan, "exact search")
-        self._file(node, found, found.effort < MODEL.ended * node.effort and taken < MODEL.ended * seconds)
+        self._file(node, found)
 
     def _answer(self, node: Open, effort: Effort, report: Report) -> Found:
         """What the exact search says of a candidate, effort by the seconds that it takes."""
@@ -255,11 +255,10 @@ class Hunt:
         found = solve(node.candidate, effort, rules, known, told)
         return replace(found, effort=found.effort * MODEL.open_seconds)
 
-    def _file(self, node: Open, found: Found, ended: bool) -> None:
-        """Closes the candidate, or puts it back with its new bound and more effort. `ended`: before its effort did."""
+    def _file(self, node: Open, found: Found) -> None:
+        """Closes the candidate, or puts it back with its new bound and more effort."""
         node.bound_s = max(node.bound_s, found.bound_s)
-        finished = ended and not found.interrupted
-        if found.closed or finished:
+        if found.closed or (found.ended and not found.interrupted):
             if node.stash_choices == self.stash_choices:
                 self.closed_separate_s = min(self.closed_separate_s, node.bound_s)
             elif not node.stash_choices:

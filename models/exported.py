@@ -10,21 +10,34 @@ from __future__ import annotations
 
 import operator
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import UserError
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
-from .exported_graph import Cutting, Segment, blocks_of, cheap_nodes, is_tensor, segments_of
-from .exported_layers import layer_of, loss_of
+from .deferred import Record, filled, require_known, with_values
+from .exported_graph import Cutting, Segment, blocks_of, segments_of
+from .exported_layers import PATHS, layer_of, loss_of, with_at_most
+from .exported_nodes import cheap_nodes, is_tensor
+from .once import Built, build, drawing
 from .sample_row import TARGETS
 
 Made = tuple[nn.Module, Any]
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """A function whose module starts from values of its own."""
+
+    def fill(self, module: nn.Module, record: Record | None) -> None:
+        """Gives them to the module that it has made; where that has no memory yet, to its record."""
 
 
 class NotExported(ValueError):
@@ -60,12 +73,37 @@ class Folded:
     factory: Callable[[], Made]
 
     def __call__(self) -> tuple[Entry, ...]:
-        return self.of(self.factory())
+        return self._folded(Built(self.factory(), None, drew=True))
 
-    def of(self, made: Made) -> tuple[Entry, ...]:
-        """The layers of what it returned. Raises NotExported."""
+    def under(self, seed: int) -> Built:
+        """What a call gives under that seed, without memory where that can be."""
+        return self.of(build(self.factory, seed), seed)
+
+    def of(self, built: Built, seed: int) -> Built:
+        """The layers of what the function returned under that seed. Raises NotExported."""
+        if built.record is not None:
+            try:
+                self._fill(built)
+                entries = self._folded(built)
+                require_known((entry.module for entry in entries), built.record)
+                return Built(entries, built.record, drew=True)
+            except Exception:  # what is wrong with it, is wrong in memory too, and said there
+                with drawing(seed):
+                    built = Built(self.factory(), None, drew=True)
+        self._fill(built)
+        return Built(self._folded(built), None, drew=True)
+
+    def _fill(self, built: Built) -> None:
+        factory: object = self.factory
+        if isinstance(factory, Loadable):
+            factory.fill(built.made[0], built.record)
+
+    def _folded(self, built: Built) -> tuple[Entry, ...]:
+        module, example = built.made
         with _disable_current_modes():  # what has no memory is nobody's memory
-            entries, loss = _folded(*made)
+            example = with_values(example, built.record)
+            entries, loss = _folded(module, example)
+            loss = loss if loss is None or built.record is None else filled(loss, built.record)
         _LOSSES.setdefault(self, loss)
         return entries
 
@@ -103,7 +141,12 @@ class OwnLoss:
 
 def _folded(module: nn.Module, example: Any) -> tuple[tuple[Entry, ...], nn.Module | None]:
     args, kwargs = _arguments(example)
-    exported = _exported(module.train(), args, kwargs)
+    try:
+        exported = _exported(module.train(), args, kwargs)
+    except NotExported:
+        if isinstance(module, nn.Sequential) and len(args) == 1 and len(module) > 1:
+            return tuple(_in_sequence(module)), None
+        raise
     whole = exported.module()
     assert isinstance(whole, fx.GraphModule)
     graph = whole.graph
@@ -128,11 +171,46 @@ def _folded(module: nn.Module, example: Any) -> tuple[tuple[Entry, ...], nn.Modu
     cheap = cheap_nodes(main)
     cutting = Cutting([n for n in main if n.op == "call_function" and n not in cheap], ends)
     segments = segments_of(cutting, blocks_of(module, cutting))
-    return tuple(_entries(whole, segments, ends, called)), loss
+    entries = tuple(_entries(whole, segments, ends, called, _most_samples(exported)))
+    _name(entries, module)
+    return entries, loss
+
+
+def _in_sequence(module: nn.Sequential) -> Iterator[Entry]:
+    """Its children, each of which takes what the one before it gives: they need not be graphs."""
+    before = "input"
+    for name, child in module.named_children():
+        yield Entry(name, child, (before,), (), None)
+        before = name
+
+
+def _name(entries: Sequence[Entry], module: nn.Module) -> None:
+    """Notes in every layer under which names the module's state has what is in it."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    known = {name: found for found in names.values() for name in found}
+    for entry in entries:
+        assert isinstance(entry.module, fx.GraphModule)
+        meta: dict[str, Any] = entry.module.meta
+        meta[PATHS] = {own: known[path] for own, path in meta[PATHS].items() if path in known}
+
+
+def state_names(layer: nn.Module) -> Mapping[str, Sequence[str]]:
+    """By the names of a layer's tensors: those that the state of the module has them under, which it was cut from.
+
+    Of a layer that was not exported there are none.
+    """
+    found: Mapping[str, Sequence[str]] = layer.meta.get(PATHS, {}) if isinstance(layer, fx.GraphModule) else {}
+    return found
 
 
 def _entries(
-    whole: fx.GraphModule, segments: Sequence[Segment], ends: Sequence[fx.Node], called: Mapping[fx.Node, str]
+    whole: fx.GraphModule,
+    segments: Sequence[Segment],
+    ends: Sequence[fx.Node],
+    called: Mapping[fx.Node, str],
+    most: int | None,
 ) -> list[Entry]:
     home = {node: number for number, segment in enumerate(segments) for node in segment.nodes}
     names = dict(called)
@@ -143,6 +221,8 @@ def _entries(
         gives = [*gives, *(n for n in ends if n not in gives)] if last else gives
         gives += [] if last else [n for n in ends if home.get(n) == number and n not in gives]
         module, takes = layer_of(whole, segment, gives, home, number)
+        if number == 0 and most is not None:
+            with_at_most(most, module)
         if strange := next((node for node in takes if node not in names), None):
             raise NotExported(f"{segment.name} takes {strange.name}, which is not among its inputs")
         outputs = tuple(f"x{k}" for k in range(len(gives))) if len(gives) > 1 else ()
@@ -167,13 +247,40 @@ def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return {0: samples} if isinstance(value, Tensor) and value.dim() else None
 
     shapes = {name: dynamic(value) for name, value in kwargs.items()} if kwargs else tuple(map(dynamic, args))
+    export = partial(torch.export.export, module, args, kwargs, strict=False)
     try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        try:
+            return export(dynamic_shapes=shapes)
+        except UserError as error:
+            bounded = _bounded(error, shapes)
+            if bounded is None:
+                raise
+            return export(dynamic_shapes=bounded)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         raise NotExported(f"{type(module).__name__} cannot be exported: {reason}{where}") from error
+
+
+def _bounded(error: UserError, shapes: Any) -> Any:
+    """The shapes where a module does something else for many samples than for few: for so many as torch says.
+
+    None: for no others than the example has, or it is another fault.
+    """
+    before, heading, fixes = str(error).partition("Suggested fixes:\n")
+    try:
+        found = refine_dynamic_shapes_from_suggested_fixes(before + heading + fixes.partition("\n\n")[0], shapes)
+    except (UserError, AssertionError, ValueError):
+        return None
+    sizes = {size for dims in (found.values() if isinstance(found, dict) else found) if dims for size in dims.values()}
+    return found if all(isinstance(size, torch.export.Dim) for size in sizes) else None
+
+
+def _most_samples(exported: torch.export.ExportedProgram) -> int | None:
+    """For how many the graph is right; None: for any number."""
+    ranges = exported.range_constraints.values()
+    return min((int(found.upper) for found in ranges if found.upper.is_Integer), default=None)
 
 
 def _without_checks(graph: fx.Graph) -> None:

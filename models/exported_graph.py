@@ -5,79 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
-from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-RECOMPUTED = 64
-"""A value is made again in every layer that takes it if no more numbers than so many times its own are computed for it,
-and parameters decide none of them: memory is that much faster than links between devices. Not measured."""
-
-
-def is_tensor(node: fx.Node) -> bool:
-    """Whether its value is one tensor."""
-    return isinstance(node.meta.get("val"), Tensor)
-
-
-def is_size(node: fx.Node) -> bool:
-    """Whether its value is a number of samples, or follows from that."""
-    return node.op == "call_function" and isinstance(node.meta.get("val"), int | torch.SymInt)
-
-
-def numbers_of(node: fx.Node) -> int:
-    """How many its tensor has, of the example."""
-    value = node.meta.get("val")
-    return prod(_hint(size) for size in value.shape) if isinstance(value, Tensor) else 1
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 1)
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether it draws."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-def cheap_nodes(main: Sequence[fx.Node]) -> set[fx.Node]:
-    """Nodes that are made again wherever they are used: no parameter decides them, and little is computed for them."""
-    free: dict[fx.Node, frozenset[fx.Node]] = {}
-    for node in main:
-        if node.op == "placeholder":
-            free[node] = frozenset()
-        elif node.op == "get_attr":
-            if not isinstance(_attribute(node), nn.Parameter):
-                free[node] = frozenset()
-        elif is_size(node):
-            free[node] = frozenset([node])
-        elif node.op == "call_function" and not is_random(node):
-            before = node.all_input_nodes
-            if all(other in free for other in before):
-                free[node] = frozenset([node]).union(*(free[other] for other in before))
-    cheap = set()
-    for node, closure in free.items():
-        work = sum(map(_work, closure))
-        if node.op == "call_function" and (not is_tensor(node) or work <= RECOMPUTED * max(numbers_of(node), 1)):
-            cheap |= {node, *closure}
-    return cheap
-
-
-def _attribute(node: fx.Node) -> Any:
-    found: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _work(node: fx.Node) -> int:
-    """Numbers computed: those of a product count by their sums."""
-    if getattr(node.target, "_opname", "") in ("mm", "bmm", "matmul", "addmm", "linear", "baddbmm"):
-        first = node.all_input_nodes[0].meta.get("val")
-        inner = _hint(first.shape[-1]) if isinstance(first, Tensor) and first.dim() else 1
-        return numbers_of(node) * inner
-    return numbers_of(node)
+from .exported_nodes import attribute, is_tensor, numbers_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +49,7 @@ class Cutting:
         for node in self.nodes:
             mine = {str(n.target): n for n in node.all_input_nodes if n.op == "get_attr" and str(n.target) not in seen}
             seen |= mine.keys()
-            found.append(sum(numbers_of(n) for n in mine.values() if isinstance(_attribute(n), nn.Parameter)))
+            found.append(sum(numbers_of(n) for n in mine.values() if isinstance(attribute(n), nn.Parameter)))
         return found
 
     def module(self, node: fx.Node) -> str:

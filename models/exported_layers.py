@@ -8,10 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from .exported_graph import Segment, is_size, is_tensor
+from .exported_graph import Segment
+from .exported_nodes import attribute, is_size, is_tensor, numbers_of
 
 _aten = torch.ops.aten
+PATHS = "contraflow paths"
+"""Of a layer's `meta`: the paths in the whole module of what it has, by its own names."""
 
 
 class Attention(nn.Module):
@@ -28,16 +32,35 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask, rate, causal, **kwargs)
 
 
-class BatchNorm(nn.Module):
-    """BatchNorm of parameters and statistics that it is given."""
+class BatchNorm(_BatchNorm):
+    """torch's, of inputs with any number of dimensions."""
 
-    def __init__(self, momentum: float, eps: float) -> None:
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Was checked when the graph was made."""
+
+
+class AtMost(nn.Module):
+    """Lets so many samples pass."""
+
+    def __init__(self, samples: int) -> None:
         super().__init__()
-        self.momentum, self.eps = momentum, eps
+        self.samples = samples
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Of the batch in training, else of the statistics."""
-        return F.batch_norm(x, mean, variance, weight, bias, self.training, self.momentum, self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        """The same. Raises ValueError: more samples."""
+        if len(x) > self.samples:
+            raise ValueError(f"computes otherwise from {self.samples + 1} samples on, has {len(x)}: cut it by hand")
+        return x
+
+
+def with_at_most(samples: int, layer: fx.GraphModule) -> None:
+    """The layer refuses more samples than so many, of the first tensor that it takes."""
+    layer.add_module("at_most", AtMost(samples))
+    first = next(node for node in layer.graph.nodes if node.op == "placeholder")
+    with layer.graph.inserting_before(next(node for node in layer.graph.nodes if node.op != "placeholder")):
+        passed = layer.graph.call_module("at_most", (first,))
+    first.replace_all_uses_with(passed, delete_user_cb=lambda user: user is not passed)
+    layer.recompile()
 
 
 class _Writer:
@@ -48,6 +71,7 @@ class _Writer:
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
         self.attributes: dict[str, Any] = {}
+        self.paths: dict[str, str] = {}
         self.takes: list[fx.Node] = []
         self.sizes: dict[fx.Node, None] = {}
 
@@ -83,6 +107,8 @@ class _Writer:
             made = known
         elif node.op == "placeholder":
             raise ValueError(f"a size of {node.name} is needed where nothing has it")
+        elif (norm := self._norm(node)) is not None:
+            made = norm
         else:
             for used in node.all_input_nodes:
                 self.copy(used)
@@ -99,7 +125,7 @@ class _Writer:
         own = name.removeprefix(f"{self._root}.") if self._root else name
         if own != name and own in self.attributes and self.attributes[own] is not found:
             own = name
-        self.attributes[own] = found
+        self.attributes[own], self.paths[own] = found, name
         return self.graph.get_attr(own)
 
     def _size(self, node: fx.Node) -> fx.Node | None:
@@ -124,9 +150,27 @@ class _Writer:
                 k: v for k, v in fx.map_arg(node.kwargs, self.copies.__getitem__).items() if k != "dropout_p"
             }
             return made
-        if node.target is _aten.batch_norm.default and args[5]:
-            return self._module("norm", BatchNorm(args[6], args[7]), (args[0], *args[1:5]))
         return None
+
+    def _norm(self, node: fx.Node) -> fx.Node | None:
+        """BatchNorm with statistics of its own is a module, which counts them in training and is known by its class."""
+        if node.target is not _aten.batch_norm.default or not node.args[5] or not isinstance(node.args[3], fx.Node):
+            return None
+        given_args: tuple[Any, ...] = node.args
+        x, weight, bias, mean, variance, _, momentum, eps = given_args[:8]
+        path = str(mean.target).rpartition(".")[0]
+        own = path.removeprefix(f"{self._root}.") if self._root else path
+        if own not in self.attributes:
+            module = BatchNorm(numbers_of(mean), eps, momentum, affine=isinstance(weight, fx.Node))
+            for name, given in (("weight", weight), ("bias", bias), ("running_mean", mean), ("running_var", variance)):
+                if isinstance(given, fx.Node):
+                    setattr(module, name, attribute(given))
+                    self.paths[f"{own}.{name}"] = str(given.target)
+            counter = f"{path}.num_batches_tracked"
+            module.num_batches_tracked = self._whole.get_buffer(counter)
+            self.paths[f"{own}.num_batches_tracked"] = counter
+            self.attributes[own] = module
+        return self.graph.call_module(own, (self.copy(x),))
 
     def _module(self, kind: str, module: nn.Module, args: tuple[Any, ...]) -> fx.Node:
         name = f"{kind}_{sum(isinstance(x, nn.Module) for x in self.attributes.values())}"
@@ -138,7 +182,9 @@ class _Writer:
         found = tuple(self.copies[node] for node in outputs)
         self.graph.output(found if len(found) > 1 else found[0])
         self.graph.lint()
-        return fx.GraphModule(self.attributes, self.graph)
+        made = fx.GraphModule(self.attributes, self.graph)
+        made.meta[PATHS] = self.paths
+        return made
 
 
 def layer_of(

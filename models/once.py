@@ -1,4 +1,7 @@
-"""A user's function makes all layers in one call: whoever asks for one of them gets a copy of what that call made."""
+"""A user's function makes all layers in one call: whoever asks for one of them gets a copy of what that call made.
+
+The call is made without memory where it can be recorded (see `deferred`): each copy has its own tensors' alone.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,35 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .seeding import RANDOM_LOCK, seeded
+from .deferred import Record, filled, recorded, require_known
+from .seeding import RANDOM_LOCK, generator_states, seeded
 
 Factory = Callable[[], Any]
 """Returns layers in order: modules, or pairs of a name and a module."""
+
+
+class Built(NamedTuple):
+    """What a function makes, how its tensors come to be (None: they have memory), and whether it draws."""
+
+    made: Any
+    record: Record | None
+    drew: bool
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A function that says itself what it makes under a seed."""
+
+    def under(self, seed: int) -> Built:
+        """What it makes."""
+
 
 _OUTLINES: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by function: what it made, without memory
 
@@ -26,7 +47,7 @@ class _Kept:
     """What functions have made, by function and seed, while somebody keeps it; guarded by RANDOM_LOCK."""
 
     keepers: int
-    made: dict[tuple[int, int], tuple[Factory, Any]]
+    made: dict[tuple[int, int], tuple[Factory, Built]]
 
 
 _KEPT = _Kept(0, {})
@@ -53,21 +74,41 @@ def forget() -> None:
             _KEPT.made.clear()
 
 
-def keep(factory: Factory, seed: int, made: Any) -> None:
+def keep(factory: Factory, seed: int, made: Built) -> None:
     """This is what the function makes under that seed; copied before it is used, while anybody keeps it."""
     with RANDOM_LOCK:
         if _KEPT.keepers:
             _KEPT.made[id(factory), seed] = factory, made
 
 
-def _made_by(factory: Factory, seed: int) -> Any:
+def _made_by(factory: Factory, seed: int) -> Built:
     with RANDOM_LOCK:
         if (id(factory), seed) in _KEPT.made:
             return _KEPT.made[id(factory), seed][1]
-        with drawing(seed):
-            made = factory()
+        made = factory.under(seed) if isinstance(factory, Drawn) else build(factory, seed)
         keep(factory, seed, made)
         return made
+
+
+def build(factory: Factory, seed: int) -> Built:
+    """What the function makes under that seed: without memory, where nothing in it speaks against that."""
+    try:
+        with drawing(seed):
+            before = generator_states()
+            made, record = recorded(factory)
+            drew = bool(record.made) or generator_states() != before
+        if isinstance(made, list | tuple | nn.Sequential):
+            require_known(filter(_is_module, map(module_of, made)), record)
+        return Built(made, record, drew)
+    except Exception:  # what is wrong with it, is wrong in memory too, and said there
+        with drawing(seed):
+            before = generator_states()
+            made = factory()
+            return Built(made, None, generator_states() != before)
+
+
+def _is_module(made: object) -> bool:
+    return isinstance(made, nn.Module)
 
 
 def drawing(seed: int) -> AbstractContextManager[None]:
@@ -93,9 +134,10 @@ class PartOf:
 
     def under(self, seed: int) -> nn.Module:
         """The layer with the values of that seed, nobody else's: a copy where the call's layers are kept."""
-        module = module_of(_made_by(self.factory, seed)[self.index])
+        made, record, _ = _made_by(self.factory, seed)
+        module = module_of(made[self.index])
         try:
-            return copy.deepcopy(module)
+            return copy.deepcopy(module) if record is None else filled(module, record)
         except Exception:  # what cannot be copied is made again
             with drawing(seed):
                 return self()
@@ -128,8 +170,12 @@ def _emptied(modules: Iterator[nn.Module]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for module in modules:
         for parameter in module.parameters():
-            found[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            found[id(parameter)] = nn.Parameter(_empty(parameter), parameter.requires_grad)
     return found
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class _WithoutMemory(TorchFunctionMode):
@@ -141,4 +187,4 @@ class _WithoutMemory(TorchFunctionMode):
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
-        return memo.setdefault(id(tensor), torch.empty_like(tensor, device="meta"))
+        return memo.setdefault(id(tensor), _empty(tensor))

@@ -113,6 +113,8 @@ class LayeredModel:
             when the user brings it later.
         ties: parameters that layers share, as GPT-2's embedding and head do.
         experts: how many every mixture of experts in it has; 0: there is none.
+        counted: how many of a micro-batch's targets the loss is the mean of, where padding is left out; None: its
+            samples. A step's loss and gradients are then the mean over the step's.
 
     Raises:
         ValueError: no layers, two layers of one name, a block that is interrupted or has a layer's name, or a tie that
@@ -125,6 +127,7 @@ class LayeredModel:
     data: str | Dataset | Iterable[Any] | TorchDataset[Any] | None = None
     ties: tuple[Tie, ...] = ()
     experts: int = 0
+    counted: Callable[[Tensor], Tensor | float] | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -1,4 +1,4 @@
-"""Finds models: by registry name, or as package.module:function."""
+"""Finds models: by registry name, as hf:FOLDER_OR_NAME, or as package.module:function."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import nn
 
 from . import bert, gnmt, gpt, inception, llama, lstm, mixtral, mlp, resnet, vgg
 from .exported import Folded, folded, is_module
+from .hugging import PREFIX, HuggingFault, hugging
 from .lanes import NoParallelForm
 from .loss import cross_entropy
-from .once import PartOf, drawing, keep, module_of, note_outline, outline
+from .once import Built, PartOf, build, keep, module_of, note_outline, outline
 from .protocol import LayeredModel, LayerSpec, Tie
-from .seeding import generator_states, seeded
+from .seeding import seeded
 from .whole import left_out, modules_made
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ def names() -> tuple[str, ...]:
 def resolve(name: str, seed: int = 0) -> LayeredModel:
     """The model of that name.
 
-    A registry name, or "package.module:function", imported with the working directory on the path. The
-    function takes no arguments and returns a `LayeredModel`, or a list of modules or (name, module) pairs,
-    each Tensor -> Tensor, or behind these names of what it takes and of what it returns (see `LayerSpec`); then its
-    attributes `loss` and `data` count if set (default: cross entropy of
-    logits, and no data), and so does `parallel_plan`: what torch's `parallelize_module` would take for a module whose
-    children are the layers, by name. A parameter that is the same object in several of the layers is tied. The
+    A registry name, "hf:FOLDER_OR_NAME" (see `hugging`), or "package.module:function", imported with the working
+    directory on the path. The function takes no arguments and returns a `LayeredModel`, or a list of modules or (name,
+    module) pairs, each Tensor -> Tensor, or behind these names of what it takes and of what it returns (see
+    `LayerSpec`), or a module with example inputs (see `exported`); then its attributes `loss`, `data` and `counted`
+    count if set (default: cross entropy of logits, no data, and samples), and so does `parallel_plan`: what torch's
+    `parallelize_module` would take for a module whose children are the layers, by name. A parameter that is the same
+    object in several of the layers is tied. The
     function is called when it is first resolved, under `seed`; what it makes then gives the shapes of all layers, and
     within `once.kept` their values too. Where layers are parts of a module, every parameter and buffer of it must be in
     some layer.
@@ -64,18 +66,19 @@ def resolve(name: str, seed: int = 0) -> LayeredModel:
         return _preset(name)
     if ":" not in name:
         raise UnknownModel(name, "not registered, and not package.module:function")
-    factory = _import(name)
+    factory = _factory(name)
     made = outline(factory)
     whole = folded(factory)
     if made is None and outline(whole) is not None:
         return _exported(name, whole)
     if made is None:
         with modules_made() as wholes:
-            made = _made(name, factory, seed)
+            built = _made(name, factory, seed)
+        made = built.made
         if isinstance(made, LayeredModel):
             return made
         if is_module(made):
-            return _exported(name, whole, seed, made)
+            return _exported(name, whole, seed, built)
         _as_layers(name, factory, made)
         missing = left_out(wholes, list(map(module_of, made)))
         if missing is not None:
@@ -84,20 +87,22 @@ def resolve(name: str, seed: int = 0) -> LayeredModel:
     loss = getattr(factory, "loss", cross_entropy)
     layers = _planned(name, _as_layers(name, factory, made), made, getattr(factory, "parallel_plan", None))
     try:
-        return LayeredModel(name, layers, loss, getattr(factory, "data", None), _ties(layers, made))
+        return LayeredModel(
+            name, layers, loss, getattr(factory, "data", None), _ties(layers, made), counted=_counted(factory)
+        )
     except ValueError as error:
         raise UnknownModel(name, str(error)) from None
 
 
-def _exported(name: str, whole: Folded, seed: int = 0, made: Any = None) -> LayeredModel:
+def _exported(name: str, whole: Folded, seed: int = 0, made: Built | None = None) -> LayeredModel:
     """A module with example inputs, as layers. Raises UnknownModel: it cannot be exported."""
     if made is not None:
         try:
-            entries = whole.of(made)
+            folds = whole.of(made, seed)
         except ValueError as error:
             raise UnknownModel(name, str(error)) from None
-        keep(whole, seed, entries)
-        note_outline(whole, entries)
+        keep(whole, seed, folds)
+        note_outline(whole, folds.made)
     known = outline(whole)
     if known is None:
         raise UnknownModel(name, "its layers cannot be copied")
@@ -106,12 +111,26 @@ def _exported(name: str, whole: Folded, seed: int = 0, made: Any = None) -> Laye
         for index, entry in enumerate(known)
     ]
     loss = getattr(whole.factory, "loss", None) or whole.loss() or cross_entropy
-    return LayeredModel(name, tuple(layers), loss, getattr(whole.factory, "data", None), _ties(layers, known))
+    data, ties = getattr(whole.factory, "data", None), _ties(layers, known)
+    return LayeredModel(name, tuple(layers), loss, data, ties, counted=_counted(whole.factory))
+
+
+def _counted(factory: Any) -> Any:
+    return getattr(factory, "counted", None)
 
 
 @cache
 def _preset(name: str) -> LayeredModel:
     return _PRESETS[name]()
+
+
+def _factory(name: str) -> Callable[[], Any]:
+    if not name.startswith(PREFIX):
+        return _import(name)
+    try:
+        return hugging(name)
+    except HuggingFault as error:
+        raise UnknownModel(name, str(error)) from None
 
 
 def _import(name: str) -> Callable[[], Any]:
@@ -136,21 +155,20 @@ def _make_working_directory_importable() -> None:
         sys.path.insert(0, here)
 
 
-def _made(name: str, factory: Callable[[], Any], seed: int) -> Any:
+def _made(name: str, factory: Callable[[], Any], seed: int) -> Built:
     """What the function returns; what it raises is the user's to mend, so the message says where."""
     try:
-        with drawing(seed):
-            before = generator_states()
-            made = factory()
-            drew = generator_states() != before
-        if isinstance(made, LayeredModel) and drew:  # what it draws is the model's, whatever the run's seed
+        built = build(factory, seed)
+        if isinstance(built.made, LayeredModel) and built.drew:  # that is the model's, whatever the run's seed
             with seeded("model", name):
-                return factory()
+                return Built(factory(), None, drew=True)
+    except HuggingFault as error:
+        raise UnknownModel(name, str(error)) from None
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UnknownModel(name, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})") from error
-    keep(factory, seed, made)
-    return made
+    keep(factory, seed, built)
+    return built
 
 
 def _as_layers(name: str, factory: Callable[[], Any], made: object) -> tuple[LayerSpec, ...]:

@@ -170,8 +170,10 @@ class Wiring:
         return f"{spec.name}.{spec.outputs[value.number]}" if spec.outputs else spec.name
 
     def given(self, inputs: Inputs, values: Iterable[Value]) -> dict[Value, Tensor]:
-        """The tensors of the data among these. Raises ValueError: the data gives others."""
+        """The tensors of the data among these; the only one, whatever its name. Raises ValueError: it gives others."""
         there = named(inputs)
+        if self.inputs == ("",) and len(there) == 1:
+            there = dict(zip(self.inputs, there.values(), strict=True))
         found = {}
         for value in values:
             if value.layer == DATA:

@@ -68,7 +68,9 @@ class RunOptions:
     model: LayeredModel | str | None = field(
         default=None,
         metadata=option(
-            "package.module:function, for a model not in the registry.", metavar="MODEL", same_in=SameIn.TRAINING
+            "package.module:function or hf:FOLDER_OR_NAME, for a model not in the registry.",
+            metavar="MODEL",
+            same_in=SameIn.TRAINING,
         ),
     )
     data: Source | str | None = field(

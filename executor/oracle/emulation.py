@@ -159,7 +159,7 @@ class Emulator:
         for number in range(updates):
             for replica in self.replicas:
                 replica.weights.zero_gradients()
-            mini_batch, before = self.blueprint.mini_batches.of(first + number), number * self.update
+            mini_batch, before = self.blueprint.mini_batches.weighed(first + number), number * self.update
             losses = {m: self._micro_batch(before + m, mini_batch) for m in range(self.update)}
             means.append(mini_batch.mean(losses))
             self._step(first + number)

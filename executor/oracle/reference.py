@@ -16,7 +16,7 @@ from ...models.sampling import batch_of
 from ...models.wiring import Inputs, Value, carried, outputs_of
 from ..basics import DYNAMIC, INITIAL_SCALE, SKIP, Training, keywords_of
 from ..stage import autocasting, build_lowered, half_of, layer_seed, run_dtype, wide
-from ..state import MiniBatch, MiniBatches, as_dtype, find_data, make_optimizer, set_rate, tie_modules
+from ..state import MiniBatch, MiniBatches, as_dtype, counts_of, find_data, make_optimizer, set_rate, tie_modules
 from ..step import evaluation_seed
 
 
@@ -69,11 +69,12 @@ def train_alone(model: LayeredModel, of: Reference) -> ReferenceRun:
     whole = chosen.mini_batch or of.micro_batches * of.micro_batch_size
     source = find_data(model, of.data, Feed(of.micro_batch_size, whole))
     trainer = _Trainer(model, source, of, chosen)
-    mini_batches = MiniBatches(of.micro_batches, of.micro_batch_size, chosen.mini_batch, source)
+    counts = counts_of(model, source, of.seed)
+    mini_batches = MiniBatches(of.micro_batches, of.micro_batch_size, chosen.mini_batch, source, counts)
     losses, norms, scales, evaluations = [], [], [], {}
     for step in range(of.steps):
         scales.append(trainer.scale)
-        losses.append(trainer.accumulate(step, mini_batches.of(step)))
+        losses.append(trainer.accumulate(step, mini_batches.weighed(step)))
         norm = trainer.update(step)
         norms += [] if norm is None else [norm]
         if chosen.evaluate_every and (step + 1) % chosen.evaluate_every == 0:
@@ -132,7 +133,7 @@ class _Trainer:
         total = 0.0
         for m in range(mini_batch.micro_batches):
             size = mini_batch.size(m)
-            share = size / mini_batch.samples
+            share = mini_batch.weight(m) / mini_batch.micro_batches if mini_batch.counts else size / mini_batch.samples
             loss = self._loss(*batch_of(self.data, self.seed, step, m, size), derive_seed(self.seed, step, m))
             scaled = self.scaler.scale(loss * (self._constant * share))
             scaled.backward()  # type: ignore[no-untyped-call]
@@ -202,6 +203,10 @@ class _Trainer:
         batches = [(k, m) for k in range(self.training.evaluate_steps) for m in range(micro_batches)]
         with torch.no_grad():
             losses = [self._loss(*batch_of(data, seed, k, m, size), 0).item() for k, m in batches]
+        if counts := counts_of(self.model, data, seed):
+            full = MiniBatch(micro_batches, size, micro_batches * size)
+            found = [count for k in range(self.training.evaluate_steps) for count in counts(k, full)]
+            losses = [loss * count * len(found) / sum(found) for loss, count in zip(losses, found, strict=True)]
         for layer in self.layers:
             layer.train()
         return sum(losses) / len(losses)

@@ -5,6 +5,7 @@ Imports every room but measure, oracle and cli. Begin with `launch.py` (which of
 """
 
 from .allocator import keep_freed_memory
+from .exporting import export_weights
 from .launch import RUNNERS, execute, prepare, run_plan
 from .metrics import JsonLines, StepMetrics, TensorBoard
 from .rank import blueprint_of, run_rank
@@ -24,6 +25,7 @@ __all__ = [
     "Trainer",
     "blueprint_of",
     "execute",
+    "export_weights",
     "keep_freed_memory",
     "prepare",
     "run_plan",

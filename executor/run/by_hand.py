@@ -36,6 +36,7 @@ class HandedOver:
         self.held_out = self
         self._held: dict[int, _Batch] = {}
         self._kinds: dict[str, str] = {}
+        self.given = 0
         self.samples_a_step = self.give(0, first)
 
     def for_evaluation(self) -> HandedOver:
@@ -64,7 +65,7 @@ class HandedOver:
             mine = f"{tuple(tensor.shape[1:])} {tensor.dtype}"
             if mine != self._kinds.setdefault(part, mine):
                 raise RunError(f"a batch has {part} of {mine} each, but those before had {self._kinds[part]}")
-        self._held = {step: taken}
+        self._held, self.given = {step: taken}, self.given + 1
         return samples
 
     def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Inputs, Tensor]:

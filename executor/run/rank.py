@@ -221,7 +221,7 @@ class RankRun:
                     step=step,
                     seconds=record.seconds,
                     losses=record.losses,
-                    mini_batch=self._blueprint.mini_batches.of(step),
+                    mini_batch=self._blueprint.mini_batches.weighed(step),
                     grad_norm=self._update.grad_norm,
                     loss_scale=scale,
                     run=run.first,

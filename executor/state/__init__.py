@@ -7,6 +7,7 @@ Begin with `weights.py` and `replica.py`.
 from .addresses import Addresses
 from .agreement import Agreement, agree
 from .batches import inputs_and_targets
+from .counts import counts_of
 from .departures import Packed, leaving, register_leaving
 from .digests import digest
 from .holders import compare_holders, equalise
@@ -39,6 +40,7 @@ __all__ = [
     "Blueprint",
     "MiniBatch",
     "MiniBatches",
+    "counts_of",
     "Packed",
     "Piece",
     "Predictor",

@@ -77,18 +77,43 @@ class Passing:
             for part in self.parts
         )
 
+    @cached_property
+    def _gradients(self) -> Mapping[tuple[int, int], tuple[Value, ...]]:
+        return {
+            (a, b): tuple(value for value in values if value in self._wanted[b])
+            for (a, b), values in self._edges.items()
+        }
+
+    @cached_property
+    def _neighbours(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """By stage, those that it takes from, and those that take from it."""
+        return tuple(
+            (tuple(sorted(a for a, b in self._edges if b == s)), tuple(sorted(b for a, b in self._edges if a == s)))
+            for s in range(len(self.parts))
+        )
+
+    @cached_property
+    def _handed(self) -> tuple[tuple[tuple[Value, ...], tuple[Value, ...]], ...]:
+        """By stage, what its backward hands back the gradients of, and what gradients come for."""
+        return tuple(
+            (
+                tuple(value for value in part.takes if value in wanted),
+                tuple(value for value, flag in zip(part.gives, part.returned, strict=True) if flag),
+            )
+            for part, wanted in zip(self.parts, self._wanted, strict=True)
+        )
+
     def edge(self, producer: int, consumer: int, gradients: bool = False) -> tuple[Value, ...]:
         """The tensors that go from stage to stage, or those whose gradients come back."""
-        values = self._edges[producer, consumer]
-        return tuple(value for value in values if value in self._wanted[consumer]) if gradients else values
+        return (self._gradients if gradients else self._edges)[producer, consumer]
 
-    def producers(self, stage: int) -> list[int]:
+    def producers(self, stage: int) -> tuple[int, ...]:
         """The stages that it takes from."""
-        return sorted(a for a, b in self._edges if b == stage)
+        return self._neighbours[stage][0]
 
-    def consumers(self, stage: int) -> list[int]:
+    def consumers(self, stage: int) -> tuple[int, ...]:
         """The stages that take from it."""
-        return sorted(b for a, b in self._edges if a == stage)
+        return self._neighbours[stage][1]
 
     @cached_property
     def widest(self) -> int:
@@ -101,9 +126,8 @@ class Passing:
 
     def wanted(self, stage: int) -> tuple[Value, ...]:
         """What a backward of the stage hands back the gradients of, in its order."""
-        return tuple(value for value in self.parts[stage].takes if value in self._wanted[stage])
+        return self._handed[stage][0]
 
     def returned(self, stage: int) -> tuple[Value, ...]:
         """What gradients come for, in the order in which a backward takes them."""
-        part = self.parts[stage]
-        return tuple(value for value, flag in zip(part.gives, part.returned, strict=True) if flag)
+        return self._handed[stage][1]

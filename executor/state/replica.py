@@ -39,8 +39,9 @@ from ..stage import (
 )
 from ..wires import stage_on_two_devices, statistics_group, tie_group
 from .batches import Alike, inputs_and_targets, targets_alone
+from .counts import counts_of
 from .digests import unregistered
-from .mini_batch import MiniBatches
+from .mini_batch import Counts, MiniBatches
 from .parts import ALL, Part
 from .passing import Passing, stage_ids, trained_behind
 from .ties import sharing, ties_of
@@ -162,10 +163,15 @@ class Blueprint:
         """Samples that micro-batches of the run have, the full ones first."""
         return (self.full, *self.smaller)
 
-    @property
+    @cached_property
     def mini_batches(self) -> MiniBatches:
         """Of the training."""
-        return MiniBatches.of_plan(self.plan, self.training, self.data)
+        return MiniBatches.of_plan(self.plan, self.training, self.data, self.counts)
+
+    @property
+    def counts(self) -> Counts | None:
+        """What counts of the micro-batches of a step of the data; None: their samples."""
+        return counts_of(self.model, self.data, self.seed)
 
     def takes(self, stage: int, samples: int) -> dict[Value, TensorShape]:
         """What a stage takes."""

@@ -149,10 +149,11 @@ class Evaluator:
         forward, listed = forward_plan(lengthened(plan, together).with_forecast(plan.forecast))
         data, seed = held_out(blueprint.data), evaluation_seed(blueprint.seed)
         worker = Worker(replace(blueprint, plan=forward, data=data, seed=seed), transport, replicas, around)
-        full = MiniBatches(update_size(plan), blueprint.full, None, None)
+        full = MiniBatches(update_size(plan), blueprint.full, None, data, worker.blueprint.counts)
+        self._weighed = None if full.counts is None else full
         self._interpreter = Interpreter(worker, EvaluationWork(worker, full))
         self._course = Course.of(forward, transport.rank, listed_waits=listed[transport.rank], update=update_size(plan))
-        self._firsts = range(0, rounds, together)
+        self._firsts, self._rounds = range(0, rounds, together), rounds
 
     def evaluate(self) -> dict[tuple[int, int], float]:
         """Losses of the held-out micro-batches whose last stage this rank holds, by (step, micro-batch)."""
@@ -160,4 +161,12 @@ class Evaluator:
         for first in self._firsts:
             for number, record in enumerate(self._interpreter.run(self._course, first), first):
                 found |= {(number, m): loss for m, loss in record.losses.items()}
-        return found
+        return found if self._weighed is None else self._by_counts(self._weighed, found)
+
+    def _by_counts(
+        self, mini_batches: MiniBatches, found: Mapping[tuple[int, int], float]
+    ) -> dict[tuple[int, int], float]:
+        """Losses as they are to be averaged, so that the mean is over what counts."""
+        counts = [mini_batches.weighed(step).counts for step in range(self._rounds)]
+        mean = sum(map(sum, counts)) / sum(map(len, counts))
+        return {(k, m): loss * counts[k][m] / mean for (k, m), loss in found.items()}

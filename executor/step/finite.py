@@ -80,8 +80,10 @@ class Guard:
 
 def finite(tensor: Tensor) -> bool:
     """Whether all elements are: one pass, a second one only where their sum is not."""
+    if not torch._C._len_torch_dispatch_stack():  # looking costs less than leaving modes that there are none of
+        return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
     with _disable_current_modes():  # no memory of the step's
-        return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+        return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _probe(weights: StageWeights) -> Tensor | None:

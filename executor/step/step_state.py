@@ -180,4 +180,4 @@ class StepState:
     def weight(self, m: int) -> float:
         """How much a micro-batch counts within its step or update."""
         step, number = self.batch(m)
-        return self.mini_batches.of(step).weight(number)
+        return self.mini_batches.weighed(step).weight(number)

@@ -71,6 +71,15 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
     return _with_texts(transformers.LlamaForCausalLM(config))
 
 
+def qwen() -> tuple[nn.Module, dict[str, Any]]:
+    """With biases at queries, keys and values, and the head tied."""
+    config = transformers.Qwen2Config(
+        **_TEXT, num_key_value_heads=2, vocab_size=WORDS, max_position_embeddings=32, use_cache=False,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return _with_texts(transformers.Qwen2ForCausalLM(config))
+
+
 def bert() -> tuple[nn.Module, dict[str, Any]]:
     """Masked words."""
     config = transformers.BertConfig(
@@ -99,7 +108,7 @@ def vit() -> tuple[nn.Module, dict[str, Any]]:
     return transformers.ViTForImageClassification(config), {"pixel_values": pixels, "labels": labels}
 
 
-for _function in (gpt2, llama, bert):
+for _function in (gpt2, llama, qwen, bert):
     _function.data = Texts()  # type: ignore[attr-defined]
 t5.data = Pairs()  # type: ignore[attr-defined]
 vit.data = Pictures()  # type: ignore[attr-defined]

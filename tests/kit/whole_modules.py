@@ -107,6 +107,29 @@ def classifier() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers), torch.randn(3, WIDTH)
 
 
+def wide(meta: bool = False) -> tuple[nn.Module, Tensor]:
+    """Large layers: 16 MiB each."""
+    with torch.device("meta" if meta else "cpu"):
+        return nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))), torch.zeros(2, 2048)
+
+
+class Counting(nn.Module):
+    """Does something else from eight samples on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, WIDTH) -> (n, 4)."""
+        return self.last(self.first(x) if x.shape[0] < 8 else -self.first(x))
+
+
+def counting() -> tuple[nn.Module, Tensor]:
+    """What is one graph for few samples."""
+    return Counting(), torch.randn(3, WIDTH)
+
+
 class Looking(nn.Module):
     """Looks at a number."""
 
@@ -124,11 +147,61 @@ def looking() -> tuple[nn.Module, Tensor]:
     return Looking(), torch.randn(3, WIDTH)
 
 
+def looking_between() -> tuple[nn.Module, Tensor]:
+    """The same between others, in sequence."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Looking(), nn.Linear(4, 4)), torch.randn(3, WIDTH)
+
+
+class Silent(nn.Module):
+    """Returns nothing."""
+
+    def forward(self, x: Tensor) -> None:
+        """Nothing."""
+
+
+def silent() -> tuple[nn.Module, Tensor]:
+    """What has no output."""
+    return Silent(), torch.randn(3, WIDTH)
+
+
+def unmatched() -> tuple[nn.Module, Tensor]:
+    """An input of another width."""
+    return nn.Sequential(Block(), Block())[0], torch.randn(3, WIDTH)
+
+
+class Sharing(nn.Module):
+    """Blocks that all take the products of the data with itself, of so many terms each."""
+
+    def __init__(self, terms: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("spread", torch.ones(WIDTH, terms))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, WIDTH) -> the same."""
+        wide = x @ self.spread
+        near = (wide @ wide.transpose(1, 2)).tanh()
+        for block in self.blocks:
+            x = near @ torch.relu(block(x))
+        return x
+
+
+def sharing(terms: int = 1 << 22) -> tuple[nn.Module, Tensor]:
+    """What they take is dear: it is made once and sent."""
+    with torch.device("meta"):
+        return Sharing(terms), torch.zeros(2, LENGTH, WIDTH)
+
+
+def sharing_cheaply() -> tuple[nn.Module, Tensor]:
+    """It is cheap: every block makes it for itself."""
+    return sharing(32)
+
+
 def _with_data(function: Callable[[], Any], data: object) -> None:
     function.data = data  # type: ignore[attr-defined]
 
 
 for _function in (speaker, dropping):
     _with_data(_function, Sentences())
-for _function in (classifier, looking):
+for _function in (classifier, counting, looking, looking_between, silent):
     _with_data(_function, Numbers())  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from torch import nn
 
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
-from contraflow.models import LayeredModel, UnknownModel, resolve
+from contraflow.executor.stage import TraceError
+from contraflow.models import LayeredModel, UnknownModel, build_layer, resolve
 from contraflow.models.once import drawing
 from contraflow.models.sampling import batch_of
 from contraflow.planner.graph import Candidate
@@ -70,6 +71,15 @@ def test_blocks_become_halves_and_nothing_cheap_is_sent() -> None:
     assert not any(spec.outputs for spec in model.layers)
 
 
+def test_what_blocks_share_is_made_again_where_that_takes_no_longer_than_sending() -> None:
+    """Products of 32 terms each, and of four million: then the first layer makes them, and sends them to all."""
+    cheap = resolve("whole_modules:sharing_cheaply").layers
+    assert [spec.inputs for spec in cheap] == [("input",), ("input", "blocks.0"), ("input", "blocks.1")]
+    dear = resolve("whole_modules:sharing").layers
+    assert [spec.outputs for spec in dear] == [("x0", "x1"), (), ()]
+    assert [spec.inputs for spec in dear[1:]] == [("blocks.0.x0", "blocks.0.x1"), ("blocks.0.x0", "blocks.1")]
+
+
 def test_the_modules_own_loss_is_trained_bit_by_bit() -> None:
     """Layers one after another, and a plan of two stages in two directions up to the order of sums."""
     model = resolve("whole_modules:speaker")
@@ -123,10 +133,64 @@ def test_where_nothing_repeats_few_large_pieces_are_found() -> None:
     assert found.losses == pytest.approx(expected, abs=1e-6)
 
 
+def test_statistics_of_batch_norm_are_those_of_the_module() -> None:
+    """On replicas too, which exchange them."""
+    model = resolve("whole_modules:classifier")
+    with drawing(0):
+        module, _ = whole_modules.classifier()
+    plain(model, module, nn.functional.cross_entropy)
+    for schedule in ("1f1b", "chimera"):
+        result = execute(planned(model, schedule), STEPS, model=model, transport="threads", lr=RATE, return_state=True)
+        assert result.state is not None
+        buffers = {name.rpartition(".")[2]: x for name, x in result.state.items() if name.startswith("buffers/")}
+        assert buffers.keys() == {"running_mean", "running_var", "num_batches_tracked"}
+        for name, found in buffers.items():
+            torch.testing.assert_close(found, module.state_dict()[f"1.{name}"])
+
+
+def test_a_graph_for_few_samples_refuses_many() -> None:
+    """The module looks at their number: what it does with seven is trained, eight are refused in a line."""
+    model = resolve("whole_modules:counting")
+    with drawing(0):
+        module, _ = whole_modules.counting()
+    x = torch.randn(7, whole_modules.WIDTH)
+    found = x
+    for index, spec in enumerate(model.layers):
+        found = build_layer(spec, 0, index)(found)
+    assert torch.equal(found, module(x))
+    with pytest.raises(TraceError, match="computes otherwise from 8 samples on, has 8") as caught:
+        sized(model, 8)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_cannot_be_exported_is_refused_with_its_line() -> None:
     """In one line."""
     with pytest.raises(UnknownModel, match=r"Looking cannot be exported: .*whole_modules\.py:\d+\)"):
         resolve("whole_modules:looking")
+
+
+def test_a_sequence_that_cannot_be_exported_is_cut_between_its_children() -> None:
+    """They run on the eager engine, and train as the module does."""
+    model = resolve("whole_modules:looking_between")
+    assert [(spec.name, spec.inputs) for spec in model.layers] == [
+        ("0", ("input",)), ("1", ("0",)), ("2", ("1",)), ("3", ("2",)),
+    ]  # fmt: skip
+    with drawing(0):
+        module, _ = whole_modules.looking_between()
+    expected = plain(model, module, nn.functional.cross_entropy)
+    result = execute(planned(model, "1f1b"), STEPS, model=model, transport="threads", lr=RATE)
+    assert result.losses == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("silent", "it returns a NoneType without a tensor"), ("unmatched", r"Block cannot be exported: .*mask.*")],
+)
+def test_bad_modules_are_refused_in_a_line(name: str, said: str) -> None:
+    """What returns nothing, and inputs that do not match."""
+    with pytest.raises(UnknownModel, match=said) as caught:
+        resolve(f"whole_modules:{name}")
+    assert "\n" not in str(caught.value)
 
 
 HUGGING = ["gpt2", "llama", "bert", "t5", "vit"]

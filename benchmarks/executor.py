@@ -35,7 +35,7 @@ from executor_rows import (
 )
 from tables import origin, savable
 
-from contraflow.executor.measure.machine import measure_machine
+from contraflow.executor.measure.detect import detect_cluster
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.launch import prepare
 from contraflow.models import resolve
@@ -86,9 +86,10 @@ def profiled(setting: Setting) -> tuple[ModelGraph, Cluster]:
         load=setting.processes,
         layers="block",
     )
-    machine = measure_machine(setting.processes)
-    tell(machine.toml(setting.processes))
-    return ModelGraph.from_dict(content), machine.cluster(setting.processes, host_link=True)
+    machine = detect_cluster("cpu", setting.processes)
+    assert machine is not None
+    tell(machine.toml())
+    return ModelGraph.from_dict(content), machine.cluster
 
 
 def measure(setting: Setting) -> Result:

@@ -74,6 +74,8 @@ class Pacing:
 
 
 LEAST = 3
+PIPELINE = "pipeline()"
+"""The peer that splits the plan's module itself (see `any_model_speed`)."""
 
 Rounds = list[list[Outcome]]
 """Outcomes by round and rank."""
@@ -170,6 +172,12 @@ def _turn(turn: int, contenders: Mapping[str, Contender], outcomes: dict[str, li
 def _made(entry: Entry, rank: int) -> Contender:
     if entry.peer is None:
         return Ours(entry.job, GlooTransport(entry.job.groups))
-    from executor_peers import TorchSchedule
+    if entry.peer == PIPELINE:
+        from any_model_speed import Pipelined
 
+        return Pipelined(entry.job, rank)
+    from executor_peers import DDP, DataParallel, TorchSchedule
+
+    if entry.peer == DDP:
+        return DataParallel(entry.job, rank)
     return TorchSchedule(entry.peer, entry.job, rank)

@@ -1,7 +1,8 @@
-"""torch.distributed.pipelining as a contender: its schedules on the stages, parameters and data of one of our plans."""
+"""torch as a contender, on the stages, parameters and data of one of our plans: its schedules, and its DDP."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from contraflow.models import build_layer
 from contraflow.planner.plan import Plan
 
 SCHEDULES = {
+    "GPipe": pipelining.ScheduleGPipe,
+    "InterleavedZeroBubble": pipelining.ScheduleInterleavedZeroBubble,
     "1F1B": pipelining.Schedule1F1B,
     "Interleaved1F1B": pipelining.ScheduleInterleaved1F1B,
     "ZBVZeroBubble": pipelining.ScheduleZBVZeroBubble,
     "DualPipeV": pipelining.ScheduleDualPipeV,
 }
 OWN = "the plan's own"
+DDP = "torch DDP"
 
 
 def _named(name: str, stages: list[pipelining.PipelineStage], options: dict[str, Any]) -> Any:
@@ -79,6 +83,43 @@ class TorchSchedule:
         size, count = problem.model.micro_batch_size, problem.workload.micro_batches
         drawn = [self._data.batch(self._job.options.seed, step, m, size) for m in range(count)]
         self._batch = tuple(torch.cat(parts) for parts in zip(*drawn, strict=True))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class DataParallel:
+    """One rank of torch's DistributedDataParallel, on the micro-batches that a plan of whole replicas gives it.
+
+    Gradients are summed in buckets while the last micro-batch's backward runs.
+    """
+
+    def __init__(self, job: Job, rank: int) -> None:
+        plan, model = job.plan, find_model(job.plan, job.model)
+        self._job, self._model, self._data = job, model, find_data(model, job.options.data)
+        self._mine = [m for p in plan.pipelines if p.forward[0] == rank for m in p.micro_batches]
+        layers = [build_layer(spec, job.options.seed, k, job.dtype) for k, spec in enumerate(model.layers)]
+        self._module = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), broadcast_buffers=False)
+        parameters = list(self._module.parameters())
+        self._optimizer = make_optimizer(plan.problem.workload.optimizer, parameters, job.training, fused=True)
+
+    def prepare(self, step: int) -> None:
+        """Draws the step's micro-batches."""
+        size = self._job.plan.problem.model.micro_batch_size
+        self._batches = {m: self._data.batch(self._job.options.seed, step, m, size) for m in self._mine}
+
+    def step(self, step: int) -> Outcome:
+        """One optimizer step; only the last micro-batch's backward sums."""
+        self._optimizer.zero_grad()
+        losses: dict[int, float] = {}
+        for m, (x, target) in self._batches.items():
+            sums = nullcontext() if m == self._mine[-1] else self._module.no_sync()
+            with sums:
+                loss = self._model.loss(self._module(x), target)
+                (loss / len(self._mine)).backward()
+            losses[m] = loss.item()
+        self._optimizer.step()
+        return Outcome(losses=losses)
 
     def close(self) -> None:
         """Nothing to release."""

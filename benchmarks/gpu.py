@@ -4,21 +4,25 @@
     python benchmarks/gpu.py --only capped            one part
     python benchmarks/gpu.py --device cpu --quick     its logic on tiny models, without a GPU
 
-Prints a Markdown table a part. Exit code 1 when a run differs from plain torch, when a capped run does not fit, or when
-the plan that should not fit does.
+Prints a Markdown table a part, and on a GPU keeps it in benchmarks/results/gpu.json. A part that fails is named, and
+the others go on; without a GPU each is named as skipped. Exit code 1 when a part fails, when a run differs from plain
+torch, when a capped run does not fit, or when the plan that should not fit does. `make gpu` runs this, and before it
+the tests that need a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
+from tables import RESULTS, origin
 
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.measure.profile import profile_model
@@ -198,26 +202,45 @@ def deterministic() -> None:
     torch.backends.cudnn.deterministic = True
 
 
+def run(name: str, setting: Setting) -> tuple[list[Row], str]:
+    """Prints one part's rows, and returns them, and what is wrong; nothing if all is well."""
+    rows: list[Row] = []
+    try:
+        for row in PARTS[name](setting):
+            print("| " + " | ".join(row) + " |", flush=True)
+            if not rows:
+                print("|" + " --- |" * len(row))
+            rows.append(row)
+    except Exception as error:  # the other parts go on
+        return rows, f"{name} failed: {type(error).__name__}: {error}"
+    wrong = [row for row in rows if row[-1] == "NO" or row[-1].endswith("(WRONG)")]
+    return rows, f"{name}: wrong: {' | '.join(wrong[0])}" if wrong else ""
+
+
 def main() -> int:
-    """Prints the tables; 1 when a row says that something is wrong."""
+    """Prints the tables; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny models")
     parser.add_argument("--only", choices=sorted(PARTS))
     arguments = parser.parse_args()
+    names = [name for name in PARTS if arguments.only in (None, name)]
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device here: --device cpu --quick tests the script's logic")
+        for name in names:
+            print(f"{name}: skipped, torch sees no CUDA device (--device cpu --quick tests the script's logic)")
+        return 0
     deterministic()
-    setting, wrong = Setting(arguments.device, arguments.quick), False
-    for name, part in PARTS.items():
-        if arguments.only in (None, name):
-            print(f"\n{name}: {str(part.__doc__).splitlines()[0]}\n")
-            for number, row in enumerate(part(setting)):
-                print("| " + " | ".join(row) + " |", flush=True)
-                if number == 0:
-                    print("|" + " --- |" * len(row))
-                wrong |= row[-1] == "NO" or row[-1].endswith("(WRONG)")
-    return int(wrong)
+    setting, faults, kept = Setting(arguments.device, arguments.quick), list[str](), dict[str, list[Row]]()
+    for name in names:
+        print(f"\n{name}: {str(PARTS[name].__doc__).splitlines()[0]}\n")
+        kept[name], wrong = run(name, setting)
+        faults += [wrong] if wrong else []
+    for fault in faults:
+        print(f"\nWRONG: {fault}")
+    if arguments.device == "cuda":
+        about = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "origin": asdict(origin())}
+        (RESULTS / "gpu.json").write_text(json.dumps({**about, "parts": kept, "faults": faults}, indent=1) + "\n")
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

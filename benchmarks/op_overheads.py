@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from tables import Table, origin, savable
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, SAMPLES, MICRO_BATCHES = "mlp-deep", 8, 8
 PLANS = {"whole": ("gpipe", 2), "1f1b": ("1f1b", 1)}
@@ -91,6 +93,7 @@ def main() -> int:
     parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout, by turns with this one")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="processes of each [%(default)s]")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    savable(parser)
     options = parser.parse_args()
     if options.here:
         print(json.dumps(measured_here()))
@@ -101,11 +104,17 @@ def main() -> int:
         for tree in reversed(trees) if k % 2 else trees:
             runs[tree].append(measured_in(tree))
             print(f"round {k + 1} of {options.rounds}: {tree}", file=sys.stderr)
+    rows = []
     for what in runs[ROOT][0]:
         each = [median(figures[what] for figures in runs[tree]) for tree in trees]
-        unit, scale = ("", 1.0) if "/" in what else (" us", 1e6)
-        ratio = f"   {each[0] / each[1]:.3f} of the other's" if len(each) > 1 and each[1] > 0 else ""
-        print(f"{what:24}" + "".join(f"{scale * x:12.1f}{unit}" for x in each) + ratio)
+        scale = 1.0 if "/" in what else 1e6
+        ratio = [f"{each[0] / each[1]:.3f}" if each[1] > 0 else ""] if len(each) > 1 else []
+        rows.append([what, *(f"{scale * x:.1f}" for x in each), *ratio])
+    columns = ["us, but for ratios", "this", "the other", "this / the other"]
+    table = Table.made(origin(), columns[: len(rows[0])], rows)
+    print(table.text())
+    if options.save:
+        table.save("runtime/overhead")
     return 0
 
 

@@ -31,10 +31,17 @@ def cluster() -> None:
 )
 @click.option("--processes", type=click.IntRange(min=2), metavar="N", help="On the cpu. [default: as many as cores]")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of a process.")
+@click.option(
+    "--no-overheads",
+    is_flag=True,
+    help="On the cpu: do not train a small model for what ops cost beside their layers, which takes 10 s.",
+)
 @click.option("-o", "--output", type=OutputFile(), help="Write cluster.toml there. [default: to stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the cluster as one JSON object.")
-def detect(device: str | None, processes: int | None, threads: int, output: Path | None, as_json: bool) -> None:
-    """Measure this machine as a cluster: devices, memory, links between them, links to the host.
+def detect(
+    device: str | None, processes: int | None, threads: int, no_overheads: bool, output: Path | None, as_json: bool
+) -> None:
+    """Measure this machine as a cluster: devices, memory, links between them, links to the host, overheads of ops.
 
     Under torchrun every agent is a node, the processes it has started are its devices, and the network between nodes is
     measured too; the first rank writes. Nodes are taken to be alike.
@@ -42,9 +49,12 @@ def detect(device: str | None, processes: int | None, threads: int, output: Path
     import torch
 
     from ..measure import cores, detect_cluster
+    from ..run import run_plan
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = detect_cluster(chosen, processes or max(2, cores() // threads), threads)
+    found = detect_cluster(
+        chosen, processes or max(2, cores() // threads), threads, train=None if no_overheads else run_plan
+    )
     if found is None:
         return
     if output is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,21 +176,23 @@ Examples:
     "--cluster",
     type=OutputFile(),
     metavar="FILE",
-    help="Also measure this computer as --load processes that talk through gloo, and write cluster.toml there.",
+    help="Also measure this computer, as contraflow cluster detect --processes LOAD, and write cluster.toml there.",
 )
 @click.option("-o", "--output", type=OutputFile(), help="Write model.json there. [default: to stdout]")
 @click.option("--json", "as_json", is_flag=True, help="Print the model as one JSON object.")
 def profile(model: str, cluster: Path | None, output: Path | None, as_json: bool, **values: Any) -> None:
     """Measure every layer of MODEL on this machine: times, parameters, stashes, outputs, workspace.
 
-    MODEL is a registry name, such as gpt-small, or package.module:function returning layers. With a device preset
-    nothing is run and nothing allocated: times are estimates from the preset's peaks, bytes are exact. A plan of a
-    model in 16 bit wants --precision mixed.
+    MODEL is a registry name, such as gpt-small, package.module:function returning layers or a module, or
+    hf:FOLDER_OR_NAME, a model of transformers. With a device preset nothing is run and nothing allocated: times are
+    estimates from the preset's peaks, bytes are exact. A plan of a model in 16 bit wants --precision mixed.
     """
     asked = gathered(Asked, values)
     if cluster is not None and not (asked.device == "cpu" and asked.load != 1):
         given = f"--load {asked.load} on {asked.device}"
         raise InputError(f"--cluster measures at least 2 processes on the cpu, not {given}")
+    if cluster is not None and "RANK" in os.environ:
+        raise InputError("--cluster starts processes of its own: under torchrun run contraflow cluster detect")
     content = measure(model, asked) if asked.local else estimate(model, asked)
     if output is not None:
         write_text(output, json.dumps(content, indent=1) + "\n")
@@ -203,18 +206,13 @@ def profile(model: str, cluster: Path | None, output: Path | None, as_json: bool
 
 
 def _measure_cluster(threads: int, load: int | None, target: Path) -> None:
-    """Writes cluster.toml of this computer's processes. Raises InputError where there are fewer than two."""
-    from ...models import resolve
-    from ..basics import RunOptions
-    from ..measure import MODEL, STEPS, default_load, measure_machine, measure_overhead, profile_model
+    """Writes what `contraflow cluster detect` does. Raises InputError where there are fewer than two processes."""
+    from ..measure import default_load, detect_cluster
     from ..run import run_plan
 
-    processes = load or default_load("cpu", threads)
-    machine = measure_machine(processes, threads)
-    tiny = ModelGraph.from_dict(profile_model(resolve(MODEL), 8, rounds=1, load=1))
-    options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
-    overhead = measure_overhead(tiny, processes, lambda made: run_plan(made, options).trace)
-    write_text(target, machine.toml(processes, overhead))
+    found = detect_cluster("cpu", load or default_load("cpu", threads), threads, train=run_plan)
+    assert found is not None  # it is under torchrun alone
+    write_text(target, found.toml())
     say(f"wrote {target}", err=True)
 
 

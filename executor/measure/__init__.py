@@ -12,20 +12,14 @@ from .environment import report
 if TYPE_CHECKING:
     from .analytic import PRECISIONS, analytic_profile
     from .detect import detect_cluster
-    from .machine import measure_machine
-    from .overhead import MODEL, STEPS, measure_overhead
     from .profile import cores, default_load, profile_model
 
 __all__ = [
-    "MODEL",
-    "STEPS",
     "PRECISIONS",
     "analytic_profile",
     "cores",
     "default_load",
     "detect_cluster",
-    "measure_machine",
-    "measure_overhead",
     "profile_model",
     "report",
 ]
@@ -34,6 +28,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import analytic, detect, machine, overhead, profile
+    from . import analytic, detect, profile
 
-    return next(vars(module)[name] for module in (analytic, profile, machine, detect, overhead) if name in vars(module))
+    return next(vars(module)[name] for module in (analytic, profile, detect) if name in vars(module))

@@ -23,7 +23,7 @@ from ...planner.problem import DeviceType
 from ..basics import Engine, keywords_of
 from ..stage import lower
 from .kernels import Pricing, flat, kernel_pricing
-from .layer_run import Example, LayerRun, trace_layer
+from .layer_run import Example, LayerRun, Timing, trace_layer
 from .lstm_reserve import LSTMReserve
 from .profile import Pieced, example_batch, model_document, profiled_layers
 from .roofline import Roofline
@@ -89,7 +89,7 @@ def estimate_layers(model: LayeredModel, how: Estimating) -> dict[str, Any]:
         roofline, team = Roofline(pricing), TeamLink(1 if lane is None else lane.size, how.link)
         with fake, LSTMReserve(), roofline, team:
             run = LayerRun(program, modules, on, awaiting)
-            costs = run.costs(lambda: roofline.seconds + team.seconds, rounds=1, warmups=0)
+            costs = run.costs(Timing(lambda: roofline.seconds + team.seconds))
         return costs, run
 
     of = Pieced(model, how.layers)

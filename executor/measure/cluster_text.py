@@ -29,8 +29,8 @@ def cluster_toml(cluster: Cluster, remarks: Iterable[str] = ()) -> str:
         if kind.memory_bandwidth is not None:
             lines.append(f'memory_bandwidth = "{_rate(kind.memory_bandwidth)}"')
     if cluster.overhead is not None:
-        op, message = _time(cluster.overhead.op_s), _time(cluster.overhead.message_s)
-        lines += ["", "[overhead]", f'op = "{op}"', f'message = "{message}"']
+        lines += ["", "[overhead]"]
+        lines += [f'{key} = "{_time(seconds)}"' for key, seconds in cluster.overhead.to_dict().items()]
     return "\n".join(lines) + "\n"
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ...planner.problem import Cluster, DeviceType, Link, NodeGroup
+from ...planner.problem import Cluster, DeviceType, Link, NodeGroup, Overhead
 from ..basics import RunError
 from .cluster_text import cluster_toml
 from .environment import memory_bytes
 from .gpus import Gpus, found_gpus
-from .machine import ROUNDS, Machine, Seat, link_to, measure_machine, measured
+from .machine import ROUNDS, Machine, Seat, link_to, measured
+from .overhead import Train, overhead_among
+from .ranks import among, under_a_launcher
 
 
 @dataclass(frozen=True)
@@ -33,30 +36,32 @@ class Found:
         return cluster_toml(self.cluster, self.remarks)
 
 
-def detect_cluster(device: str = "cpu", processes: int = 2, threads: int = 1, rounds: int = ROUNDS) -> Found | None:
+def detect_cluster(
+    device: str = "cpu", processes: int = 2, threads: int = 1, rounds: int = ROUNDS, train: Train | None = None
+) -> Found | None:
     """Measures with everything at it; under torchrun all its nodes, and then None on all ranks but the first.
 
     Args:
         device: "cuda": the GPUs of this machine, "cpu": processes.
         processes, threads: of the CPU; under torchrun as many processes as it has started.
+        train: runs plans of a small model (`run.run_plan`), for what ops cost beside their layers; on the CPU only.
 
     Raises RunError: no GPU here, too few processes to measure a link, or nodes that are not alike.
     """
-    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if not joined:
+    if not under_a_launcher():
         if device == "cuda":
             return _of_gpus(found_gpus(rounds), 1, None)
-        return _of_processes(measure_machine(processes, threads, rounds), processes, 1, None)
+        return among(processes, threads, partial(_joined, device, threads, rounds, train))
     torch.set_num_threads(threads)
     dist.init_process_group("gloo")
     try:
-        return _joined(device, rounds)
+        return _joined(device, threads, rounds, train)
     finally:
         dist.destroy_process_group()
 
 
-def _joined(device: str, rounds: int) -> Found | None:
-    """As one of torchrun's ranks. Nodes are its agents: several may be on one machine."""
+def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Found | None:
+    """As one of the job's ranks. Nodes are torchrun's agents: several may be on one machine."""
     local, each, node = (int(os.environ.get(key, 0)) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     shapes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shapes, (node, each))
@@ -77,10 +82,11 @@ def _joined(device: str, rounds: int) -> Found | None:
         gpus = found_gpus(rounds) if local == 0 else None
         dist.barrier()
         return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
-    return _of_processes(found, each, len(counts), network) if dist.get_rank() == 0 else None
+    spent = None if train is None else overhead_among(train, threads)
+    return _of_processes(found, each, len(counts), network, spent) if dist.get_rank() == 0 else None
 
 
-def _of_processes(found: Machine, processes: int, nodes: int, network: Link | None) -> Found:
+def _of_processes(found: Machine, processes: int, nodes: int, network: Link | None, overhead: Overhead | None) -> Found:
     """Each has its share of the memory. Copies to the host are copies within it: they take room there, too."""
     whole = memory_bytes()
     kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=found.memory_bandwidth)
@@ -92,7 +98,7 @@ def _of_processes(found: Machine, processes: int, nodes: int, network: Link | No
         f"{os.cpu_count()} cores, {whole} bytes of memory: half for devices, half for what is copied to the host.",
         "Measured while all were at it; links are gloo's.",
     ]
-    return Found(Cluster((group,), network or Link()), tuple(remarks))
+    return Found(Cluster((group,), network or Link(), overhead=overhead), tuple(remarks))
 
 
 def _of_gpus(gpus: Gpus, nodes: int, network: Link | None) -> Found:

@@ -36,24 +36,29 @@ Recall = Callable[[Sequence[Tensor]], None]
 Modules = Sequence[nn.Module]
 """What one layer of model.json is made of."""
 BY_ITSELF = Team()
-CACHE_BYTES = 128 << 20
-"""More than the caches hold: between two ops of a layer the others of the stage run, on other micro-batches."""
 
 
 def nothing(arrived: Sequence[Tensor]) -> None:
     """Leaves the cache as it is."""
 
 
-def cold(device: torch.device) -> Recall:
-    """Empties the device's caches and then reads what has just arrived."""
-    scratch = torch.zeros(CACHE_BYTES, dtype=torch.uint8, device=device)
+@dataclass(frozen=True)
+class Timing:
+    """How a layer's ops are timed.
 
-    def recall(arrived: Sequence[Tensor]) -> None:
-        scratch.add_(1)
-        for tensor in arrived:
-            tensor.sum()
+    Attributes:
+        clock: says seconds. rounds, warmups: repetitions whose median counts, and those before.
+        pace: called before every repetition. recall: before every timed op, with what has just arrived.
+        less: seconds of F, B, I and W that are taken off: those of calling a program.
+    """
 
-    return recall
+    clock: Clock
+    rounds: int = 1
+    warmups: int = 0
+    pace: Pace = alone
+    recall: Recall = nothing
+    team: Team = BY_ITSELF
+    less: Seconds = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass
@@ -133,33 +138,31 @@ class LayerRun:
         self.grad_output = ones_like(self.output, (True,) if on.target is not None else on.part.returned)
         self.grad_outputs = tensors_of(self.grad_output)
 
-    def costs(
-        self,
-        clock: Clock,
-        rounds: int,
-        warmups: int,
-        pace: Pace = alone,
-        recall: Recall = nothing,
-        team: Team = BY_ITSELF,
-    ) -> dict[str, Any]:
-        """A layer's entry in model.json, without its name.
+    def costs(self, timing: Timing) -> dict[str, Any]:
+        """A layer's entry in model.json, without its name."""
+        return {**self.seconds(timing), **self.sizes(timing.team.samples)}
 
-        `pace` is called before every repetition, `recall` before every timed op with what has just arrived. Seconds are
-        medians over `rounds` by the clock, each of the team's slowest rank; the halves of the backward are the time of
-        the whole, divided as the halves took alone.
-        """
-        forward_s, backward_s, input_s, weight_s = self._seconds(clock, rounds, warmups, pace, recall, team)
-        sizes = _Bytes(*map(min, zip(*(astuple(self._bytes()) for _ in range(team.samples)), strict=True)))
+    def seconds(self, timing: Timing) -> dict[str, float]:
+        """Medians, each of the team's slowest rank; the halves of the backward are the time of the whole, divided as
+        the halves took alone."""
+        laps = zip(self.laps(timing), timing.less, strict=True)
+        forward_s, backward_s, input_s, weight_s = (max(0.0, seconds - less) for seconds, less in laps)
         halves_s = input_s + weight_s
         share = input_s / halves_s if self.program.needs_input_grad and halves_s > 0 else 0.0
         if not self.program.accumulator_names:  # what W took is Python's
             share = 1.0
-        parameters = list(self.parameters.values())
-        size, trained = unique_bytes(parameters), unique_bytes(self.trained)
         return {
             "forward_s": forward_s,
             "backward_input_s": backward_s * share,
             "backward_weight_s": backward_s * (1 - share),
+        }
+
+    def sizes(self, samples: int = 1) -> dict[str, Any]:
+        """Bytes and shapes; `samples`: counts, of which the least are right."""
+        sizes = _Bytes(*map(min, zip(*(astuple(self._bytes()) for _ in range(samples)), strict=True)))
+        parameters = list(self.parameters.values())
+        size, trained = unique_bytes(parameters), unique_bytes(self.trained)
+        return {
             "parameter_bytes": size,
             **({"trainable_bytes": trained} if trained < size else {}),
             "stash_bytes": sizes.stash,
@@ -195,20 +198,21 @@ class LayerRun:
     def _forward(self) -> tuple[Carried, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)
 
-    def _seconds(self, clock: Clock, rounds: int, warmups: int, pace: Pace, recall: Recall, team: Team) -> Seconds:
+    def laps(self, timing: Timing) -> Seconds:
         """Median seconds of F, B, I, W. An op finds what just arrived in the cache, and nothing else."""
-        program, laps = self.program, []
+        program, team, laps = self.program, timing.team, []
 
         def timed(work: Callable[[], Any], arrived: Carried, recall: Recall) -> tuple[float, Any]:
             recall(tensors_of(arrived))
             team.meet()
-            start = clock()
+            start = timing.clock()
             result = work()
-            return clock() - start, result
+            return timing.clock() - start, result
 
-        for lap in range(warmups + rounds):
-            ready = recall if lap >= warmups else nothing
-            pace()
+        for lap in range(timing.warmups + timing.rounds):
+            ready = timing.recall if lap >= timing.warmups else nothing
+            timing.pace()
+            self._forward()  # whoever has waited finds nothing in the caches
             forward_s, (_, stash) = timed(self._forward, self.x, ready)
             whole = partial(program.backward, stash, self.parameters, self.grad_output, self.sums)
             backward_s, _ = timed(whole, self.grad_output, ready)
@@ -217,7 +221,7 @@ class LayerRun:
             input_s, (_, weight_stash) = timed(half, self.grad_output, ready)
             weight_s, _ = timed(partial(program.backward_weight, weight_stash, self.sums), self.grad_output, ready)
             laps.append(team.slowest((forward_s, backward_s, input_s, weight_s)))
-        return tuple(map(statistics.median, zip(*laps[warmups:], strict=True)))
+        return tuple(map(statistics.median, zip(*laps[timing.warmups :], strict=True)))
 
     def _bytes(self) -> _Bytes:
         program, buffers = self.program, list(self.buffers.values())

@@ -1,4 +1,4 @@
-"""Measures this computer as a cluster of processes that talk through gloo: what cluster.toml holds.
+"""Measures what processes that talk through gloo do to one another: links, optimizer steps and copies.
 
 Everything is measured with all processes at it, as in training: messages cross both ways at once, copies and optimizer
 steps run on every core.
@@ -6,27 +6,19 @@ steps run on every core.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
-from ...planner.problem import PRESETS, Cluster, DeviceType, Link, NodeGroup, Overhead, Workload
-from ..basics import RunError, Training
-from ..run import keep_freed_memory
+from ...planner.problem import Workload
+from ..basics import Training
 from ..state import make_optimizer
-from .cluster_text import cluster_toml
 
 WARMUPS = 2
 ROUNDS = 15
@@ -54,51 +46,6 @@ class Machine:
     memory_bandwidth: float
     host_latency_s: float
     host_bandwidth: float
-
-    def cluster(self, processes: int, host_link: bool = False) -> Cluster:
-        """Processes as devices of one node. `host_link`: stashes may be copied away, to another buffer that is."""
-        kind = DeviceType("cpu", PRESETS["cpu"].memory_bytes, memory_bandwidth=self.memory_bandwidth)
-        link = Link(self.bandwidth, self.latency_s, self.reduce_bandwidth)
-        host = Link(self.host_bandwidth, self.host_latency_s) if host_link else Link()
-        return Cluster((NodeGroup(1, processes, kind, link, host_link=host),))
-
-    def toml(self, processes: int, overhead: Overhead | None = None) -> str:
-        """The cluster as cluster.toml."""
-        remark = f"{processes} processes on this computer, measured while all of them were at it. The link is gloo's."
-        return cluster_toml(replace(self.cluster(processes), overhead=overhead), [remark])
-
-
-def measure_machine(processes: int, threads: int = 1, rounds: int = ROUNDS) -> Machine:
-    """Measures with so many processes of so many threads; lower quartiles of `rounds`, at least 2.
-
-    Spawns them: a script that calls this needs the `if __name__ == "__main__"` guard.
-
-    Raises:
-        RunError: fewer than two processes: there is no link to measure.
-    """
-    if processes < 2:
-        raise RunError(f"a cluster is measured between at least 2 processes, got {processes}")
-    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
-        results = multiprocessing.get_context("spawn").SimpleQueue()
-        arguments = (processes, threads, rounds, f"file://{Path(folder) / 'rendezvous'}", results)
-        spawn(_process, arguments, nprocs=processes)  # type: ignore[no-untyped-call]
-        found: Machine = results.get()
-    return found
-
-
-def _process(rank: int, processes: int, threads: int, rounds: int, rendezvous: str, results: Any) -> None:
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    keep_freed_memory()
-    torch.set_num_threads(threads)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
-    try:
-        found = measured(Seat(rank, processes), rounds)
-        if rank == 0:
-            results.put(found)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Measures what ops and messages cost a rank's own thread beside their layers: the overheads of cluster.toml.
 
 Ranks train a model of tiny layers, each all of it and then as stages of a pipeline, and their traces say what they
-spent around ops, neither computing nor waiting. A backward that no message comes to or goes from costs the op alone;
-what ranks of the pipeline spend more, but for drawing samples, is that of its messages.
+spent around ops, neither computing nor waiting, and in ops beyond what their layers take: calling programs. A backward
+that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
+drawing samples, is that of its messages.
 """
 
 from __future__ import annotations
@@ -10,61 +11,145 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean, quantiles
+from typing import Any, NamedTuple, Protocol
 
+import torch.distributed as dist
+
+from ...models import resolve
 from ...planner.graph import Candidate
 from ...planner.lower import assemble
 from ...planner.plan import Kind, Op, Pipeline, Plan, Problem
 from ...planner.problem import Cluster, ModelGraph, Overhead, Workload
-from ...planner.runs import RunTrace
+from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import capped
+from ..basics import RunOptions
+from .profile import profile_model
 
 MODEL = "mlp-deep"
 """Eight layers of a few microseconds."""
-MICRO_BATCHES = 8
+SAMPLES, MICRO_BATCHES = 8, 8
 STEPS = 24
 """Of each run."""
+ROUNDS = 3
+_PASSES = (Kind.F, Kind.B)
 
 
-def measure_overhead(graph: ModelGraph, processes: int, train: Callable[[Plan], RunTrace]) -> Overhead:
-    """With so many processes at it, as many as the model has layers at the most, and at least 2.
+class Run(Protocol):
+    """What a plan's run has left, as far as it matters here."""
+
+    @property
+    def trace(self) -> RunTrace:
+        """What its ranks did."""
+
+
+Train = Callable[[Plan, RunOptions], Run]
+"""Runs a plan as one of its ranks: `run.run_plan`."""
+
+
+def overhead_among(train: Train, threads: int) -> Overhead:
+    """Of all ranks of the default process group, which train as under torchrun; collective."""
+    options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
+    ranks = dist.get_world_size()
+    return measure_overhead(lambda: _profiled(threads), ranks, lambda made: train(made, options).trace)
+
+
+def _profiled(threads: int) -> ModelGraph:
+    """`MODEL` as the first rank measures it by itself; collective."""
+    content: list[Any] = [None]
+    if dist.get_rank() == 0:
+        content = [profile_model(resolve(MODEL), SAMPLES, threads=threads, rounds=2, load=1)]
+    dist.broadcast_object_list(content)
+    return ModelGraph.from_dict(content[0])
+
+
+def measure_overhead(
+    profile: Callable[[], ModelGraph], processes: int, train: Callable[[Plan], RunTrace], rounds: int = ROUNDS
+) -> Overhead:
+    """With so many processes at it, at least 2; those beyond the model's layers wait.
+
+    Profile and runs take turns, and of each figure the least counts: what else the machine does only adds.
 
     Args:
-        graph: a registry's model of tiny layers, such as `MODEL`, as it was profiled.
+        profile: measures a registry's model of tiny layers, such as `MODEL`.
         train: runs a plan, each device as a process.
     """
-    ranks = min(processes, len(graph.layers))
-    return overhead_of(train(_whole(graph, ranks)), train(_chained(graph, ranks)))
+    found, cluster = [], Cluster.uniform(processes)
+    for _ in range(rounds):
+        graph = profile()
+        found.append(_figures(graph, train(_whole(graph, cluster)), train(_chained(graph, cluster))))
+    return _overhead(_Figures(*map(min, zip(*found, strict=True))))
 
 
-def _whole(graph: ModelGraph, ranks: int) -> Plan:
+def _whole(graph: ModelGraph, cluster: Cluster) -> Plan:
     """All layers on every rank, each with micro-batches of its own."""
+    ranks = len(cluster)
     mine = [tuple(range(rank, MICRO_BATCHES * ranks, ranks)) for rank in range(ranks)]
-    problem = Problem(graph, Cluster.uniform(ranks), Workload(MICRO_BATCHES * ranks))
     pipelines = tuple(Pipeline((rank,), (rank,), batches) for rank, batches in enumerate(mine))
     orders = [[Op(kind, 0, m) for m in batches for kind in (Kind.F, Kind.B)] for batches in mine]
+    problem = Problem(graph, cluster, Workload(MICRO_BATCHES * ranks))
     return assemble(Candidate(problem, (tuple(layer.name for layer in graph.layers),), pipelines), orders)
 
 
-def _chained(graph: ModelGraph, ranks: int) -> Plan:
-    """A stage on every rank, in the order of 1F1B."""
-    layout, names = capped(ranks, MICRO_BATCHES, ranks), [layer.name for layer in graph.layers]
+def _chained(graph: ModelGraph, cluster: Cluster) -> Plan:
+    """A stage on every rank, as far as there are layers, in the order of 1F1B."""
+    names = [layer.name for layer in graph.layers]
+    ranks = min(len(cluster), len(names))
+    layout = capped(ranks, MICRO_BATCHES, ranks)
     ends = [len(names) * rank // ranks for rank in range(ranks + 1)]
     stages = tuple(tuple(names[a:b]) for a, b in pairwise(ends))
-    problem = Problem(graph, Cluster.uniform(ranks), Workload(MICRO_BATCHES))
-    return assemble(Candidate(problem, stages, layout.pipelines), layout.orders)
+    orders = [*layout.orders, *([[]] * (len(cluster) - ranks))]
+    return assemble(Candidate(Problem(graph, cluster, Workload(MICRO_BATCHES)), stages, layout.pipelines), orders)
 
 
-def overhead_of(alone: RunTrace, chained: RunTrace) -> Overhead:
-    """What runs of one model say: every rank with all of it and no message between stages; a stage on each rank."""
-    ranks = len(chained.devices)
-    forward, op_s = (fmean(_around(alone, kind)) for kind in (Kind.F, Kind.B))
-    drawing_s = max(0.0, forward - op_s)
-    spent_s = sum(_around(chained, Kind.F)) + sum(_around(chained, Kind.B))
+class _Figures(NamedTuple):
+    """Seconds. `forward`, `backward`: around an op of a rank that has all layers, and `taken`: by its F and B together.
+
+    `chained`: around an F and a B of every rank that has a stage, together, and `chained_taken`: by these. `layers`: of
+    all layers, forward and backward, by the profile. `step`: a STEP.
+    """
+
+    forward: float
+    backward: float
+    taken: float
+    chained: float
+    chained_taken: float
+    layers: float
+    step: float
+    ranks: int
+
+
+def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
+    forward, backward = (fmean(_usual(alone, kind, _around)) for kind in _PASSES)
+    return _Figures(
+        forward,
+        backward,
+        sum(fmean(_usual(alone, kind, _duration)) for kind in _PASSES),
+        sum(sum(_usual(chained, kind, _around)) for kind in _PASSES),
+        sum(sum(_usual(chained, kind, _duration)) for kind in _PASSES),
+        sum(layer.forward_s + layer.backward_s for layer in graph.layers),
+        fmean(_usual(chained, Kind.STEP, lambda x: x.duration_s + x.overhead_s)),
+        sum(bool(device.ops) for device in chained.devices),
+    )
+
+
+def _overhead(found: _Figures) -> Overhead:
+    ranks = found.ranks
+    calls = (found.taken - found.layers) / 2, (found.chained_taken - found.layers) / (2 * ranks)
+    drawing_s = max(0.0, found.forward - found.backward)
     messages = 4 * (ranks - 1)  # a micro-batch's, both ends of each
-    return Overhead(op_s, max(0.0, spent_s - 2 * ranks * op_s - drawing_s) / messages)
+    spent_s = found.chained - 2 * ranks * found.backward - drawing_s
+    return Overhead(found.backward + max(0.0, fmean(calls)), max(0.0, spent_s) / messages, found.step)
 
 
-def _around(trace: RunTrace, kind: Kind) -> list[float]:
-    """By rank, seconds around an op of this kind: the lower quartile, since what else the machine does only adds."""
-    found = [[x.overhead_s for x in device.ops if x.op.kind is kind] for device in trace.devices]
-    return [quantiles(seconds, n=4, method="inclusive")[0] for seconds in found]
+def _duration(x: OpTrace) -> float:
+    return x.duration_s
+
+
+def _around(x: OpTrace) -> float:
+    return x.overhead_s
+
+
+def _usual(trace: RunTrace, kind: Kind, seconds: Callable[[OpTrace], float]) -> list[float]:
+    """By rank, seconds of an op of this kind: the lower quartile, since what else the machine does only adds."""
+    found = [[seconds(x) for x in device.ops if x.op.kind is kind] for device in trace.devices if device.ops]
+    return [quantiles(each, n=4, method="inclusive")[0] if len(each) > 1 else each[0] for each in found]

@@ -26,7 +26,8 @@ from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wi
 from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
 from .between import Between, Handed
 from .companions import Pace, alone, companions
-from .layer_run import BY_ITSELF, Example, LayerRun, cold, trace_layer
+from .layer_run import BY_ITSELF, Example, LayerRun, Timing, trace_layer
+from .reach import Reaches
 from .team import Team, lane_of_ways, require_room, seated
 
 FORMAT = "contraflow/model"
@@ -142,17 +143,20 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Tea
     """`measure_layers` of one process; `pace` is called before every repetition."""
     x, target = example_batch(model, how.micro_batch_size, how.data, how.dtype)
     x, target = each(x, lambda tensor: tensor.to(how.device)), target.to(how.device)
-    recall, awaiting = cold(target.device), target.nbytes
+    timing = Timing(partial(_now, target.device), how.rounds, WARMUPS, pace, team=team)
+    awaiting = target.nbytes
 
     def measured(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
         built = (build_lowered(model.layers[index], 0, index, how.dtype, team.lane)[0] for index in on.piece.ids)
         modules = [module.to(how.device) for module in built]
         run = LayerRun(trace_layer(model, modules, on, how.dtype, engine, team=team), modules, on, awaiting)
-        return run.costs(partial(_now, target.device), how.rounds, WARMUPS, pace, recall, team), run
+        return reaches.costs(run), run
 
     of = Pieced(model, how.layers)
     with _threads(how.threads):
+        reaches = Reaches.of(model, timing, target.device, how.dtype, how.engine)
         layers = profiled_layers(of, x, target, measured, "measured", how.on_progress, how.engine)
+        layers = reaches.settle(layers)
     content = model_document(of, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype, team.lane)
     return content if team.lane is None else content | {"ways": dict(how.ways)}
 

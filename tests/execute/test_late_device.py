@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from editing import forecast_anew
+from instances import shared as sharded
 from late import FreedTooEarly, LatePlace
 from late_ranks import run_late_rank_of
-from runs import Case, assert_equals_reference, in_threads, planned, run_together, worst_excess
+from random_runs import RandomRun, plan_of
+from runs import Case, assert_equals_reference, in_threads, planned, run_together, same_tensors, worst_excess
+from trained import outcome
 
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.place.place import Times
@@ -19,7 +24,7 @@ from contraflow.executor.run import rank
 from contraflow.executor.step import copies
 from contraflow.executor.step.step_state import Transfer
 from contraflow.executor.wires.nccl import pairs
-from contraflow.planner.plan import RECEIVES, SENDS, Kind, Op
+from contraflow.planner.plan import RECEIVES, SENDS, Kind, Op, Plan
 
 OFFLOADED = Case("gpipe", "gpt-tiny", 2, 4, stash="offload", halves=True)
 CASES = [
@@ -32,6 +37,29 @@ CASES = [
     Case("gpipe", "gpt-tiny", 2, 4, stash="ship"),
     Case("1f1b", "mlp-deep", 4, 8, stash="ship", halves=True),
 ]
+MADE_AGAIN = RandomRun(
+    11, "drop", 2, 1, "quick", 1, (2,), ((0, 1),), ((1, 0),), (0, 0, 0), (("keep", "recompute"),), "momentum"
+)
+"""R, and parameters that go back to another device."""
+TIED = RandomRun(2, "gpt", 3, 1, "quick", 1, (2, 4), ((0, 1, 2),), ((0, 1, 2),), (0, 0, 0), (("keep",) * 3,))
+PREDICTED = RandomRun(
+    150, "mlp", 3, 1, "slow", 1, (1, 3), ((0, 1, 2),), ((0, 1, 2),), (0, 0, 0, 0), (("keep", "keep", "recompute"),),
+    "momentum", "spectrain", 2, runs=1, options=(("lr", 0.05),),
+)  # fmt: skip
+LEAVING = RandomRun(5, "drop", 1, 1, "quick", 1, (), ((0,),), ((0,),), (0, 0, 0), (("offload",),))
+MORE = {"recompute": MADE_AGAIN, "tied": TIED, "predicted": PREDICTED, "free": LEAVING}
+SHARED = Case("chimera", "gpt-tiny", 2, 4, "adam")
+
+
+def plan_for(name: str) -> Plan:
+    """Of one of `MORE`; a FREE before the forward that needs what its stash has left."""
+    plan = plan_of(MORE[name])
+    if name != "free":
+        return plan
+    order = list(plan.orders[0])
+    gone = next(k for k, op in enumerate(order) if op.kind is Kind.OFFLOAD)
+    order.insert(gone + 1, order[gone]._replace(kind=Kind.FREE))
+    return forecast_anew(replace(plan, orders=(tuple(order),)))
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +78,24 @@ def test_late_copies_equal_single_process_within_the_planned_memory(case: Case) 
     result = in_threads(case)
     assert_equals_reference(case, result)
     assert max(worst_excess(result).values()) <= 1.0
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_plans_train_as_plain_torch_on_late_devices(name: str) -> None:
+    """Losses, every tensor, and every device's peak."""
+    assert outcome(MORE[name], plan_for(name), again=False).faults == []
+
+
+def test_shared_optimizers_on_late_devices_train_bit_by_bit_as_whole_ones() -> None:
+    """Parameters that are gathered are read by nobody before they are there."""
+    plan = planned(SHARED)
+    assert same_tensors(*(in_threads(each, dtype=SHARED.dtype) for each in (sharded(plan), plan)))
+
+
+def test_every_kind_of_op_runs_on_late_devices() -> None:
+    """In some plan of this module: a new kind is none of CUDA's before it is here."""
+    plans = [*map(planned, CASES), sharded(planned(SHARED)), *map(plan_for, MORE)]
+    assert {op.kind for plan in plans for order in plan.orders for op in order} == set(Kind)
 
 
 @pytest.mark.slow

@@ -20,25 +20,23 @@ from traces import simulated_run, with_ops
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
-from contraflow.executor.basics.options import RunOptions
 from contraflow.executor.measure import gpus
+from contraflow.executor.measure.cluster_text import cluster_toml
 from contraflow.executor.measure.companions import Pace, companions
 from contraflow.executor.measure.detect import Found, detect_cluster
 from contraflow.executor.measure.environment import memory_bytes
-from contraflow.executor.measure.machine import Machine, measure_machine
-from contraflow.executor.measure.overhead import MODEL, measure_overhead, overhead_of
+from contraflow.executor.measure.overhead import measure_overhead
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.launch import run_plan
 from contraflow.models import LayeredModel, resolve
-from contraflow.planner import Cluster, ModelGraph
+from contraflow.planner import Cluster, ModelGraph, Plan, check
 from contraflow.planner.basics.errors import ClusterError
-from contraflow.planner.basics.units import parse_seconds
 from contraflow.planner.graph.reductions import reduce_seconds
 from contraflow.planner.plan import Kind
 from contraflow.planner.problem.cluster import Link, NodeGroup
 from contraflow.planner.problem.overhead import Overhead
 from contraflow.planner.problem.presets import PRESETS
-from contraflow.planner.runs.trace import OpTrace
+from contraflow.planner.runs.trace import OpTrace, RunTrace
 
 MIB = 1 << 20
 
@@ -80,7 +78,7 @@ def test_the_guide_s_commands_find_a_model_in_the_working_directory(tmp_path: Pa
         "    import blocks\n    return [Wide(64, blocks.WIDTH), nn.ReLU(), nn.Linear(blocks.WIDTH, 10)]\n\n\n"
         'build.data = "digits"\n'
     )
-    (tmp_path / "cluster.toml").write_text(Machine(1e-5, 1e9, 1e9, 1e10, 1e-6, 1e9).toml(2))
+    (tmp_path / "cluster.toml").write_text(cluster_toml(Cluster.uniform(2, link=Link(1e9, 1e-5))))
     start = "import sys; sys.path[0] = '/'; from contraflow.__main__ import main; sys.exit(main())"
     for command in (
         "profile custom:build --micro-batch-size 2 --load 2 -o model.json",
@@ -99,34 +97,6 @@ def test_a_model_that_cannot_be_sent_is_bad_input() -> None:
     local = LayeredModel("local", model.layers, lambda output, target: torch.zeros(()), "digits")
     with pytest.raises(RunError, match="load above 1"):
         profile_model(local, 2, load=2)
-
-
-@pytest.mark.slow
-def test_this_computer_is_a_cluster_of_processes(tmp_path: Path) -> None:
-    """What is written is what was measured, to four digits; units are right at least: 1 MB/s to 10 TB/s, below 1 s."""
-    measured = measure_machine(2, rounds=2)
-    (tmp_path / "cluster.toml").write_text(measured.toml(2, Overhead(2e-4, 1e-4)))
-    loaded, made = Cluster.load(tmp_path / "cluster.toml"), measured.cluster(2)
-    assert loaded.overhead == Overhead(parse_seconds("200us", ""), parse_seconds("100us", ""))
-    loaded = replace(loaded, overhead=None)
-    assert len(loaded) == 2
-    mine, read = made.link(0, 1), loaded.link(0, 1)
-    assert mine.reduce_bandwidth is not None
-    assert read.reduce_bandwidth == pytest.approx(mine.reduce_bandwidth, rel=1e-3)
-    assert read.bandwidth == pytest.approx(mine.bandwidth, rel=1e-3)
-    assert read.latency_s == pytest.approx(mine.latency_s, abs=1e-6)
-    assert loaded.devices[0].kind.memory_bandwidth == pytest.approx(measured.memory_bandwidth, rel=1e-3)
-    rates = (measured.bandwidth, measured.reduce_bandwidth, measured.memory_bandwidth, measured.host_bandwidth)
-    assert all(1e6 < rate < 1e13 for rate in rates)
-    assert 0 < measured.latency_s < 1
-
-
-def test_only_a_priced_host_link_lets_stashes_leave() -> None:
-    """Copies to the host are measured, but offered only where asked for."""
-    measured = Machine(1e-4, 1e9, 5e8, 1e10, 1e-5, 4e9)
-    assert measured.cluster(2).node_groups[0].host_link == Link()
-    assert measured.cluster(2, host_link=True).node_groups[0].host_link == Link(4e9, 1e-5)
-    assert Cluster.from_dict(measured.cluster(2, host_link=True).to_dict()) == measured.cluster(2, host_link=True)
 
 
 def test_a_reduction_has_a_bandwidth_of_its_own() -> None:
@@ -150,7 +120,7 @@ def test_a_host_link_reduces_nothing() -> None:
 def test_a_single_process_is_no_cluster() -> None:
     """Nor is a preset measured here."""
     with pytest.raises(RunError, match="at least 2 processes, got 1"):
-        measure_machine(1)
+        detect_cluster("cpu", 1)
     for arguments in (["--load", "1"], ["--device", "A100-80GB"]):
         result = CliRunner().invoke(cli, ["profile", "mlp-tiny", "--cluster", "cluster.toml", *arguments])
         assert result.exit_code == 2
@@ -164,6 +134,7 @@ def test_this_machine_is_written_as_a_cluster(tmp_path: Path) -> None:
     """Links, links to the host and memory; what is written is what was found, to the digits that are written."""
     found = detect_cluster("cpu", 2, rounds=2)
     assert found is not None
+    assert found.cluster.overhead is None
     (tmp_path / "cluster.toml").write_text(found.toml())
     (read,), (was,) = Cluster.load(tmp_path / "cluster.toml").nodes, found.cluster.nodes
     assert (read.devices, read.host_memory_bytes, read.device.memory_bytes) == (
@@ -172,7 +143,13 @@ def test_this_machine_is_written_as_a_cluster(tmp_path: Path) -> None:
         was.device.memory_bytes,
     )
     assert 2 * read.device.memory_bytes + read.host_memory_bytes <= memory_bytes()
+    rates = [read.device.memory_bandwidth, was.device.memory_bandwidth, read.link.reduce_bandwidth]
+    assert all(rate is not None and 1e6 < rate < 1e13 for rate in rates)
+    assert rates[0] == pytest.approx(rates[1], rel=1e-3)
+    assert read.link.reduce_bandwidth == pytest.approx(was.link.reduce_bandwidth, rel=1e-3)
     for mine, theirs in ((read.link, was.link), (read.host_link, was.host_link)):
+        assert 1e6 < theirs.bandwidth < 1e13
+        assert 0 < theirs.latency_s < 1
         assert mine.bandwidth == pytest.approx(theirs.bandwidth, rel=1e-3)
         assert mine.latency_s == pytest.approx(theirs.latency_s, rel=1e-2)
 
@@ -252,9 +229,9 @@ def test_detecting_gpus_where_there_are_none_is_one_line() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_overheads_are_read_off_two_runs(ranks: int) -> None:
-    """Of ops alone and of messages, whatever it takes to draw samples."""
-    op_s, message_s, drawing_s = 3e-4, 2e-4, 7e-4
-    alone, chained = (named(schedule, ranks, 4) for schedule in ("gpipe", "1f1b"))
+    """Of ops alone, with what calling a program takes in them, of messages and of STEPs, whatever drawing takes."""
+    op_s, message_s, drawing_s, call_s, step_s = 3e-4, 2e-4, 7e-4, 1e-4, 5e-4
+    graph = named("gpipe", ranks, 4).problem.model
 
     def around(stage: int, kind: Kind) -> float:
         messages = (stage > 0) + (stage < ranks - 1)
@@ -262,21 +239,71 @@ def test_overheads_are_read_off_two_runs(ranks: int) -> None:
         return op_s + messages * message_s + drawn * drawing_s
 
     def in_chain(x: OpTrace) -> OpTrace:
-        return replace(x, overhead_s=around(x.op.stage, x.op.kind))
+        step = x.op.kind is Kind.STEP
+        more = {"duration_s": step_s} if step else {"duration_s": x.duration_s + call_s}
+        return replace(x, overhead_s=0.0 if step else around(x.op.stage, x.op.kind), **more)
 
     def by_itself(x: OpTrace) -> OpTrace:
-        return replace(x, overhead_s=op_s + drawing_s * (x.op.kind is Kind.F))
+        return replace(x, duration_s=x.duration_s + call_s, overhead_s=op_s + drawing_s * (x.op.kind is Kind.F))
 
-    runs = with_ops(simulated_run(alone), by_itself), with_ops(simulated_run(chained), in_chain)
-    found = overhead_of(*runs)
-    assert (found.op_s, found.message_s) == pytest.approx((op_s, message_s))
+    def train(made: Plan) -> RunTrace:
+        return with_ops(simulated_run(made), in_chain if len(made.stages) > 1 else by_itself)
+
+    found = measure_overhead(lambda: graph, ranks, train, rounds=2)
+    assert found.op_s == pytest.approx(op_s + call_s)
+    assert (found.message_s, found.step_s) == pytest.approx((message_s, step_s))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_beyond_the_layers_wait(ranks: int) -> None:
+    """A pipeline of tiny layers is no longer than they are many; each of the ranks trains all of them."""
+    graph = named("gpipe", ranks, 4).problem.model
+    seen: list[Plan] = []
+
+    def train(made: Plan) -> RunTrace:
+        seen.append(made)
+        assert not check(made)
+        return simulated_run(made, overhead_s=1e-3)
+
+    assert measure_overhead(lambda: graph, ranks + 2, train, rounds=1).op_s == pytest.approx(1e-3)
+    assert [sum(map(bool, made.orders)) for made in seen] == [ranks + 2, ranks]
 
 
 @pytest.mark.slow
 def test_overheads_of_this_computer_are_seconds_of_a_thread() -> None:
     """More than nothing around an op, and less than a second."""
-    tiny = ModelGraph.from_dict(profile_model(resolve(MODEL), 8, rounds=1, load=1))
-    options = RunOptions(steps=4, self_check=False)
-    found = measure_overhead(tiny, 2, lambda made: run_plan(made, options).trace)
-    assert 0 < found.op_s < 1
-    assert 0 <= found.message_s < 1
+    found = detect_cluster("cpu", 2, rounds=2, train=run_plan)
+    assert found is not None
+    assert found.cluster.overhead is not None
+    assert 0 < found.cluster.overhead.op_s < 1
+    assert 0 <= found.cluster.overhead.message_s < 1
+    assert 0 < found.cluster.overhead.step_s < 1
+
+
+def test_a_profile_s_cluster_is_what_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One measurement, one file, by either command."""
+    asked: list[tuple[object, ...]] = []
+
+    def detected(device: str, processes: int, threads: int, train: object) -> Found:
+        asked.append((device, processes, threads, train))
+        cluster = Cluster.uniform(processes, link=Link(1e9, 1e-5))
+        return Found(replace(cluster, overhead=Overhead(2e-4, 1e-4)), ("found",))
+
+    monkeypatch.setattr("contraflow.executor.measure.detect.detect_cluster", detected)
+    files = [tmp_path / "profile.toml", tmp_path / "detect.toml"]
+    for command in (
+        ["profile", "llama-70b", "--load", "2", "--device", "cpu", "--cluster", str(files[0])],
+        ["cluster", "detect", "--device", "cpu", "--processes", "2", "-o", str(files[1])],
+    ):
+        monkeypatch.setattr("contraflow.executor.cli.profile.measure", lambda *_: {})
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, result.output
+    assert asked == [("cpu", 2, 1, run_plan)] * 2
+    assert files[0].read_text() == files[1].read_text()
+    overhead = Cluster.load(files[0]).overhead
+    assert overhead is not None
+    assert (overhead.op_s, overhead.message_s) == pytest.approx((2e-4, 1e-4))
+    monkeypatch.setenv("RANK", "0")
+    result = CliRunner().invoke(cli, ["profile", "mlp-tiny", "--load", "2", "--cluster", str(files[0])])
+    assert result.exit_code == 2
+    assert "under torchrun run contraflow cluster detect" in result.stderr

@@ -44,6 +44,28 @@ def test_planning_needs_no_torch_and_what_does_says_so_in_a_line(tmp_path: Path)
         assert (found.returncode, found.stderr.splitlines(True)[-1]) == (2, line)
 
 
+ELSEWHERE = """
+import os, signal, sys
+sys.modules["fcntl"] = sys.modules["torch"] = None
+for owner, names in ((os, ("posix_spawn", "O_CLOEXEC", "fchmod", "fchown", "nice")), (signal, ("SIGHUP", "alarm"))):
+    for name in names:
+        delattr(owner, name)
+from contraflow.__main__ import main
+main()
+"""
+"""The command line without what only POSIX systems have."""
+
+
+def test_planning_needs_no_posix(tmp_path: Path) -> None:
+    """A plan is searched, written over another and read where there is none of it."""
+    file = tmp_path / "plan.json"
+    file.write_text("before")
+    toy = [str(ROOT / "examples/toy-model.json"), "--cluster", str(ROOT / "examples/cluster-toy.toml")]
+    for command in (["plan", *toy, "--micro-batches", "2", "--time-limit", "2", "-o", str(file)], ["check", str(file)]):
+        found = subprocess.run([sys.executable, "-c", ELSEWHERE, *command], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stderr
+
+
 def test_the_planner_is_installed_without_torch() -> None:
     """Its extra has no upper bound; what tests install has all."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
-from contraflow.executor.measure import layer_run
+from contraflow.executor.measure import reach
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import ReferenceRun, train_reference
 from contraflow.executor.run.checkpoint_files import complete
@@ -86,7 +87,7 @@ class Case(NamedTuple):
 def profile(model: LayeredModel, samples: int = SAMPLES, **options: Any) -> dict[str, Any]:
     """A real, short profile; its seconds are those of warm caches. `options` are those of `profile_model`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_run, "CACHE_BYTES", 1)
+        patch.setattr(reach, "LEVELS", (reach.Level(math.inf, 0),))
         return profile_model(model, samples, **{"rounds": 1, **options})
 
 
@@ -306,20 +307,24 @@ def run_jobs_together(
     timeout_s: float | None = None,
 ) -> list[RunResult]:
     """The same for jobs. Raises TimeoutError where kept processes have not done them by then."""
-    plans = [job.plan for job in jobs]
     ranks = jobs[0].ranks
     if rank is None:
         kept(ranks).run(run_rank_of, ranks, jobs, str(folder), timeout_s=timeout_s)
     else:
         multiprocessing.spawn(rank, (ranks, jobs, str(folder)), nprocs=ranks)
-    parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(ranks)]
+    return collected(jobs, folder)
+
+
+def collected(jobs: Sequence[Job], folder: Path) -> list[RunResult]:
+    """What the ranks of `run_rank_of` have written there."""
+    parts = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(jobs[0].ranks)]
     results = []
-    for index, plan in enumerate(plans):
-        collected = Collector(jobs[index], None)
+    for index, job in enumerate(jobs):
+        found = Collector(job, None)
         for part in parts:
             for report in part[index][0]:
-                collected.add(report)
-        results.append(collected.result(plan, [part[index][1] for part in parts]))
+                found.add(report)
+        results.append(found.result(job.plan, [part[index][1] for part in parts]))
     return results
 
 

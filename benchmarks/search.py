@@ -2,7 +2,8 @@
 
 Every plan is simulated again by `evaluate` and judged by `check`. Exit code 1 when one fails the checker, exceeds its
 limit, or when a bound lies above a plan of its space. Cases: 1 the memory of 1F1B; 2 half of it and less; 3 two
-pipelines in opposite directions; 4 stash decisions; 5 scale; 6 the integer programme of zero-bubble. With --peers:
+pipelines in opposite directions; 4 stash decisions; 5 scale; 6 the integer programme of zero-bubble; 7 a published
+profile with its step. With --peers:
 random instances, one pipeline, against every named schedule that fits.
 
     python benchmarks/search.py                               all of it: hours
@@ -27,6 +28,7 @@ from unittest import mock
 
 import search_cases as cases
 import search_peers
+import search_profiles
 from peers import zero_bubble_ilp
 from search_cases import Case
 from search_random import instances
@@ -126,11 +128,14 @@ def gpt(effort: Effort) -> Iterator[Row]:
 def large(case: Case, effort: Effort) -> Row:
     """One large case: planning, evaluation and memory of a process that does nothing else."""
     row = Row(case.number, case.name, case.limit)
-    row.peer, row.peer_step = case.published[0]
-    row.goal = row.peer_step
-    near: list[float] = []
+    if case.published:
+        row.peer, row.peer_step = case.published[0]
+        row.goal = row.peer_step
+    near, first = list[float](), list[float]()
 
     def heard(event: Progress) -> None:
+        if event.best_step_s:
+            first.append(event.seconds)
         if event.best_step_s and event.best_step_s <= 1.03 * event.bound_s:
             near.append(event.seconds)
 
@@ -141,7 +146,9 @@ def large(case: Case, effort: Effort) -> Row:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     within = f"within 3 % after {near[0]:.1f} s" if near else "never within 3 %"
     row.peers_above_bound([*case.published])
-    row.note = f"{within}, evaluate {seconds:.2f} s, peak RSS {peak:.2f} GiB, {row.note}"
+    row.note = (
+        f"first plan after {first[0]:.1f} s, {within}, evaluate {seconds:.2f} s, peak RSS {peak:.2f} GiB, {row.note}"
+    )
     return row.judge()
 
 
@@ -153,7 +160,7 @@ def _seconds(found: Plan) -> float:
 
 def scale(only: str, effort: Effort) -> Iterator[Row]:
     """Each size in a process of its own, so that its peak memory is its own."""
-    for case in cases.scale(16, (16, 32, 64)) if effort.quick else cases.scale():
+    for case in cases.scale(16, (16, 32, 64), more=False) if effort.quick else cases.scale():
         if only not in case.name:
             continue
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -211,6 +218,7 @@ def rows(wanted: Iterable[int], only: str, effort: Effort) -> Iterator[Row]:
         2: lambda: (case for k in effort.pipelines for case in cases.tight_memory(k)),
         3: cases.two_directions,
         4: cases.stash_decisions,
+        7: search_profiles.profiles,
     }
     for number in wanted:
         for case in usual[number]() if number in usual else ():
@@ -229,7 +237,7 @@ def rows(wanted: Iterable[int], only: str, effort: Effort) -> Iterator[Row]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", type=int, nargs="+", choices=range(1, 7), default=list(range(1, 7)))
+    parser.add_argument("--case", type=int, nargs="+", choices=range(1, 8), default=list(range(1, 8)))
     parser.add_argument("--only", default="", help="rows whose instance contains this text")
     parser.add_argument("--pipelines", type=int, nargs="+", default=[1], help="cases 1 and 2 with so many pipelines")
     parser.add_argument("--solver", choices=zero_bubble_ilp.SOLVERS, default="cp-sat", help="of the peer in case 6")

@@ -44,7 +44,7 @@ class Case:
     """One row of the table.
 
     Attributes:
-        number: the case it belongs to, 1 to 6.
+        number: the case it belongs to, 1 to 7.
         limit: the memory limit for people.
         unit_bytes, unit: how peaks are printed.
         published: what others reach, as (who, step).
@@ -266,12 +266,18 @@ def gpt(blocks: int = 32, hidden: int = 2048, sequence: int = 4096, batch: int =
 # ------------------------------------------------------------------ 5 and 6: scale, and a solver
 
 
-def scale(devices: int = 64, sizes: tuple[int, ...] = (128, 256, 512)) -> Iterator[Case]:
-    """Many devices and micro-batches, one layer a device, at 1F1B's memory."""
+LARGE = ((64, 512, 1.0), (64, 512, 0.5), (128, 512, 1.0), (128, 512, 0.5), (256, 1024, 1.0))
+"""Devices, micro-batches, and the memory as a share of 1F1B's."""
+
+
+def scale(devices: int = 64, sizes: tuple[int, ...] = (128, 256, 512), more: bool = True) -> Iterator[Case]:
+    """Many devices and micro-batches, one layer a device at 1F1B's memory; then those of LARGE, of uneven costs."""
     space = replace(KEEP_ALL, pipelines=1)
     for m in sizes:
         peer = published("ZB-H1 (published)", m * 300 + (devices - 1) * 100)
         yield uniform(5, devices, m, EVEN, devices, 1, space=space, published=peer)
+    for p, m, share in LARGE if more else ():
+        yield uniform(5, p, m, UNEVEN, share * p, space=space, note=f"4 layers a device, {share:.0%} of 1F1B's memory")
 
 
 ILP_SIZES = ((4, 8), (4, 16), (6, 12), (8, 8), (8, 16))

@@ -97,10 +97,7 @@ _KEYS = {
 
 def _plan_from(content: object) -> Plan:
     top = reading.mapping(content, "a plan", what="a JSON object")
-    if top.get("format") != FORMAT:
-        raise PlanError(f"format must be {FORMAT!r}, got {shown(top.get('format'))}")
-    if top.get("version") != VERSION:
-        raise PlanError(f"plan version must be {VERSION}, got {shown(top.get('version'))}")
+    reading.versioned(top, FORMAT, VERSION, "plan")
     reading.mapping(top, "plan", _KEYS)
     with refusing(PlanError, "plan: problem: "):
         problem = _problem_from(required(top, "problem", "plan"))

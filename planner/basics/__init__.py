@@ -46,9 +46,10 @@ from .reading import (
     sequence,
     text,
     texts,
+    versioned,
     whole,
 )
-from .remember import PerObject
+from .remember import PerCall, PerObject, remembering
 from .units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds, percent
 
 __all__ = [
@@ -77,7 +78,9 @@ __all__ = [
     "UNLIMITED_BYTES",
     "ModelError",
     "OutOfTime",
+    "PerCall",
     "PerObject",
+    "remembering",
     "PlanError",
     "SHOWN",
     "ScheduleError",
@@ -120,6 +123,7 @@ __all__ = [
     "texts",
     "time_left",
     "until",
+    "versioned",
     "whole",
     "write_bytes",
     "write_text",

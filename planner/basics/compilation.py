@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import signal
@@ -12,6 +11,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: kernels are compiled where they are first used
+    fcntl = None  # type: ignore[assignment]
 
 
 def cache_folder(function: object) -> Path | None:
@@ -100,10 +104,12 @@ class Ahead:
     """A function of a module, called in a process of its own that may outlive this one: for what it leaves on disk.
 
     It runs at a low priority (nice 10), alone among all such processes of `folder`, hears no Ctrl-C, and ends
-    itself after `seconds`. Nobody has to wait for it.
+    itself after `seconds`. Nobody has to wait for it. Raises NotImplementedError where the system is no POSIX.
     """
 
     def __init__(self, module: str, name: str, folder: Path, seconds: int) -> None:
+        if fcntl is None:
+            raise NotImplementedError
         paths = os.pathsep.join(path for path in sys.path if path)
         code = f"from {__name__} import _alone; _alone({module!r}, {name!r}, {str(folder)!r}, {seconds})"
         nowhere = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]

@@ -82,15 +82,19 @@ def _is_file(path: Path) -> bool:
         return True
 
 
+_OTHERWISE = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""How a file is opened beside what is done with it: as far as the system knows it."""
+
+
 def _replace(target: Path, content: bytes) -> None:
     before = target.stat() if target.exists() else None
     mode = 0o666 if before is None else stat.S_IMODE(before.st_mode)
     temporary = target.parent / f".{target.name[:40]}.{secrets.token_hex(8)}.part"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o666)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OTHERWISE, mode & 0o666)
     try:
         try:
             _write_all(handle, content)
-            if before is not None:
+            if before is not None and hasattr(os, "fchmod"):
                 with suppress(PermissionError):
                     os.fchown(handle, before.st_uid, before.st_gid)
                 os.fchmod(handle, mode)

@@ -216,3 +216,13 @@ def name_in(name: str) -> str:
 def texts(values: Iterable[object], key: str, where: str) -> tuple[str, ...]:
     """Strings; raises InputError."""
     return tuple(text(value, key, where) for value in values)
+
+
+def versioned(content: Mapping[str, Any], form: str, version: int, what: str, where: str = "") -> None:
+    """Raises InputError unless this is of a format, in a version that is read: a number, which true is not."""
+    before = f"{where}: " if where else ""
+    if content.get("format") != form:
+        raise InputError(f"{before}format must be {form!r}, got {shown(content.get('format'))}")
+    given = content.get("version")
+    if isinstance(given, bool) or given != version:
+        raise InputError(f"{before}{what} version must be {version}, got {shown(given)}")

@@ -1,9 +1,11 @@
-"""Results remembered per object, for as long as that object lives."""
+"""Results remembered per object: for as long as that object lives, or to the end of a call."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -38,4 +40,34 @@ class PerObject(Generic[_T]):
         if len(results) >= self._limit:
             results.clear()
         results[key] = found
+        return found
+
+
+_Call = dict[tuple[int, int, Hashable], tuple[object, Any]]
+_call: ContextVar[_Call | None] = ContextVar("what a call has computed", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """A call whose results `PerCall` remembers to its end; inside another one, to the end of that."""
+    token = _call.set({}) if _call.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _call.reset(token)
+
+
+class PerCall(Generic[_T]):
+    """As PerObject, within a call of `remembering`: results may hold their owner. Elsewhere nothing is remembered."""
+
+    def get(self, owner: object, key: Hashable, make: Callable[[], _T]) -> _T:
+        """The result for this owner and key, made by `make` the first time in a call."""
+        call = _call.get()
+        if call is None:
+            return make()
+        place = (id(self), id(owner), key)
+        if place not in call:
+            call[place] = owner, make()  # the owner lives as long as its number stands for it
+        found: _T = call[place][1]
         return found

@@ -13,7 +13,7 @@ from .layers import Layers
 from .period import period, two_sides
 from .space import possible, space
 from .times import Route, finish_seconds, message_seconds, route
-from .whole import EVERY_PLAN, any_plan, critical_path, load
+from .whole import EVERY_PLAN, any_plan, critical_path, load, work
 
 __all__ = [
     "EVERY_PLAN",
@@ -30,4 +30,5 @@ __all__ = [
     "route",
     "space",
     "two_sides",
+    "work",
 ]

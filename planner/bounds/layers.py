@@ -16,6 +16,7 @@ import numpy as np
 from ..partition import Chain, Floats
 from ..plan import Problem
 from ..problem import SearchSpace
+from .whole import update_work
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Layers:
         self.inputs = np.where(halves, costs.backward_input_s, costs.backward_s)
         self.weights = np.where(halves, costs.backward_weight_s, 0.0)
         self.work = self.forward + self.inputs + self.weights
+        self.updates = update_work(problem)
+        """Seconds at speed 1 of all optimizer steps at the least, behind all backwards of their layers."""
         self.stash = costs.stash_bytes.astype(float)
         self.after = np.where(self.weights > 0, np.minimum(costs.stash_bytes, costs.weight_stash_bytes), 0).astype(
             float
@@ -89,6 +92,12 @@ class Layers:
         if self.equal:
             return float(capacity[0].sum())
         return float(min(capacity.max(axis=0).sum(), capacity.max(axis=1).sum()))
+
+    def most_of_each(self, capacities: Floats) -> Floats:
+        """The same for each of several tables."""
+        if self.equal:
+            return np.asarray(capacities[:, 0].sum(axis=1))
+        return np.asarray(np.minimum(capacities.max(axis=1).sum(axis=1), capacities.max(axis=2).sum(axis=1)))
 
     @cached_property
     def hop_s(self) -> float:
@@ -162,7 +171,13 @@ class Layers:
         come the rest of the way forward, the whole way back, and a W. A device without forwards starts later still,
         and one without backwards ends earlier still. Nothing follows a W that may be put off to the end.
         """
-        return self._idle(self.changes(step_s), self._devices_behind(step_s))
+        if step_s not in self._at_step:
+            self._at_step[step_s] = self._idle(self.changes(step_s), self._devices_behind(step_s))
+        return self._at_step[step_s]
+
+    @cached_property
+    def _at_step(self) -> dict[float, IdleTimes]:
+        return {}
 
     def _idle(self, changes: int, behind: tuple[float, ...]) -> IdleTimes:
         """The same where a route changes devices so often, and so many hold what is behind every layer."""

@@ -86,10 +86,10 @@ def _possible(layers: Layers) -> bool:
 
 def _few(values: Floats, most: int = _FEW) -> list[float]:
     """Some of the finite positive values, the extremes among them."""
-    found = np.unique(values[np.isfinite(values) & (values > 0)])
+    found = sorted({value for value in values.tolist() if 0 < value < inf})
     if len(found) > most:
-        found = found[np.linspace(0, len(found) - 1, most).astype(int)]
-    return [float(value) for value in found]
+        found = [found[int(place)] for place in np.linspace(0, len(found) - 1, most)]
+    return found
 
 
 def _ratio(work: Floats, size: Floats) -> Floats:
@@ -228,18 +228,25 @@ class Waited:
     offload: bool = False
 
     def fails(self, step_s: float) -> bool:
-        layers, idle = self.layers, self.layers.idle_times(step_s)
+        idle = self.layers.idle_times(step_s)
         if self.pooled:
             return self._pooled(idle, step_s)
         first = idle.first if self.ahead is not None else idle.head if self.behind is None else 0.0 * idle.head
         last = idle.last if self.behind is not None else self._tail(idle)
         with_all = self._capacity(step_s - first - last)
-        if self.ahead is not None and self.behind is not None:
-            some = self._capacity(step_s - np.maximum(first, last))
-            with_all = np.maximum(with_all, np.minimum(some, self._small[: len(some), None]))
-        if layers.most(with_all) < self._need_s * (1 - _CLOSE):
+        if not self._exceeds(with_all):
+            return False
+        if self.ahead is None or self.behind is None:
             return True
-        return any(layers.most(np.floor(with_all / size + _CLOSE)) < units for size, units in self._packed)
+        some = self._capacity(step_s - np.maximum(first, last))
+        return self._exceeds(np.maximum(with_all, np.minimum(some, self._small[: len(some), None])))
+
+    def _exceeds(self, capacities: Floats) -> bool:
+        """Whether the work is more than the devices can do, in all or in whole pieces."""
+        if self.layers.most(capacities) < self._need_s * (1 - _CLOSE):
+            return True
+        sizes, units = self._packed
+        return bool((self.layers.most_of_each(np.floor(capacities / sizes[:, None, None] + _CLOSE)) < units).any())
 
     @property
     def _price(self) -> float:
@@ -261,7 +268,7 @@ class Waited:
         return float(self._need.sum())
 
     @cached_property
-    def _packed(self) -> list[tuple[float, float]]:
+    def _packed(self) -> tuple[Floats, Floats]:
         """Some sizes, and how many whole pieces of each there are at the least.
 
         Pieces are what one device does all of: a layer's need on one route, or its forwards and its backwards each.
@@ -270,10 +277,11 @@ class Waited:
         if layers.owned:
             whole = self._need
         elif layers.routes > 1 or self.ahead is not None or self.behind is not None:
-            return []
+            return np.empty(0), np.empty(0)
         else:
             whole = layers.batches * np.concatenate([layers.forward, layers.inputs + layers.weights])
-        return [(size, float(np.floor(whole / size + 1e-3 * _CLOSE).sum())) for size in _few(whole)]
+        sizes = np.array(_few(whole))
+        return sizes, np.floor(whole / sizes[:, None] + 1e-3 * _CLOSE).sum(axis=1)
 
     def _tail(self, idle: IdleTimes) -> Floats:
         return idle.tail if self.ahead is None and self.layers.together else 0.0 * idle.tail
@@ -292,12 +300,11 @@ class Waited:
         """
         layers, need, price = self.layers, self._need, self._price
         size, shared = layers.batches * layers.stash + layers.static, layers.static - layers.light
-        found = []
-        for p in (0.0, *_few(_ratio(need, size))):
-            over = np.maximum(need - p * size, (price - p) * layers.static)
-            over = np.maximum(over, over - (price - p) * shared)
-            found.append(p * layers.limits + np.maximum(0.0, over).sum())
-        return np.asarray(np.min(found, axis=0))
+        some = np.array([0.0, *_few(_ratio(need, size))])[:, None]
+        over = np.maximum(need - some * size, (price - some) * layers.static)
+        over = np.maximum(over, over - (price - some) * shared)
+        most = some * layers.limits + np.maximum(0.0, over).sum(axis=1, keepdims=True)
+        return np.asarray(most.min(axis=0))
 
     def _pooled(self, idle: IdleTimes, step_s: float) -> bool:
         layers = self.layers
@@ -320,7 +327,8 @@ class Begun:
     price: seconds of a byte of all memory then, rate: of a second of all devices. Of every micro-batch a prefix of the
     layers has had its F; an F counts unless it will be made again, when its stash need not stay. So for all prices
     speeds * (step - first) + price * (room + what the host takes by then) + rate * speeds * first + N * the most, of
-    any prefix, of sum of (f - price * s, or 0 where it is made again) - rate * f >= N * work.
+    any prefix, of sum of (f - price * s, or 0 where it is made again) - rate * f >= N * work + optimizer steps, which
+    come behind backwards.
     """
 
     layers: Layers
@@ -337,7 +345,8 @@ class Begun:
         worth = (np.maximum(worth, 0.0) if self.recompute else worth) - self.rate * layers.forward
         most = np.cumsum(worth).max() if layers.straight else np.maximum(worth, 0.0).sum()
         done = self.price * room + self.rate * speeds * first + layers.batches * max(0.0, float(most))
-        return bool(speeds * (step_s - first) + done < layers.batches * layers.work.sum() * (1 - _CLOSE))
+        need = layers.batches * layers.work.sum() + layers.updates
+        return bool(speeds * (step_s - first) + done < need * (1 - _CLOSE))
 
 
 def _begun(layers: Layers, space: SearchSpace) -> Iterator[Begun]:

@@ -1,4 +1,4 @@
-"""Bounds that hold for every plan of a problem: load and longest path."""
+"""Bounds that hold for every plan of a problem: all work, and the longest path."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..basics import PerCall
 from ..partition import Chain, Floats
 from ..plan import Problem
 
@@ -19,6 +20,24 @@ def load(problem: Problem, split: bool = True) -> float:
     work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers) + _least_around(problem)
     speeds = sum(device.kind.speed for device in problem.cluster.devices)
     return problem.workload.micro_batches * work / speeds
+
+
+def work(problem: Problem, split: bool = True) -> float:
+    """Valid for every plan: its load, and the optimizer steps of all parameters, spread over all speeds.
+
+    A trained parameter is updated at least once, by one of the devices that hold it or in parts by all of them; a STEP
+    runs in line and takes the bytes that it reads and writes over the device's memory bandwidth.
+    """
+    return load(problem, split) + update_work(problem) / sum(device.kind.speed for device in problem.cluster.devices)
+
+
+def update_work(problem: Problem) -> float:
+    """Seconds at speed 1 that the optimizer steps of all parameters take devices at the least, by any of them."""
+    chain, workload = Chain.of(problem), problem.workload
+    trained = int(chain.costs.own_trained_bytes.sum()) + sum(tie.trained_bytes for tie in chain.costs.ties)
+    kinds = {device.kind for device in problem.cluster.devices}
+    least = min(0.0 if kind.memory_bandwidth is None else kind.speed / kind.memory_bandwidth for kind in kinds)
+    return workload.step_traffic_bytes(trained) / workload.parts(1) * least
 
 
 def critical_path(problem: Problem, split: bool = True) -> float:
@@ -37,13 +56,16 @@ def _least_around(problem: Problem) -> float:
     return 2 * problem.cluster.around.op_s
 
 
-EVERY_PLAN: list[Callable[[Problem, bool], float]] = [load, critical_path]
+EVERY_PLAN: list[Callable[[Problem, bool], float]] = [work, critical_path]
 """Bounds in seconds that hold for every plan of a problem, with split backwards or without: a new one is a row."""
 
 
 def any_plan(problem: Problem, split: bool = True) -> float:
     """The largest of the bounds that hold for every plan, whatever its stages, pipelines, devices and stashes."""
-    return max(bound(problem, split) for bound in EVERY_PLAN)
+    return _known.get(problem, split, lambda: max(bound(problem, split) for bound in EVERY_PLAN))
+
+
+_known: PerCall[float] = PerCall()
 
 
 def _ancestors(chain: Chain, split: bool) -> tuple[Floats, Floats, Floats]:

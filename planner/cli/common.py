@@ -114,6 +114,11 @@ _PROBLEM: list[Callable[[Any], Any]] = [
         metavar="K",
         help="At most K pipelines, counted by their routes. [default: no limit]",
     ),
+    click.option(
+        "--cut",
+        metavar="LAYERS",
+        help="The stages are decided: the layers that begin one, beside the first, as block4,block8; search the rest.",
+    ),
     click.option("--no-offload", is_flag=True, help="Copy no stash to the host."),
     click.option("--no-recompute", is_flag=True, help="Never recompute a forward."),
     click.option("--no-split-backward", is_flag=True, help="Never split a backward into its two halves."),

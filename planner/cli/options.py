@@ -25,6 +25,7 @@ def search_space(schedule: str, options: dict[str, Any]) -> SearchSpace:
         shard_optimizer=not options["no_shard_optimizer"],
         asynchronous=methods(options, schedule),
         quality_within=within(options),
+        cut=None if options["cut"] is None else tuple(filter(None, options["cut"].split(","))),
     )
 
 

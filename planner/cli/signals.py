@@ -11,7 +11,8 @@ import click
 
 from ..basics import AGAIN_S, ask_to_end
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_NAMES = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
+WORDS = {getattr(signal, name): words for name, words in _NAMES.items() if hasattr(signal, name)}
 """What a command says that a signal has ended."""
 
 
@@ -46,8 +47,8 @@ class EndingSignals:
 
     def __enter__(self) -> EndingSignals:
         if threading.current_thread() is threading.main_thread():
-            signals = (signal.SIGTERM, signal.SIGHUP)
-            self._mine = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+            ending = [number for number in WORDS if number != signal.SIGINT]
+            self._mine = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._mine:
             signal.signal(number, self._come)
         return self

@@ -165,7 +165,8 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
 
 def overhead_seconds(costs: StageCosts, ops: Ops, speed: Floats) -> Floats:
     """Of `compute_seconds`, what every op costs beside its layers."""
-    return np.asarray(beside_layers_s(costs, ops.kind, ops.stage) / speed[ops.device])
+    pace = np.where(ops.kind == Kind.STEP.value, 1.0, speed[ops.device])
+    return np.asarray(beside_layers_s(costs, ops.kind, ops.stage) / pace)
 
 
 def _message_times(plan: Structured, machine: Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:

@@ -31,6 +31,7 @@ from .policies import (
     stash_policy,
 )
 from .reductions import (
+    beside_step_s,
     gather_seconds,
     predict_seconds,
     reduce_seconds,
@@ -93,6 +94,7 @@ __all__ = [
     "activations",
     "asynchronous",
     "beside_layers_s",
+    "beside_step_s",
     "update_ends",
     "copied_bytes",
     "costs_of",

@@ -60,7 +60,7 @@ class Machine:
             np.bincount(shared)[shared],
             np.array([group.host_link.bandwidth for group in groups]),
             np.array([group.host_link.latency_s for group in groups]),
-            any(device.kind.memory_bandwidth is not None for device in cluster.devices),
+            cluster.around.step_s > 0 or any(device.kind.memory_bandwidth is not None for device in cluster.devices),
         )
 
 

@@ -65,14 +65,20 @@ def step_seconds(
     """Seconds of the optimizer step of one stage: of its own parameters all, or this device's part of them where they
     are sharded, and tied ones that no lower stage updates. `owners`: `holders` of the plan, where they are known.
     """
+    around_s = beside_step_s(plan.problem, costs, stage)
     if plan.problem.cluster.devices[device].kind.memory_bandwidth is None:
-        return 0.0
+        return around_s
     count, workload = int(costs.own_trained_bytes[stage]), plan.problem.workload
     if workload.sharded or costs.tied_bytes[stage]:
         owners = owners or holders(plan)
         count = part_bytes(count, workload.parts(len(owners[stage])))
         count += sum(tie.trained_bytes for tie in costs.ties if tie.copies(owners).get(device) == stage)
-    return update_seconds(plan.problem, device, count)
+    return around_s + update_seconds(plan.problem, device, count)
+
+
+def beside_step_s(problem: Problem, costs: StageCosts, stage: int) -> float:
+    """Of the seconds of a stage's optimizer step, what it costs beside its bytes."""
+    return problem.cluster.around.step_s if costs.trained_bytes[stage] else 0.0
 
 
 def predict_seconds(plan: Structured, costs: StageCosts, stage: int, device: int) -> float:

@@ -37,9 +37,11 @@ def costs_of(plan: Structured) -> StageCosts:
 
 
 def beside_layers_s(costs: StageCosts, kind: Ints | Kind, stage: Ints | int) -> Floats:
-    """Of the seconds at speed 1 of these ops, F, B, I, W or R, what they cost beside their stages' layers; else 0."""
+    """Of the seconds at speed 1 of these ops, what they cost beside their stages' layers, a STEP beside its bytes."""
     around = np.where(np.equal(kind, Kind.W.value), costs.overhead.op_s, costs.around_s[stage])
-    return np.where(np.isin(kind, _PASSES), around, 0.0)
+    trains = np.equal(kind, Kind.STEP.value) & (costs.trained_bytes[stage] > 0)
+    stepping = np.where(trains, costs.overhead.step_s, 0.0)
+    return np.asarray(np.where(np.isin(kind, _PASSES), around, stepping))
 
 
 def update_size(plan: Structured) -> int:

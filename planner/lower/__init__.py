@@ -6,7 +6,7 @@ with `complete.py`; `plans.py` makes plans with forecasts of it.
 
 from .complete import Orders
 from .period import period_seconds
-from .plans import Assembled, assemble, assembled
+from .plans import Assembled, assemble, assembled, simulated
 from .repetition import repeat
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "assembled",
     "period_seconds",
     "repeat",
+    "simulated",
 ]

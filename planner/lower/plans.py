@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..basics import check_time
-from ..forecast import build_columns, timeline_of
+from ..forecast import Timeline, build_columns, timeline_of
 from ..graph import Candidate, Ops
 from ..plan import Forecast, Plan, Provenance
 from ..problem import FLUSH
@@ -33,14 +33,20 @@ class Assembled:
 
 def assembled(candidate: Candidate, compute_orders: Orders, source: str = "", period: bool = True) -> Assembled:
     """As `assemble`, without the lists; without `period`, an asynchronous plan's forecast has none."""
+    timeline = simulated(candidate, compute_orders)
+    found = Assembled(candidate, timeline.jobs.ops, timeline.forecast(), source)
+    if candidate.weights == FLUSH or not period:
+        return found
+    return replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
+
+
+def simulated(candidate: Candidate, compute_orders: Orders) -> Timeline:
+    """The timeline of these compute orders, completed. Raises as `assemble`; its lists are left out."""
     ops, messages = completed(candidate, candidate.costs, compute_orders)
     check_time()
     jobs = build_columns(candidate, candidate.costs, ops, messages)
     check_time()
-    found = Assembled(candidate, ops, timeline_of(candidate, candidate.costs, jobs, ()).forecast(), source)
-    if candidate.weights == FLUSH or not period:
-        return found
-    return replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
+    return timeline_of(candidate, candidate.costs, jobs, ())
 
 
 def assemble(candidate: Candidate, compute_orders: Orders, source: str = "") -> Plan:

@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ _RETURNS = (Kind.RECV_S, Kind.FETCH)
 _SETTLED = 2
 """A run of so many times a plan's length shows what it holds in the long run."""
 _SHIPS = {Kind.SEND_S, Kind.RECV_S}
+_ALL, _ROOM, _LINE = "all ops", "what stands in line, or where it does for lack of room", "what stands in line"
 
 
 def repeat(plan: Plan, micro_batches: int) -> Plan:
@@ -78,16 +80,15 @@ def _longer(plan: Plan, micro_batches: int) -> Plan:
     Raises PlanError where nothing repeats.
     """
     if _overfull.get(plan, "", lambda: _exceeds(plan)):
-        whole = _with_bodies(plan, plan.orders, micro_batches)
+        whole = _with_bodies(plan, _ALL, micro_batches)
         if whole is not None:
             return _cut_to(whole, micro_batches)
     return _placed_anew(plan, micro_batches)
 
 
 def _placed_anew(plan: Plan, micro_batches: int) -> Plan:
-    late = {stage for order in plan.orders for stage in _late(order)}
-    for lists in ([_keeps(order, late) for order in plan.orders], list(map(_keeps_in_line, plan.orders))):
-        long = _with_bodies(plan, lists, micro_batches)
+    for which in (_ROOM, _LINE):
+        long = _with_bodies(plan, which, micro_batches)
         if long is not None:
             return _cut_to(long, micro_batches)
     raise PlanError(
@@ -117,17 +118,45 @@ def _exceeds(plan: Plan) -> bool:
     return any(held.peak_bytes > limit for held, limit in zip(memory, limits, strict=True))
 
 
+class _Found(NamedTuple):
+    """Lists, micro-batches of the body that all of them have, and where each has it."""
+
+    lines: list[_Line]
+    shift: int
+    cuts: list[_Cut]
+
+
 _overfull: PerObject[bool] = PerObject()
+_bodies_of: PerObject[_Found | None] = PerObject()
 
 
-def _with_bodies(plan: Plan, lists: Sequence[Sequence[Op]], micro_batches: int) -> Plan | None:
-    """The plan with as many more bodies of these lists as the micro-batches need; None where they have none."""
+def _kept(plan: Plan, which: str) -> Sequence[Sequence[Op]]:
+    """The ops of every list that a longer one has where its body says; the others are placed anew."""
+    if which == _ALL:
+        return plan.orders
+    if which == _LINE:
+        return [_keeps_in_line(order) for order in plan.orders]
+    late = {stage for order in plan.orders for stage in _late(order)}
+    return [_keeps(order, late) for order in plan.orders]
+
+
+def _found(plan: Plan, which: str) -> _Found | None:
+    """The lists with their bodies; None where they have none."""
     size, now = update_size(plan), plan.problem.workload.micro_batches
-    lines = [_Line.of(listed) for listed in lists]
+    path = route(plan)
+    known = np.array([path.get(m, -1) for m in range(now)], dtype=np.int64)
+    lines = [_Line.of(listed, known) for listed in _kept(plan, which)]
     bodies = _bodies(lines, size, now // size)
-    if bodies is None:
+    return None if bodies is None else _Found(lines, *bodies)
+
+
+def _with_bodies(plan: Plan, which: str, micro_batches: int) -> Plan | None:
+    """The plan with as many more bodies of these lists as the micro-batches need; None where they have none."""
+    found = _bodies_of.get(plan, which, lambda: _found(plan, which))
+    if found is None:
         return None
-    shift, cuts = bodies
+    lines, shift, cuts = found
+    now = plan.problem.workload.micro_batches
     times = -(-(micro_batches - now) // shift)
     paths = _paths(plan, lines, cuts, shift, times)
     pipelines = tuple(
@@ -136,7 +165,7 @@ def _with_bodies(plan: Plan, lists: Sequence[Sequence[Op]], micro_batches: int) 
     )
     orders = tuple(tuple(line.repeated(cut, shift, times)) for line, cut in zip(lines, cuts, strict=True))
     candidate = Candidate(_problem(plan, now + times * shift), plan.stages, pipelines, plan.stash, plan.weights)
-    if lists is not plan.orders:
+    if which != _ALL:
         orders = complete(candidate, candidate.costs, orders)
     elif not _runs(candidate, orders):
         return None
@@ -197,9 +226,11 @@ def _problem(plan: Plan, micro_batches: int) -> Problem:
 
 
 def _bodies(lines: Sequence[_Line], size: int, updates: int) -> tuple[int, list[_Cut]] | None:
-    """Micro-batches of the shortest body that all lists have, and where each has it.
+    """Micro-batches of the body that all lists have, and where each has it.
 
-    A body that stands twice in a row in every list is preferred to one of which less is seen.
+    Of several the one that repeats itself for most micro-batches: its multiples do so for less, and what only looks
+    like one, between two micro-batches that are treated otherwise, for few. None other is looked for once that is half
+    of them.
     """
     best: tuple[float, int, list[_Cut]] | None = None
     for shift in range(size, size * updates, size):
@@ -208,9 +239,9 @@ def _bodies(lines: Sequence[_Line], size: int, updates: int) -> tuple[int, list[
         if len(cuts) < len(lines) or not _whole(lines, cuts, shift):
             continue
         seen = min(body[1] for body in found if body is not None)
-        if best is None or seen > best[0]:
-            best = seen, shift, cuts
-        if seen >= 1:
+        if best is None or seen * shift > best[0]:
+            best = seen * shift, shift, cuts
+        if (seen >= 1 and 2 * best[0] >= size * updates - shift) or best[0] >= size * updates - shift:
             break
     return None if best is None else best[1:]
 
@@ -249,14 +280,19 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Line:
-    """One device's ops in line as columns."""
+    """One device's ops in line as columns.
+
+    An op stands again where one of the same pipeline does: others have other devices or stashes.
+    """
 
     ops: Sequence[Op]
     columns: Ints  # [op, (kind, stage, micro-batch, peer)]
+    paths: Ints  # [op], the pipeline of its micro-batch
 
     @classmethod
-    def of(cls, ops: Sequence[Op]) -> _Line:
-        return cls(ops, np.array([op[:4] for op in ops], dtype=np.int64).reshape(-1, 4))
+    def of(cls, ops: Sequence[Op], known: Ints) -> _Line:
+        columns = np.array([op[:4] for op in ops], dtype=np.int64).reshape(-1, 4)
+        return cls(ops, columns, known[columns[:, 2]])
 
     def body(self, shift: int, count: int) -> tuple[_Cut, float] | None:
         """The longest stretch that stands again `shift` micro-batches later, and its length in bodies.
@@ -270,14 +306,13 @@ class _Line:
         runs = [(a, b) for a, b in pairwise(edges.tolist()) if distance[a] > 0]
         for a, b in sorted(runs, key=lambda run: run[0] - run[1]):
             cut = _Cut(a, a + int(distance[a]))
-            if self._complete(cut, shift) and self._closes(cut, shift, count):
+            if self._complete(cut, shift, count) and self._closes(cut, shift, count):
                 return cut, (b - a) / (cut.last - cut.first)
         return None
 
     def _distance(self, shift: int, count: int) -> Ints:
         """How far behind each op its own repetition stands; 0: nowhere, or before it."""
-        m = self.columns[:, 2]
-        key = self._kinds * (count + shift) + m
+        key = self._repeating * (count + shift) + self.columns[:, 2]
         order = np.argsort(key, kind="stable")
         at = np.minimum(np.searchsorted(key[order], key + shift), len(key) - 1)
         found = order[at] - np.arange(len(key))
@@ -286,22 +321,32 @@ class _Line:
     @cached_property
     def _kinds(self) -> Ints:
         """A number for every kind, stage and peer."""
-        return np.unique(self.columns[:, [0, 1, 3]], axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return _numbered(self.columns[:, [0, 1, 3]])
 
-    def _complete(self, cut: _Cut, shift: int) -> bool:
+    @cached_property
+    def _repeating(self) -> Ints:
+        """The same for every kind, stage, peer and pipeline."""
+        return _numbered(np.column_stack([self._kinds, self.paths]))
+
+    def _complete(self, cut: _Cut, shift: int, count: int) -> bool:
         """Whether the list with one more body has every op once, and each kind's micro-batches of one body more."""
-        long = self.columns[self._places(cut, 1)]
-        long[cut.last :, 2] += shift
-        return len(np.unique(long, axis=0)) == len(long)
+        long = (self._kinds * (count + shift) + self.columns[:, 2])[self._places(cut, 1)]
+        long[cut.last :] += shift
+        return len(np.unique(long)) == len(long)
 
     def _closes(self, cut: _Cut, shift: int, count: int) -> bool:
         """Whether the body has its share of every stage's STEPs and new parameters."""
+        groups, whole = self._once
+        inside = groups[cut.first : cut.last]
+        part = np.bincount(inside[inside >= 0], minlength=len(whole))
+        return bool((part * count == whole * shift).all())
+
+    @cached_property
+    def _once(self) -> tuple[Ints, Ints]:
+        """Of every op the number of its kind and stage where an update has one of it, else -1; how many of each."""
         once = np.isin(self.columns[:, 0], (Kind.STEP.value, Kind.RECV_P.value))
-        group = self.columns[:, 0] * (self.columns[:, 1].max() + 1) + self.columns[:, 1]
-        inside = np.zeros(len(self.ops), dtype=bool)
-        inside[cut.first : cut.last] = True
-        whole, part = np.bincount(group[once]), np.bincount(group[once & inside], minlength=group.max() + 1)
-        return bool((part[: len(whole)] * count == whole * shift).all())
+        groups = np.where(once, self.columns[:, 0] * (self.columns[:, 1].max() + 1) + self.columns[:, 1], -1)
+        return groups, np.bincount(groups[once])
 
     def _places(self, cut: _Cut, times: int) -> Ints:
         body = np.tile(np.arange(cut.first, cut.last), times)
@@ -326,3 +371,8 @@ class _Line:
         passes = np.isin(self.columns[places, 0], [kind.value for kind in _PASSES])
         old = self.columns[places, 2]
         return old[passes].tolist(), (old + shifts)[passes].tolist()
+
+
+def _numbered(rows: Ints) -> Ints:
+    """The same number for equal rows, from 0 on."""
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

@@ -16,7 +16,7 @@ from itertools import accumulate, combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..basics import check_time
+from ..basics import PerCall, check_time
 from ..graph import Candidate, StageCosts, holders, static_bytes, step_seconds, training_bytes
 from ..plan import Pipeline, Problem
 from ..problem import Cluster, DeviceType, part_bytes
@@ -51,7 +51,11 @@ class Chain:
 
     @classmethod
     def of(cls, problem: Problem) -> Chain:
-        """The chain of a problem's layers; static bytes are those of `graph.static_bytes`."""
+        """The chain of a problem's layers; static bytes are those of `graph.static_bytes`. One a call and problem."""
+        return _chains.get(problem, "", lambda: cls._of(problem))
+
+    @classmethod
+    def _of(cls, problem: Problem) -> Chain:
         model = problem.model
         names = tuple(model.layers[position].name for position in model.topological)
         single = _on_devices(problem, tuple((name,) for name in names), replicas=1)
@@ -156,7 +160,8 @@ class Chain:
         """Seconds of the optimizer step on a device of all layers before each cut."""
         kind = self.problem.cluster.devices[device].kind
         if kind not in self.steps_s:
-            one = Candidate(self.problem, tuple((name,) for name in self.names), ())
+            bare = replace(self.problem, cluster=replace(self.problem.cluster, overhead=None))  # which is a stage's
+            one = Candidate(bare, tuple((name,) for name in self.names), ())
             owners = holders(one)
             steps = [step_seconds(one, self.costs, k, device, owners) for k in range(len(self))]
             self.steps_s[kind] = _prefix(np.array(steps))
@@ -173,6 +178,9 @@ class Chain:
         return ends[-1] == len(self) and all(
             set(self.names[a:b]) == set(stage) for (a, b), stage in zip(pairwise(ends), stages, strict=True)
         )
+
+
+_chains: PerCall[Chain] = PerCall()
 
 
 def _prefix(values: Floats) -> Floats:
@@ -267,6 +275,15 @@ def cut(
     then the sum of communication seconds. Memory of stage s: static bytes + in_flight[s] stashes + workspace +
     `buffers` tensors at each boundary <= `share` of its device's limit.
     """
+    key = "cut", tuple(devices_of_stage), tuple(in_flight), buffers, share, replicas
+    if key not in chain.found:
+        chain.found[key] = _cut(chain, devices_of_stage, in_flight, buffers, share, replicas)
+    return chain.found[key]
+
+
+def _cut(
+    chain: Chain, devices_of_stage: Sequence[int], in_flight: Sequence[int], buffers: int, share: float, replicas: int
+) -> Cuts | None:
     size = len(chain) + 1
     if len(devices_of_stage) >= size:
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
+from ..basics import PerCall
 from ..graph import INCOMING, STASH, Content, StashPolicy
 from .chain import Chain, Cuts, Floats, _cheapest, bottleneck, link_seconds, trace
 from .stash_choice import StashChoice, choices
@@ -47,7 +49,9 @@ def _tables(
     statics: Sequence[Floats],
 ) -> Iterator[Floats]:
     """Per stage, the seconds of every interval of layers under its cheapest choice; infinite where none fits."""
-    priced = {choice.policy: _Priced(chain, choice.row) for choice in options}
+    priced = {
+        choice.policy: _prices.get(chain, choice.policy, partial(_Priced, chain, choice.row)) for choice in options
+    }
     for s, (device, static) in enumerate(zip(devices, statics, strict=True)):
         room = chain.limit(device) - (less[device] if len(less) else 0) - static
         best = np.full_like(static, np.inf)
@@ -93,6 +97,9 @@ class _Priced:
             waiting = choice.waiting_s(copy_s, forward, self.work / speed - forward)
             seconds = np.maximum(seconds, choice.share * copy_s) + waiting
         return seconds
+
+
+_prices: PerCall[_Priced] = PerCall()
 
 
 def host_seconds(chain: Chain, device: int) -> float:

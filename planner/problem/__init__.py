@@ -6,10 +6,11 @@ Data, validated when it is made, and the files it comes from. Imports the basics
 
 from .cluster import Cluster, Link, NodeGroup
 from .family import ModelFamily, Point, choose_ways
+from .given_stages import Stages, merged, stages_of
 from .layer import Layer
 from .mean_speeds import at_speeds, compared, speed_notes
 from .model_graph import ModelGraph, SharedParameters, speeds_to_dict
-from .overhead import EXPECTED, NO_OVERHEAD, Overhead
+from .overhead import EXPECTED, NO_OVERHEAD, OVERHEADS, Overhead
 from .presets import PRESETS, DeviceType
 from .stage_costs import StageCosts
 from .ties import returned_bytes, steps_sent
@@ -39,6 +40,7 @@ __all__ = [
     "ModelGraph",
     "NodeGroup",
     "NO_OVERHEAD",
+    "OVERHEADS",
     "OPTIMIZER_STATES",
     "Overhead",
     "PRECISIONS",
@@ -48,12 +50,15 @@ __all__ = [
     "SearchSpace",
     "SharedParameters",
     "StageCosts",
+    "Stages",
     "UNFUSED",
     "WEIGHT_POLICIES",
     "WeightPolicy",
     "Workload",
     "at_speeds",
     "compared",
+    "merged",
+    "stages_of",
     "choose_ways",
     "part_bytes",
     "policy_of",

@@ -25,7 +25,7 @@ from ..basics import (
     refusing,
     shown,
 )
-from .overhead import NO_OVERHEAD, Overhead
+from .overhead import NO_OVERHEAD, OVERHEADS, Overhead
 from .presets import PRESETS, DeviceType
 
 
@@ -202,7 +202,7 @@ class Cluster:
         if self.network != Link():
             content["network"] = _link_to_dict(self.network)
         if self.overhead is not None:
-            content["overhead"] = {"op": self.overhead.op_s, "message": self.overhead.message_s}
+            content["overhead"] = self.overhead.to_dict()
         if kinds:
             content["devices"] = {kind.name: _kind_to_dict(kind) for kind in sorted(kinds, key=lambda k: k.name)}
         return content
@@ -275,12 +275,12 @@ def _link_from(content: object, where: str, extra: str) -> Link:
 
 
 def _overhead_from(content: object) -> Overhead:
-    table = _table(content, "overhead", {"op", "message"})
+    table = _table(content, "overhead", set(OVERHEADS))
 
     def seconds(key: str) -> float:
         return reading.number(parse_seconds(table.get(key, 0), f"overhead.{key}"), key, "overhead", MOST_SECONDS)
 
-    return Overhead(seconds("op"), seconds("message"))
+    return Overhead(*map(seconds, OVERHEADS))
 
 
 def _rate(value: object, key: str, where: str) -> float:

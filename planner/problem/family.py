@@ -160,8 +160,7 @@ class ModelFamily:
             if top.get("format") != FORMAT:
                 return cls((ModelGraph.from_dict(content),))
             reading.mapping(top, "family", {"format", "version", "members"})
-            if top.get("version") != VERSION:
-                raise ModelError(f"family version must be {VERSION}, got {shown(top.get('version'))}")
+            reading.versioned(top, FORMAT, VERSION, "family")
             members = reading.items(top, "members", "family", _MOST_MEMBERS)
         return cls(tuple(_member(entry, number) for number, entry in enumerate(members)))
 

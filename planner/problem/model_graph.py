@@ -252,10 +252,7 @@ class ModelGraph:
     def _read(cls, content: object) -> ModelGraph:
         top = reading.mapping(content, "a model", what="a JSON object")
         reading.mapping(top, "model", _KEYS)
-        if top.get("format") != FORMAT:
-            raise ModelError(f"format must be {FORMAT!r}, got {shown(top.get('format'))}")
-        if top.get("version") != VERSION:
-            raise ModelError(f"model version must be {VERSION}, got {shown(top.get('version'))}")
+        reading.versioned(top, FORMAT, VERSION, "model")
         layers = reading.items(top, "layers", "model", MOST_LAYERS)
         size = reading.whole(top.get("micro_batch_size", 1), "micro_batch_size", "model", 1, MOST_BYTES)
         device = top.get("device")

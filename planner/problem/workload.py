@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from math import gcd
 from typing import Any
 
-from ..basics import MOST_MEMORY_BYTES, MOST_MICRO_BATCHES, WorkloadError, reading, refusing, shown
+from ..basics import MOST_LAYERS, MOST_MEMORY_BYTES, MOST_MICRO_BATCHES, WorkloadError, reading, refusing, shown
 from .weight_policy import FLUSH, WEIGHT_POLICIES
 
 # State bytes per byte of parameters. Mixed precision keeps 16-bit parameters, and an fp32 master copy (2 bytes per
@@ -152,6 +152,9 @@ def _whole(value: object, what: str, least: int, most: int) -> None:
     reading.whole(value, what, "workload", least, most)
 
 
+Cut = tuple[str, ...] | tuple[tuple[str, ...], ...]
+"""The layers that begin a stage, beside the first; or every stage with its layers."""
+
 MOST_SLOWER = 1e6
 """How much slower than the fastest a plan of better quality may be asked to be at most, as a share."""
 
@@ -168,6 +171,9 @@ class SearchSpace:
         quality_within: of several weight policies the best one whose plan is slower than the fastest by at most this
             share (docs/asynchronous.md, "Which method").
         shard_optimizer: replicas of a stage may share its optimizer (`Workload.sharded`), with a flush.
+        cut: the stages, where they are decided: the names of the layers that begin one, beside the first, along the
+            model's order; or all of them, each with the names of its layers. Every plan has these stages; the rest is
+            searched. None: the search cuts.
     """
 
     schedule: str = "search"
@@ -180,6 +186,7 @@ class SearchSpace:
     replicas: int | None = None
     quality_within: float = 0.05
     shard_optimizer: bool = True
+    cut: Cut | None = None
 
     def __post_init__(self) -> None:
         with refusing(WorkloadError):
@@ -196,6 +203,9 @@ class SearchSpace:
             if name not in WEIGHT_POLICIES or name == FLUSH:
                 known = ", ".join(other for other in WEIGHT_POLICIES if other != FLUSH)
                 raise WorkloadError(f"unknown asynchronous method {shown(name)}; known: {known}")
+        if self.cut is not None:
+            with refusing(WorkloadError):
+                object.__setattr__(self, "cut", _cut_from(self.cut))
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the default, as JSON has it."""
@@ -203,7 +213,7 @@ class SearchSpace:
         said = {
             f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)
         }
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+        return {key: _listed(value) for key, value in said.items()}
 
     @classmethod
     def from_dict(cls, content: object) -> SearchSpace:
@@ -220,3 +230,17 @@ class SearchSpace:
                 listed = reading.sequence(given["asynchronous"], "space: asynchronous", len(WEIGHT_POLICIES))
                 given["asynchronous"] = reading.texts(listed, "each method", "space: asynchronous")
         return cls(**given)
+
+
+def _cut_from(content: object) -> Cut:
+    """Names of layers, or stages of them. Raises InputError."""
+    given = reading.sequence(content, "space: cut", MOST_LAYERS)
+    if all(isinstance(one, str) for one in given):
+        return reading.texts(given, "each layer", "space: cut")
+    stages = [reading.sequence(one, "space: cut: a stage", MOST_LAYERS) for one in given]
+    return tuple(reading.texts(stage, "each layer", "space: cut") for stage in stages)
+
+
+def _listed(value: object) -> object:
+    """Tuples as lists, as JSON has them."""
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value

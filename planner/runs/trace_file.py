@@ -29,15 +29,15 @@ from ..basics import (
     refusing,
     required,
     sequence,
-    shown,
     text,
     texts,
+    versioned,
     write_text,
 )
 from ..basics import whole as whole_number
 from ..plan import Pipeline
 from ..plan_file import op_from_text
-from ..problem import Overhead
+from ..problem import OVERHEADS, Overhead
 from .trace import DeviceTrace, LaneTrace, OpTrace, RunTrace, RunTraceError
 
 FORMAT = "contraflow/run"
@@ -66,7 +66,7 @@ def trace_to_dict(trace: RunTrace) -> dict[str, Any]:
         "step_s": trace.step_s,
         "step_times": list(trace.step_times),
         "losses": list(trace.losses),
-        "overhead": {"op": trace.overhead.op_s, "message": trace.overhead.message_s},
+        "overhead": trace.overhead.to_dict(),
         "timed_steps": list(trace.timed_steps),
         "tracked_steps": list(trace.tracked_steps),
         "devices": [
@@ -110,10 +110,7 @@ def trace_from_dict(content: object, where: str = "run") -> RunTrace:
 
 def _trace_from(content: object, where: str) -> RunTrace:
     top = mapping(content, where)
-    if top.get("format") != FORMAT:
-        raise RunTraceError(f"{where}: format must be {FORMAT!r}, got {shown(top.get('format'))}")
-    if top.get("version") != VERSION:
-        raise RunTraceError(f"{where}: run version must be {VERSION}, got {shown(top.get('version'))}")
+    versioned(top, FORMAT, VERSION, "run", where)
     mapping(top, where, _TOP)
     stages = _rows(top, "stages", where, MOST_STAGES)
     pipelines = tuple(
@@ -146,8 +143,8 @@ def _trace_from(content: object, where: str) -> RunTrace:
 
 
 def _overhead(entry: object, where: str) -> Overhead:
-    content = mapping(entry, where, ("op", "message"))
-    return Overhead(*(_seconds(content.get(key, 0), key, where) for key in ("op", "message")))
+    content = mapping(entry, where, OVERHEADS)
+    return Overhead(*(_seconds(content.get(key, 0), key, where) for key in OVERHEADS))
 
 
 _TOP = {

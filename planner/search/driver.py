@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from .. import bounds
-from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, time_left, until
+from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, remembering, time_left, until
 from ..graph import RECOMPUTE
 from ..plan import Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
@@ -29,6 +29,7 @@ from .common import (
     Stale,
     policies,
 )
+from .given_cut import plan_of_cut
 from .layer_orders import best_in_layer_orders, in_layer_orders
 from .methods import best_method
 from .named import (
@@ -36,6 +37,7 @@ from .named import (
     Phases,
     device_orders,
     next_point_s,
+    next_relieved_s,
     overfull_here,
     quick_on_widths,
     run_at_once,
@@ -52,12 +54,14 @@ from .named import (
     run_named,
     run_other_cuts,
     run_relieved,
+    run_relieved_grids,
     run_remade,
     run_replicas,
     run_uniform,
     search_widths,
     splits,
     try_point,
+    try_relieved_point,
 )
 from .proofs import asked, searched, unrestricted
 from .request import asked_for, check_effort
@@ -101,6 +105,7 @@ NAMED: tuple[Step, ...] = (
 
 @heeding_ctrl_c()
 @collecting_seldom()
+@remembering()
 def plan(
     model: ModelGraph,
     cluster: Cluster,
@@ -129,6 +134,10 @@ def plan(
     started = time.monotonic()
     check_effort(time_limit, seed, workers, deterministic_limit, hint)
     problem, space = asked_for(model, cluster, workload, space)
+    if space.cut is not None:
+        rest = {"cluster": cluster, "workload": workload, "seed": seed, "workers": workers, "hint": hint}
+        rest |= {"deterministic_limit": deterministic_limit, "on_progress": on_progress, "bound": bound}
+        return plan_of_cut(plan, model, space, time_limit, rest)
     clock = Clock(started + time_limit, deterministic_limit, started)
     search = Search(problem, space, clock, seed, workers, on_progress, bound)
     session, orders = search.session, search.orders
@@ -164,18 +173,19 @@ class Search:
         self.orders = device_orders(self.session.problem, self.session.stages)
         self.ran = False
 
-    @property
-    def next_point_s(self) -> float:
-        """Seconds that the next uniform grid is likely to come to; infinite where none is left."""
-        return next_point_s(self.session)
+    def next_point_s(self, relieved: bool = False) -> float:
+        """Seconds that the next uniform grid is likely to come to, or the next that must be relieved; infinite where
+        none is left.
+        """
+        return next_relieved_s(self.session) if relieved else next_point_s(self.session)
 
-    def try_point(self, clock: Clock, worth_s: float) -> int:
-        """Only the next uniform grid, if it may come to less than `worth_s`; how many plans that were."""
+    def try_point(self, clock: Clock, worth_s: float, relieved: bool = False) -> int:
+        """Only that grid, if it may come to less than `worth_s`; how many plans that were, or grids relieved."""
         session, most_s = self.session, self.session.incumbent.most_s
         session.go_on(clock, session.incumbent.listener, again=False)
         session.incumbent.limit(worth_s)
         try:
-            return try_point(session)
+            return try_relieved_point(session) if relieved else try_point(session)
         except OutOfTime:
             return 0
         finally:
@@ -210,6 +220,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
             proof.of_asked(_asked_bound(session), time_left() > 0)
     _first_of_many(session, orders)
     run_uniform(session)
+    run_relieved_grids(session)
     same = searched(problem, space, session.ships) == unrestricted(problem, space)
     if not (proof.bound_s or same or space.schedule != "search"):
         proof.of_searched(_space_bound(session))

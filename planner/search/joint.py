@@ -20,6 +20,7 @@ from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Work
 from ..schedules import ASYNCHRONOUS
 from .common import COUNT, HOPE, SHARE, TOLERANCE, Clock, OnProgress, PointFound, Progress, Proven, Result, told
 from .driver import Search, plan
+from .given_cut import family_of_cut
 from .named import expected_s
 from .proofs import asked
 from .request import asked_for, check_effort
@@ -69,6 +70,12 @@ def plan_family(
     samples that a size does not divide, and what `plan` raises.
     """
     check_effort(effort.time_limit, effort.seed, effort.workers, effort.deterministic_limit, None)
+    if space.cut is not None:
+
+        def searched(members: ModelFamily, free: SearchSpace, hear: OnProgress) -> Result:
+            return plan_family(members, cluster, workload, choice, free, effort, hear)
+
+        return family_of_cut(searched, family.on(cluster), space, on_progress)
     found = points(family.on(cluster), cluster, choice)
     if not flushed(space) and len({one.point.micro_batch_size for one in found}) > 1:
         raise WorkloadError("without a flush micro-batch sizes are not compared: give one")
@@ -248,7 +255,8 @@ class _Joint:
         """Shares the time among the points, and says what is the best plan, and what is proven."""
         several = len(self.searches) > 1
         if several and flushed(self.space):
-            self._grids()
+            self._grids(SHARE.grids, COUNT.uniform, relieved=False)
+            self._grids(SHARE.relieved_grids, COUNT.relieved_grids, relieved=True)
         self._some(self.alive()[:1] if several else [], SHARE.likeliest_point)
         self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
         among = self.alive()[: COUNT.best_points]
@@ -261,16 +269,17 @@ class _Joint:
             self._run(max(self.searches, key=lambda one: one.of.point.team), 1.0)
         return self._told()
 
-    def _grids(self) -> None:
-        """The uniform grids of all points together, the most promising first."""
-        limit, simulated = self.effort.deterministic_limit, 0
-        clock = Clock(self.began + self.effort.time_limit * (SHARE.grids if limit is None else 1.0), limit, self.began)
-        searches = [one.begun(self.effort, self._listener(one)) for one in self.alive()]
-        while searches and simulated < COUNT.uniform and not clock.over(False):
-            search = min(searches, key=lambda one: one.next_point_s)
-            if search.next_point_s >= self.best.step_s:
+    def _grids(self, share: float, most: int, relieved: bool) -> None:
+        """The uniform grids of all points together, the most promising first; or those that must be relieved."""
+        limit, tried, now = self.effort.deterministic_limit, 0, time.monotonic()
+        end = now + share * self.effort.time_limit if limit is None else self.began + self.effort.time_limit
+        clock = Clock(end, limit, self.began)
+        searches = [one.search or one.begun(self.effort, self._listener(one)) for one in self.alive()]
+        while searches and tried < most and not clock.over(False):
+            search = min(searches, key=lambda one: one.next_point_s(relieved))
+            if search.next_point_s(relieved) >= self.best.step_s:
                 return
-            simulated += search.try_point(clock, self.best.step_s)
+            tried += search.try_point(clock, self.best.step_s, relieved)
 
     def _some(self, among: Sequence[_Search], share: float) -> None:
         """Shares a part of the time equally; points that are dropped meanwhile leave theirs to those behind them."""

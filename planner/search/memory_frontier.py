@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..basics import WorkloadError, heeding_ctrl_c
 from ..plan import Plan, Problem
-from ..problem import Cluster, ModelGraph, SearchSpace, Workload
+from ..problem import Cluster, ModelGraph, SearchSpace, Workload, stages_of
 from ..simulate import simulate
 from .common import COUNT, OnProgress, Proven, Shortage, fits, told
 from .driver import plan as search
@@ -36,7 +36,8 @@ def frontier(
     """The best plans for `count` memory limits in ascending order, steps never growing, each of them checked to fit.
 
     The first limit is a sixteenth below what the leanest plan found needs, the second is what it needs, the last is
-    the peak of the fastest plan under the workload's own limit; the others lie evenly between. Every search gets
+    the peak of the fastest plan under the workload's own limit; the others lie evenly between. Where leaner plans
+    are found again and again, the first limit is left out. Every search gets
     `time_limit` seconds, and there are up to three more than limits, to find the lowest. `known`: plans of this model
     and cluster, such as those of named schedules, which the frontier is never worse than. The rest are `plan`'s.
 
@@ -55,21 +56,24 @@ def frontier(
         return FrontierPoint(limit or 0, found.status, found.bound_s, found.plan)
 
     lean: list[int] = []  # bytes a device of the leanest plans that were seen
-    pool = [p for p in (_under(p, Problem(model, cluster, workload)) for p in known) if fits(p)]
+    cut = None if space.cut is None else stages_of(model, space.cut)
+    mine = (p for p in known if cut is None or p.stages == cut)
+    pool = [p for p in (_under(p, Problem(model, cluster, workload)) for p in mine) if fits(p)]
     free = solve(workload.memory_limit_bytes, _fastest(pool))
     pool += [p for p in (free.plan,) if p is not None]
     best = _fastest(pool)
     if best is None:
         return Frontier((replace(free, limit_bytes=max(_limits(cluster, workload))),))
     top = _peak(best)
-    points = [solve(1, None)]
-    floor = min([*lean, *map(_peak, pool)])
+    solve(1, None)
+    floor, points = min([*lean, *map(_peak, pool)]), list[FrontierPoint]()
     for _ in range(COUNT.leanest):
-        points = [solve(max(1, floor - 1 - floor // COUNT.leaner), None)]
-        if points[0].plan is None:
+        lower = solve(max(1, floor - 1 - floor // COUNT.leaner), None)
+        if lower.plan is None:
+            points = [lower] if lower.limit_bytes < floor else []
             break
-        pool.append(points[0].plan)
-        floor = _peak(points[0].plan)
+        pool.append(lower.plan)
+        floor = _peak(lower.plan)
     for limit in _between(floor, top, count - 1):
         hint = _fastest([p for p in pool if _peak(p) <= limit])
         point = replace(free, limit_bytes=limit) if limit == top else solve(limit, hint)

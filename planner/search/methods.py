@@ -62,9 +62,11 @@ def best_method(session: Session, search: Search, hint: Plan | None) -> Result:
     """Searches with every method of the space, each with an equal share of the time that is left, and chooses.
 
     Of the plans at most `space.quality_within` slower than the fastest the one of best quality; of equals the faster.
-    Each method begins with the best plan of those before, as far as it applies.
+    Each method begins with the best plan of those before, as far as it applies; that of the hint comes first.
     """
     methods = session.space.asynchronous
+    if hint is not None:
+        methods = tuple(sorted(methods, key=lambda method: method != hint.weights))
     if len(methods) == 1:
         return search(session, hint)
     found: dict[str, Result] = {}

@@ -25,10 +25,11 @@ def _unmeasured(plan: Plan) -> str:
     usual = evaluate(plan, cluster=replace(cluster, overhead=EXPECTED)).objective_s
     if usual <= now * (1 + TOLERANCE.overhead):
         return ""
-    each = f"{format_seconds(EXPECTED.op_s)} an op and {format_seconds(EXPECTED.message_s)} a message"
+    op, message, step = map(format_seconds, (EXPECTED.op_s, EXPECTED.message_s, EXPECTED.step_s))
+    each = f"{op} an op, {message} a message and {step} a STEP"
     return (
         f"the cluster says nothing of overheads, so none are counted: with {each} this plan takes "
-        f"{percent(usual / now - 1)} more; profile --cluster measures them"
+        f"{percent(usual / now - 1)} more; cluster detect measures them"
         if now > 0
         else ""
     )

@@ -40,11 +40,10 @@ def settled(session: Session, best: Plan, hint: Plan | None) -> Plan:
     if not session.problem.workload.sharded:
         return best
     whole = sharing(session.problem, False)
-    if max(map(len, holders(best).values())) == 1:  # there is nothing to share
-        return replace(best, problem=whole)
-    found = best
+    alone = max(map(len, holders(best).values())) == 1  # there is nothing to share
+    found = replace(best, problem=whole) if alone else best
     with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
-        for plan in (best, hint):
+        for plan in (hint,) if alone else (best, hint):
             other = None if plan is None or plan.weights != best.weights else _again(whole, plan)
             if other is not None and fits(other) and _step_s(other) < _step_s(found) * (1 - TOLERANCE.same):
                 found = other

@@ -236,8 +236,9 @@ class Account:
         }  # fmt: skip
         if op.kind in table:
             return (float(table[op.kind][s]) + self._around(op)) / kind.speed
+        around = self.cluster.around.step_s if op.kind is Kind.STEP and costs.trained_bytes[s] else 0.0
         if op.kind is Kind.FREE or kind.memory_bandwidth is None:
-            return 0.0
+            return around
         if op.kind is Kind.PREDICT:
             first = WEIGHT_POLICIES[self.plan.weights].momentum_first
             return self.workload.predict_traffic_bytes(int(costs.trained_bytes[s]), first) / kind.memory_bandwidth
@@ -245,7 +246,7 @@ class Account:
         for tie in costs.ties:  # the lowest member stage that a device trains updates its copy
             if s == min((t for t in tie.stages if device in self.owners[t]), default=-1):
                 trained += tie.trained_bytes
-        return self.workload.step_traffic_bytes(trained) / kind.memory_bandwidth
+        return around + self.workload.step_traffic_bytes(trained) / kind.memory_bandwidth
 
     def _around(self, op: Op) -> float:
         """What an op costs beside its layers: its own overhead, and that of its stage's messages but for W."""

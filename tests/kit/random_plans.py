@@ -106,10 +106,11 @@ def random_edges(rng: random.Random, layers: int) -> tuple[tuple[str, str], ...]
 
 
 def random_overhead(rng: random.Random) -> Overhead | None:
-    """Of ops and messages, as large as layers at the most; at times nobody says."""
+    """Of ops, messages and optimizer steps, as large as layers at the most; at times nobody says."""
     if rng.random() < 0.5:
         return None
-    return Overhead(rng.choice([0.0, 0.5, rng.random()]), rng.choice([0.0, 0.25, rng.random()]))
+    found = Overhead(rng.choice([0.0, 0.5, rng.random()]), rng.choice([0.0, 0.25, rng.random()]))
+    return replace(found, step_s=random.Random(found.op_s).choice([0.0, 0.5, 1.0]))  # what else is drawn stays
 
 
 def random_cluster(rng: random.Random, devices: int) -> Cluster:

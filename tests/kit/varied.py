@@ -148,17 +148,22 @@ def endless(problem: Problem, rng: random.Random) -> Problem:
 
 def steady(problem: Problem, rng: random.Random, count: int) -> list[Plan]:
     """Plans without a flush: random structures in random orders, and named schedules on all kinds of cuts."""
-    found = []
+    found = list(in_random_orders(problem, rng, count))
+    for name in ALIKE:
+        found += list(named_steady(problem, name))[:count]
+    return found
+
+
+def in_random_orders(problem: Problem, rng: random.Random, count: int) -> Iterator[Plan]:
+    """Plans without a flush: so many random structures, those of them that run."""
     for candidate in candidates(problem, rng, count):
         moved = replace(candidate, weights=rng.choice(POLICIES))
         try:
             plan = assemble(moved, in_turn(Greedy(moved, rng, rng.random() < 0.3).orders()))
         except InputError:
             continue
-        found += [plan] if check(plan) == [] else []
-    for name in ALIKE:
-        found += list(named_steady(problem, name))[:count]
-    return found
+        if check(plan) == []:
+            yield plan
 
 
 def named_steady(problem: Problem, name: str) -> Iterator[Plan]:

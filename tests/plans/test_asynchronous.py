@@ -13,7 +13,7 @@ from naive import assert_forecast
 from contraflow.planner.basics.errors import InputError, PlanError
 from contraflow.planner.check import check
 from contraflow.planner.forecast.version_copies import most_copies
-from contraflow.planner.graph import Candidate
+from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.graph.versions import Versions
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.lower.repetition import repeat
@@ -25,6 +25,7 @@ from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.schedules import ASYNCHRONOUS, SCHEDULES, build, capped, variants
 from contraflow.planner.search.driver import plan as search
+from contraflow.planner.search.named import with_recomputation
 from contraflow.planner.simulate import evaluate
 
 
@@ -124,6 +125,24 @@ def test_a_plan_without_a_body_is_run_again_from_the_start() -> None:
     with pytest.raises(PlanError, match="no part that repeats"):
         repeat(plan, 8)
     assert plan.forecast.period_s == plan.forecast.step_s / 4
+
+
+@pytest.mark.parametrize(("devices", "batches"), [(3, 24), (4, 26), (9, 54)])
+@pytest.mark.parametrize(("every", "update"), [(2, 1), (3, 1), (4, 1), (4, 2)])
+def test_the_period_does_not_hang_on_which_micro_batches_are_recomputed(
+    devices: int, batches: int, every: int, update: int
+) -> None:
+    """One in so many, whichever is the first: its forward once more, shared among them."""
+    layers = [Layer(f"l{k}", 1.0, 2.0, stash_bytes=4) for k in range(devices)]
+    problem = Problem(ModelGraph.chain(layers), machine(devices), Workload(batches, "sgd", update_every=update))
+    layout, stages = build("pipedream", devices, batches), one_layer_a_stage(problem.model)
+    for first in range(every):
+        some = tuple("recompute" if k == devices // 2 else "keep" for k in range(devices))
+        candidate = regroup(
+            problem, stages, layout.pipelines, dict.fromkeys(range(first, batches, every), some), "stash"
+        )
+        plan = assemble(candidate, with_recomputation(candidate, layout.orders))
+        assert plan.forecast.period_s == pytest.approx(3.0 + 1.0 / every, rel=1e-9), first
 
 
 def test_a_synchronous_plan_has_no_period() -> None:

@@ -12,8 +12,9 @@ from contraflow.planner import bounds
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain, compositions
-from contraflow.planner.plan import Kind, Pipeline, Problem
-from contraflow.planner.problem.cluster import Cluster
+from contraflow.planner.plan import Kind, Op, Pipeline, Problem
+from contraflow.planner.problem.cluster import Cluster, DeviceType, NodeGroup
+from contraflow.planner.problem.layer import Layer
 from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import variants
@@ -33,6 +34,22 @@ def test_load_bound_is_all_work_over_all_speeds() -> None:
     problem = Problem(uniform(8, 1, 2), Cluster.uniform(2), Workload(4))
     assert bounds.load(problem) == pytest.approx(48)
     assert bounds.critical_path(problem) == pytest.approx(24)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_optimizer_steps_are_work_too(sharded: bool) -> None:
+    """SGD moves parameters both ways and gradients once: on one device, on both, or half of them on each."""
+    model = ModelGraph.chain([Layer("l", 1.0, 2.0, parameter_bytes=128)])
+    kind, traffic_s = DeviceType("d", 1 << 20, memory_bandwidth=96.0), 3 * 128 / 96
+    for devices in (1, 2):
+        problem = Problem(model, Cluster((NodeGroup(1, devices, kind),)), Workload(4, sharded=sharded))
+        bound_s = (4 * 3 + traffic_s) / devices
+        assert bounds.work(problem) == pytest.approx(bound_s)
+        shares = [tuple(range(d, 4, devices)) for d in range(devices)]
+        pipelines = tuple(Pipeline((d,), (d,), share) for d, share in enumerate(shares))
+        orders = [[Op(kind, 0, m) for m in share for kind in (Kind.F, Kind.B)] for share in shares]
+        step_s = evaluate(assemble(Candidate(problem, (("l",),), pipelines), orders)).step_s
+        assert step_s == pytest.approx(bound_s if sharded or devices == 1 else bound_s + traffic_s / 2)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -104,7 +104,7 @@ BAD_CLUSTERS = {
     "no nodes": ("[devices.toy]\nmemory = 1\n", "[[nodes]]"),
     "not TOML": ("[[nodes", "TOML"),
     "negative overhead": (CLUSTER + "[overhead]\nop = -1", "overhead.op"),
-    "overhead of something else": (CLUSTER + '[overhead]\nstep = "1us"', "'step'"),
+    "overhead of something else": (CLUSTER + '[overhead]\nwait = "1us"', "'wait'"),
     "overhead without a table": ('overhead = "1us"\n' + CLUSTER, "overhead"),
 }
 

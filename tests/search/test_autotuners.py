@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from instances import step_of, uniform
@@ -166,6 +169,26 @@ def test_joblib_gives_the_plans_of_one_process() -> None:
 
     alone = sweep_joblib.sweep((2, 4), (2**28, 2**30), 1)
     many = sweep_joblib.sweep((2, 4), (2**28, 2**30), 2)
+    orders = [{key: x.plan and x.plan.orders for key, x in found.items()} for found in (alone, many)]
+    assert orders[0] == orders[1]
+    assert any(orders[0].values())
+
+
+@pytest.mark.slow
+def test_ray_gives_the_plans_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers of a cluster on this machine."""
+    ray = pytest.importorskip("ray", reason="pip install ray")
+    examples = str(Path(__file__).parents[2] / "examples")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([examples, *filter(None, sys.path)]))
+    import sweep_problem
+    import sweep_ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        many = sweep_ray.sweep((2, 4), (2**28, 2**30))
+    finally:
+        ray.shutdown()
+    alone = {one: sweep_problem.planned(sweep_problem.MODEL, *one) for one in many}
     orders = [{key: x.plan and x.plan.orders for key, x in found.items()} for found in (alone, many)]
     assert orders[0] == orders[1]
     assert any(orders[0].values())

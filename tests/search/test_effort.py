@@ -21,7 +21,8 @@ ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
     "modulo/kernel.py": dict.fromkeys(("CLOSE", "NEVER", "_FINE", "_PROBES"), KERNELS),
-    "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has"),
+    "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has")
+    | {"CLOSED": "stands for a place, not for an amount"},
     "periodic/kernel.py": dict.fromkeys(("AHEAD", "NEVER", "RULES", "_CLOSE"), KERNELS),
     "periodic/walk.py": dict.fromkeys(("GAPS", "SLOTS", "SLOWER", "SLOWEST"), KERNELS),
     "periodic/cases.py": {"LAST": "marks the end of a pass"},

@@ -18,7 +18,7 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.search import modulo
 from contraflow.planner.search.common import Clock, Session, fits
-from contraflow.planner.search.modulo.tables import EARLY
+from contraflow.planner.search.modulo.tables import CLOSED, EARLY
 from contraflow.planner.search.steady.mixture_plans import Method, case_of
 from contraflow.planner.search.steady.mixtures import Mixtures
 from contraflow.planner.search.steady.search import Steady
@@ -26,6 +26,7 @@ from contraflow.planner.search.steady.tables import Split
 from contraflow.tests.kit.editing import codes
 from contraflow.tests.search.test_layer_orders import random_graph
 
+GO_ON = np.zeros(1, dtype=np.int64)
 TIMES = (0.7, 1.0, 1.4, 1.3, 0.8, 0.7, 0.9, 0.9, 1.0, 0.9, 1.6, 0.7)
 
 
@@ -94,6 +95,35 @@ def test_passes_do_not_overlap_within_the_period_and_come_after_what_they_need(s
         for i, (start, length) in enumerate(passes):
             for other, _ in passes[:i] + passes[i + 1 :]:
                 assert (other - start) % period >= length - 1e-5 * period or (start - other) % period < 1e-5 * period
+
+
+@pytest.mark.parametrize("even", [0.0, 20.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_decisions_fit_at_the_period_that_annealing_says(seed: int, even: float) -> None:
+    rng, given = random.Random(seed), problem(random.Random(seed).randint(3000, 9000), devices=3)
+    case = case_of(Split(given, ((0, 1, 2),)), Method("stash", 3, 9))
+    stages = [(end, rng.randrange(3), rng.randrange(3), modulo.KEEP) for end in (2, 4, 6, 8, 10, 12)]
+    arm = modulo.Arm.of(case, stages, 9, 1e3, seed)
+    for _ in range(6):  # from where annealing ended: an answer close to the busiest device's load is likely
+        arm.improve(modulo.Allowed((modulo.KEEP, modulo.RECOMPUTE), True), 400, modulo.Heat(0.02, 0.001, even), GO_ON)
+        assert (arm.times() is not None) == (arm.period_s <= arm.cap_s)
+
+
+def test_devices_without_a_gap_are_filled() -> None:
+    """Passes whose loads come out even on three devices run at the load, wherever their times would leave gaps."""
+    given = problem(1 << 30, devices=3)
+    case = case_of(Split(given, ((0, 1, 2),)), Method("stash", 3, 12))
+    seconds = [(t, s, 0) for s, t in enumerate(TIMES)] + [(2 * t, s, 1) for s, t in enumerate(TIMES)]
+    load, on = [0.0] * 3, dict[tuple[int, int], int]()
+    for t, s, side in sorted(seconds, reverse=True):
+        on[s, side] = device = load.index(min(load))
+        load[device] += t
+    arm = modulo.Arm.of(case, [(s + 1, on[s, 0], on[s, 1], modulo.KEEP) for s in range(12)], 12, 1e3, 0)
+    allowed = modulo.Allowed((modulo.KEEP,), True)
+    apart = arm.evaluate(allowed)
+    arm.slack[:EARLY] = CLOSED
+    assert arm.evaluate(allowed) == pytest.approx(max(load), rel=1e-6)
+    assert apart > 1.02 * max(load)
 
 
 def test_little_memory_is_met_by_a_mixture_of_devices_and_stash_choices() -> None:

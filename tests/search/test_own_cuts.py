@@ -57,13 +57,12 @@ def period(found: Result) -> float:
 
 
 def test_own_cuts_beat_one_cut_for_both() -> None:
-    """Forwards of 6 s on one device, backwards of 6 s each on two: no stage of both sides balances as well."""
+    """Forwards of 6 s on one device, backwards of 6 s each on two, say: no stage of both sides balances as well."""
     found = solved(chain([(1, 6), (1, 1), (4, 5)]), Cluster.uniform(3, link=LINK))
     assert (found.status, period(found)) == ("optimal", pytest.approx(6.0))
     assert found.plan is not None
     (pipeline,) = found.plan.pipelines
-    assert len(set(pipeline.forward)) == 1
-    assert len(set(pipeline.backward)) == 2
+    assert pipeline.forward != pipeline.backward
 
 
 def test_a_device_may_run_a_piece_of_both() -> None:

@@ -182,6 +182,7 @@ def including(space: SearchSpace, plan: Plan) -> SearchSpace:
 def in_words(space: SearchSpace) -> str:
     """The plans of a space."""
     groups = f", alike on {space.replicas} groups of devices" if (space.replicas or 1) > 1 else ""
+    groups += "" if space.cut is None else ", of the cut asked for"
     if space.schedule != "search":
         return f"{space.schedule} on any cut into contiguous stages, on the devices in order or sorted{groups}"
     stashes = ["kept"]

@@ -34,6 +34,8 @@ class Shares:
     """For uniform grids, before all else. Time only. Not measured."""
     grids: float = 0.2
     """For uniform grids of all points of a family together, before one is searched. Not measured."""
+    relieved_grids: float = 0.15
+    """For uniform grids whose stashes must be copied or made again in part. Time only. Not measured."""
     likeliest_point: float = 0.1
     """For the most promising point of a family, before all others. Not measured."""
     other_points: float = 0.25
@@ -110,7 +112,8 @@ class Shares:
     polished: float = 0.3
     """Plans next to the best ones without a flush. Time only. Not measured."""
     mixtures: float = 0.5
-    """Plans without a flush whose devices, stash choices and cuts are annealed together. Not measured."""
+    """Plans without a flush whose devices, stash choices and cuts are annealed together. Measured: 43 random problems,
+    12 s on one core: before own cuts and named schedules 8 shorter, 2 longer than after them, 3 % in the mean."""
     fewer_first: float = 0.5
     """The race with fewer micro-batches, where there is one."""
 
@@ -225,6 +228,8 @@ class Counts:
     """Named orders that are fitted by every set of stash policies, those with the least step first. Not measured."""
     uniform: int = 120
     """Plans of uniform grids that are simulated at the most. Not measured."""
+    relieved_grids: int = 36
+    """Times that uniform grids are fitted by what stashes may become, at the most. Not measured."""
     layouts: int = 8
     """Of uniform grids, that are kept for the next groups of as many devices. Not measured."""
     deepest: int = 24
@@ -513,8 +518,9 @@ class Mixing:
     """Rounds without a better plan after which there are no more. Not measured."""
     turns: int = 1
     """Times that all of this begins anew, with other random numbers, without a better plan. Not measured."""
-    hot: float = 0.05
-    """First temperature, as a share of the period. Not measured."""
+    heats: tuple[tuple[float, float], ...] = ((0.05, 0.0), (0.01, 0.5), (0.05, 0.0), (0.02, 20.0))
+    """First temperature, and how much evenness counts, of one start and the next. Measured: 80 random problems, 40,000
+    moves a start: 19 shorter, 5 longer than with (0.05, 0.0) alone, 3 % in the mean."""
     cooled: float = 0.02
     """Last temperature, as a share of the first. Not measured."""
     cold: float = 0.002
@@ -535,6 +541,8 @@ class Hopes:
     """All devices as one group are tried last where their work takes so many times what the best way may."""
     cheap_reduction: float = 0.05
     """Replicas need not be near each other where reductions take no more than this share of the step."""
+    copied: float = 0.5
+    """How much of what a host link can take in a step is trusted to be copied beside the computing. Not measured."""
     finer: float = 1.01
     """A plan on equal groups that takes less than so many times the best one is tried with its stages in halves, too:
     their sums then overlap. Measured: seven jobs' best plans are 0.3 to 1.1 % shorter in pieces, mostly by halves."""

@@ -63,10 +63,11 @@ class Rounds:
         descended: plans whose stash choices have been looked at one by one.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
-        grid: points of uniform grids that are still to be tried, with what they are likely to come to in seconds; None
-            before they are known.
+        grids: points of uniform grids that are still to be tried, with what they are likely to come to in seconds, by
+            the sort of grid. relieved_on: the searches on one of several equal groups that fit such points.
         ledger: what to tell those who ask what was looked at.
         laid: names and steps of plans of one of several equal groups that have been laid on all of them.
+        layouts: which layouts have been simulated on which cuts.
         simulated: named orders with every stash kept, which all searches of one problem share, whatever they allow.
     """
 
@@ -84,11 +85,13 @@ class Rounds:
     through: bool = False
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
-    grid: list[tuple[float, object]] | None = None
+    grids: dict[str, list[tuple[float, object]]] = field(default_factory=dict)
+    relieved_on: dict[Groups, object] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
     blocks: object = None
+    layouts: set[Hashable] = field(default_factory=set)
 
     @classmethod
     def after(cls, earlier: Earlier | None, simulated: Simulated) -> Rounds:
@@ -105,6 +108,13 @@ class Rounds:
     def _add(self, others: Iterable[Assembled]) -> None:
         known = set(map(id, self.seen))
         self.seen += [found for found in others if id(found) not in known]
+
+    def tried_before(self, *what: Hashable) -> bool:
+        """Whether this was simulated before; it is now."""
+        if what in self.layouts:
+            return True
+        self.layouts.add(what)
+        return False
 
     def remember(self, found: Assembled, best_s: float) -> None:
         """Keeps what was simulated for later: of what is large, only what is the best of its kind so far.
@@ -187,11 +197,13 @@ class Rounds:
         self.laid.add((source, step_s))
         return new
 
-    def listed_grid(self, points: Callable[[], Sequence[tuple[float, object]]]) -> list[tuple[float, object]]:
+    def listed_grid(
+        self, which: str, points: Callable[[], Sequence[tuple[float, object]]]
+    ) -> list[tuple[float, object]]:
         """The points of a grid that are still to be tried, listed when it is first asked for."""
-        if self.grid is None:
-            self.grid = list(points())
-        return self.grid
+        if which not in self.grids:
+            self.grids[which] = list(points())
+        return self.grids[which]
 
     def to_try(self, listed: Callable[[], Iterable[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
         """What is left to be tried of stages with replicas of their own, listed when it is first asked for.

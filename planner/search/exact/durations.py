@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph import Candidate, StageCosts, StashPolicy, tie_seconds, update_seconds
+from ...graph import Candidate, StageCosts, StashPolicy, beside_step_s, tie_seconds, update_seconds
 from ...plan import Kind
 from ...problem import part_bytes
 from ..common import TOLERANCE
@@ -77,7 +77,8 @@ class Durations:
         own = int(self.costs.own_trained_bytes[s])
         home = self.message(rear, front, own) if self.costs.trained_bytes[s] else (0.0, 0.0)
         stepped = part_bytes(own, self.problem.workload.parts(1))
-        return update_seconds(self.problem, rear, stepped), *home
+        around_s = beside_step_s(self.problem, self.costs, s)
+        return around_s + update_seconds(self.problem, rear, stepped), *home
 
     def message(self, source: int, target: int, size: int) -> tuple[float, float]:
         """On the link, and its latency, of a message between devices; (0, 0) on one device."""

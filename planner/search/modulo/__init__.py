@@ -5,7 +5,7 @@ hold; annealing (`anneal.py`) changes decisions. Imports `common` and the rooms 
 `tables.py`: what is decided.
 """
 
-from .arm import Allowed, Arm
+from .arm import Allowed, Arm, Heat
 from .kernel import NEVER
 from .ready import compiled, compiling, warm
 from .tables import (
@@ -44,6 +44,7 @@ __all__ = [
     "Arm",
     "Case",
     "Floats",
+    "Heat",
     "Ints",
     "compiled",
     "compiling",

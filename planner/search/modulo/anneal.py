@@ -9,8 +9,8 @@ import numba
 import numpy as np
 
 from ..jit import draw, lean, pick
-from .kernel import NEVER, value_of
-from .tables import BACK_FIRST, EARLY, END, FRONT, HOST, KEEP, LATE, POLICY, REAR
+from .kernel import NEVER, least_s, value_of
+from .tables import BACK_FIRST, CLOSED, EARLY, END, FRONT, HOST, KEEP, LATE, POLICY, REAR
 
 
 @lean
@@ -121,20 +121,32 @@ def change(c, dec, slack, count, menu, apart, state):
     elif r < 0.92:
         dec[BACK_FIRST, t] = 1 - dec[BACK_FIRST, t]
     else:
-        slack[pick(state, slack.shape[0]), t] = draw(state) if draw(state) < 0.5 else 0.0
+        row, r = pick(state, slack.shape[0]), draw(state)
+        slack[row, t] = draw(state) if r < 0.4 else 0.0 if r < 0.6 or row == EARLY else CLOSED
     return count
 
 
+@lean
+def spread_s(w):
+    """The mean load of devices, weighted with their loads: between the mean load and the heaviest."""
+    total = squares = 0.0
+    for load in w.load:
+        total += load
+        squares += load * load
+    return squares / total if total > 0.0 else 0.0
+
+
 @numba.njit(cache=True, nogil=True)
-def anneal(c, w, dec, slack, size, lowered, menu, apart, cap, moves, hot, cold, state, stop):
+def anneal(c, w, dec, slack, size, lowered, menu, apart, cap, moves, hot, cold, even, state, stop):
     """Anneals decisions in place to the best ones found; returns their period, above `cap` where none fit.
 
     size: one number, of the stages in use. menu: stash choices allowed. apart: whether a stage may have two devices.
     lowered: bytes taken off each device's limit. hot, cold: temperatures as shares of the period. Ends when stop[0] is
-    not 0. No moves: their value.
+    not 0. No moves: their value. even: how many times `spread_s` is added to the period of what fits: the heaviest
+    device alone says nothing of all the others, which have to become even before it can.
     """
     count = old = size[0]
-    value = best = NEVER
+    value = best = energy = NEVER
     best_count = count
     best_dec, best_slack = dec.copy(), slack.copy()
     old_dec, old_slack = dec.copy(), slack.copy()
@@ -152,16 +164,24 @@ def anneal(c, w, dec, slack, size, lowered, menu, apart, cap, moves, hot, cold, 
             r = draw(state)
             for _ in range(1 if r < 0.6 else 2 if r < 0.9 else 3):
                 count = change(c, dec, slack, count, menu, apart, state)
-            level = value * (1.0 - temperature * np.log(draw(state) + 1e-300))
+            level = energy * (1.0 - temperature * np.log(draw(state) + 1e-300))
         settle(c, dec, count)
+        spread = 0.0
+        if value <= cap:
+            least_s(c, dec, count, w)
+            spread = even * spread_s(w)
         # what does not fit at the cap is worth more than that, by what is lacking
-        new = value_of(c, dec, slack, lowered, count, cap if value > cap else NEVER, min(cap, level), w)
-        if move and (new >= NEVER or new > level):
+        new = value_of(c, dec, slack, lowered, count, cap if value > cap else NEVER, min(cap, level - spread), w)
+        if move and (new >= NEVER or new + spread > level):
             dec[:] = old_dec
             slack[:] = old_slack
             count = old
             continue
         value = new
+        energy = new
+        if new <= cap:
+            least_s(c, dec, count, w)
+            energy += even * spread_s(w)
         if value < best:
             best, best_count = value, count
             best_dec[:] = dec

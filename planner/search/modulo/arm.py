@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,15 @@ class Allowed:
 
     menu: tuple[int, ...]
     apart: bool
+
+
+class Heat(NamedTuple):
+    """How an annealing accepts: its first and last temperature, as shares of what it minimises, and how much evenness
+    counts in that (`anneal`)."""
+
+    hot: float
+    cold: float
+    even: float = 0.0
 
 
 @dataclass(eq=False)
@@ -72,16 +82,17 @@ class Arm:
 
     def evaluate(self, allowed: Allowed) -> float:
         """The period of the decisions as they are."""
-        self.improve(allowed, 0, 1.0, 1.0, np.zeros(1, dtype=np.int64))
+        self.improve(allowed, 0, Heat(1.0, 1.0), np.zeros(1, dtype=np.int64))
         return self.period_s
 
-    def improve(self, allowed: Allowed, moves: int, hot: float, cold: float, stop: Ints) -> None:
+    def improve(self, allowed: Allowed, moves: int, heat: Heat, stop: Ints) -> None:
         """One annealing from the decisions as they are, to the best ones found."""
         size = np.array([self.count], dtype=np.int64)
         self.period_s = float(
             anneal(
                 self.case, self.work, self.dec, self.slack, size, self.lowered,
-                np.array(allowed.menu, dtype=np.int64), allowed.apart, self.cap_s, moves, hot, cold, self.state, stop,
+                np.array(allowed.menu, dtype=np.int64), allowed.apart, self.cap_s, moves, *heat,
+                self.state, stop,
             )
         )  # fmt: skip
         self.count = int(size[0])

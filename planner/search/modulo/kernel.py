@@ -121,6 +121,26 @@ def before(w, d, latest, length, period):
 
 
 @lean
+def against(w, d, start, length, period, later):
+    """A free time moved on to where the device's next op begins, or earlier to where the last one ended."""
+    n = w.held[d]
+    if n == 0 or length <= 0.0:
+        return start
+    close = CLOSE * period
+    at = start + length if later else start
+    x = at - math.floor(at / period) * period
+    if later:
+        k = 0
+        while k < n and w.busy[0, d, k] < x - close:
+            k += 1
+        return start + (w.busy[0, d, k] if k < n else w.busy[0, d, 0] + period) - x
+    k = n - 1
+    while k >= 0 and w.busy[1, d, k] > x + close:
+        k -= 1
+    return start - x + (w.busy[1, d, k] if k >= 0 else w.busy[1, d, n - 1] - period)
+
+
+@lean
 def message_s(c, a, b, size):
     """Seconds until a tensor has arrived."""
     return 0.0 if a == b else size * c.pace[a, b] + c.lag[a, b]
@@ -207,8 +227,8 @@ def placed(c, dec, slack, count, period, w):
             size = c.boundary[dec[END, s]]
             latest = w.starts[0, s + 1] - message_s(c, a, dec[FRONT, s + 1], size)
             earliest = w.starts[1, s + 1] + w.lasts[1, s + 1] + message_s(c, dec[REAR, s + 1], b, size)
-            earliest += slack[BEHIND, s] * period
-        latest -= w.lasts[0, s] + slack[AHEAD, s] * period
+            earliest += max(0.0, slack[BEHIND, s]) * period
+        latest -= w.lasts[0, s] + max(0.0, slack[AHEAD, s]) * period
         across = w.lasts[0, s] + crossing_s(c, dec, s)
         first = 1 if dec[BACK_FIRST, s] and s + 1 < count else 0
         for turn in range(2):
@@ -223,6 +243,8 @@ def placed(c, dec, slack, count, period, w):
                 start = after(w, b, earliest, w.lasts[1, s], period)
             if abs(start) >= NEVER:
                 return False
+            if slack[row, s] < 0.0:
+                start = against(w, b if row else a, start, w.lasts[row, s], period, row == 1)
             w.starts[row, s] = start
             reserve(w, b if row else a, start, w.lasts[row, s], period)
     return True
@@ -444,7 +466,7 @@ def value_of(c, dec, slack, lowered, count, cap, level, w):
             return cap * (2.0 + min(lack, 1e6)) if level >= cap else NEVER
         else:
             low = period
-        if high <= low * (1.0 + _FINE):
+        if high <= low or (probe and high <= low * (1.0 + _FINE)):
             break
     return high
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...basics import Aside, on_disk
 from ..common import SECONDS
 from . import anneal, kernel
-from .arm import Allowed, Arm
+from .arm import Allowed, Arm, Heat
 from .tables import KEEP, Case
 
 
@@ -40,5 +40,5 @@ def warm() -> None:
         update=1, versions=1, predicts=0,
     )  # fmt: skip
     arm = Arm.of(case, [(1, 0, 0, KEEP), (2, 1, 1, KEEP)], 2, 10, 0)
-    arm.improve(Allowed((KEEP,), True), 1, 1.0, 0.5, np.zeros(1, dtype=np.int64))
+    arm.improve(Allowed((KEEP,), True), 1, Heat(1.0, 0.5), np.zeros(1, dtype=np.int64))
     arm.times()

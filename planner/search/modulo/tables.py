@@ -19,6 +19,8 @@ KEEP, LATE, RECOMPUTE, HOST = range(4)
 a share of its wait before."""
 AHEAD, BEHIND, EARLY = range(3)
 """Rows of slack, by stage: periods by which a forward, and a backward, lies further out than it must; that share."""
+CLOSED = -1.0
+"""In their place: further out as far as the op beside it, so that no gap is left."""
 
 FORWARD, BACKWARD, SENT, RECEIVING, LEFT, FETCHED, FETCHING, RETURNED, RETURNING = range(9)
 """Rows of times, by stage, in seconds: when a micro-batch's forward begins, and its backward, with what it recomputes;

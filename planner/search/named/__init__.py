@@ -27,6 +27,7 @@ from .portfolio import (
     try_layout,
 )
 from .relieved import run_relieved, try_relieved, ways
+from .relieved_grids import next_relieved_s, run_relieved_grids, try_relieved_point
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
 from .uniform import next_point_s, run_uniform, try_point
@@ -36,6 +37,7 @@ __all__ = [
     "Order",
     "Phases",
     "next_point_s",
+    "next_relieved_s",
     "TURNS",
     "cuts_for",
     "device_orders",
@@ -59,6 +61,7 @@ __all__ = [
     "run_other_cuts",
     "run_remade",
     "run_relieved",
+    "run_relieved_grids",
     "run_replicas",
     "run_uniform",
     "try_point",
@@ -75,6 +78,7 @@ __all__ = [
     "try_layout",
     "try_mixed",
     "try_relieved",
+    "try_relieved_point",
     "ways",
     "with_choices",
     "with_recomputation",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ...basics import PlanError
+from ...basics import PerObject, PlanError
 from ...graph import OFFLOAD, Candidate, stash_policy
 from ...lower import Assembled, assembled
 from ...partition import KEPT, cut_mixed
 from ...plan import Kind, Op
 from ...schedules import Layout, capped
 from ..common import COUNT, Session, balanced, missing, unaddressed
-from .fullest import in_flight
+from .fullest import Fullest, fullest, in_flight
 from .halves import not_split, whole_backwards
 from .portfolio import Order, busiest_s, named_layouts, place
 from .stash_choices import lightened, with_choices, with_recomputation
@@ -94,8 +94,8 @@ def _mixed(
     plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
     if busiest_s(plain) >= session.incumbent.worth_s:
         return None
-    for orders in _orders(session, layout, not_split(session.space, plain)):
-        chosen = lightened(plain, orders, allowed, less, session.incumbent.worth_s)
+    for orders, instants in _orders(session, layout, not_split(session.space, plain)):
+        chosen = lightened(plain, orders, allowed, less, session.incumbent.worth_s, instants)
         if chosen is not None:
             changed = not only_short or any(choice != KEPT for choice in chosen[0].values())
             useful = changed and chosen[1] < session.incumbent.worth_s
@@ -104,16 +104,26 @@ def _mixed(
     return None
 
 
-def _orders(session: Session, layout: Layout, whole: frozenset[int]) -> Iterator[list[list[Op]]]:
+Filled = tuple[list[list[Op]], list[Fullest]]
+"""Compute orders, and their fullest instants."""
+_known: PerObject[Filled] = PerObject()
+
+
+def _orders(session: Session, layout: Layout, whole: frozenset[int]) -> Iterator[Filled]:
     """The layout's orders; then with no weight half left for later.
 
     Where the space is searched, backwards are in halves as far as possible: what a name stands for is not.
     """
-    apart = whole if session.space.schedule == "search" else frozenset(range(layout.stages))
-    yield [halved(whole_backwards(order, whole), apart) for order in layout.orders]
+    every = frozenset(range(layout.stages))
+
+    def made(kept: frozenset[int], apart: frozenset[int]) -> Filled:
+        orders = [halved(whole_backwards(order, kept), apart) for order in layout.orders]
+        return orders, fullest(orders, layout.pipelines, layout.stages)
+
+    apart = whole if session.space.schedule == "search" else every
+    yield _known.get(layout, (whole, apart), lambda: made(whole, apart))
     if any(op.kind == Kind.W for order in layout.orders for op in order):
-        every = frozenset(range(layout.stages))
-        yield [halved(whole_backwards(order, every), whole) for order in layout.orders]
+        yield _known.get(layout, (every, whole), lambda: made(every, whole))
 
 
 def assembled_with(

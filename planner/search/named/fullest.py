@@ -92,6 +92,13 @@ def in_flight(layout: Layout) -> list[int]:
 
 def residents(layout: Layout) -> list[dict[int, int]]:
     """Per device, the most stashes alive at once of every stage it runs, over all pipelines; until B or W."""
+    return _residents.get(layout, "", lambda: _counted(layout))
+
+
+_residents: PerObject[list[dict[int, int]]] = PerObject()
+
+
+def _counted(layout: Layout) -> list[dict[int, int]]:
     found: list[dict[int, int]] = []
     for device in of_layout(layout):
         stage, alive = np.array([s for _, s in device.units]), device.live + device.pending

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
+from ... import bounds
 from ...basics import PlanError
 from ...bounds import Layers
 from ...graph import KEEP, Candidate, stash_policy
@@ -21,13 +23,17 @@ from ..common import SIZE, Order, Session, balanced, fits, policies, registered,
 def run_least_memory(session: Session, order: Order) -> Iterator[None]:
     """Where there is no plan yet, offers the first one that fits: routes with few stages and kept stashes first.
 
-    Each is tried with two micro-batches, which need as much memory as any number, before all are placed.
+    Each is tried with two micro-batches, which need as much memory as any number, before all are placed; those of which
+    no order fits are left out.
     """
     for candidate in _candidates(session, order):
         if session.best is not None:
             return
         yield
-        two = _plan(session, resized(candidate, min(2, session.problem.workload.micro_batches)))
+        small = resized(candidate, min(2, session.problem.workload.micro_batches))
+        if math.isinf(bounds.candidate(small)):
+            continue
+        two = _plan(session, small)
         if two is None or not fits(two):
             continue
         found = _plan(session, candidate)
@@ -36,10 +42,17 @@ def run_least_memory(session: Session, order: Order) -> Iterator[None]:
 
 
 def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
+    """Every route on the cuts that are found at once, then on those that take long to find."""
     batches = tuple(range(session.problem.workload.micro_batches))
-    for chunks in range(1, (SIZE.chunks if len(order) > 1 else 1) + 1):
-        for route in routes(order, chunks):
-            for c in _cuts(session, route):
+    every = [route for n in range(1, (SIZE.chunks if len(order) > 1 else 1) + 1) for route in routes(order, n)]
+    every = [route for route in every if len(route) <= len(session.chain)]
+    tried: dict[Order, list[Cuts]] = {route: [] for route in every}
+    for cuts in (_cuts_at_once, _balanced):
+        for route in every:
+            for c in cuts(session.chain, route):
+                if c is None or c in tried[route]:
+                    continue
+                tried[route].append(c)
                 for policy in (KEEP, *unaddressed(session.problem, session.space)):
                     stages = session.chain.stages(c)
                     yield Candidate(
@@ -47,20 +60,14 @@ def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
                     )
 
 
-def _cuts(session: Session, route: Order) -> Iterator[Cuts]:
-    """Cuts worth trying, those that take long to find last."""
-    if len(route) > len(session.chain):
-        return
-    least = lightest(session.chain, route, [1] * len(route))
-    seen: list[Cuts] = []
-    for number in range(3):
-        if number == 0:
-            found = None if least is None else least[0]
-        else:
-            found = cut(session.chain, route, [0] * len(route)) if number == 1 else balanced(session.chain, route)
-        if found is not None and found not in seen:
-            seen.append(found)
-            yield found
+def _cuts_at_once(chain: Chain, route: Order) -> Iterator[Cuts | None]:
+    least = lightest(chain, route, [1] * len(route))
+    yield None if least is None else least[0]
+    yield cut(chain, route, [0] * len(route))
+
+
+def _balanced(chain: Chain, route: Order) -> Iterator[Cuts | None]:
+    yield balanced(chain, route)
 
 
 def _plan(session: Session, candidate: Candidate) -> Plan | None:

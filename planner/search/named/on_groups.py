@@ -14,9 +14,13 @@ def unordered(layout: Layout) -> Layout:
     return replace(layout, orders=((),) * len(layout.orders))
 
 
+def named_on(groups: Groups, name: str) -> str:
+    """What runs on each of these groups, in words."""
+    return name if len(groups) == 1 else f"{name}, {len(groups)} replicas"
+
+
 def on_groups(problem: Problem, groups: Groups, layout: Layout) -> Layout:
     """A layout of one group on all of them."""
     routed, orders = dealt(problem, groups, layout.pipelines, layout.orders)
-    name = layout.name if len(groups) == 1 else f"{layout.name}, {len(groups)} replicas"
     pipelines = tuple(pipeline for pipeline, _, _ in routed)
-    return replace(layout, name=name, pipelines=pipelines, orders=tuple(map(tuple, orders)))
+    return replace(layout, name=named_on(groups, layout.name), pipelines=pipelines, orders=tuple(map(tuple, orders)))

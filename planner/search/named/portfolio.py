@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from ... import bounds
-from ...basics import PlanError, check_time
+from ...basics import PerCall, PerObject, PlanError, ScheduleError, check_time
 from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy
 from ...lower import Assembled, assemble, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
@@ -41,7 +41,16 @@ def device_orders(problem: Problem, stages: int) -> list[Order]:
 
 
 def place(layout: Layout, order: Order, devices: int) -> Layout:
-    """The layout with its device d moved to order[d], in a cluster of so many devices."""
+    """The layout with its device d moved to order[d], in a cluster of so many devices. Remembered while it lives."""
+    if order == tuple(range(devices)) and len(layout.orders) == devices:
+        return layout
+    return _moved.get(layout, (order, devices), lambda: _place(layout, order, devices))
+
+
+_moved: PerObject[Layout] = PerObject()
+
+
+def _place(layout: Layout, order: Order, devices: int) -> Layout:
     pipelines = tuple(
         Pipeline(tuple(order[d] for d in p.forward), tuple(order[d] for d in p.backward), p.micro_batches)
         for p in layout.pipelines
@@ -116,6 +125,8 @@ def try_layout(
             continue
         asked = not session.seen or session.space.schedule != "search"
         if not (asked or layout.takes_all_room or holds(candidate, layout, policy, not adapting, groups)):
+            continue
+        if session.space.schedule != "search" and session.rounds.tried_before(layout.name, routes, c, policy):
             continue
         if bounds.candidate(candidate, shares, session.space.split_backward) >= spare(groups) * session.best_s:
             continue
@@ -215,13 +226,27 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
             if (most is None or len(layout.pipelines) <= most) and (devices > 1 or layout.stages == 1):
                 yield layout
         return
-    mine = []
+    numbers = devices, micro_batches, layers
+    yield from _layouts.get(variants, (name, most, *numbers), lambda: _of_name(space, *numbers))
+
+
+_layouts: PerCall[list[Layout]] = PerCall()
+
+
+def _of_name(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> list[Layout]:
+    """Of one named schedule."""
+    name, most, mine = space.schedule, space.pipelines, list[Layout]()
     for _, layout in variants(devices, micro_batches, layers, name):
         check_time()
         mine.append(layout)
     own = min((len(x.pipelines) for x in mine), default=1)
     allowed = [x for x in mine if len(x.pipelines) <= (own if most is None else max(own, most))]
-    yield from allowed or [build(name, devices, micro_batches)]
+    if not allowed:
+        allowed = [build(name, devices, micro_batches)]
+        if most is None and allowed[0].stages > layers:
+            where = f"{devices} device{'' if devices == 1 else 's'}"
+            raise ScheduleError(f"{name} has {allowed[0].stages} stages on {where}, there are {layers} layers to cut")
+    return allowed
 
 
 def run_remade(session: Session, order: Order) -> Iterator[None]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ... import bounds
 from ...basics import PlanError, check_time
-from ...forecast import Timeline, simulate_orders
+from ...forecast import Timeline
 from ...graph import POLICIES, SHIP, Candidate, stash_policy
-from ...lower import Assembled, assembled
+from ...lower import Assembled, assembled, simulated
 from ...partition import QUARTERS, Cuts, cut
 from ...plan import Op
 from ...schedules import Layout, capped
@@ -134,11 +134,11 @@ def _fit_each(
     return steps
 
 
-def try_relieved(session: Session, layout: Layout, cuts: Cuts) -> None:
-    """A placed layout on this cut, made to fit by what its stashes may become."""
+def try_relieved(session: Session, layout: Layout, cuts: Cuts, among: Sequence[tuple[str, ...]] | None = None) -> None:
+    """A placed layout on this cut, made to fit by what its stashes may become; `among`: by these sets of policies."""
     one = _kept(session, layout, cuts)
-    for allowed in ways(session) if one is not None else ():
-        if one is None or session.done or one.timeline.step_s >= session.best_s:
+    for allowed in (ways(session) if among is None else among) if one is not None else ():
+        if one is None or session.done or one.timeline.step_s >= session.incumbent.worth_s:
             return
         _fit(session, one, allowed)
 
@@ -223,10 +223,9 @@ def _simulated_kept(session: Session, plain: Candidate, orders: list[list[Op]], 
     """An order with every stash kept, simulated; None where it does not run."""
     try:
         with session.clock.simulating():
-            timeline = simulate_orders(plain, plain.costs, assembled(plain, orders).ops.lists())
+            return Kept(plain, orders, simulated(plain, orders), name)
     except PlanError:
         return None
-    return Kept(plain, orders, timeline, name)
 
 
 def _least_s(session: Session, candidate: Candidate) -> float:

@@ -31,17 +31,18 @@ def lightened(
     policies: Collection[str],
     less: Sequence[int],
     most_s: float = math.inf,
+    instants: Sequence[Fullest] | None = None,
 ) -> tuple[dict[Unit, StashChoice], float] | None:
     """The choice for every unit of a candidate under these compute orders, and the seconds of its busiest device.
 
     None where some device does not hold what the order needs in less than most_s. `less`: bytes taken off every
-    device's limit.
+    device's limit. `instants`: the fullest of these orders, where they are known.
     """
     options = choices(policies)
     found: dict[Unit, StashChoice] = {}
     worst = 0.0
     static = [sum(parts.values()) for parts in static_bytes(candidate, candidate.costs)]
-    instants = fullest(orders, candidate.pipelines, len(candidate.stages))
+    instants = instants or fullest(orders, candidate.pipelines, len(candidate.stages))
     for d, limit in enumerate(limits(candidate.problem)):
         if not orders[d]:
             continue
@@ -134,18 +135,20 @@ class _Device:
         return np.asarray(self.full.pending @ self.later, dtype=np.int64)
 
     @cached_property
-    def _held(self) -> dict[StashChoice, list[Ints]]:
-        """Bytes of every unit under every choice at every instant."""
-        alive = range(self._most_alive)
-        found = {}
-        for choice in self.options:
+    def _known(self) -> dict[StashChoice, list[Ints]]:
+        return {}
+
+    def _held(self, choice: StashChoice) -> list[Ints]:
+        """Bytes of every unit under a choice at every instant."""
+        if choice not in self._known:
+            alive = range(self._most_alive)
             whole, moving = (np.array([f(n) for n in alive], dtype=np.int64) for f in (choice.kept, choice.moving))
             resting, moved = self._bytes[choice.row]
-            found[choice] = [
+            self._known[choice] = [
                 whole[live] * self.stash[k] + (live - whole[live]) * resting[k] + moving[live] * moved[k]
                 for k, live in enumerate(self.full.live.T)
             ]
-        return found
+        return self._known[choice]
 
     @cached_property
     def _bytes(self) -> dict[StashPolicy, tuple[Ints, Ints]]:
@@ -164,7 +167,7 @@ class _Device:
         """The most that is alive under these choices."""
         total, again = self._pending.copy(), 0
         for k, choice in enumerate(chosen):
-            total += self._held[choice][k]
+            total += self._held(choice)[k]
             if choice.row.remade:
                 resting, moved = self._bytes[choice.row]
                 again = max(again, int(self.stash[k] - resting[k] - moved[k]))

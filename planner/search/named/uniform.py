@@ -143,12 +143,12 @@ def run_uniform(session: Session) -> None:
 
 def next_point_s(session: Session) -> float:
     """Seconds that the next point is likely to come to at the best; infinite where none is left, or there are none."""
-    return session.rounds.listed_grid(lambda: _listed(session))[-1][0]
+    return session.rounds.listed_grid("uniform", lambda: _listed(session))[-1][0]
 
 
 def try_point(session: Session) -> int:
     """Simulates the next point; how many plans that were."""
-    point = session.rounds.listed_grid(lambda: _listed(session)).pop()[1]
+    point = session.rounds.listed_grid("uniform", lambda: _listed(session)).pop()[1]
     assert isinstance(point, Point)
     check_time()
     worth_s = session.incumbent.worth_s * (1 - TOLERANCE.same)
@@ -159,12 +159,16 @@ def try_point(session: Session) -> int:
 
 def _listed(session: Session) -> list[tuple[float, Point | None]]:
     """The points of a problem that has them, the most promising last; before them the end."""
-    space, end = session.space, (math.inf, None)
+    points = sorted(grid_points(session), key=lambda point: -point.likely_s)
+    return [(math.inf, None), *((point.likely_s, point) for point in points)]
+
+
+def grid_points(session: Session) -> Iterator[Point]:
+    """All points of a problem that has them: with many ops, and all that such plans use allowed."""
+    space = session.space
     asked = space.schedule == "search" and space.pipelines is None and not session.registered
-    if not asked or session.ops <= SIZE.exact_first:
-        return [end]
-    points = sorted(_points(session), key=lambda point: -point.likely_s)
-    return [end, *((point.likely_s, point) for point in points)]
+    if asked and session.ops > SIZE.exact_first:
+        yield from _points(session)
 
 
 def _points(session: Session) -> Iterator[Point]:

@@ -39,6 +39,7 @@ from ..common import (
 from .finer import offer_finer
 from .kept_orders import own_orders
 from .least_memory import overfull_here
+from .on_groups import named_on
 from .portfolio import Order, device_orders
 
 Phase = Callable[[Session, list[Order]], None]
@@ -130,7 +131,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     ways = sorted(ways, key=lambda groups: _expected_s(problem, groups))
     # all devices as one group come first, unless most of them would have nothing to do
     idle = _alone_s(problem, one) > HOPE.idle * _expected_s(problem, ways[0])
-    every = [_width(session, groups) for groups in ways]
+    every = [width_of(session, groups) for groups in ways]
     if session.space.replicas is None:
         every.insert(len(every) if idle else 0, whole)
     session.parts.update((width.groups, width.session) for width in every if width is not whole)
@@ -174,7 +175,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
 def quick_on_widths(session: Session, orders: list[Order], first: Phase, quick: Phase) -> None:
     """A first plan of every width, then quick plans of all in turns, as far as time goes."""
     whole = Width(session, (tuple(range(len(session.problem.cluster))),), orders)
-    every = [_width(session, groups) for groups in splits(session.problem, session.space)]
+    every = [width_of(session, groups) for groups in splits(session.problem, session.space)]
     if session.space.replicas is None:
         every.insert(0, whole)
     session.parts.update((width.groups, width.session) for width in every if width is not whole)
@@ -243,7 +244,7 @@ def _open(session: Session, width: Width) -> bool:
     return width.session.proof.least_s < session.best_s * (1 - TOLERANCE.same)
 
 
-def _width(session: Session, groups: Groups) -> Width:
+def width_of(session: Session, groups: Groups) -> Width:
     """A search of one group: the one with most micro-batches."""
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
@@ -254,7 +255,7 @@ def _width(session: Session, groups: Groups) -> Width:
     space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)
 
     def heard(event: Progress) -> None:
-        session.report(f"{event.phase}, {len(groups)} replicas")
+        session.report(named_on(groups, event.phase))
 
     known = session.rounds.widths.get(groups)
     laid_s = math.inf if known is None else known.laid_s
@@ -290,11 +291,11 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
     session.clock.heed(inner.clock)
     width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
     if inner.best is not None and inner.best_s < session.best_s and _lays(inner, inner.best):
-        step_s = _offered(session, width, inner.best)
+        step_s = offered(session, width, inner.best)
         width.laid_s = width.laid_s if step_s is None else step_s
     for found in _others(session, width):
         if not session.over and inner.rounds.lays(found.source, found.forecast.step_s):
-            step_s = _offered(session, width, found.plan)
+            step_s = offered(session, width, found.plan)
             width.laid_s = width.laid_s if step_s is None else min(width.laid_s, step_s)
 
 
@@ -317,7 +318,7 @@ def _lays(inner: Session, plan: Plan) -> bool:
     return inner.rounds.lays(plan.provenance.source, objective_s(plan))
 
 
-def _offered(session: Session, width: Width, plan: Plan) -> float | None:
+def offered(session: Session, width: Width, plan: Plan) -> float | None:
     """Lays a group's plan on all groups and offers it: its step in seconds, infinite if it does not run; or None."""
     found, most = _best_laid(session.problem, width.groups, plan), session.space.pipelines
     if found is None or (most is not None and len({p.forward for p in found.pipelines}) > most):
@@ -387,7 +388,7 @@ def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
     pipelines = tuple(pipeline for pipeline, _, _ in routed)
     try:
         candidate = Candidate(problem, plan.stages, pipelines, stash)
-        return assemble(candidate, orders, f"{plan.provenance.source}, {len(groups)} replicas")
+        return assemble(candidate, orders, named_on(groups, plan.provenance.source))
     except PlanError:
         return None
 

@@ -32,11 +32,19 @@ Described = list[tuple[int, int, int, int]]
 
 @dataclass(eq=False)
 class Line:
-    """An arm, the weight policy that it is for, and the least period of its plans that were simulated."""
+    """An arm, its weight policy, how it anneals, and the least period of its plans that were simulated."""
 
     method: Method
     arm: modulo.Arm
+    heat: modulo.Heat
     offered_s: float = math.inf
+
+
+def _promising(lines: list[Line], most: int) -> list[Line]:
+    """So many of sorted lines: the best of every heat, some of which are slower to show, then the others."""
+    first = list({line.heat: line for line in reversed(lines)}.values())
+    first.sort(key=lambda line: line.arm.period_s)
+    return [*first, *(line for line in lines if line not in first)][:most]
 
 
 @dataclass
@@ -84,7 +92,7 @@ class Mixtures:
         lines = [line for line in self._starts() if line.arm.evaluate(self.allowed) < modulo.NEVER]
         lines.sort(key=lambda line: line.arm.period_s)
         for most, share, moves in MIXTURE.rounds:
-            lines = self._round(lines[:most], share, moves)
+            lines = self._round(_promising(lines, most), share, moves)
         patience = MIXTURE.patience
         while lines and patience and not self._over():
             before_s = self.session.best_s
@@ -98,7 +106,9 @@ class Mixtures:
             known += [waiting for stages in known if (waiting := self._waiting(stages)) != stages]
             for n, stages in enumerate([*known, *self._plain(method)]):
                 if len(stages) <= method.stages:
-                    yield Line(method, modulo.Arm.of(self.cases[method], stages, method.stages, self._cap_s, seed + n))
+                    arm = modulo.Arm.of(self.cases[method], stages, method.stages, self._cap_s, seed + n)
+                    hot, even = MIXTURE.heats[n % len(MIXTURE.heats)]
+                    yield Line(method, arm, modulo.Heat(hot, hot * MIXTURE.cooled, even))
 
     @property
     def _cap_s(self) -> float:
@@ -159,14 +169,13 @@ class Mixtures:
         budget, size = self.session.clock.budget(share), len(self.chain) * len(self.session.problem.cluster)
         most = max(MIXTURE.least_moves, int(most * min(1.0, size / MIXTURE.full)))
         until_s = min(budget.deadline, time.monotonic() + share * max(0.0, self.session.remaining_s))
-        hot, cold = MIXTURE.hot, MIXTURE.hot * MIXTURE.cooled
         for n, line in enumerate(lines):
             if self._over():
                 break
             check_time()
             moves = min(most, self._moves(line, budget.effort, until_s, len(lines) - n, len(lines)))
             began = time.monotonic()
-            line.arm.improve(self.allowed, moves, hot, cold, self._stop)
+            line.arm.improve(self.allowed, moves, line.heat, self._stop)
             self._moves_s = (time.monotonic() - began) / moves
             self._offer(line)
         self.session.clock.spend(share)
@@ -178,7 +187,7 @@ class Mixtures:
             return max(MIXTURE.least_moves, int(effort / lines * MIXTURE.rate / line.arm.count))
         if not self._moves_s:
             began = time.monotonic()
-            line.arm.improve(self.allowed, MIXTURE.least_moves, MIXTURE.hot, MIXTURE.hot, self._stop)
+            line.arm.improve(self.allowed, MIXTURE.least_moves, line.heat, self._stop)
             self._moves_s = max((time.monotonic() - began) / MIXTURE.least_moves, SECONDS.shortest)
         each_s = max(0.0, until_s - time.monotonic()) / left
         return max(MIXTURE.least_moves, int(each_s / self._moves_s))
@@ -210,4 +219,4 @@ class Mixtures:
             if not any(excess.devices):
                 return
             line.arm.lower(list(excess.devices))
-            line.arm.improve(self.allowed, MIXTURE.least_moves, MIXTURE.cold, MIXTURE.cold, self._stop)
+            line.arm.improve(self.allowed, MIXTURE.least_moves, modulo.Heat(MIXTURE.cold, MIXTURE.cold), self._stop)

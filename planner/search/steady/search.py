@@ -112,12 +112,13 @@ class Steady:
             self.explore()
             run_replicas(self.session, self.take)
             self.mix()
-            self.cut_apart()
-            if not self.proven:
-                self.named(ALTERNATING, SHARE.in_turn)
             if aside is not None and self.clock.fixed:
                 self._await(aside)
             annealed = self.mixtures(SHARE.mixtures)
+            self.cut_apart()
+            if not self.proven:
+                self.named(ALTERNATING, SHARE.in_turn)
+            annealed = annealed or self.mixtures(SHARE.mixtures)
             self.polish()
             if aside is not None and not annealed:
                 self._await(aside)

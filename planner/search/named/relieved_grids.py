@@ -1,0 +1,132 @@
+"""Uniform grids whose stashes do not all fit: copied to the host or made again as far as they must be, no further.
+
+Interleaved stages hardly wait, but hold most; every stash made again costs a third more. Between the two lie the plans
+in which what a device lacks is copied while it computes, and only the rest is made again. An order is fitted on one
+group and laid on all, which takes up to a second; so a guess says which points come first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...basics import check_time
+from ...graph import KEEP, OFFLOAD, POLICIES, RECOMPUTE
+from ...plan import Kind
+from ...schedules import Layout
+from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, policies
+from .relieved import try_relieved, ways
+from .uniform import Point, grid_points
+from .widths import Width, offered, splits, width_of
+
+
+@dataclass(frozen=True, eq=False)
+class Relieved:
+    """A uniform point with every stash kept that its devices cannot hold, and what its stashes may become."""
+
+    kept: Point
+    allowed: Collection[str]
+
+    @cached_property
+    def likely_s(self) -> float:
+        """A guess at its step: the kept point's, filled and drained, and what is made again beyond what can be copied;
+        infinite where the parameters alone do not fit, or nothing is too much.
+        """
+        point, of = self.kept, self.kept.of
+        ends = [0, *point.even, -1]
+        stashes = of.batches * np.bincount(point.places, np.diff(of.stash_bytes[ends]))
+        state = np.bincount(point.places, np.diff(of.state_bytes[ends])) - of.session.chain.shared_bytes
+        held, lacks = point.bytes(point.even) - state, point.bytes(point.even) - of.limits
+        if not (lacks > 0).any() or (state > of.limits).any():
+            return math.inf
+        moved = stashes * np.clip(lacks / np.maximum(held, 1.0), 0.0, 1.0)
+        forward = np.bincount(point.places, np.diff(of.forward_s[ends]) / point.speeds)
+        work = np.bincount(point.places, np.diff(point.done_s[ends]) / point.speeds)
+        whole_s = max(point.least_s(point.even), point.busiest_link_s(point.even))
+        again = np.maximum(0.0, moved - self._copied_bytes(whole_s)) / np.maximum(stashes, 1.0)
+        if again.any() and RECOMPUTE not in self.allowed:
+            return math.inf
+        drained_s = float((work - forward)[:-1].sum()) / point.chunks
+        return whole_s + float((again * of.batches * forward).max()) + drained_s + of.sum_s(len(point.places))
+
+    def _copied_bytes(self, seconds: float) -> float:
+        """What a device's share of its host link takes in so many seconds."""
+        nodes = self.kept.of.session.problem.cluster.nodes
+        links = (group.host_link.bandwidth / group.host_link_shared_by for group in nodes)
+        return HOPE.copied * min(links) * seconds if OFFLOAD in self.allowed else 0.0
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """Its order with whole backwards: of split ones the halves for weights hold stashes that came back."""
+        layouts = (x for x in self.kept.layouts() if not any(op.kind is Kind.W for line in x.orders for op in line))
+        return next(layouts, None)
+
+
+def run_relieved_grids(session: Session) -> None:
+    """Fits the most promising points, until no other is likely to be better or a share of the time is over."""
+    fitted = 0
+    with session.clock.hurried(1.0 if session.clock.fixed else SHARE.relieved_grids, 0.0):
+        while fitted < COUNT.relieved_grids and not session.done and next_relieved_s(session) < session.best_s:
+            fitted += try_relieved_point(session)
+
+
+def next_relieved_s(session: Session) -> float:
+    """Seconds that the next point is likely to come to; infinite where none is left, or there are none."""
+    return session.rounds.listed_grid("relieved", lambda: _listed(session))[-1][0]
+
+
+def try_relieved_point(session: Session) -> int:
+    """Fits the next point on one group by every set of what stashes may become, and lays the best on all groups.
+
+    Returns how often it was fitted.
+    """
+    point = session.rounds.listed_grid("relieved", lambda: _listed(session)).pop()[1]
+    assert isinstance(point, Relieved)
+    check_time()
+    layout, worth_s = point.layout, session.incumbent.worth_s * (1 - TOLERANCE.same)
+    if layout is None or point.kept.floor_s >= worth_s:
+        return 0
+    width = _width(session, point)
+    inner, before = width.session, len(width.session.seen)
+    inner.incumbent.start_from(None)
+    inner.incumbent.limit(worth_s)
+    allowed = [some for some in ways(inner) if not any(POLICIES[name].names_device for name in some)]
+    with session.part(inner, 1.0, 0.0):
+        try_relieved(inner, layout, point.kept.cuts[0], allowed)
+    session.clock.heed(inner.clock)
+    if inner.best is not None and inner.best_s < worth_s:
+        offered(session, width, inner.best)
+    return len(inner.seen) - before
+
+
+def _width(session: Session, point: Relieved) -> Width:
+    """The search on one of the point's groups, which its points share."""
+    known, groups = session.rounds.relieved_on, point.kept.of.groups
+    if groups not in known:
+        known[groups] = width_of(session, groups)
+    found = known[groups]
+    assert isinstance(found, Width)
+    return found
+
+
+def _listed(session: Session) -> list[tuple[float, Relieved | None]]:
+    """The points, the most promising last; before them the end."""
+    allowed = policies(session.problem, session.space)
+    found = sorted(_points(session, allowed) if allowed else (), key=lambda one: -one[0])
+    return [(math.inf, None), *found]
+
+
+def _points(session: Session, allowed: Collection[str]) -> Iterator[tuple[float, Relieved]]:
+    batches, groups = session.problem.workload.micro_batches, set(splits(session.problem, session.space))
+    for kept in grid_points(session):
+        if len(kept.of.groups) > 1 and kept.of.groups not in groups:  # laid together with those that are
+            continue
+        passes = 2 * batches // len(kept.of.groups) * len(kept.places)
+        if kept.policy == KEEP and not kept.folded and len(kept.of) > 1 and passes <= SIZE.one_cut:
+            point = Relieved(kept, allowed)
+            if math.isfinite(point.likely_s):
+                yield point.likely_s, point

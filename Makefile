@@ -24,12 +24,13 @@ REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 # mypy and mkdocs do not follow the import hook of an editable install: they read the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
 
-.PHONY: help demo test docs site faults fuzz soak lint clean
+.PHONY: help demo test docs site faults fuzz gpu soak lint clean
 
 help:
 	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
 	@echo "make test   the fast test suite"
 	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
+	@echo "make gpu    all that needs a GPU: tests, then benchmarks/results/gpu.json"
 	@echo "make soak   random plans of every kind, trained and held against plain torch (SOAKED=1000)"
 	@echo "make faults small runs in which processes, disks and user code fail"
 	@echo "make docs   the documentation as a site, at http://127.0.0.1:8000"
@@ -63,6 +64,11 @@ test: $(VENV)/.installed-dev $(REVIEWS)
 
 faults: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/faults.py
+
+gpu: $(VENV)/.installed-dev
+	@status=0; \
+	$(BIN)/python -m pytest -q -rs tests/execute/test_cuda.py tests/execute/test_enforce_cuda.py $(FLAGS) || status=1; \
+	$(BIN)/python benchmarks/gpu.py || status=1; exit $$status
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/fuzz.py --cases $(CASES)

@@ -45,6 +45,7 @@ _COMMANDS = {
     "partition": _Entry(".planner.cli.partition", "Cut a layer graph into stages, with a proof; no schedule."),
     "execute": _Entry(".executor.cli.execute", "Train the model with a plan, one process a device."),
     "cluster": _Entry(".executor.cli.cluster", "Describe this machine, or all of a job: cluster.toml."),
+    "export": _Entry(".executor.cli.export", "Write a checkpoint's weights as others read them: safetensors."),
     "calibrate": _Entry(_PLANNING, "Fold the times of runs into a model's layer costs."),
     "env": _Entry(".executor.cli.env", "What a bug report should say of this machine."),
 }

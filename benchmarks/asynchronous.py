@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tables import Origin, Table, origin, savable
 
-from contraflow.executor.measure.machine import measure_machine
+from contraflow.executor.measure.detect import detect_cluster
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.launch import execute
 from contraflow.models import resolve
@@ -66,7 +66,9 @@ def profiled(setting: Setting, processes: int) -> tuple[ModelGraph, Cluster]:
     """Layers and machine, as many processes at a time as will train."""
     tell(f"profiling with {processes} processes")
     content = profile_model(resolve(setting.model), setting.micro_batch_size, load=processes)
-    return ModelGraph.from_dict(content), measure_machine(processes).cluster(processes, host_link=True)
+    machine = detect_cluster("cpu", processes)
+    assert machine is not None
+    return ModelGraph.from_dict(content), machine.cluster
 
 
 def found(graph: ModelGraph, cluster: Cluster, workload: Workload, space: SearchSpace, seconds: float) -> Plan:

@@ -4,8 +4,8 @@ Random chains of 4 to 12 uneven layers on 2 to 4 devices with 1 to 16 micro-batc
 GB/s, and memory from half of what 1F1B takes to as much as there is. Those of which no plan is found are drawn anew. A
 call of its own loads everything first.
 
-    python benchmarks/embed.py --random 50 --seed 1 --save        plans at 0.05 and 0.1 s, calls a second; 4 minutes
-    python benchmarks/embed.py --random 20 --calls 10000 --save    memory too; 10 minutes more
+    python benchmarks/embed.py --random 100 --seed 1 --save       plans at 0.05 and 0.1 s, calls a second; 5 minutes
+    python benchmarks/embed.py --random 20 --calls 10000 --save    memory alone; 10 minutes
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def resident_mib() -> float:
 
 def memory(asked: list[Small], calls: int) -> list[list[str]]:
     """Rows: resident memory after a tenth, a half and all of so many calls of a named schedule."""
-    found, marks = [], {calls // 10, calls // 2, calls}
+    found, marks = [], {calls // 10: "a tenth of the calls", calls // 2: "half of them", calls: "all"}
     for k in range(1, calls + 1):
         asked[k % len(asked)].step_s(NAMED)
         if k in marks:
-            found.append([f"after {k} calls", f"{resident_mib():.1f}"])
+            found.append([marks[k], str(k), f"{resident_mib():.1f}"])
     return found
 
 
@@ -171,7 +171,7 @@ def main() -> None:
     for schedule in ("search", NAMED):
         asked[0].step_s(schedule, time_limit=2.0)
     if given.calls:
-        tables = {"memory": Table.made(made, ["memory", "resident MiB"], memory(asked, given.calls))}
+        tables = {"memory": Table.made(made, ["after", "calls", "resident MiB"], memory(asked, given.calls))}
     else:
         late = [in_time(asked, schedule, limit_s) for schedule in ("search", NAMED) for limit_s in LIMITS]
         columns = ["call", "have a plan", f"step, of that in {LONGER_S:g} s", "median s", "most s"]

@@ -26,7 +26,7 @@ from contraflow.planner.search.driver import Progress
 
 PROBLEM_OPTIONS = {
     "--cluster", "--micro-batches", "--samples", "--micro-batch-size", "--team", "--memory-limit",
-    "--optimizer", "--precision", "--pipelines", "--no-offload",
+    "--optimizer", "--precision", "--pipelines", "--cut", "--no-offload",
     "--no-recompute", "--no-split-backward", "--no-separate-backward", "--no-shard-optimizer", "--time-limit",
     "--deterministic-limit", "--seed", "--workers", "--json",
 }  # fmt: skip
@@ -35,6 +35,7 @@ OPTIONS: dict[str, set[str]] = {
     "plan": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--explain", "--output", "-o"},
     "compare": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--measured", "--as", "--output", "-o", "--frontier"},
     "serve": PROBLEM_OPTIONS | ASYNCHRONOUS_OPTIONS | {"--schedule", "--port", "--open", "--once", "--output", "-o"},
+    "export": {"--to", "--model"},
     "calibrate": {"--output", "-o", "--plan", "--no-overhead", "--json"},
     "cluster": set(),
     "env": {"--json"},
@@ -82,7 +83,8 @@ def test_the_options_of_every_command_are_frozen(name: str) -> None:
 def test_the_commands_are_frozen() -> None:
     """In the order of use."""
     assert cli.list_commands(click.Context(cli)) == [
-        "profile", "plan", "check", "serve", "show", "compare", "partition", "execute", "cluster", "calibrate", "env",
+        "profile", "plan", "check", "serve", "show", "compare", "partition", "execute", "cluster", "export",
+        "calibrate", "env",
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,10 +98,18 @@ def test_options_are_shortened_by_rule() -> None:
     assert rules.shortened("contraflow plan m.json --time-limit 2") == "contraflow plan m.json --time-limit 2"
 
 
+def commands_of(command: click.Command) -> Iterator[click.Command]:
+    """A command and all that it is a group of."""
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in filter(None, (command.get_command(context, name) for name in command.list_commands(context))):
+            yield from commands_of(each)
+
+
 def known_options() -> set[str]:
     """Of every command, and of the programs in benchmarks, examples and .ci."""
-    commands = (cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli)))
-    found = {flag for command in (cli, *filter(None, commands)) for option in command.params for flag in option.opts}
+    found = {flag for command in commands_of(cli) for option in command.params for flag in option.opts}
     found |= {"--help", "--version"}
     sources = (path for folder in ("benchmarks", "examples", ".ci", "tests") for path in (ROOT / folder).rglob("*.py"))
     declared = re.compile(r"add(?:_argument|option)\(\s*\"(--[a-z-]+)")

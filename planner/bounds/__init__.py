@@ -1,14 +1,15 @@
 """Lower bounds in seconds. None uses more than is certain of every plan it speaks for.
 
 `whole`: every plan of a problem. `space`: the same under a memory limit and the switches of a SearchSpace. `period`:
-the same without a flush, of the seconds a micro-batch. `fixed`: one candidate, whatever its order of ops. Imports the
-operation graph and cuts of chains, and no plan's order. Begin with `whole.py`; a new bound of every plan is a function
-and a row of its `EVERY_PLAN`.
+the same without a flush, of the seconds a micro-batch. `fixed`: one candidate, whatever its order of ops; `fluid`: the
+same with a linear programme, nearer and slower. Imports the operation graph and cuts of chains, and no plan's order.
+Begin with `whole.py`; a new bound of every plan is a function and a row of its `EVERY_PLAN`.
 """
 
 from __future__ import annotations
 
 from .fixed import candidate
+from .fluid import fluid
 from .layers import Layers
 from .period import period, two_sides
 from .space import possible, space
@@ -23,6 +24,7 @@ __all__ = [
     "candidate",
     "critical_path",
     "finish_seconds",
+    "fluid",
     "load",
     "message_seconds",
     "period",

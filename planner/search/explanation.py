@@ -5,12 +5,16 @@ Facts as data. `plan --explain` prints them, pictures draw those that take no se
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..basics import UNLIMITED_BYTES, InputError, PlanError, format_bytes
-from ..plan import Op, Plan, Problem
+from .. import bounds
+from ..basics import UNLIMITED_BYTES, InputError, OutOfTime, PlanError, format_bytes, until
+from ..graph import Candidate
+from ..plan import Kind, Op, Plan, Problem
 from ..problem import FLUSH, SearchSpace
 from .common import COUNT, SECONDS
 from .driver import plan as search
@@ -27,16 +31,28 @@ def explain(
 ) -> Explanation:
     """The plan's `facts`, and what is found for other problems.
 
-    A memory step more, a micro-batch more or less, and one more device are planned for again, from this plan as hint,
-    at most `time_limit` seconds each and SECONDS.explained; 0: not at all. Raises PlanError for a plan that cannot run.
+    What no order of its ops goes below is sought. A memory step more, a micro-batch more or less, and one more device
+    are planned for again, from this plan as hint. Each takes at most `time_limit` seconds and SECONDS.explained; 0:
+    none is. Raises PlanError for a plan that cannot run.
     """
     found = facts(plan)
     seconds = min(time_limit, SECONDS.explained)
     if seconds <= 0 or plan.weights != FLUSH:
         return found
     effort = {"time_limit": seconds, "seed": seed, "workers": workers, "deterministic_limit": deterministic_limit}
-    again = _planned_again(plan, found.step_s, space or SearchSpace(), effort)
-    return replace(found, what_ifs=ordered([*found.what_ifs, *again]))
+    space = space or SearchSpace()
+    least_s = None if found.gap is None else _of_its_orders(plan, found.step_s, space, seconds)
+    again = _planned_again(plan, found.step_s, space, effort)
+    return replace(found, what_ifs=ordered([*found.what_ifs, *again]), orders_s=least_s)
+
+
+def _of_its_orders(plan: Plan, step_s: float, space: SearchSpace, seconds: float) -> float | None:
+    """What no order of the plan's ops goes below, so far as that is found in so many seconds."""
+    halves = space.split_backward or any(op.kind in (Kind.I, Kind.W) for order in plan.orders for op in order)
+    candidate = Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash)
+    with until(time.monotonic() + seconds), contextlib.suppress(OutOfTime):
+        return bounds.fluid(candidate, step_s, halves)
+    return None
 
 
 def _planned_again(plan: Plan, step_s: float, space: SearchSpace, effort: dict[str, Any]) -> Iterator[WhatIf]:

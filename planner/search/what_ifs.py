@@ -75,6 +75,7 @@ class Explanation:
         gap: None without a bound, or without a flush (the bound is then of the period).
         what_ifs: the largest gain first; none where they were not asked for.
         overhead_s: by device, of its computing, what ops cost beside their layers.
+        orders_s: no order of these ops on these devices takes less; None where that was not asked for.
     """
 
     step_s: float
@@ -83,6 +84,7 @@ class Explanation:
     gap: Gap | None
     what_ifs: tuple[WhatIf, ...]
     overhead_s: tuple[float, ...] = ()
+    orders_s: float | None = None
 
     def idle_s(self, device: int | None = None) -> dict[Cause, float]:
         """Seconds by cause, of one device or of all together."""
@@ -94,7 +96,8 @@ class Explanation:
         gap = None if self.gap is None else asdict(self.gap)
         told = {"what_if": [one.to_dict() for one in self.what_ifs]} if self.what_ifs else {}
         around = {"overhead_s": list(self.overhead_s)} if any(self.overhead_s) else {}
-        return {"idle_s": idle, "gap_parts": gap} | around | told
+        least = {} if self.orders_s is None else {"orders_bound_s": self.orders_s}
+        return {"idle_s": idle, "gap_parts": gap} | around | least | told
 
 
 def facts(plan: Plan, faster: bool = True) -> Explanation:

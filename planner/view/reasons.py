@@ -91,7 +91,18 @@ def gap_sentence(found: Explanation) -> str:
     least = TOLD * found.step_s
     told = ", ".join(f"{name} {_signed(seconds)}" for name, seconds in parts.items() if abs(seconds) >= least)
     whole = format_seconds(max(0.0, found.step_s - found.bound_s))
-    return f"{whole} above the bound, on device {gap.device}, which computes longest: {told or 'nothing'}"
+    said = f"{whole} above the bound, on device {gap.device}, which computes longest: {told or 'nothing'}"
+    if found.orders_s is None or found.orders_s <= found.bound_s:
+        return said
+    return f"{said}; {_order_or_stages(found.step_s - found.orders_s, found.orders_s - found.bound_s, least)}"
+
+
+def _order_or_stages(order_s: float, rest_s: float, least_s: float) -> str:
+    """Whether another order, or other stages and devices, may give more."""
+    if order_s < least_s:
+        return "no order of these stages on these devices is shorter: it is theirs, or the bound's own"
+    order, rest = format_seconds(order_s), format_seconds(rest_s)
+    return f"at most {order} of it are the order's; {rest} are the stages' and devices', or the bound's own"
 
 
 def _signed(seconds: float) -> str:

@@ -21,7 +21,7 @@ from contraflow.planner.graph import Candidate, regroup
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Pipeline, Plan, Problem
 from contraflow.planner.plan_file import op_from_text
-from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGroup, Workload
+from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, NodeGroup, SearchSpace, Workload
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search import Explanation, explain
 from contraflow.planner.search import plan as search
@@ -223,3 +223,21 @@ def test_the_command_says_why_and_gives_the_facts_to_machines(tmp_path: Path) ->
         told["step_s"] - told["bound_s"]
     )
     assert {one["searched_s"] for one in told["what_if"]} == {None, 1.0}
+
+
+def test_what_of_a_gap_is_the_orders_is_said() -> None:
+    """ZB-H1 on its stages cannot be shortened; 1F1B, whose backwards are whole, can where they may be split."""
+    layers = [Layer(f"l{k}", 10, 10, 10, separable=True, stash_bytes=2, weight_stash_bytes=1) for k in range(4)]
+    model, cluster, workload = ModelGraph.chain(layers), Cluster.uniform(4, 1 << 60), Workload(8, memory_limit_bytes=8)
+    told = {}
+    for name in ("zb-h1", "1f1b"):
+        made = search(model, cluster, workload, SearchSpace(schedule=name), 20, deterministic_limit=0.1).plan
+        assert made is not None
+        found = explain(made, SearchSpace(), 0.4)
+        assert found.orders_s is not None
+        assert found.orders_s <= found.step_s
+        told[name] = found
+    assert told["zb-h1"].orders_s == pytest.approx(270, rel=2e-3)
+    assert told["zb-h1"].step_s == 270
+    assert told["1f1b"].orders_s == pytest.approx(270, rel=2e-3)
+    assert told["1f1b"].step_s == 330

@@ -87,6 +87,11 @@ class Layers:
         """Whether all devices are alike."""
         return bool((self.speeds == self.speeds[0]).all() and (self.limits == self.limits[0]).all())
 
+    @property
+    def pieces(self) -> Floats:
+        """Of a micro-batch, what one device does all of on a route: a layer's work, or its forward and its backward."""
+        return self.work if self.together else np.concatenate([self.forward, self.inputs + self.weights])
+
     def most(self, capacity: Floats) -> float:
         """No matching of devices (rows; one where all are alike) with ranks (columns) has more capacity in all."""
         if self.equal:

@@ -7,6 +7,7 @@ import numpy as np
 from ..partition import Chain, Floats
 from ..plan import Problem
 from ..problem import WEIGHT_POLICIES, SearchSpace
+from .packing import fullest
 from .space import long_run
 from .whole import load
 
@@ -31,7 +32,7 @@ def period(problem: Problem, space: SearchSpace) -> float:
     if space.pipelines != 1:
         return found
     items = np.concatenate([forward, back]) if space.separate_backward else forward + back
-    return max(found, _packed(items, speeds))
+    return max(found, fullest(items, speeds))
 
 
 def _between_steps(backward: Floats, steps: Floats, speeds: Floats, updates: list[int]) -> float:
@@ -93,14 +94,3 @@ def _updates(problem: Problem, space: SearchSpace) -> list[int]:
         return [problem.workload.update_every]
     counts = range(1, len(problem.model.layers) + 1)
     return sorted({WEIGHT_POLICIES[name].least_update(n) for name in space.asynchronous for n in counts}) or [1]
-
-
-def _packed(items: Floats, speeds: Floats) -> float:
-    """No assignment of whole items to devices of these speeds has a lower greatest load: of k * D + 1 items, the
-    largest, some device gets k + 1."""
-    sizes, fastest = np.sort(items)[::-1], float(speeds.max())
-    found = 0.0
-    for k in range((len(sizes) - 1) // len(speeds) + 1):
-        at = k * len(speeds)
-        found = max(found, float(sizes[at - k : at + 1].sum()) / fastest)
-    return found

@@ -20,6 +20,7 @@ from ..partition import Floats
 from ..plan import Problem
 from ..problem import SearchSpace
 from .layers import IdleTimes, Layers
+from .packing import fullest
 from .whole import any_plan
 
 _CLOSE = 1e-9
@@ -44,6 +45,9 @@ def space(problem: Problem, space: SearchSpace) -> float:
     with suppress(OutOfTime):  # what is proven by then holds
         for test in tests:
             found = _raised(test, found, _MOST * least)
+        check_time()
+        if layers.routes == 1:
+            found = max(found, fullest(layers.batches * layers.pieces, layers.speeds) * (1 - _CLOSE))
     return found
 
 
@@ -279,7 +283,7 @@ class Waited:
         elif layers.routes > 1 or self.ahead is not None or self.behind is not None:
             return np.empty(0), np.empty(0)
         else:
-            whole = layers.batches * np.concatenate([layers.forward, layers.inputs + layers.weights])
+            whole = layers.batches * layers.pieces
         sizes = np.array(_few(whole))
         return sizes, np.floor(whole / sizes[:, None] + 1e-3 * _CLOSE).sum(axis=1)
 

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tables import Table, origin, savable
+
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
 from contraflow.planner.search.orders.ready import warm
 
@@ -128,6 +130,24 @@ def line(row: Row, seconds: float) -> str:
     return f"{row.name}: {steps}; worse {row.worse:.2%}, spread {row.spread:.2%} ({seconds:.0f} s)"
 
 
+def table(rows: list[Row], limits: list[float]) -> Table:
+    """A row of every instance, with a column of steps for each seed."""
+    seeds = list(rows[0].steps) if rows else []
+    cells = [
+        [
+            row.name,
+            *(" ".join(f"{x / row.bound_s:.4f}" for x in row.steps[seed]) for seed in seeds),
+            f"{row.worse:.2%}",
+            *([f"{row.spread:.2%}"] if len(seeds) > 1 else []),
+        ]
+        for row in rows
+    ]
+    told = ", ".join(f"{limit:g}" for limit in limits)
+    steps = [f"step / bound at {told}" + (f", seed {seed}" if len(seeds) > 1 else "") for seed in seeds]
+    columns = ["instance", *steps, "a longer run is worse by", *(["spread"] if len(seeds) > 1 else [])]
+    return Table.made(origin(), columns, cells)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints; 1 where a longer deterministic limit was worse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -139,6 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--times", type=float, nargs="+", default=[1, 2, 4, 8], help="limits, in the shortest one's")
     parser.add_argument("--time", action="store_true", help="limits are seconds of the clock")
     parser.add_argument("--workers", type=int, default=1)
+    savable(parser)
     given = parser.parse_args(argv)
     warm()
     limits, rows = [given.limit * times for times in given.times], []
@@ -147,6 +168,8 @@ def main(argv: list[str] | None = None) -> int:
             began = time.monotonic()
             rows.append(measured(problem, limits, list(range(given.seeds)), given.time, given.workers))
             print(line(rows[-1], time.monotonic() - began), flush=True)
+    if given.save:
+        table(rows, limits).save("search/" + ("seeds" if given.seeds > 1 else "seconds" if given.time else "effort"))
     worse = [row.worse for row in rows if row.worse > SAME]
     spread = sorted(row.spread for row in rows)
     print(f"{len(rows)} instances; a longer run was worse on {len(worse)}, by up to {max(worse, default=0.0):.2%}")

@@ -131,6 +131,11 @@ def whole_laps(devices: int, micro_batches: int, chunks: int) -> Layout:
     return one_f_one_b(devices, micro_batches) if chunks == 1 else interleaved(devices, micro_batches, chunks)
 
 
+def split_laps(devices: int, micro_batches: int, chunks: int) -> Layout:
+    """The same with split backwards, in 1F1B's memory."""
+    return zb_h1(devices, micro_batches) if chunks == 1 else interleaved_zb(devices, micro_batches, chunks)
+
+
 def in_laps(devices: int, micro_batches: int, chunks: int) -> Iterator[Layout]:
     """One pipeline with so many stages a device, round and round: with whole and split backwards, where they exist.
 
@@ -188,6 +193,7 @@ __all__ = [
     "in_laps",
     "known",
     "spelled_out",
+    "split_laps",
     "unsplit",
     "variants",
     "whole_laps",

@@ -48,6 +48,7 @@ from .named import (
     run_finer,
     run_first_plan,
     run_hint,
+    run_laps,
     run_least_memory,
     run_lightest,
     run_mixed,
@@ -340,7 +341,7 @@ def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
     known = session.smaller
     small = known or session.scale_down(fewer_batches(session, _space_bound))
     if whole and known is None and session.ops > SIZE.one_cut and session.space.schedule == "search":
-        _tried(session, orders, run_capped, run_eager)
+        _tried(session, orders, run_capped, run_eager, run_laps)
         _blocks(session, orders)
     if small is not None:
         if not session.done:

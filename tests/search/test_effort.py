@@ -39,6 +39,7 @@ ELSEWHERE = {
     "exact/floor.py": {"_FAR": "more than any number of ticks"},
     "exact/search.py": {"_NO_LIMIT": "more than any memory"},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
+    "named/fullest.py": {"_TOGETHER": "rows that are compared at once"},
     "named/stash_choices.py": {"TURNS": "an order, no size"},
     "what_ifs.py": {"FASTER": "what is asked, not how hard"},
     "steady/two_devices.py": {"TRANSIT": "a count of the memory model"},

@@ -11,6 +11,7 @@ from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
 from .halves import not_split, whole_backwards
 from .kept_orders import own_orders
+from .laps import run_laps
 from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
     Order,
@@ -55,6 +56,7 @@ __all__ = [
     "run_finer",
     "run_first_plan",
     "run_hint",
+    "run_laps",
     "run_lightest",
     "run_mixed",
     "run_named",

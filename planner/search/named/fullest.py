@@ -65,15 +65,27 @@ def _device(kind: Ints, unit: Ints, stages: int) -> Fullest:
     return Fullest(units, alive[:, 0], alive[:, 1])
 
 
+_TOGETHER = 64
+"""Rows that all others are held against at once."""
+
+
 def _exceeding(rows: Ints) -> Ints:
     """The rows that no other row reaches or exceeds in every column."""
     left = np.unique(rows, axis=0)
+    left = left[np.argsort(-left.sum(axis=1), kind="stable")]  # none is reached by one behind it
     found: list[Ints] = []
     while len(left):
-        top = left[left.sum(axis=1).argmax()]
-        found.append(top)
-        left = left[(left > top).any(axis=1)]
-    return np.array(found, dtype=np.int64).reshape(len(found), rows.shape[1])
+        first, left = left[:_TOGETHER], left[_TOGETHER:]
+        first = first[~_reached(first, first, np.tri(len(first), k=-1, dtype=bool))]
+        found.append(first)
+        left = left[~_reached(left, first)]
+    return np.concatenate(found) if found else left
+
+
+def _reached(rows: Ints, others: Ints, asked: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Which rows one of the others reaches or exceeds in every column; `asked`: which of the others, by row."""
+    found: NDArray[np.bool_] = np.all(rows[:, None, :] <= others[None, :, :], axis=2)
+    return np.asarray(np.any(found if asked is None else found & asked, axis=1))
 
 
 _known: PerObject[list[Fullest]] = PerObject()

@@ -1,0 +1,47 @@
+"""One pipeline round and round with as many stages a device as time allows: in large problems hardly any idles longer.
+
+Devices wait for the first micro-batch to pass all others at a chunk each, so that the wait is shorter the more chunks
+there are (Narayanan et al., arXiv:2104.04473, section 2.2). Named schedules with many micro-batches are tried on fewer
+of them first; with many devices there is no time for most of these either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ...schedules import split_laps
+from ..common import SHARE, SIZE, Session
+from .portfolio import Order, cuts_for, place, try_layout
+
+
+def run_laps(session: Session, order: Order) -> Iterator[None]:
+    """That with split backwards, where memory holds a stash of the whole model for every device."""
+    if session.proven or not session.space.split_backward or not _holds_all(session, order):
+        return
+    batches = session.problem.workload.micro_batches
+    passes = len(order) * batches
+    chunks = min(SIZE.lap_chunks, len(session.chain) // len(order), int(_affordable(session, passes) // (3 * passes)))
+    if chunks > 0:
+        placed = place(split_laps(len(order), batches, chunks), order, len(session.problem.cluster))
+        try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), placed.name)
+        yield
+
+
+def _affordable(session: Session, passes: int) -> float:
+    """Ops of which there is time to make orders, and to simulate them, in a share of what is left.
+
+    What these take an op is taken from the longest simulation so far, of F and B of so many `passes`.
+    """
+    clock = session.clock
+    if clock.fixed or not clock.longest_s:
+        return SIZE.lap_ops
+    return SHARE.laps * clock.remaining_s / (SIZE.lap_simulations * clock.longest_s / (2 * passes))
+
+
+def _holds_all(session: Session, order: Order) -> bool:
+    """Whether every device has room for its share of the parameters and for as many stashes of all layers as 1F1B."""
+    chain = session.chain
+    stashes = int(chain.costs.stash_bytes.sum())
+    least = min(chain.limit(device) for device in order)
+    return stashes + int(chain.static_bytes[0].sum()) // len(order) <= least

@@ -18,18 +18,19 @@ _CLOSE = 1e-6
 """What may be gained at the least, for it to be asked."""
 
 
-def fullest(pieces: Floats, speeds: Floats) -> float:
+def fullest(pieces: Floats, speeds: Floats, exact: bool = True) -> float:
     """No assignment of whole pieces, in seconds at speed 1, to devices of these speeds has a lower greatest load.
 
     Of k * D + 1 pieces, the largest, some device gets k + 1. Where devices are alike and pieces of a few sizes, an
-    exact model says more: 30 layers of 1, one of 0.6 and one of 2.6 on 8 devices take 4.6, and 4.15 in the mean.
+    `exact` model says more, in a hundredth of a second: 30 layers of 1, one of 0.6 and one of 2.6 on 8 devices take
+    4.6, and 4.15 in the mean.
     """
     sizes, fastest = np.sort(pieces)[::-1], float(speeds.max())
     found = float(sizes.sum() / speeds.sum())
     for k in range((len(sizes) - 1) // len(speeds) + 1):
         at = k * len(speeds)
         found = max(found, float(sizes[at - k : at + 1].sum()) / fastest)
-    if (speeds != fastest).any() or len(np.unique(_counted(sizes))) > _SIZES:
+    if not exact or (speeds != fastest).any() or len(np.unique(_counted(sizes))) > _SIZES:
         return found
     if _reached(sizes, len(speeds)) / fastest <= found * (1 + _CLOSE):
         return found

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..basics import OutOfTime, check_time
+from ..basics import OutOfTime, check_time, time_left
 from ..partition import Floats
 from ..plan import Problem
 from ..problem import SearchSpace
@@ -27,6 +27,7 @@ _CLOSE = 1e-9
 _FEW = 5
 _MANY = 60
 _MOST = 1e6
+_WORTH_S = 1.0
 
 
 def space(problem: Problem, space: SearchSpace) -> float:
@@ -47,7 +48,8 @@ def space(problem: Problem, space: SearchSpace) -> float:
             found = _raised(test, found, _MOST * least)
         check_time()
         if layers.routes == 1:
-            found = max(found, fullest(layers.batches * layers.pieces, layers.speeds) * (1 - _CLOSE))
+            exact = space.schedule == "search" and time_left() > _WORTH_S  # a named schedule is done in less
+            found = max(found, fullest(layers.batches * layers.pieces, layers.speeds, exact) * (1 - _CLOSE))
     return found
 
 

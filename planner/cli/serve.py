@@ -77,9 +77,9 @@ def serve(
 
 def _until_signalled(ending: EndingSignals) -> None:
     """Until Ctrl-C, SIGTERM or SIGHUP; at once where one has ended the search."""
-    if not ending.number:
-        say("Ctrl-C ends the page", err=True)
     try:
+        if not ending.number:
+            say("Ctrl-C ends the page", err=True)
         while not ending.number:
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:

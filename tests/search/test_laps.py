@@ -34,7 +34,7 @@ def problem(layers: int, memory: float, batches: int = 24) -> Problem:
 @pytest.mark.parametrize(("layers", "name"), [(32, "interleaved-zb-4"), (24, "interleaved-zb-3"), (8, "zb-h1")])
 def test_it_has_as_many_stages_a_device_as_there_are_layers_for(layers: int, name: str) -> None:
     session = Session(problem(layers, 1), SearchSpace(), Clock(math.inf, 1.0))
-    assert [*run_laps(session, tuple(range(8)))] == [None]
+    assert len([*run_laps(session, tuple(range(8)))]) == (2 if layers > 8 else 1)
     assert session.best is not None
     assert session.best.provenance.source == name
     assert not check(session.best)
@@ -51,14 +51,13 @@ def test_nothing_is_made_where_it_cannot_fit_or_is_not_allowed(memory: float, sp
 
 def test_time_decides_how_many_stages_there_are() -> None:
     """A simulation of 1F1B took a second: half a minute allows two stages a device, ten seconds allow none."""
-    names = []
+    stages = []
     for seconds in (240.0, 35.0, 10.0):
         session = Session(problem(32, 1), SearchSpace(), Clock(math.inf))
         session.clock = replace(session.clock, deadline=session.clock.started + seconds, longest_s=1.0)
-        for _ in run_laps(session, tuple(range(8))):
-            assert session.best is not None
-            names.append(session.best.provenance.source)
-    assert names == ["interleaved-zb-4", "interleaved-zb-2"]
+        assert len([*run_laps(session, tuple(range(8)))]) in (0, 2)
+        stages.append([len(found.candidate.stages) // 8 for found in session.seen])
+    assert stages == [[4], [2], []]
 
 
 @given(arrays.arrays(np.int64, st.tuples(st.integers(0, 150), st.integers(1, 3)), elements=st.integers(0, 6)))

@@ -16,13 +16,16 @@ from .portfolio import Order, cuts_for, place, try_layout
 
 
 def run_laps(session: Session, order: Order) -> Iterator[None]:
-    """That with split backwards, where memory holds a stash of the whole model for every device."""
+    """That with split backwards, where memory holds a stash of the whole model for every device; then with one lap.
+
+    With few laps and messages that take time the one may be shorter, and costs least.
+    """
     if session.proven or not session.space.split_backward or not _holds_all(session, order):
         return
-    batches = session.problem.workload.micro_batches
+    batches, layers = session.problem.workload.micro_batches, len(session.chain) // len(order)
     passes = len(order) * batches
-    chunks = min(SIZE.lap_chunks, len(session.chain) // len(order), int(_affordable(session, passes) // (3 * passes)))
-    if chunks > 0:
+    most = min(SIZE.lap_chunks, layers, int(_affordable(session, passes) // (3 * passes)))
+    for chunks in sorted({most, 1} if most else (), reverse=True):
         placed = place(split_laps(len(order), batches, chunks), order, len(session.problem.cluster))
         try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), placed.name)
         yield

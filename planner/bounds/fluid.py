@@ -117,7 +117,8 @@ class _Flow:
         self._number: dict[tuple[int, int, Kind], int] = {}
         for device, items in enumerate(self.asked.items):
             for item in items:
-                self._add(device, item)
+                if self.counts[item.pipeline]:
+                    self._add(device, item)
         for edge in candidate.costs.edges:
             self._join(*edge)
         self.head_s = [min((t.head_s for t in mine), default=0.0) for mine in self.on_device]
@@ -146,6 +147,8 @@ class _Flow:
 
     def _join(self, producer: int, consumer: int, size: int) -> None:
         for p, pipeline in enumerate(self.candidate.pipelines):
+            if not self.counts[p]:
+                continue
             a, b = pipeline.forward[producer], pipeline.forward[consumer]
             for kind, one, other, source, target in (
                 (Kind.F, producer, consumer, a, b),

@@ -43,7 +43,8 @@ class Listed(Emulator):
     """Takes versions from op lists of its run: what was stepped, or had arrived, before every forward."""
 
     def follow(self, plan: Plan) -> None:
-        """The lists of the run."""
+        """The lists of the run, which may read older weights than those of as many updates as there are stages."""
+        self.kept = plan.problem.workload.micro_batches
         self.newest: dict[tuple[int, int], int] = {}
         self.first_user: dict[tuple[int, int], int] = {}
         for device, order in enumerate(plan.orders):

@@ -50,7 +50,7 @@ class Occupied(NamedTuple):
 
 @dataclass(frozen=True)
 class Jobs:
-    """The served jobs: job numbers 0..ops-1 are the ops' own, then come reductions.
+    """The served jobs: job numbers 0..ops-1 are the ops' own, then come reductions, of a group also those with others.
 
     A message is the job of its SEND; RECV, REDUCE, TIE and GATHER ops are no jobs (their rank is -1). `reduce_job`: the
     job of every reduction by `Op.collective`; `reduce_latency_s`: of every reduction, in their order.
@@ -97,6 +97,7 @@ class _Reduction:
     seconds: float
     latency_s: float
     pairs: list[tuple[int, int]]
+    lane: int = -1  # of a sum with other groups of devices: the device whose link to them it occupies
 
 
 def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Jobs:
@@ -126,6 +127,7 @@ def build_columns(
     if len(copies):
         duration[copies] = copied_bytes(plan, costs, ops, copies) / machine.host_bandwidth[ops.device[copies]]
     reductions = _reductions(plan, costs, ops, needs)
+    reductions += _with_other_groups(plan, costs, ops, needs, count + len(reductions))
     duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
     resources = _resources(machine, ops, found, copies, reductions)
     idle = ops.where(*sorted(RECEIVES | COLLECTIVES))
@@ -225,6 +227,40 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs) -> 
     return found
 
 
+def _with_other_groups(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs, first: int) -> list[_Reduction]:
+    """Of one of several equal groups: sums and gathering of what one device of it trains alone.
+
+    A sum follows its stage's last backward, as its REDUCE does where the plan is laid on all groups. Jobs have numbers
+    from `first` on.
+    """
+    workload, found = plan.problem.workload, list[_Reduction]()
+    if workload.groups == 1 or workload.across is None:
+        return found
+    ended, steps = ops.where(Kind.B, Kind.W), ops.where(Kind.STEP)
+    last = np.full((len(plan.stages), ops.devices), -1, dtype=np.int64)
+    np.maximum.at(last, (ops.stage[ended], ops.device[ended]), ended)
+    stepped = {(int(ops.stage[k]), int(ops.device[k])): int(k) for k in steps}
+    for stage, devices in holders(plan).items():
+        for device in devices if len(devices) == 1 and costs.own_trained_bytes[stage] else ():
+            after, before = last[stage, device], stepped.get((stage, device))
+            if after < 0 or before is None:
+                continue
+            count = int(costs.own_trained_bytes[stage])
+            summed, gathered = sum_seconds(plan.problem, devices, count), gather_seconds(plan.problem, devices, count)
+            for kind, taken, there, behind in (
+                (Kind.REDUCE, summed, int(after), before),
+                (Kind.GATHER, gathered, before, -1),
+            ):
+                if sum(taken) == 0:
+                    continue
+                job = first + len(found)
+                needs.add(Why.LISTED, np.array([there]), np.array([job]))
+                if behind >= 0:
+                    needs.add(Why.GRADIENTS, np.array([job]), np.array([behind]), np.array([taken[1]]))
+                found.append(_Reduction((kind, stage, -1), *taken, [], device))
+    return found
+
+
 def _grouped(ops: Ops, places: Ints, number: Ints) -> Iterator[tuple[int, int, Ints]]:
     """The ops of one number (a stage, or a group of ties) and micro-batch together, ascending."""
     order = np.lexsort((ops.micro_batch[places], number[places]))
@@ -239,8 +275,8 @@ def _resources(
 ) -> tuple[Ints, Ints, int]:
     """Resources of every job as offsets into one list, and how many resources there are.
 
-    A link inside a node, two NICs between nodes, a direction of a host link. What only jobs that follow one another
-    use (a link without reductions, a host link of one device) needs no resource.
+    A link inside a node, two NICs between nodes, a direction of a host link, a device's link to other groups. What only
+    jobs that follow one another use (a link without reductions, a host link of one device) needs no resource.
     """
     devices = ops.devices
     links, nics = devices * devices, 2 * devices
@@ -256,17 +292,18 @@ def _resources(
     host = machine.host_link[ops.device[copies]]
     outward = ops.kind[copies] == Kind.OFFLOAD.value
     lane = np.where(machine.host_link_used_by[ops.device[copies]] > 1, links + nics + 2 * host + outward, -1)
-    job = np.concatenate(
-        [found.send, found.send, copies, np.repeat(np.arange(len(reduced)), list(map(len, reduced))) + len(ops)]
-    )
-    taken = np.concatenate([first, second, lane, *reduced])
+    hosts = links + nics + 2 * (int(machine.host_link[-1]) + 1)
+    across = np.array([-1 if r.lane < 0 else hosts + r.lane for r in reductions], dtype=np.int64)
+    numbers = np.arange(len(reduced)) + len(ops)
+    job = np.concatenate([found.send, found.send, copies, np.repeat(numbers, list(map(len, reduced))), numbers])
+    taken = np.concatenate([first, second, lane, *reduced, across])
     used = taken >= 0
     job, taken = job[used].astype(np.int64), taken[used]
     offsets = np.zeros(len(ops) + len(reduced) + 1, dtype=np.int64)
     if len(job):
         taken = taken[np.argsort(job, kind="stable")]
         np.cumsum(np.bincount(job, minlength=len(offsets) - 1), out=offsets[1:])
-    return offsets, taken, links + nics + 2 * (int(machine.host_link[-1]) + 1)
+    return offsets, taken, hosts + devices
 
 
 def _contested(first: Ints, links: int, contested: Ints) -> Flags:

@@ -31,6 +31,8 @@ from .policies import (
     stash_policy,
 )
 from .reductions import (
+    across,
+    around_step_s,
     beside_step_s,
     gather_seconds,
     predict_seconds,
@@ -93,6 +95,8 @@ __all__ = [
     "Why",
     "activations",
     "asynchronous",
+    "across",
+    "around_step_s",
     "beside_layers_s",
     "beside_step_s",
     "update_ends",

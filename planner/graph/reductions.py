@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..problem import WEIGHT_POLICIES, Cluster, StageCosts, part_bytes
+from ..problem import WEIGHT_POLICIES, Across, Cluster, StageCosts, part_bytes
 from .replicas import holders
 from .structured import Structured
 
@@ -27,21 +27,46 @@ def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int, turns
     return rounds * max(x.reduce_occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
 
 
+def _ring_seconds(problem: Problem, devices: tuple[int, ...], count: int, turns: int = 2) -> tuple[float, float]:
+    """`reduce_seconds` between these devices and, of one of several equal groups, at the least all others' replicas."""
+    groups, across = problem.workload.groups, problem.workload.across
+    if groups == 1 or across is None or not count:
+        return reduce_seconds(problem.cluster, devices, count, turns)
+    replicas = len(devices) * groups
+    rounds = turns * (replicas - 1)
+    return rounds * count * across.seconds_a_byte / replicas, rounds * across.latency_s
+
+
+def across(problem: Problem, groups: Sequence[tuple[int, ...]]) -> Across:
+    """What a round of a ring between the replicas of a stage in these equal groups takes at the least."""
+    cluster = problem.cluster
+    rings = [[cluster.link(a, b) for a, b in ring(tuple(sorted(members)))] for members in zip(*groups, strict=True)]
+    return Across(
+        min(max(link.reduce_occupation_s(1) for link in links) for links in rings),
+        min(max(link.latency_s for link in links) for links in rings),
+    )
+
+
 def sum_seconds(problem: Problem, devices: tuple[int, ...], trained: int) -> tuple[float, float]:
     """(seconds on the links, latency) of a REDUCE: an all-reduce of a stage's gradients, sharded a reduce-scatter."""
     workload = problem.workload
     if not workload.sharded:
-        return reduce_seconds(problem.cluster, devices, workload.gradient_bytes(trained))
-    whole = len(devices) * part_bytes(trained, len(devices))
-    return reduce_seconds(problem.cluster, devices, workload.gradient_bytes(whole), turns=1)
+        return _ring_seconds(problem, devices, workload.gradient_bytes(trained))
+    parts = workload.parts(len(devices))
+    return _ring_seconds(problem, devices, workload.gradient_bytes(parts * part_bytes(trained, parts)), turns=1)
 
 
 def gather_seconds(problem: Problem, devices: tuple[int, ...], trained: int) -> tuple[float, float]:
     """(seconds on the links, latency) of a GATHER: an all-gather of parameters; nothing where they are not sharded."""
     if not problem.workload.sharded:
         return 0.0, 0.0
-    whole = len(devices) * part_bytes(trained, len(devices))
-    return reduce_seconds(problem.cluster, devices, whole, turns=1)
+    parts = problem.workload.parts(len(devices))
+    return _ring_seconds(problem, devices, parts * part_bytes(trained, parts), turns=1)
+
+
+def around_step_s(problem: Problem, devices: tuple[int, ...], trained: int) -> float:
+    """Seconds of adding up a stage's gradients and gathering its parameters on the devices that train it."""
+    return sum((*sum_seconds(problem, devices, trained), *gather_seconds(problem, devices, trained)))
 
 
 def ring(devices: tuple[int, ...]) -> list[tuple[int, int]]:

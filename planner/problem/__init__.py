@@ -21,12 +21,14 @@ from .workload import (
     PRECISIONS,
     STEP_COUNTERS,
     UNFUSED,
+    Across,
     SearchSpace,
     Workload,
     part_bytes,
 )
 
 __all__ = [
+    "Across",
     "BATCH",
     "CURRENT",
     "Cluster",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..basics import MOST_LAYERS, MOST_MEMORY_BYTES, MOST_MICRO_BATCHES, WorkloadError, reading, refusing, shown
 from .weight_policy import FLUSH, WEIGHT_POLICIES
@@ -20,6 +20,13 @@ UNFUSED = frozenset({"rmsprop"})
 PREDICTED_FROM_GRADIENT = frozenset({"sgd", "nesterov", "rmsprop"})
 """Optimizers whose next direction needs the last gradient, not their state alone."""
 PRECISIONS = ("fp32", "mixed")
+
+
+class Across(NamedTuple):
+    """What a round of a ring between equal groups of devices takes at the least: seconds a byte and of latency."""
+
+    seconds_a_byte: float
+    latency_s: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Workload:
             arXiv:1910.02054). The search decides it; every other room reads it here, as it reads the precision.
         groups: the workload is that of one of so many equal groups of devices, which share optimizers. A search of one
             group knows that; files have no such key.
+        across: what gradient sums between these groups take; None: they are not counted. Files have no such key.
 
     Raises WorkloadError.
     """
@@ -52,6 +60,7 @@ class Workload:
     staleness_limit: int | None = None
     sharded: bool = False
     groups: int = 1
+    across: Across | None = None
 
     def __post_init__(self) -> None:
         with refusing(WorkloadError):
@@ -120,18 +129,20 @@ class Workload:
     def to_dict(self) -> dict[str, Any]:
         """As stored in plan.json."""
         usual = {"update_every": None, "staleness_limit": None, "sharded": False}
-        said = {key: value for key, value in asdict(self).items() if key != "groups"}
+        said = {key: value for key, value in asdict(self).items() if key not in OF_A_GROUP}
         return {key: value for key, value in said.items() if key not in usual or value != usual[key]}
 
     @classmethod
     def from_dict(cls, content: object) -> Workload:
         """From plan.json; raises WorkloadError."""
         with refusing(WorkloadError):
-            values = reading.mapping(content, "workload", {f.name for f in fields(cls)} - {"groups"})
+            values = reading.mapping(content, "workload", {f.name for f in fields(cls)} - OF_A_GROUP)
             reading.required(values, "micro_batches", "workload")
         return cls(**values)
 
 
+OF_A_GROUP = frozenset({"groups", "across"})
+"""What only a search of one of several equal groups knows."""
 PART_UNIT = 64
 """Parts of a sharded stage are whole multiples of so many bytes, where the stage's trained parameters are."""
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from .. import bounds
@@ -15,6 +16,7 @@ from ..plan import Plan, Problem
 from ..problem import Cluster, ModelGraph, SearchSpace, Workload
 from ..schedules import ASYNCHRONOUS
 from .answers import answer
+from .both_sharings import better_of_both
 from .common import (
     SECONDS,
     SHARE,
@@ -153,7 +155,7 @@ def plan(
             return best_in_layer_orders(part, lambda one, found: search_steady(one, found or start))
 
         return best_method(session, steady, hint)
-    return search.run(hint)
+    return better_of_both(search, lambda: search.without_sharing(), hint)
 
 
 class Search:
@@ -173,6 +175,12 @@ class Search:
         self.session = Session(whole, space, clock, seed, workers, incumbent=Incumbent(listener), bounded=bounded)
         self.orders = device_orders(self.session.problem, self.session.stages)
         self.ran = False
+
+    def without_sharing(self) -> Search:
+        """A search of the same problem in which every replica has its whole optimizer."""
+        session = self.session
+        space, bounded = replace(session.space, shard_optimizer=False), session.bounded
+        return Search(session.problem, space, session.clock, session.seed, session.workers, None, bounded)
 
     def next_point_s(self, relieved: bool = False) -> float:
         """Seconds that the next uniform grid is likely to come to, or the next that must be relieved; infinite where

@@ -83,6 +83,8 @@ class Shares:
     128.0 and 79.6 ms with half the time, after own cuts."""
     other_width: float = 0.12
     """The quick plans of another way. Time only."""
+    first_sharing: float = 0.05
+    """For the first plans with shared optimizers, and then for those with whole ones. Time only. Not measured."""
     quick_turns: float = 0.65
     """The quick plans of all ways to form groups, in turns, before long work on the best. Time only. Not measured."""
     quick_turn: float = 0.25
@@ -586,6 +588,8 @@ class Seconds:
     explained: float = 5.0
     """Each of the searches that say what memory, a micro-batch more or less and one more device would give, at most a
     quarter of the time limit. Measured: on the toy model with 8 micro-batches what is found in 5 s is found in 1."""
+    both_sharings: float = 1.0
+    """Shorter searches do not look at whole optimizers beside shared ones before their end. Not measured."""
     compilation: float = 18.0
     """A first compilation of the kernels on a slow, busy computer, at most."""
     ahead: int = 900

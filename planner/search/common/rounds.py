@@ -61,6 +61,7 @@ class Rounds:
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
+        refined: the last plan that was tried with finer stages.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
         grids: points of uniform grids that are still to be tried, with what they are likely to come to in seconds, by
@@ -81,6 +82,7 @@ class Rounds:
     seen: list[Assembled] = field(default_factory=list)
     widths: dict[Groups, Earlier] = field(default_factory=dict)
     descended: list[Plan] = field(default_factory=list)
+    refined: Plan | None = None
     trials: Iterator[None] | None = None
     through: bool = False
     tries: Iterator[Callable[[], None]] | None = None
@@ -182,6 +184,12 @@ class Rounds:
         """One more round begins, on the plans of those before."""
         self.again()
         self.resumed = True
+
+    def refines(self, plan: Plan) -> bool:
+        """Whether a plan is still to be tried with finer stages: once."""
+        new = plan is not self.refined
+        self.refined = plan
+        return new
 
     def descends(self, plan: Plan) -> bool:
         """Whether the stash choices of a plan are still to be looked at one by one."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph import Candidate, StageCosts, StashPolicy, beside_step_s, tie_seconds, update_seconds
+from ...graph import Candidate, StageCosts, StashPolicy, around_step_s, beside_step_s, tie_seconds, update_seconds
 from ...plan import Kind
 from ...problem import part_bytes
 from ..common import TOLERANCE
@@ -78,6 +78,7 @@ class Durations:
         home = self.message(rear, front, own) if self.costs.trained_bytes[s] else (0.0, 0.0)
         stepped = part_bytes(own, self.problem.workload.parts(1))
         around_s = beside_step_s(self.problem, self.costs, s)
+        around_s += around_step_s(self.problem, (rear,), own)
         return around_s + update_seconds(self.problem, rear, stepped), *home
 
     def message(self, source: int, target: int, size: int) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Machine, gather_seconds, sum_seconds
+from ...graph import Machine, around_step_s
 from ..common import Groups, Session
 
 Floats = NDArray[np.float64]
@@ -74,4 +74,4 @@ class Equal:
         problem = self.session.problem
         members = tuple(group[-1] for group in self.groups)
         trained = sum(layer.trained_bytes for layer in problem.model.layers) // stages
-        return sum((*sum_seconds(problem, members, trained), *gather_seconds(problem, members, trained)))
+        return around_step_s(problem, members, trained)

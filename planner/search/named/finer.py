@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ...basics import PlanError
-from ...graph import Candidate, reduce_seconds, stash_policy
+from ...graph import Candidate, around_step_s, stash_policy
 from ...lower import assemble
 from ...plan import Kind, Op, Pipeline, Plan
 from ..common import SIZE, Session
@@ -22,7 +22,7 @@ _BACK = (Kind.B, Kind.I)
 def run_finer(session: Session) -> None:
     """The best plan with every stage in so many pieces on its devices, where sums between replicas take time."""
     plan = session.best
-    if plan is not None and not session.over and session.space.schedule == "search":
+    if plan is not None and not session.over and session.space.schedule == "search" and session.rounds.refines(plan):
         offer_finer(session, plan)
 
 
@@ -41,7 +41,9 @@ def offer_finer(session: Session, plan: Plan, most: int = SIZE.chunks) -> float:
 
 
 def _sums(plan: Plan) -> bool:
-    """Whether summing gradients between replicas takes time, in a plan by which nothing leaves its device."""
+    """Whether summing gradients between replicas takes time, those in other groups included, in a plan by which nothing
+    leaves its device.
+    """
     if any(stash_policy(policy).leaves for row in plan.stash for policy in row):
         return False
     if any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines):
@@ -49,8 +51,7 @@ def _sums(plan: Plan) -> bool:
     costs = Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash).costs
     for s in range(len(plan.stages)):
         members = tuple(sorted({pipeline.backward[s] for pipeline in plan.pipelines}))
-        size = plan.problem.workload.gradient_bytes(int(costs.trained_bytes[s]))
-        if len(members) > 1 and sum(reduce_seconds(plan.problem.cluster, members, size)) > 0:
+        if around_step_s(plan.problem, members, int(costs.trained_bytes[s])) > 0:
             return True
     return False
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...basics import PlanError, ScheduleError
 from ...bounds import any_plan, load, possible
-from ...graph import Candidate, gather_seconds, ship_target, sum_seconds
+from ...graph import Candidate, across, around_step_s, ship_target
 from ...lower import Assembled, assemble
 from ...partition import Chain
 from ...plan import Plan, Problem
@@ -88,20 +88,20 @@ def _reduction_s(problem: Problem, groups: Groups) -> float:
     """
     members = tuple(group[-1] for group in groups)
     trained = sum(x.trained_bytes for x in problem.model.layers) // len(groups[0])
-    return sum((*sum_seconds(problem, members, trained), *gather_seconds(problem, members, trained)))
+    return around_step_s(problem, members, trained)
 
 
 @dataclass(eq=False)
 class Width:
     """One way to form groups and the search on one of them; `groups` of one: the problem itself.
 
-    `after_s`: about what reductions add to a group's own step. `laid_s`: the best plan's step on all groups.
+    `summed`: whether gradient sums between the groups take time. `laid_s`: the best plan's step on all groups.
     """
 
     session: Session
     groups: Groups
     orders: list[Order]
-    after_s: float = 0.0
+    summed: bool = False
     laid_s: float = math.inf
     ended: bool = False
 
@@ -115,7 +115,7 @@ class Width:
         """What this width may come to: part of the way from its best plan to its bound; infinite without a plan."""
         if math.isinf(self.laid_s):
             return math.inf
-        return self.laid_s - HOPE.of_gap * max(0.0, self.laid_s - self.session.bound_s - self.after_s)
+        return self.laid_s - HOPE.of_gap * max(0.0, self.laid_s - self.session.bound_s)
 
 
 def search_widths(session: Session, orders: list[Order], ways: list[Groups], phases: Phases) -> None:
@@ -249,7 +249,7 @@ def width_of(session: Session, groups: Groups) -> Width:
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
     sides = problem.workload.groups * len(groups)
-    workload = replace(problem.workload, micro_batches=batches, groups=sides)
+    workload = replace(problem.workload, micro_batches=batches, groups=sides, across=across(problem, groups))
     small = Problem(problem.model, problem.cluster.part(groups[0]), workload)
     alone = None if session.space.replicas is None else 1
     space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)
@@ -265,13 +265,13 @@ def width_of(session: Session, groups: Groups) -> Width:
         if known is not None and known.best is not None and known.best is not inner.best:
             inner.incumbent.take(known.best, TOLERANCE.sums)
             inner.rounds.join(known)
-        return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
+        return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups) > 0, laid_s)
     inner = session.inner(small, space, heard, Rounds.after(known, session.rounds.simulated.of(groups)))
     if known is not None:
         inner.incumbent.start_from(known.best)
     fits = possible(small, space) and not overfull_here(inner)
     inner.proof.of_searched(any_plan(small, space.split_backward) if fits else math.inf)
-    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups), laid_s)
+    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups) > 0, laid_s)
 
 
 def _run(session: Session, width: Width, phase: Phase, share: float, effort: float) -> None:
@@ -289,7 +289,7 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
         width.laid_s = session.best_s if session.best_s < before_s else width.laid_s
         return
     session.clock.heed(inner.clock)
-    width.laid_s = min(width.laid_s, inner.best_s + width.after_s)  # until it has been laid
+    width.laid_s = min(width.laid_s, inner.best_s)  # until it has been laid
     if inner.best is not None and inner.best_s < session.best_s and _lays(inner, inner.best):
         step_s = offered(session, width, inner.best)
         width.laid_s = width.laid_s if step_s is None else step_s
@@ -302,16 +302,12 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
 def _others(session: Session, width: Width) -> list[Assembled]:
     """Plans of a group that may be better than its best once the sums that follow are there, the shortest first."""
     inner = width.session
-    if not width.after_s:
+    if not width.summed:
         return []
-
-    def likely_s(found: Assembled) -> float:
-        """Of a device's stages all but the last have their sums while others compute."""
-        return found.forecast.step_s + width.after_s * len(width.groups[0]) / len(found.candidate.stages)
-
-    known = inner.rounds.laid
-    new = (x for x in inner.seen if (x.source, x.forecast.step_s) not in known and likely_s(x) < session.best_s)
-    return sorted((found for found in new if not lacking(found)), key=likely_s)[: COUNT.laid]
+    known, best_s = inner.rounds.laid, session.best_s
+    steps = ((x.forecast.step_s, n, x) for n, x in enumerate(inner.seen) if x.forecast.step_s < best_s)
+    new = ((step_s, n, x) for step_s, n, x in steps if (x.source, step_s) not in known and not lacking(x))
+    return [found for _, _, found in sorted(new)[: COUNT.laid]]
 
 
 def _lays(inner: Session, plan: Plan) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Candidate, Machine, step_seconds, training_bytes
+from ...graph import Candidate, Machine, around_step_s, step_seconds, training_bytes
 from ...plan import Pipeline, Problem
 from ..common import limits
 from .tables import HALF, REMADE_F, TYPES, B, Case, F, Floats, Ints, R, W
@@ -40,7 +40,7 @@ def case_of(problem: Problem, stages: Stages) -> Case:
         tied_owned=np.array(tied, dtype=np.int64),
         tied_lent=np.array([tie.bytes for tie in costs.ties], dtype=np.int64),
         trained=costs.trained_bytes.astype(np.int64),
-        step=np.array([[step_seconds(candidate, costs, s, d) for d in devices] for s in range(len(stages))]),
+        step=np.array([[_finish_s(candidate, s, d) for d in devices] for s in range(len(stages))]),
         speed=machine.speed.astype(np.float64),
         limit=np.array(limits(problem), dtype=np.int64),
         node=machine.node.astype(np.int64),
@@ -50,6 +50,12 @@ def case_of(problem: Problem, stages: Stages) -> Case:
         pace=np.array([[link.occupation_s(1) for link in row] for row in links]),
         lag=np.array([[link.latency_s for link in row] for row in links], dtype=np.float64),
     )
+
+
+def _finish_s(candidate: Candidate, stage: int, device: int) -> float:
+    """A stage's step on a device that alone trains it, sums with other groups of devices included."""
+    own = int(candidate.costs.own_trained_bytes[stage])
+    return step_seconds(candidate, candidate.costs, stage, device) + around_step_s(candidate.problem, (device,), own)
 
 
 def _seconds(candidate: Candidate) -> Floats:

@@ -130,6 +130,20 @@ def test_the_answer_is_no_worse_than_a_plan_to_start_from_with_whole_optimizers(
         assert asked.forecast.step_s <= hint.forecast.step_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("latency_s", [0.2, 1.0])
+def test_the_answer_is_no_worse_than_that_with_whole_optimizers(latency_s: float) -> None:
+    """Where gathering parameters ends every step, what is best with whole optimizers is not what is best with parts."""
+    far = cluster(4, 1 << 20, Link(1e4, latency_s), bandwidth=None)
+    whole, asked = (
+        solved(far, Workload(8, "adam"), SearchSpace(shard_optimizer=False)),
+        solved(far, Workload(8, "adam")),
+    )
+    assert not gathers(whole)
+    assert asked.forecast is not None
+    assert whole.forecast is not None
+    assert asked.forecast.step_s <= whole.forecast.step_s * (1 + 1e-9)
+
+
 def test_a_sharded_plan_to_start_from_is_made_whole_where_that_is_asked_for() -> None:
     roomy, workload = cluster(4, 1 << 20, Link(1e6), bandwidth=300.0), Workload(4, "adam")
     hint = solved(roomy, workload)

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from instances import solved
 
-from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, evaluate, plan
-from contraflow.planner.graph import Candidate
-from contraflow.planner.plan import Kind, Pipeline, Problem
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, evaluate, plan
+from contraflow.planner.graph import Candidate, across
+from contraflow.planner.lower import assemble
+from contraflow.planner.plan import Kind, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.schedules import build
 from contraflow.planner.search import driver
 from contraflow.planner.search.common import Clock, Session, parts
 from contraflow.planner.search.common.considered import describe
@@ -35,6 +37,15 @@ def blocks(count: int, parameters: int = GIB, stash: int = GIB) -> ModelGraph:
             for k in range(count)
         ]
     )
+
+
+def named(problem: Problem, schedule: str) -> Plan:
+    """A named schedule on equal stages."""
+    layout = build(schedule, len(problem.cluster), problem.workload.micro_batches)
+    each = len(problem.model.layers) // layout.stages
+    names = [layer.name for layer in problem.model.layers]
+    stages = tuple(tuple(names[s * each : (s + 1) * each]) for s in range(layout.stages))
+    return assemble(Candidate(problem, stages, layout.pipelines), layout.orders, schedule)
 
 
 def nodes(count: int, devices: int, network: float = 10e9) -> Cluster:
@@ -103,6 +114,27 @@ def test_a_plan_laid_on_groups_is_the_groups_plan_and_its_reductions(schedule: s
             assert {op.stage for order in whole.orders for op in order if op.kind == Kind.REDUCE} == set(
                 range(len(one.stages))
             )
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "chimera", "interleaved-2"])
+def test_a_group_counts_the_sums_with_other_groups(schedule: str, sharded: bool) -> None:
+    """Its own step, and the bound of its orders, are those of the plan on all groups."""
+    workload = Workload(8, "adam", sharded=sharded)
+    problem = Problem(blocks(8, GIB), nodes(2, 4, 1e9), workload)
+    groups = ((0, 1, 2, 3), (4, 5, 6, 7))
+    alone = replace(workload, micro_batches=4, groups=2, across=across(problem, groups))
+    small = Problem(problem.model, problem.cluster.part(groups[0]), alone)
+    one = named(small, schedule)
+    whole = laid(problem, groups, one)
+    assert whole is not None
+    assert one.forecast is not None
+    assert evaluate(whole).step_s == pytest.approx(one.forecast.step_s, rel=1e-9)
+    shares = tuple(len(p.micro_batches) for p in one.pipelines)
+    least_s = bounds.candidate(Candidate(small, one.stages, one.pipelines, one.stash), shares)
+    assert least_s <= one.forecast.step_s * (1 + 1e-9)
+    silent = replace(small, workload=replace(alone, across=None))
+    assert named(silent, schedule).forecast.step_s < one.forecast.step_s - 0.5  # type: ignore[union-attr]
 
 
 def test_the_search_finds_replicas_where_they_are_best_and_says_what_it_considered() -> None:

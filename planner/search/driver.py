@@ -93,7 +93,14 @@ KEPT: tuple[Step, ...] = (
     run_mixed,
     run_other_cuts,
 )
-CHANGED: tuple[Step, ...] = (run_relieved, run_copied, run_capped, run_remade, _kept_again)
+CHANGED: tuple[Step, ...] = (
+    run_relieved,
+    partial(run_fewer, fitted=True),
+    run_copied,
+    run_capped,
+    run_remade,
+    _kept_again,
+)
 """The quick plans in their order: with stashes kept, or made again where they must be; then with all else."""
 NAMED: tuple[Step, ...] = (
     run_named,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ... import bounds
 from ...basics import PlanError, check_time
 from ...forecast import Timeline
-from ...graph import POLICIES, SHIP, Candidate, stash_policy
+from ...graph import POLICIES, SHIP, Candidate, stash_policy, static_bytes
 from ...lower import Assembled, assembled, simulated
 from ...partition import QUARTERS, Cuts, cut
 from ...plan import Op
@@ -26,6 +26,7 @@ from ..common import (
     Session,
     balanced,
     lacking,
+    limits,
     missing,
     pays,
     policies,
@@ -177,7 +178,8 @@ def _simulated(session: Session, order: Order, some: slice) -> Iterator[Kept]:
             continue
         simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        for cuts in list(_cuts(session, placed))[some] if count <= SIZE.one_cut or not some.start else ():
+        listed = [cuts for cuts in _cuts(session, placed) if _holds_one(session, placed, cuts)]
+        for cuts in listed[some] if count <= SIZE.one_cut or not some.start else ():
             found = _kept(session, placed, cuts)
             if found is not None:
                 yield found
@@ -199,6 +201,17 @@ def _cuts(session: Session, layout: Layout) -> Iterator[Cuts]:
     found = [balanced(session.chain, route), cut(session.chain, route, [0] * layout.stages, buffers=0)]
     found.append(cut(session.chain, route, shared, buffers=2, share=share))
     yield from dict.fromkeys(cuts for cuts in found if cuts is not None)
+
+
+def _holds_one(session: Session, layout: Layout, cuts: Cuts) -> bool:
+    """Whether every device can hold what stays and one stash of each of its stages: a backward needs all of it."""
+    plain = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
+    stash = plain.costs.stash_bytes.tolist()
+    room = [
+        most - sum(parts.values())
+        for most, parts in zip(limits(session.problem), static_bytes(plain, plain.costs), strict=True)
+    ]
+    return all(stash[s] <= room[d] for pipeline in layout.pipelines for s, d in enumerate(pipeline.backward))
 
 
 def _kept(session: Session, layout: Layout, cuts: Cuts) -> Kept | None:

@@ -93,6 +93,7 @@ def test_every_method_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 20 runs of 750 updates in 8 stages
 @pytest.mark.usefixtures("fashion")
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_predicted_weights_train_best_without_a_flush(optimizer: str) -> None:

@@ -2,7 +2,8 @@
 
 A point (ways of a team, micro-batch size) is a problem of its own, so the space is their union: its bound is the least
 of theirs. All begin with uniform grids; points whose bound is no less than the best plan are dropped; the likeliest
-is searched next, then every other for a while, then the best of all again; the last gets the rest of the time.
+is searched next, then every other for a while, then the best of all again, then the best with whole blocks as layers
+where it has their parts; it gets the rest of the time.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ... import __version__
 from .. import bounds
 from ..basics import ModelError, WorkloadError, collecting_seldom, end_asked, heeding_ctrl_c, listed
 from ..plan import Plan, Problem, Provenance
-from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Workload, at_speeds, choose_ways
+from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Stages, Workload, at_speeds, choose_ways
 from ..schedules import ASYNCHRONOUS
+from .answers import answer
+from .coarser import blocks_of, coarser, finer
 from .common import COUNT, HOPE, SHARE, TOLERANCE, Clock, OnProgress, PointFound, Progress, Proven, Result, told
 from .driver import Search, plan
 from .given_cut import family_of_cut
@@ -125,6 +129,7 @@ class _Search:
 
     Attributes:
         bound_s: what every plan takes, before `prove` has looked at its memory. likely_s: a guess at what is found.
+        search, of_blocks: of the layers as they are, and of whole blocks.
     """
 
     of: Chosen
@@ -135,6 +140,7 @@ class _Search:
     proven: bool = False
     found: Result | None = None
     search: Search | None = None
+    of_blocks: Search | None = None
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -207,6 +213,49 @@ class _Search:
         limits = (effort.time_limit, effort.seed, effort.workers, effort.deterministic_limit)
         return plan(of.model, of.cluster, self.workload, self.space, *limits, hint, on_progress)
 
+    @cached_property
+    def blocks(self) -> Stages | None:
+        """The blocks of the model's layers where plans of these are searched, too."""
+        searched = flushed(self.space) and self.space.schedule == "search"
+        return blocks_of(self.of.model) if searched else None
+
+    @property
+    def best_of_blocks(self) -> bool:
+        """Whether the best plan was found with whole blocks."""
+        if self.of_blocks is None or self.search is None:
+            return False
+        return self.of_blocks.session.best_s <= self.search.session.best_s * (1 + TOLERANCE.same)
+
+    def run_of_blocks(self, effort: Effort, on_progress: OnProgress | None) -> None:
+        """Searches on with whole blocks; what is found there is taken for a plan of the parts."""
+        assert self.blocks is not None and self.search is not None
+        blocks, session, heard = self.blocks, self.search.session, on_progress and self._finer(on_progress)
+        with collecting_seldom():
+            if self.of_blocks is None:
+                small = coarser(session.problem, blocks)
+                self.of_blocks = Search(small, self.space, _clock(effort), effort.seed, effort.workers, heard)
+                self.of_blocks.run(None)
+            else:
+                self.of_blocks.go_on(_clock(effort), heard)
+        best = self.of_blocks.session.best
+        plan = None if best is None else finer(best, session.problem, blocks)
+        if plan is not None and session.offer(plan, plan.provenance.source) and session.best_s < self.step_s:
+            self.found = answer(session, self.search.orders, None)
+
+    def _finer(self, on_progress: OnProgress) -> OnProgress:
+        """A listener who hears of plans of the parts."""
+        known: dict[int, Plan | None] = {}
+
+        def heard(progress: Progress) -> bool | None:
+            plan = progress.plan
+            if plan is not None and id(plan) not in known:
+                assert self.blocks is not None and self.search is not None
+                known.clear()
+                known[id(plan)] = finer(plan, self.search.session.problem, self.blocks)
+            return on_progress(replace(progress, plan=None if plan is None else known[id(plan)]))
+
+        return heard
+
     def told(self, best_s: float, chosen: bool) -> PointFound:
         """What became of the point."""
         said = "searched"
@@ -261,9 +310,13 @@ class _Joint:
         self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
         among = self.alive()[: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
+        if several:
+            self._run_of_blocks(self.best, SHARE.blocks)
         tried: set[int] = set()
         while rest := [one for one in self.alive() if id(one) not in tried]:
             tried.add(id(rest[0]))
+            if rest[0].best_of_blocks:
+                self._run_of_blocks(rest[0], SHARE.blocks_again * self._left)
             self._run(rest[0], 1.0)
         if self.best.found is None:  # proven before any search; what is lacking is said of the largest team
             self._run(max(self.searches, key=lambda one: one.of.point.team), 1.0)
@@ -292,20 +345,38 @@ class _Joint:
 
     def _run(self, one: _Search, share: float) -> None:
         """Gives a point so much of the time and of the effort, at most what is left, unless it has become hopeless."""
-        left = self.effort.time_limit - (time.monotonic() - self.began)
-        first = all(other.found is None for other in self.searches)
-        if not first:
+        if any(other.found is not None for other in self.searches):
             one.prove()
-            if left <= 0 or end_asked() or self.spent >= 1 or one not in self.alive():
+            if self._over(one):
                 return
+        one.run(self._part(share), self._listener(one))
+
+    def _run_of_blocks(self, one: _Search, share: float) -> None:
+        """The same for its plans of whole blocks, once its parts have been searched."""
+        if one.search is not None and one.search.ran and not self._over(one) and one.blocks is not None:
+            one.run_of_blocks(self._part(share), self._listener(one))
+
+    def _over(self, one: _Search) -> bool:
+        return self._left <= 0 or end_asked() or one not in self.alive()
+
+    @property
+    def _left(self) -> float:
+        """The share of the effort that is left."""
+        if self.effort.deterministic_limit is not None and self.spent >= 1:
+            return 0.0
+        left = 1 - (time.monotonic() - self.began) / self.effort.time_limit
+        return left if self.effort.deterministic_limit is None or left <= 0 else 1 - self.spent
+
+    def _part(self, share: float) -> Effort:
+        """So much of the time and of the effort, at most what is left."""
         share = min(share, 1 - self.spent)
         limit = self.effort.deterministic_limit
-        seconds = max(0.0, left)
+        seconds = max(0.0, self.effort.time_limit - (time.monotonic() - self.began))
         if limit is None:
             seconds = min(seconds, share * self.effort.time_limit)
         else:
             limit, self.spent = share * limit, self.spent + share
-        one.run(replace(self.effort, time_limit=seconds, deterministic_limit=limit), self._listener(one))
+        return replace(self.effort, time_limit=seconds, deterministic_limit=limit)
 
     def _listener(self, one: _Search) -> OnProgress | None:
         tell, before = self.on_progress, time.monotonic() - self.began

@@ -101,7 +101,7 @@ class _Borders:
         """
         load, devices = self.load, self.devices
         one, other = float(self.area[inside].sum()), float(self.area[outside].sum())
-        if isinf(load):
+        if load <= 0 or isinf(load):
             return load
         least = -floor(-one / load * (1 - _CLOSE) + 1e-9)
         last = devices + floor(-other / load * (1 - _CLOSE) + 1e-9)

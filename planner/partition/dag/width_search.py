@@ -47,8 +47,9 @@ _MISSES = 50
 """Orders tried at once, and how many times without an improvement."""
 _REACH = 0.25
 """How far from the bound to the best the first load is that is asked for over ideals of small borders."""
-_NARROW_SHARE = 0.5
-"""Of the time left, for one list of them."""
+_NARROW_SHARE = 0.6
+"""Of the time left, for them; half of what is left of it for one list."""
+_MOST_NARROW = 100_000
 _NEAREST = 1e-3
 """Loads nearer to the bound than this part are not asked for."""
 _ROWS = 256
@@ -203,25 +204,31 @@ class _Search:
 
     def _narrowed(self) -> bool:
         """Asks over the ideals of small borders: whether that proves the best, at the end or before."""
+        now = time.monotonic()
+        ends = now + _NARROW_SHARE * (self.deadline - now)
         reach, target = self.upper, self.lower + _REACH * (self.upper - self.lower)
-        while target > self.lower * (1 + _NEAREST):
-            masks = self._narrow(target)
-            if masks is None:
-                reach, target = target, (self.lower + target) / 2
-                continue
-            family = _Family(self.problem, masks, self.check)
-            if self._better(family, target):
-                self._every_ideal(masks)
-                return True
-            if family.unknown:
+        while target > self.lower * (1 + _NEAREST) or reach >= self.upper:
+            if target <= self.lower * (1 + _NEAREST):
+                target = self.upper
+            masks = self._narrow(target, ends)
+            if masks is not None:
+                family = _Family(self.problem, masks, self.check)
+                if target >= self.upper or self._better(family, target):
+                    self._every_ideal(masks)
+                    return True
+                if family.unknown:
+                    return False
+                self.lower = target
+            elif target >= self.upper:
                 return False
-            self.lower = target
+            else:
+                reach = target
             target = (self.lower + reach) / 2
         return False
 
-    def _narrow(self, load: float) -> list[int] | None:
+    def _narrow(self, load: float, deadline: float) -> list[int] | None:
         """All ideals that stages within a load may end at; None where they are too many, or take too long."""
-        ends = time.monotonic() + _NARROW_SHARE * (self.deadline - time.monotonic())
+        ends = (time.monotonic() + deadline) / 2
 
         def check() -> None:
             self.check()
@@ -229,7 +236,7 @@ class _Search:
                 raise TimeoutError
 
         with suppress(TimeoutError):
-            return narrow_ideals(self.problem, load, _MOST_IDEALS, check)
+            return narrow_ideals(self.problem, load, _MOST_NARROW, check)
         return None
 
     def _merged_ideals(self) -> list[int] | None:

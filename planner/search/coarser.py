@@ -15,6 +15,8 @@ from ..basics import InputError, PlanError
 from ..plan import Plan, Problem
 from ..problem import ModelGraph, Stages, merged, stages_of
 from ..simulate import simulate
+from .common import TOLERANCE, Clock, OnProgress
+from .driver import Search
 
 
 def blocks_of(model: ModelGraph) -> Stages | None:
@@ -46,3 +48,51 @@ def finer(plan: Plan, problem: Problem, blocks: Stages) -> Plan | None:
         found = replace(plan, problem=own, stages=stages)
         return found.with_forecast(simulate(found).forecast())
     return None
+
+
+class OfBlocks:
+    """The search of a problem's plans with whole blocks as layers, beside that of its parts.
+
+    parts: the search that has begun; None: not to be searched so. A problem without blocks is not, either.
+    """
+
+    def __init__(self, parts: Search | None) -> None:
+        self.parts = parts
+        self.blocks = None if parts is None else blocks_of(parts.session.problem.model)
+        self.search: Search | None = None
+        self._told: tuple[Plan, Plan | None] | None = None
+
+    @property
+    def best(self) -> bool:
+        """Whether no plan of parts is shorter than the best of these."""
+        if self.parts is None or self.search is None:
+            return False
+        return self.search.session.best_s <= self.parts.session.best_s * (1 + TOLERANCE.same)
+
+    def run(self, clock: Clock, listener: OnProgress | None) -> None:
+        """Searches on until the clock's end; what is found is offered to the search of the parts."""
+        if self.parts is None or self.blocks is None:
+            return
+        session = self.parts.session
+        heard = None if listener is None else self._finer(listener)
+        if self.search is None:
+            small = coarser(session.problem, self.blocks)
+            self.search = Search(small, session.space, clock, session.seed, session.workers, heard)
+            self.search.run(None)
+        else:
+            self.search.go_on(clock, heard)
+        plan = self._of_parts(self.search.session.best)
+        if plan is not None:
+            session.offer(plan, plan.provenance.source)
+
+    def _of_parts(self, plan: Plan | None) -> Plan | None:
+        """The plan as one of the parts; the last one is remembered."""
+        if plan is None or self.parts is None or self.blocks is None:
+            return None
+        if self._told is None or self._told[0] is not plan:
+            self._told = plan, finer(plan, self.parts.session.problem, self.blocks)
+        return self._told[1]
+
+    def _finer(self, listener: OnProgress) -> OnProgress:
+        """A listener who hears of plans of the parts."""
+        return lambda progress: listener(replace(progress, plan=self._of_parts(progress.plan)))

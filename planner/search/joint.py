@@ -12,16 +12,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from ... import __version__
 from .. import bounds
 from ..basics import ModelError, WorkloadError, collecting_seldom, end_asked, heeding_ctrl_c, listed
 from ..plan import Plan, Problem, Provenance
-from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Stages, Workload, at_speeds, choose_ways
+from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Workload, at_speeds, choose_ways
 from ..schedules import ASYNCHRONOUS
 from .answers import answer
-from .coarser import blocks_of, coarser, finer
+from .coarser import OfBlocks
 from .common import COUNT, HOPE, SHARE, TOLERANCE, Clock, OnProgress, PointFound, Progress, Proven, Result, told
 from .driver import Search, plan
 from .given_cut import family_of_cut
@@ -140,7 +139,7 @@ class _Search:
     proven: bool = False
     found: Result | None = None
     search: Search | None = None
-    of_blocks: Search | None = None
+    of_blocks: OfBlocks | None = None
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -213,48 +212,15 @@ class _Search:
         limits = (effort.time_limit, effort.seed, effort.workers, effort.deterministic_limit)
         return plan(of.model, of.cluster, self.workload, self.space, *limits, hint, on_progress)
 
-    @cached_property
-    def blocks(self) -> Stages | None:
-        """The blocks of the model's layers where plans of these are searched, too."""
-        searched = flushed(self.space) and self.space.schedule == "search"
-        return blocks_of(self.of.model) if searched else None
-
-    @property
-    def best_of_blocks(self) -> bool:
-        """Whether the best plan was found with whole blocks."""
-        if self.of_blocks is None or self.search is None:
-            return False
-        return self.of_blocks.session.best_s <= self.search.session.best_s * (1 + TOLERANCE.same)
-
     def run_of_blocks(self, effort: Effort, on_progress: OnProgress | None) -> None:
-        """Searches on with whole blocks; what is found there is taken for a plan of the parts."""
-        assert self.blocks is not None and self.search is not None
-        blocks, session, heard = self.blocks, self.search.session, on_progress and self._finer(on_progress)
+        """Searches on with whole blocks, where layers are parts of some; the search of the parts has begun."""
+        if self.of_blocks is None:
+            searched = flushed(self.space) and self.space.schedule == "search"
+            self.of_blocks = OfBlocks(self.search if searched else None)
         with collecting_seldom():
-            if self.of_blocks is None:
-                small = coarser(session.problem, blocks)
-                self.of_blocks = Search(small, self.space, _clock(effort), effort.seed, effort.workers, heard)
-                self.of_blocks.run(None)
-            else:
-                self.of_blocks.go_on(_clock(effort), heard)
-        best = self.of_blocks.session.best
-        plan = None if best is None else finer(best, session.problem, blocks)
-        if plan is not None and session.offer(plan, plan.provenance.source) and session.best_s < self.step_s:
-            self.found = answer(session, self.search.orders, None)
-
-    def _finer(self, on_progress: OnProgress) -> OnProgress:
-        """A listener who hears of plans of the parts."""
-        known: dict[int, Plan | None] = {}
-
-        def heard(progress: Progress) -> bool | None:
-            plan = progress.plan
-            if plan is not None and id(plan) not in known:
-                assert self.blocks is not None and self.search is not None
-                known.clear()
-                known[id(plan)] = finer(plan, self.search.session.problem, self.blocks)
-            return on_progress(replace(progress, plan=None if plan is None else known[id(plan)]))
-
-        return heard
+            self.of_blocks.run(_clock(effort), on_progress)
+        if self.search is not None and self.search.session.best_s < self.step_s:
+            self.found = answer(self.search.session, self.search.orders, None)
 
     def told(self, best_s: float, chosen: bool) -> PointFound:
         """What became of the point."""
@@ -315,7 +281,7 @@ class _Joint:
         tried: set[int] = set()
         while rest := [one for one in self.alive() if id(one) not in tried]:
             tried.add(id(rest[0]))
-            if rest[0].best_of_blocks:
+            if rest[0].of_blocks is not None and rest[0].of_blocks.best:
                 self._run_of_blocks(rest[0], SHARE.blocks_again * self._left)
             self._run(rest[0], 1.0)
         if self.best.found is None:  # proven before any search; what is lacking is said of the largest team
@@ -353,7 +319,7 @@ class _Joint:
 
     def _run_of_blocks(self, one: _Search, share: float) -> None:
         """The same for its plans of whole blocks, once its parts have been searched."""
-        if one.search is not None and one.search.ran and not self._over(one) and one.blocks is not None:
+        if one.search is not None and one.search.ran and not self._over(one):
             one.run_of_blocks(self._part(share), self._listener(one))
 
     def _over(self, one: _Search) -> bool:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.formats import PiperInstance, pipedream, piper, read
 from contraflow.planner.partition.dag import Devices, NodeBlock, configure, loads, solve, width_search
+from contraflow.planner.partition.dag.mode_choice import NO, UNKNOWN, YES, choose, ordered
 from contraflow.planner.partition.dag.narrow import narrow_ideals
 from contraflow.planner.partition.dag.published import piper_problem
-from contraflow.planner.partition.dag.mode_choice import NO, UNKNOWN, YES, choose, ordered
 
 DATA = Path(__file__).parents[1] / "data"
 VGG = DATA / "pipedream" / "vgg16" / "graph.txt"
@@ -224,7 +224,9 @@ def test_no_stages_within_a_load_end_elsewhere_than_at_ideals_of_small_borders(
     assert kept is not None
     for stages in chains(range(len(problem)), problem.graph.edges):
         for widths in itertools.product([(1, 1), (2, 1), (1, 2)], repeat=len(stages)):
-            blocks = [NodeBlock(tuple(s), False, d, t, (VANILLA,) * len(s)) for s, (d, t) in zip(stages, widths, strict=True)]
+            blocks = [
+                NodeBlock(tuple(s), False, d, t, (VANILLA,) * len(s)) for s, (d, t) in zip(stages, widths, strict=True)
+            ]
             with suppress(InputError):
                 if max(loads(instance, blocks)) <= load:
                     ends = itertools.accumulate(sum(1 << g for g in stage) for stage in stages)

@@ -31,8 +31,8 @@ def model(seed: int, blocks: int = 6, size: int = 1, named: str = "block{}.{}") 
     parts = [(named.format(k, part), dice.uniform(0.5, 2)) for k in range(blocks) for part in ("attention", "mlp")]
     layers = [
         Layer(
-            name, size * work, size * work, size * work, parameter_bytes=1000, stash_bytes=size * dice.randint(200, 900),
-            weight_stash_bytes=size * 100, output_bytes=size * 100,
+            name, size * work, size * work, size * work, parameter_bytes=1000, output_bytes=size * 100,
+            stash_bytes=size * dice.randint(200, 900), weight_stash_bytes=size * 100,
         )
         for name, work in [("embedding", 0.1), *parts, ("head", 0.3)]
     ]  # fmt: skip

@@ -47,7 +47,7 @@ _MISSES = 50
 """Orders tried at once, and how many times without an improvement."""
 _REACH = 0.25
 """How far from the bound to the best a load is that is asked for over ideals of small borders."""
-_NARROW_SHARE = 0.8
+_NARROW_SHARE = 0.6
 """Of the time left, for them; half of what is left of it for one list."""
 _MOST_NARROW = 100_000
 _NEAREST = 1e-3
@@ -219,9 +219,6 @@ class _Search:
                 if family.unknown:
                     return False
                 self.lower = target
-                if len(masks) <= _MOST_IDEALS:  # good ones end there, too
-                    self._bisect(family, _COARSE, whole=False)
-                    reach = min(reach, self.upper)
             elif target >= self.upper:
                 return False
             else:

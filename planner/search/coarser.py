@@ -7,16 +7,17 @@ plan of the parts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
+from typing import Protocol
 
 from ..basics import InputError, PlanError
 from ..plan import Plan, Problem
 from ..problem import ModelGraph, Stages, merged, stages_of
 from ..simulate import simulate
-from .common import TOLERANCE, Clock, OnProgress
-from .driver import Search
+from .common import TOLERANCE, Clock, OnProgress, Session
 
 
 def blocks_of(model: ModelGraph) -> Stages | None:
@@ -50,16 +51,34 @@ def finer(plan: Plan, problem: Problem, blocks: Stages) -> Plan | None:
     return None
 
 
+class Searching(Protocol):
+    """A search that can go on: `driver.Search`."""
+
+    @property
+    def session(self) -> Session:
+        """What it knows."""
+
+    def run(self, hint: Plan | None) -> object:
+        """Searches until its clock's end."""
+
+    def go_on(self, clock: Clock, listener: OnProgress | None) -> object:
+        """Searches on until the end of another clock."""
+
+
+Begin = Callable[..., Searching]
+"""A search of a problem, given as `driver.Search` is but for the space."""
+
+
 class OfBlocks:
     """The search of a problem's plans with whole blocks as layers, beside that of its parts.
 
     parts: the search that has begun; None: not to be searched so. A problem without blocks is not, either.
     """
 
-    def __init__(self, parts: Search | None) -> None:
-        self.parts = parts
+    def __init__(self, parts: Searching | None, begin: Begin) -> None:
+        self.parts, self.begin = parts, begin
         self.blocks = None if parts is None else blocks_of(parts.session.problem.model)
-        self.search: Search | None = None
+        self.search: Searching | None = None
         self._told: tuple[Plan, Plan | None] | None = None
 
     @property
@@ -77,7 +96,8 @@ class OfBlocks:
         heard = None if listener is None else self._finer(listener)
         if self.search is None:
             small = coarser(session.problem, self.blocks)
-            self.search = Search(small, session.space, clock, session.seed, session.workers, heard)
+            given = {"clock": clock, "seed": session.seed, "workers": session.workers, "listener": heard}
+            self.search = self.begin(small, **given)
             self.search.run(None)
         else:
             self.search.go_on(clock, heard)

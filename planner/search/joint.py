@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ... import __version__
 from .. import bounds
@@ -216,7 +217,7 @@ class _Search:
         """Searches on with whole blocks, where layers are parts of some; the search of the parts has begun."""
         if self.of_blocks is None:
             searched = flushed(self.space) and self.space.schedule == "search"
-            self.of_blocks = OfBlocks(self.search if searched else None)
+            self.of_blocks = OfBlocks(self.search if searched else None, partial(Search, space=self.space))
         with collecting_seldom():
             self.of_blocks.run(_clock(effort), on_progress)
         if self.search is not None and self.search.session.best_s < self.step_s:

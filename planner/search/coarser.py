@@ -114,5 +114,5 @@ class OfBlocks:
         return self._told[1]
 
     def _finer(self, listener: OnProgress) -> OnProgress:
-        """A listener who hears of plans of the parts."""
-        return lambda progress: listener(replace(progress, plan=self._of_parts(progress.plan)))
+        """A listener who hears of plans of the parts; what is proven of blocks says nothing of parts."""
+        return lambda progress: listener(replace(progress, plan=self._of_parts(progress.plan), bound_s=0.0))

@@ -68,8 +68,10 @@ def test_plans_of_blocks_are_plans_of_their_parts(seed: int) -> None:
 
 def test_a_family_of_parts_is_searched_in_blocks_too_and_tells_of_parts_only() -> None:
     heard: list[Plan] = []
+    bounds: list[float] = []
 
     def hear(event: Progress) -> None:
+        bounds.append(event.bound_s)
         if event.plan is not None:
             heard.append(event.plan)
 
@@ -82,6 +84,7 @@ def test_a_family_of_parts_is_searched_in_blocks_too_and_tells_of_parts_only() -
     assert found.seconds == min(one.step_s for one in found.points if one.step_s is not None)
     names = {layer.name for layer in family.members[0].layers}
     assert heard
+    assert max(bounds) <= found.bound_s * (1 + 1e-9)
     for one in [*heard, found.plan]:
         assert {name for stage in one.stages for name in stage} == names
         assert not check(one)

@@ -1,6 +1,6 @@
 """Piper's instances in its authors' settings and PipeDream's profiles with replicas, through `contraflow partition`.
 
-    python benchmarks/piper.py [--only bert|gnmt|resnet|pipedream] [--time-limit 60] [--save]
+    python benchmarks/piper.py [--only bert|gnmt|resnet|pipedream] [--named TEXT ...] [--time-limit 60] [--save]
 
 The files are read in place, from ../shared/workloads. Settings are those of Piper's published programme: devices and
 memory, 25 GiB/s. `equal slices` is the grid that the paper compares with, in our words: the file's order cut into
@@ -58,6 +58,7 @@ PUBLISHED = {
 }
 """Replicas of the stages in published_configs, for so many devices."""
 OTHERS = ("densenet121", "inception_v3", "nasnetalarge", "nasnetamobile", "resnet101", "resnet18", "resnext101")
+PROCESSOR = "import runpy, time; time.monotonic = time.process_time; runpy.run_module('contraflow', {}, '__main__')"
 COLUMNS = ["instance", "devices", "memory", "objective", "bound", "gap", "status", "s", "replicas x ways", "beside it"]
 
 
@@ -72,9 +73,10 @@ class Case:
     options: tuple[str, ...]
     beside: str
 
-    def row(self, time_limit: float) -> list[str]:
-        """What the command says of it."""
-        command = [sys.executable, "-m", "contraflow", "partition", str(self.file), *self.options, "--json"]
+    def row(self, time_limit: float, processor: bool) -> list[str]:
+        """What the command says of it; in seconds of the processor, or of the clock."""
+        start = ["-c", PROCESSOR] if processor else ["-m", "contraflow"]
+        command = [sys.executable, *start, "partition", str(self.file), *self.options, "--json"]
         command += ["--time-limit", str(time_limit)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not done.stdout:
@@ -168,12 +170,16 @@ def main() -> None:
     """Prints the table row by row, and saves it where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*PIPER, "pipedream"])
+    parser.add_argument("--named", nargs="+", default=[""], help="instances whose name contains one of these texts")
     parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--processor", action="store_true", help="seconds of the processor, not the clock")
     tables.savable(parser)
     given = parser.parse_args()
     rows = []
     for case in cases(given.only):
-        rows.append(case.row(given.time_limit))
+        if not any(text in case.name for text in given.named):
+            continue
+        rows.append(case.row(given.time_limit, given.processor))
         print(" | ".join(rows[-1]), flush=True)
     if given.save:
         tables.Table.made(tables.origin(), COLUMNS, rows).save("piper")

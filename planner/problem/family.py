@@ -17,6 +17,8 @@ from .model_graph import ModelGraph
 Ways = tuple[tuple[str, int], ...]
 FORMAT = "contraflow/family"
 VERSION = 1
+SPLITS_SAMPLES = "expert"
+"""The way whose ranks compute samples of their own."""
 _MOST_MEMBERS = MOST_DEVICES
 _TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
 _BYTES = (
@@ -136,6 +138,12 @@ class ModelFamily:
                 f"model {shown(self.name)} was profiled with micro-batches of {listed([*map(str, sizes)])}, and "
                 f"{point.micro_batch_size} is not between them"
             )
+        for name, count in point.ways:
+            if name == SPLITS_SAMPLES and point.micro_batch_size % count:
+                raise ModelError(
+                    f"model {shown(self.name)}: micro-batches of {point.micro_batch_size} do not divide among the "
+                    f"{count} ranks of a team that divides experts and samples"
+                )
         return _between(mine[above - 1], mine[above], point.micro_batch_size)
 
     def rescale(self, micro_batch_size: int, ways: Ways = ()) -> ModelGraph:

@@ -2,7 +2,8 @@
 
 A point (ways of a team, micro-batch size) is a problem of its own, so the space is their union: its bound is the least
 of theirs. All begin with uniform grids; points whose bound is no less than the best plan are dropped; the likeliest
-is searched next, then every other for a while, then the best of all again; the last gets the rest of the time.
+is searched next, then every other for a while, then the best of all again, then the best with whole blocks as layers
+where it has their parts; it gets the rest of the time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ... import __version__
 from .. import bounds
@@ -18,6 +20,8 @@ from ..basics import ModelError, WorkloadError, collecting_seldom, end_asked, he
 from ..plan import Plan, Problem, Provenance
 from ..problem import Cluster, ModelFamily, ModelGraph, Point, SearchSpace, Workload, at_speeds, choose_ways
 from ..schedules import ASYNCHRONOUS
+from .answers import answer
+from .coarser import OfBlocks
 from .common import COUNT, HOPE, SHARE, TOLERANCE, Clock, OnProgress, PointFound, Progress, Proven, Result, told
 from .driver import Search, plan
 from .given_cut import family_of_cut
@@ -125,6 +129,7 @@ class _Search:
 
     Attributes:
         bound_s: what every plan takes, before `prove` has looked at its memory. likely_s: a guess at what is found.
+        search, of_blocks: of the layers as they are, and of whole blocks.
     """
 
     of: Chosen
@@ -135,6 +140,7 @@ class _Search:
     proven: bool = False
     found: Result | None = None
     search: Search | None = None
+    of_blocks: OfBlocks | None = None
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -207,6 +213,16 @@ class _Search:
         limits = (effort.time_limit, effort.seed, effort.workers, effort.deterministic_limit)
         return plan(of.model, of.cluster, self.workload, self.space, *limits, hint, on_progress)
 
+    def run_of_blocks(self, effort: Effort, on_progress: OnProgress | None) -> None:
+        """Searches on with whole blocks, where layers are parts of some; the search of the parts has begun."""
+        if self.of_blocks is None:
+            searched = flushed(self.space) and self.space.schedule == "search"
+            self.of_blocks = OfBlocks(self.search if searched else None, partial(Search, space=self.space))
+        with collecting_seldom():
+            self.of_blocks.run(_clock(effort), on_progress)
+        if self.search is not None and self.search.session.best_s < self.step_s:
+            self.found = answer(self.search.session, self.search.orders, None)
+
     def told(self, best_s: float, chosen: bool) -> PointFound:
         """What became of the point."""
         said = "searched"
@@ -261,9 +277,13 @@ class _Joint:
         self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
         among = self.alive()[: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
+        if several:
+            self._run_of_blocks(self.best, SHARE.blocks)
         tried: set[int] = set()
         while rest := [one for one in self.alive() if id(one) not in tried]:
             tried.add(id(rest[0]))
+            if rest[0].of_blocks is not None and rest[0].of_blocks.best:
+                self._run_of_blocks(rest[0], SHARE.blocks_again * self._left)
             self._run(rest[0], 1.0)
         if self.best.found is None:  # proven before any search; what is lacking is said of the largest team
             self._run(max(self.searches, key=lambda one: one.of.point.team), 1.0)
@@ -292,20 +312,38 @@ class _Joint:
 
     def _run(self, one: _Search, share: float) -> None:
         """Gives a point so much of the time and of the effort, at most what is left, unless it has become hopeless."""
-        left = self.effort.time_limit - (time.monotonic() - self.began)
-        first = all(other.found is None for other in self.searches)
-        if not first:
+        if any(other.found is not None for other in self.searches):
             one.prove()
-            if left <= 0 or end_asked() or self.spent >= 1 or one not in self.alive():
+            if self._over(one):
                 return
+        one.run(self._part(share), self._listener(one))
+
+    def _run_of_blocks(self, one: _Search, share: float) -> None:
+        """The same for its plans of whole blocks, once its parts have been searched."""
+        if one.search is not None and one.search.ran and not self._over(one):
+            one.run_of_blocks(self._part(share), self._listener(one))
+
+    def _over(self, one: _Search) -> bool:
+        return self._left <= 0 or end_asked() or one not in self.alive()
+
+    @property
+    def _left(self) -> float:
+        """The share of the effort that is left."""
+        if self.effort.deterministic_limit is not None and self.spent >= 1:
+            return 0.0
+        left = 1 - (time.monotonic() - self.began) / self.effort.time_limit
+        return left if self.effort.deterministic_limit is None or left <= 0 else 1 - self.spent
+
+    def _part(self, share: float) -> Effort:
+        """So much of the time and of the effort, at most what is left."""
         share = min(share, 1 - self.spent)
         limit = self.effort.deterministic_limit
-        seconds = max(0.0, left)
+        seconds = max(0.0, self.effort.time_limit - (time.monotonic() - self.began))
         if limit is None:
             seconds = min(seconds, share * self.effort.time_limit)
         else:
             limit, self.spent = share * limit, self.spent + share
-        one.run(replace(self.effort, time_limit=seconds, deterministic_limit=limit), self._listener(one))
+        return replace(self.effort, time_limit=seconds, deterministic_limit=limit)
 
     def _listener(self, one: _Search) -> OnProgress | None:
         tell, before = self.on_progress, time.monotonic() - self.began

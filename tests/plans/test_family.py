@@ -81,6 +81,9 @@ def test_sizes_between_two_measured_ones_lie_on_a_line() -> None:
     for size in (5, 8):
         with pytest.raises(ModelError, match=f"1, 4.*{size} is not between"):
             FAMILY.point(Point((), size))
+    experts = ModelFamily(tuple(replace(member(2, size), ways=(("expert", 2),)) for size in (2, 4)))
+    with pytest.raises(ModelError, match="3 do not divide among the 2 ranks of a team that divides experts"):
+        experts.point(Point((("expert", 2),), 3))
     whole = replace(member(1, 4), layers=tuple(replace(x, separable=False) for x in member(1, 4).layers))
     mixed = ModelFamily((member(), whole)).point(Point((), 2)).layers[0]
     assert (mixed.separable, mixed.backward_s) == (False, pytest.approx(4.0))

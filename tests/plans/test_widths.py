@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from contraflow.planner.basics.errors import InputError
 from contraflow.planner.formats import PiperInstance, pipedream, piper, read
 from contraflow.planner.partition.dag import Devices, NodeBlock, configure, loads, solve, width_search
 from contraflow.planner.partition.dag.mode_choice import NO, UNKNOWN, YES, choose, ordered
+from contraflow.planner.partition.dag.narrow import narrow_ideals
+from contraflow.planner.partition.dag.published import piper_problem
 
 DATA = Path(__file__).parents[1] / "data"
 VGG = DATA / "pipedream" / "vgg16" / "graph.txt"
@@ -194,6 +197,40 @@ def test_the_best_replicas_of_a_profile_are_the_best_of_all(
         return
     assert found.status == "optimal"
     assert found.objective == pytest.approx(expected, rel=1e-7)
+
+
+@settings(max_examples=25, deadline=None)
+@given(profiles(), st.integers(1, 4))
+def test_ideals_of_small_borders_prove_the_best_where_all_are_too_many(
+    profile: pipedream.PipeDreamProfile, devices: int
+) -> None:
+    expected = best_replicated(profile, devices, devices, math.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(width_search, "_MOST_IDEALS", 0)
+        found = solve(profile, Devices(devices, bandwidth=1e6, replicas=devices), time_limit=60)
+    assert (found.status, found.objective) == ("optimal", pytest.approx(expected, rel=1e-7))
+
+
+@settings(max_examples=25, deadline=None)
+@given(instances(), st.floats(0.1, 40))
+def test_no_stages_within_a_load_end_elsewhere_than_at_ideals_of_small_borders(
+    content: dict[str, Any], load: float
+) -> None:
+    instance = piper.parse(content, "x")
+    problem, _ = piper_problem(instance, Devices())
+    if math.isinf(problem.least):
+        return
+    kept = narrow_ideals(problem, load, 1 << 10, lambda: None)
+    assert kept is not None
+    for stages in chains(range(len(problem)), problem.graph.edges):
+        for widths in itertools.product([(1, 1), (2, 1), (1, 2)], repeat=len(stages)):
+            blocks = [
+                NodeBlock(tuple(s), False, d, t, (VANILLA,) * len(s)) for s, (d, t) in zip(stages, widths, strict=True)
+            ]
+            with suppress(InputError):
+                if max(loads(instance, blocks)) <= load:
+                    ends = itertools.accumulate(sum(1 << g for g in stage) for stage in stages)
+                    assert {0, *ends} <= set(kept)
 
 
 # ------------------------------------------------------------------ the parts

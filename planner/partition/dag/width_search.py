@@ -3,8 +3,9 @@
 1. Where there are not too many ideals, whether a load can be kept is decided exactly (`width_kernel`): the bisection
    ends when nothing is better by a part in 10^8. Where they are many, it begins with what 2 finds.
 2. Otherwise chains through some topological orders give stages to beat. Groups that no better stages separate become
-   one; where few ideals are left then, 1 holds. Where not, orders that keep to the best stages are tried to the end,
-   and the bound is an equal share of the work.
+   one; where few ideals are left then, 1 holds. Where not, it is asked for stages within some load over the ideals that
+   such stages may end at (`narrow`): of a load that has any, they are all that 1 needs; of one that has none, that is
+   the bound. In what time is left, orders that keep to the best stages are tried.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from ...basics import InputError, OutOfTime, check_time, end_asked, heeding_ctrl_c
 from . import ideals as graph_ideals
 from .mode_choice import YES, choose
+from .narrow import narrow_ideals
 from .problem import SLACK, merge
 from .search import Effort, OnBetter, Status
 from .width_kernel import ROUNDING, Arrays, Goal, Ints, arrays_of, decide, stage_costs
@@ -43,6 +45,13 @@ _FINE = 1e-6
 _TOGETHER = 4
 _MISSES = 50
 """Orders tried at once, and how many times without an improvement."""
+_REACH = 0.25
+"""How far from the bound to the best a load is that is asked for over ideals of small borders."""
+_NARROW_SHARE = 0.6
+"""Of the time left, for them; half of what is left of it for one list."""
+_MOST_NARROW = 100_000
+_NEAREST = 1e-3
+"""Loads nearer to the bound than this part are not asked for."""
 _ROWS = 256
 """Ideals between two looks at the clock."""
 _STEPS = 1 << 16
@@ -93,10 +102,10 @@ class _Search:
             self._through_orders()
         if family is None:
             family = self._merged_ideals()
-        if family is None:
-            self._polish()
-        else:
+        if family is not None:
             self._every_ideal(family)
+        elif not self._narrowed():
+            self._polish()
 
     def answer(self) -> WidthCut:
         """What is known by now."""
@@ -192,6 +201,43 @@ class _Search:
             before = self.upper
             self._among(orders, _FINE)
             misses = 0 if self.upper < before else misses + 1
+
+    def _narrowed(self) -> bool:
+        """Asks over the ideals of small borders: whether that proves the best, at the end or before."""
+        now = time.monotonic()
+        ends = now + _NARROW_SHARE * (self.deadline - now)
+        reach, target = self.upper, self.lower + _REACH * (self.upper - self.lower)
+        while target > self.lower * (1 + _NEAREST) or reach >= self.upper:
+            if target <= self.lower * (1 + _NEAREST):
+                target = self.upper
+            masks = self._narrow(target, ends)
+            if masks is not None:
+                family = _Family(self.problem, masks, self.check)
+                if target >= self.upper or self._better(family, target):
+                    self._every_ideal(masks)
+                    return True
+                if family.unknown:
+                    return False
+                self.lower = target
+            elif target >= self.upper:
+                return False
+            else:
+                reach = target
+            target = self.lower + _REACH * (reach - self.lower)
+        return False
+
+    def _narrow(self, load: float, deadline: float) -> list[int] | None:
+        """All ideals that stages within a load may end at; None where they are too many, or take too long."""
+        ends = (time.monotonic() + deadline) / 2
+
+        def check() -> None:
+            self.check()
+            if time.monotonic() > ends:
+                raise TimeoutError
+
+        with suppress(TimeoutError):
+            return narrow_ideals(self.problem, load, _MOST_NARROW, check)
+        return None
 
     def _merged_ideals(self) -> list[int] | None:
         """All ideals that better stages may have, None when there are too many.

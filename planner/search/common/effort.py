@@ -445,6 +445,45 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Growing:
+    """Rules of the dispatcher in large problems. Effort as in `Races`, in runs of one op of their own."""
+
+    rate: float = 8e6
+    """Runs of one op that are one unit. Measured: 8e6 to 1e7 a second on one core, 16 to 128 devices."""
+    share: float = 0.25
+    """Of the time that is left, or of a round's effort. Not measured."""
+    most: float = 20.0
+    """Units that one search takes at most. Not measured."""
+    least: float = 1.0
+    """Effort that is saved up before there is a search. Not measured."""
+    ways: int = 2
+    """Structures with the least bounds. Measured: with 64 devices at 1F1B's memory four stages a device, round and
+    round, come to 2.7 % above the load, two to 4.0 %; back and forth four to 4 %."""
+    ops: int = 1_000_000
+    """Ops of a plan, all kinds, up to which there is one: it bounds memory. Not measured."""
+    devices: int = 12
+    """The fewest devices are no fewer. Not measured."""
+    starts: int = 24
+    """Lines at first. Measured: of 24 one to four come near the bound, the others end 2 % of the load above them."""
+    rounds: tuple[tuple[int, float, float], ...] = ((24, 0.25, 0.35), (8, 0.0, 0.15), (4, 0.0, 0.15))
+    """How many lines stay on, the share of rules at random, and of the effort, on the fewest devices. Not measured."""
+    kept: int = 4
+    """Lines that are grown; with every size half of them are annealed. Not measured."""
+    growing: float = 0.35
+    """Share of the effort for annealing on more devices. Not measured."""
+    hope: float = 1.02
+    """On the fewest devices lines must promise less than so many times the best plan. Not measured."""
+    finer: float = 0.5
+    """On more devices moves are so much smaller. Not measured."""
+    hot: float = 0.006
+    """First temperature, as a share of the step; in later rounds less. Not measured."""
+    cold: float = 0.0002
+    """Last temperature. Not measured."""
+    piece: float = 1e6
+    """Ops that are run between two looks at the clock. Not measured."""
+
+
+@dataclass(frozen=True)
 class Rounding:
     """Rounds of a search with more and more effort: a shorter run is the beginning of a longer one."""
 
@@ -641,6 +680,6 @@ class Tolerances:
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
 ANNEALING, RACE, PLACE, MIXTURE, MODEL = Annealing(), Races(), Placings(), Mixing(), Models()
-BLOCK = Blocks()
+BLOCK, GROWTH = Blocks(), Growing()
 ROUND = Rounding()
 SECONDS, TOLERANCE = Seconds(), Tolerances()

@@ -36,6 +36,7 @@ from .named import (
     Order,
     Phases,
     device_orders,
+    holds_all,
     next_point_s,
     next_relieved_s,
     overfull_here,
@@ -342,7 +343,7 @@ def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
     small = known or session.scale_down(fewer_batches(session, _space_bound))
     if whole and known is None and session.ops > SIZE.one_cut and session.space.schedule == "search":
         _tried(session, orders, run_capped, run_eager)
-        if not _grown(session, orders):
+        if not (holds_all(session, orders[0]) and _grown(session, orders)):
             _tried(session, orders, run_laps)
         _blocks(session, orders)
     if small is not None:

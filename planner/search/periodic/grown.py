@@ -118,7 +118,7 @@ class Grown:
         found = []
         for candidate in structures(session.problem, session.space, session.chain, [order]):
             ops = 3 * len(candidate.stages) * session.problem.workload.micro_batches
-            if ops <= GROWTH.ops and len(candidate.pipelines) == 1:
+            if len(candidate.pipelines) == 1 and ops <= GROWTH.ops and self._simulated_s(ops) <= self._least_left_s():
                 found.append((bounds.candidate(candidate, None, session.space.split_backward), candidate))
         found.sort(key=lambda one: one[0])
         for least_s, candidate in found[: GROWTH.ways]:
@@ -126,6 +126,15 @@ class Grown:
             case = case_of(candidate, whole, [session.problem.workload.micro_batches])
             if least_s < session.best_s * (1 - TOLERANCE.same) and in_legs(case):
                 yield Way(candidate, whole, [*(coarse(case, few) for few in sizes(len(case.room))), case])
+
+    def _simulated_s(self, ops: int) -> float:
+        """Seconds that the plan of so many ops takes, judged by the longest simulation so far, of 1F1B."""
+        clock = self.session.clock
+        return 0.0 if clock.fixed else GROWTH.simulations * clock.longest_s * ops / self.session.ops
+
+    def _least_left_s(self) -> float:
+        """Seconds that may be left for the plan, once there is one."""
+        return GROWTH.left * self.session.remaining_s
 
     def run(self) -> bool:
         """All sizes, as long as there is time; with a deterministic limit once enough effort is saved up."""
@@ -160,8 +169,10 @@ class Grown:
             runs = share * units * GROWTH.rate / ops / len(lines)
             heat = (GROWTH.hot / (number + 1), GROWTH.cold)
             self._round(lines, (int(tries * runs), int((1 - tries) * runs)), heat, share * units)
-        self.lines = best_of(lines, GROWTH.kept)
-        self.hopeless = not self.lines or self._promise() >= self.session.best_s * GROWTH.hope
+            self.lines = best_of(lines, GROWTH.kept)
+            self.hopeless = not self.lines or self._promise() >= self.session.best_s * GROWTH.hope[number]
+            if self.hopeless:
+                return
 
     def _promise(self) -> float:
         best = self.lines[0]

@@ -14,8 +14,10 @@ from ..jit import draw, lean, pick
 from .dispatch import FIRST, PERIOD, WEIGHT_GAP, dispatch
 from .kernel import NEVER
 
-PAUSES = (0.0, 0.0, 0.4, 0.8, 1.2)
-"""Pauses at random before every op of F, or of I, in what a device takes for one stage."""
+PAUSES = (0.0, 0.0, 0.2, 0.8)
+"""Pauses at random before every F, in what a device takes for one stage."""
+PAUSES_BACK = (0.0, 0.4, 0.8, 1.2, 1.6)
+"""The same before every I."""
 TURNS = (0.0, 0.0, 0.4, 0.8, -0.4)
 """The same before the first I, a device."""
 GAPS = (0.0, 0.3, 0.5, 1.0)
@@ -47,14 +49,15 @@ def invent(c, g, rules, state):
     half = parts // 2
     rules[PERIOD] = LONGER ** pick(state, LONGEST) / g.visits
     rules[WEIGHT_GAP] = GAPS[pick(state, len(GAPS))]
-    onward, back = PAUSES[pick(state, len(PAUSES))], PAUSES[pick(state, len(PAUSES))]
+    onward, back = PAUSES[pick(state, len(PAUSES))], PAUSES_BACK[pick(state, len(PAUSES_BACK))]
     for n in range(parts):
         rules[FIRST + n] = onward if n < half else back
         rules[FIRST + parts + n] = 0.0
     rules[FIRST + parts + half] = TURNS[pick(state, len(TURNS))]
-    shared = draw(state) < 0.3
-    for n in range(FIRST + 2 * parts, len(rules)):
-        rules[n] = draw(state) if shared else 1.0
+    shared = draw(state) < 0.6
+    for n in range(g.visits - 1):
+        even = (n + 1.0) / g.visits
+        rules[FIRST + 2 * parts + n] = min(1.0, even * (0.8 + draw(state))) if shared else 1.0
     ordered(rules, FIRST + 2 * parts)
 
 

@@ -454,7 +454,7 @@ class Growing:
     """Of the time that is left, or of a round's effort. Not measured."""
     most: float = 25.0
     """Units that one search takes at most. Not measured."""
-    least: float = 1.0
+    least: float = 0.4
     """Effort that is saved up before there is a search. Not measured."""
     ways: int = 2
     """Structures with the least bounds. Measured: with 64 devices at 1F1B's memory four stages a device, round and

@@ -85,7 +85,7 @@ def coarse(case: Case, devices: int) -> Case:
 
 
 def _lags(case: Case, firsts: Ints) -> Floats:
-    """Messages between neighbouring groups: the mean of those from device to device, and where the way turns its own."""
+    """Messages between neighbouring groups: the mean of those from device to device; where the way turns, its own."""
     lasts = np.r_[firsts[1:], len(case.device)] - 1
     turns = np.zeros(len(case.device), dtype=np.bool_)
     turns[case.legs[1:] - 1] = True

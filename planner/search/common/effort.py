@@ -468,8 +468,8 @@ class Growing:
     devices: int = 12
     """The fewest devices are no fewer. Not measured."""
     starts: int = 64
-    """Lines at first. Measured: 16 devices, 64 micro-batches, 80 runs each: of 40 four to eight come near the bound, half
-    end 2 % of the load above these."""
+    """Lines at first. Measured: 16 devices, 64 micro-batches, 80 runs each: of 40 four to eight come near the bound,
+    half end 2 % of the load above these."""
     rounds: tuple[tuple[int, float, float], ...] = ((64, 0.4, 0.3), (12, 0.0, 0.15), (4, 0.0, 0.1))
     """How many lines stay on, the share of rules at random, and of the effort, on the fewest devices. Not measured."""
     kept: int = 4

@@ -28,4 +28,4 @@ def warm() -> None:
     Block(candidate, frozenset(), 2, 0).improve(1, 1, 1.0, np.zeros(1, dtype=np.int64))
     case = case_of(candidate, frozenset(), [2])
     state = np.ones(1, dtype=np.uint64)
-    improve_rules(case, scratch(case, 1), legs_of(case), np.ones(FIRST + 4), NEVER, 1, 1, 0.01, 0.001, 1.0, state)
+    improve_rules(case, scratch(case, 1), legs_of(case), np.ones(FIRST + 4), NEVER, 1, 1, 0.5, 0.5, 1.0, state)

@@ -343,7 +343,7 @@ def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
     small = known or session.scale_down(fewer_batches(session, _space_bound))
     if whole and known is None and session.ops > SIZE.one_cut and session.space.schedule == "search":
         _tried(session, orders, run_capped, run_eager)
-        if not (holds_all(session, orders[0]) and _grown(session, orders)):
+        if not _grown(session, orders):
             _tried(session, orders, run_laps)
         _blocks(session, orders)
     if small is not None:
@@ -380,6 +380,8 @@ def _blocks(session: Session, orders: list[Order]) -> None:
 def _grown(session: Session, orders: list[Order]) -> bool:
     """In large problems: what is found with few devices, grown; whether that is the best plan."""
     if session.ops <= SIZE.one_cut or session.space.schedule != "search" or session.done:
+        return False
+    if not holds_all(session, orders[0]):  # with less room blocks are better
         return False
     from .periodic import search_grown  # loads the compiler
 

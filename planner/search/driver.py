@@ -381,7 +381,7 @@ def _grown(session: Session, orders: list[Order]) -> bool:
     """In large problems: what is found with few devices, grown; whether that is the best plan."""
     if session.ops <= SIZE.one_cut or session.space.schedule != "search" or session.done:
         return False
-    if not holds_all(session, orders[0]):  # with less room blocks are better
+    if not orders or not holds_all(session, orders[0]):  # with less room blocks are better
         return False
     from .periodic import search_grown  # loads the compiler
 

@@ -7,8 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from unittest import mock
 
 import search_cases as cases
 from search_cases import Case
@@ -64,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to search, and with what."""
+    """How long to search, and with what; processor: in seconds that this process computes."""
 
     seconds: float
     named_seconds: float
@@ -73,12 +75,18 @@ class Effort:
     quick: bool
     pipelines: tuple[int, ...] = (1,)
     solver: str = "cp-sat"
+    processor: bool = False
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> Effort:
         """What `effort_options` have been given."""
         seconds = given.time_limit if given.time_limit is not None else (5 if given.quick else 60)
-        return cls(seconds, given.named_limit, given.seed, given.workers, given.quick)
+        processor = bool(getattr(given, "processor_time", False))
+        return cls(seconds, given.named_limit, given.seed, given.workers, given.quick, processor=processor)
+
+    def clock(self) -> AbstractContextManager[object]:
+        """In it, seconds are those that this process computes, where that was asked for."""
+        return mock.patch("time.monotonic", time.process_time) if self.processor else nullcontext()
 
 
 def effort_options(parser: argparse.ArgumentParser) -> None:

@@ -38,6 +38,7 @@ from .named import (
     Order,
     Phases,
     device_orders,
+    holds_all,
     next_point_s,
     next_relieved_s,
     overfull_here,
@@ -356,7 +357,9 @@ def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
     known = session.smaller
     small = known or session.scale_down(fewer_batches(session, _space_bound))
     if whole and known is None and session.ops > SIZE.one_cut and session.space.schedule == "search":
-        _tried(session, orders, run_capped, run_eager, run_laps)
+        _tried(session, orders, run_capped, run_eager)
+        if not _grown(session, orders):
+            _tried(session, orders, run_laps)
         _blocks(session, orders)
     if small is not None:
         if not session.done:
@@ -389,6 +392,17 @@ def _blocks(session: Session, orders: list[Order]) -> None:
         search_blocks(session, orders)
 
 
+def _grown(session: Session, orders: list[Order]) -> bool:
+    """In large problems: what is found with few devices, grown; whether that is the best plan."""
+    if session.ops <= SIZE.one_cut or session.space.schedule != "search" or session.done:
+        return False
+    if not orders or not holds_all(session, orders[0]):  # with less room blocks are better
+        return False
+    from .periodic import search_grown  # loads the compiler
+
+    return search_grown(session, orders[:1])
+
+
 def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
     if session.space.schedule != "search" or session.done:
@@ -397,6 +411,7 @@ def _long(session: Session, orders: list[Order]) -> None:
 
     if session.smaller is None and not session.rounds.resumed:
         _steps(session, orders)
+    _grown(session, orders)
     _blocks(session, orders)
     if session.smaller is not None:
         limit_uses(session, session.smaller)

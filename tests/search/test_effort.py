@@ -25,6 +25,11 @@ ELSEWHERE = {
     | {"CLOSED": "stands for a place, not for an amount"},
     "periodic/kernel.py": dict.fromkeys(("AHEAD", "NEVER", "RULES", "_CLOSE"), KERNELS),
     "periodic/walk.py": dict.fromkeys(("GAPS", "SLOTS", "SLOWER", "SLOWEST"), KERNELS),
+    "periodic/dispatch.py": {"_CLOSE": KERNELS},
+    "periodic/rules.py": dict.fromkeys(
+        ("GAPS", "LONGER", "LONGEST", "PAUSES", "PAUSES_BACK", "TURNS", "_GAP_STEP", "_SHARE_STEP", "_STEP"), KERNELS
+    ),
+    "periodic/grown.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "periodic/cases.py": {"LAST": "marks the end of a pass"},
     "periodic/block.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "modulo/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
@@ -50,7 +55,9 @@ COMPILED = {f"orders/{name}.py" for name in ("kernels", "greedy", "anneal")} | {
     "jit/draws.py",
     "modulo/anneal.py",
     "modulo/kernel.py",
+    "periodic/dispatch.py",
     "periodic/kernel.py",
+    "periodic/rules.py",
     "periodic/walk.py",
     "separate/anneal.py",
     "separate/dispatch.py",

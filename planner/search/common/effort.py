@@ -452,6 +452,50 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Growing:
+    """Rules of the dispatcher in large problems. Effort as in `Races`, in runs of one op of their own."""
+
+    rate: float = 1.2e7
+    """Runs of one op that are one unit. Measured: 1.4e7 a second on one core, 16 devices."""
+    share: float = 0.35
+    """Of the time that is left, or of a round's effort. Not measured."""
+    most: float = 25.0
+    """Units that one search takes at most. Not measured."""
+    least: float = 0.4
+    """Effort that is saved up before there is a search. Not measured."""
+    ways: int = 2
+    """Structures with the least bounds. Measured: with 64 devices at 1F1B's memory four stages a device, round and
+    round, come to 2.7 % above the load, two to 4.0 %; back and forth four to 4 %."""
+    ops: int = 1_600_000
+    """Ops of a plan, all kinds, up to which there is one: it bounds memory. Not measured."""
+    simulations: float = 5.0
+    """Simulations of 1F1B that its plan takes as long as, an op. Measured: 4 to 5 with 128 and 256 devices."""
+    left: float = 0.6
+    """Share of the time left that it may take at most. Not measured."""
+    devices: int = 12
+    """The fewest devices are no fewer. Not measured."""
+    starts: int = 64
+    """Lines at first. Measured: 16 devices, 64 micro-batches, 80 runs each: of 40 four to eight come near the bound,
+    half end 2 % of the load above these."""
+    rounds: tuple[tuple[int, float, float], ...] = ((64, 0.4, 0.3), (12, 0.0, 0.15), (4, 0.0, 0.1))
+    """How many lines stay on, the share of rules at random, and of the effort, on the fewest devices. Not measured."""
+    kept: int = 4
+    """Lines that are grown; with every size half of them are annealed. Not measured."""
+    growing: float = 0.45
+    """Share of the effort for annealing on more devices. Not measured."""
+    hope: tuple[float, ...] = (1.06, 1.03, 1.02)
+    """On the fewest devices lines must promise less than so many times the best plan, round by round. Not measured."""
+    finer: float = 0.5
+    """On more devices moves are so much smaller. Not measured."""
+    hot: float = 0.006
+    """First temperature, as a share of the step; in later rounds less. Not measured."""
+    cold: float = 0.0002
+    """Last temperature. Not measured."""
+    piece: float = 1e6
+    """Ops that are run between two looks at the clock. Not measured."""
+
+
+@dataclass(frozen=True)
 class Rounding:
     """Rounds of a search with more and more effort: a shorter run is the beginning of a longer one."""
 
@@ -650,6 +694,6 @@ class Tolerances:
 
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
 ANNEALING, RACE, PLACE, MIXTURE, MODEL = Annealing(), Races(), Placings(), Mixing(), Models()
-BLOCK = Blocks()
+BLOCK, GROWTH = Blocks(), Growing()
 ROUND = Rounding()
 SECONDS, TOLERANCE = Seconds(), Tolerances()

@@ -54,7 +54,7 @@ class Rounds:
 
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
-        blocks: the search for periodic blocks, which goes on where it ended.
+        blocks, grown: the searches for periodic blocks and for rules that are grown, which go on where they ended.
         races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with.
         placed: the same of the search for forward and backward devices.
@@ -93,6 +93,7 @@ class Rounds:
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
     blocks: object = None
+    grown: object = None
     layouts: set[Hashable] = field(default_factory=set)
 
     @classmethod
@@ -173,6 +174,12 @@ class Rounds:
         if self.blocks is None:
             self.blocks = made()
         return self.blocks
+
+    def grows(self, made: Callable[[], object]) -> object:
+        """The search for rules that are grown, made when it is first asked for."""
+        if self.grown is None:
+            self.grown = made()
+        return self.grown
 
     def hunts(self, made: Callable[[], object]) -> object:
         """The exact search, made when it is first asked for."""

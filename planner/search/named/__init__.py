@@ -11,7 +11,7 @@ from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
 from .halves import not_split, whole_backwards
 from .kept_orders import own_orders
-from .laps import run_laps
+from .laps import holds_all, run_laps
 from .least_memory import overfull, overfull_here, run_least_memory
 from .portfolio import (
     Order,
@@ -43,6 +43,7 @@ __all__ = [
     "cuts_for",
     "device_orders",
     "expected_s",
+    "holds_all",
     "overfull",
     "overfull_here",
     "own_orders",

@@ -20,7 +20,7 @@ def run_laps(session: Session, order: Order) -> Iterator[None]:
 
     With few laps and messages that take time the one may be shorter, and costs least.
     """
-    if session.proven or not session.space.split_backward or not _holds_all(session, order):
+    if session.proven or not session.space.split_backward or not holds_all(session, order):
         return
     batches, layers = session.problem.workload.micro_batches, len(session.chain) // len(order)
     passes = len(order) * batches
@@ -42,7 +42,7 @@ def _affordable(session: Session, passes: int) -> float:
     return SHARE.laps * clock.remaining_s / (SIZE.lap_simulations * clock.longest_s / (2 * passes))
 
 
-def _holds_all(session: Session, order: Order) -> bool:
+def holds_all(session: Session, order: Order) -> bool:
     """Whether every device has room for its share of the parameters and for as many stashes of all layers as 1F1B."""
     chain = session.chain
     stashes = int(chain.costs.stash_bytes.sum())

@@ -2,10 +2,12 @@
 
 A block is pauses between the ops of a pass and a period (`tables.py`, `kernel.py`); hunting and annealing (`walk.py`)
 look for the one whose schedule, warm-up and cool-down included, is shortest under the memory limit. What is found is
-an order like any other. Imports `named` and `common`. Begin with `search.py`, then `kernel.py`.
+an order like any other. Large problems also have a dispatcher's rules (`dispatch.py`, `rules.py`), looked for on few
+devices and grown (`coarse.py`, `grown.py`). Imports `named` and `common`. Begin with `search.py`, then `kernel.py`.
 """
 
+from .grown import search_grown
 from .ready import warm
 from .search import search_blocks
 
-__all__ = ["search_blocks", "warm"]
+__all__ = ["search_blocks", "search_grown", "warm"]

@@ -248,7 +248,7 @@ def switch() -> Made:
 
     config = SwitchTransformersConfig(num_layers=2, d_model=32, d_ff=64, num_heads=4, d_kv=8, vocab_size=WORDS,
                                       dropout_rate=0.0, num_experts=4, use_cache=False, decoder_start_token_id=0,
-                                      pad_token_id=0)  # fmt: skip
+                                      pad_token_id=0, router_jitter_noise=0.0)  # fmt: skip
     return SwitchTransformersForConditionalGeneration(config), example(PAIRS, labels=...)
 
 

@@ -128,18 +128,19 @@ def planned(graph: ModelGraph, devices: int) -> dict[str, Plan]:
 
 
 def recomputing(search: partial[object], workload: Workload, usual: Plan) -> Plan:
-    """A searched plan in so little memory that it recomputes a stage."""
+    """A searched plan in so little memory that it recomputes a stage; of 1F1B, where no memory makes others do so."""
     assert usual.forecast is not None
-    least, most = 0, max(usual.forecast.peak_bytes)
-    for _ in range(HALVINGS):
-        limit = (least + most) // 2
-        found = search(replace(workload, memory_limit_bytes=limit), SearchSpace(offload=False)).plan  # type: ignore[attr-defined]
-        if found is None:
-            least = limit
-        elif any(RECOMPUTE in row for row in found.stash):
-            return found  # type: ignore[no-any-return]
-        else:
-            most = limit
+    for space in (SearchSpace(offload=False), SearchSpace("1f1b", offload=False)):
+        least, most = 0, max(usual.forecast.peak_bytes)
+        for _ in range(HALVINGS):
+            limit = (least + most) // 2
+            found = search(replace(workload, memory_limit_bytes=limit), space).plan  # type: ignore[attr-defined]
+            if found is None:
+                least = limit
+            elif any(RECOMPUTE in row for row in found.stash):
+                return found  # type: ignore[no-any-return]
+            else:
+                most = limit
     raise AssertionError("no memory makes it recompute")
 
 

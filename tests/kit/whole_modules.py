@@ -153,20 +153,20 @@ def looking_between() -> tuple[nn.Module, Tensor]:
 
 
 class Sorting(nn.Module):
-    """Takes its words in the order of their sums, as many as have a large one; how many of these it tells."""
+    """Every word goes to one of two experts, as the sign of its sum says; tells how many go to the first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.much, self.little = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
 
     def forward(self, x: Tensor, rate: float = 1.0) -> tuple[Tensor, None, Tensor]:
         """(words, WIDTH) -> (words, WIDTH), nothing, ()."""
-        large = x.sum(1) > 0
-        places = large.nonzero().flatten()
-        found = self.little(x)
-        for place in places.tolist():
-            found = found.index_add(0, torch.tensor([place]), rate * self.much(x[place : place + 1]))
-        return found, None, large.sum()
+        which = (x.sum(1) > 0).long()
+        found = torch.zeros_like(x)
+        for expert in which.unique().tolist():
+            places = (which == expert).nonzero().flatten()
+            found = found.index_add(0, places, rate * self.experts[expert](x[places]))
+        return found, None, which.sum()
 
 
 class Routed(nn.Module):
@@ -198,7 +198,7 @@ class Router(nn.Module):
         x = self.words(words) * there[:, :, None]
         for block in self.blocks:
             x = block(x)
-        return self.head(x).transpose(1, 2)
+        return self.head(x)
 
 
 def routed() -> tuple[nn.Module, dict[str, Any]]:

@@ -15,7 +15,7 @@ from torch import nn
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.stage import TraceError
-from contraflow.models import LayeredModel, UnknownModel, build_layer, resolve
+from contraflow.models import LayeredModel, UnknownModel, build_layer, cross_entropy, resolve
 from contraflow.models.exported import state_names
 from contraflow.models.once import drawing
 from contraflow.models.protocol import build_shapes
@@ -193,7 +193,7 @@ def test_a_part_that_cannot_be_exported_is_called_as_it_is() -> None:
         module, _ = whole_modules.routed()
     names = {name for spec in model.layers for found in state_names(build_shapes(spec)).values() for name in found}
     assert names == set(module.state_dict())
-    expected = plain(model, module, nn.functional.cross_entropy)
+    expected = plain(model, module, cross_entropy)
     result = execute(planned(model, "1f1b"), STEPS, model=model, transport="threads", lr=RATE)
     assert result.losses == pytest.approx(expected, abs=1e-6)
 

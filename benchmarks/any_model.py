@@ -257,15 +257,14 @@ def trained_table(asked: argparse.Namespace, faults: list[str]) -> None:
 
 
 def speed_table(asked: argparse.Namespace, faults: list[str]) -> None:
-    """Steps beside torch's."""
+    """Steps beside torch's; every row is saved when it is there."""
     made, found = tables.origin(), []
-    pacing = Pacing(2, asked.rounds, asked.seconds)
+    columns, pacing = ["module, processes", "ms", "torch's ms", "torch's / ours"], Pacing(2, asked.rounds, asked.seconds)
     for row in speeds(asked.only or tuple(BUILDS), asked.processes, pacing, faults, tell):
         found.append([row.plan, f"{1e3 * row.ours_s:.1f}", f"{1e3 * row.theirs_s:.1f}", f"{row.ratio:.3f}"])
-    table = tables.Table.made(made, ["module, processes", "ms", "torch's ms", "torch's / ours"], found)
-    print(table.text())
-    if asked.save:
-        table.save("any_model/speed")
+        if asked.save:
+            tables.Table.made(made, columns, found[-1:]).save("any_model/speed")
+    print(tables.Table.made(made, columns, found).text())
 
 
 def main() -> int:

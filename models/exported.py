@@ -142,9 +142,7 @@ class OwnLoss:
         return loss
 
 
-def _folded(
-    module: nn.Module, example: Any, record: Record | None
-) -> tuple[tuple[Entry, ...], nn.Module | None]:
+def _folded(module: nn.Module, example: Any, record: Record | None) -> tuple[tuple[Entry, ...], nn.Module | None]:
     args, kwargs = _arguments(example)
     try:
         exported, whole = _graph_of(module.train(), args, kwargs, record)

@@ -158,9 +158,7 @@ class _Writer:
         if node.target is _aten.scaled_dot_product_attention.default and len(args) > 4 and args[4]:
             given = (*args[:3], args[3], args[5] if len(args) > 5 else False)
             made = self._module("attention", Attention(args[4]), given)
-            made.kwargs = {
-                k: v for k, v in map_aggregate(node.kwargs, self._here).items() if k != "dropout_p"
-            }
+            made.kwargs = {k: v for k, v in map_aggregate(node.kwargs, self._here).items() if k != "dropout_p"}
             return made
         return None
 

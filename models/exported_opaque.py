@@ -118,7 +118,7 @@ def _side(pair: tuple[int, int], known: Mapping[tuple[int, int], Any]) -> Any:
 
 def _pairs(given: Iterable[Tensor]) -> list[tuple[int, int]]:
     """The sides of all tensors, with as many samples as the example has and with one more."""
-    sides = [side for tensor in given for side in tensor.shape]
+    sides: list[Any] = [side for tensor in given for side in tensor.shape]
     symbols = {symbol for side in sides if not isinstance(side, int) for symbol in side.node.expr.free_symbols}
     if not symbols:
         return [(int(side), int(side)) for side in sides]
@@ -164,7 +164,7 @@ class _Part:
         return tree_unflatten([next(made) if isinstance(one, Tensor) else one for one in found], shape)
 
     def _tried(self, call: Call, given: Sequence[Tensor]) -> tuple[list[Any], TreeSpec, tuple[_Given, ...]]:
-        """What it returns, flat, and of every tensor its sides. Raises NotOpaque: they do not follow from those given."""
+        """What it returns, flat, and sides of its tensors. Raises NotOpaque: they do not follow from those given."""
         pairs = _pairs(given)
         kinds = [(len(tensor.shape), tensor.dtype) for tensor in given]
         with _disable_current_modes():

@@ -259,7 +259,8 @@ def trained_table(asked: argparse.Namespace, faults: list[str]) -> None:
 def speed_table(asked: argparse.Namespace, faults: list[str]) -> None:
     """Steps beside torch's; every row is saved when it is there."""
     made, found = tables.origin(), []
-    columns, pacing = ["module, processes", "ms", "torch's ms", "torch's / ours"], Pacing(2, asked.rounds, asked.seconds)
+    columns = ["module, processes", "ms", "torch's ms", "torch's / ours"]
+    pacing = Pacing(2, asked.rounds, asked.seconds)
     for row in speeds(asked.only or tuple(BUILDS), asked.processes, pacing, faults, tell):
         found.append([row.plan, f"{1e3 * row.ours_s:.1f}", f"{1e3 * row.theirs_s:.1f}", f"{row.ratio:.3f}"])
         if asked.save:

@@ -246,9 +246,10 @@ def switch() -> Made:
     """Loops over the experts that the words of a batch have met."""
     from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
-    config = SwitchTransformersConfig(num_layers=2, d_model=32, d_ff=64, num_heads=4, d_kv=8, vocab_size=WORDS,
-                                      dropout_rate=0.0, num_experts=4, use_cache=False, decoder_start_token_id=0,
-                                      pad_token_id=0)  # fmt: skip
+    config = SwitchTransformersConfig(num_layers=2, num_sparse_encoder_layers=1, num_decoder_layers=2,
+                                      num_sparse_decoder_layers=1, num_experts=4, router_jitter_noise=0.0, d_model=32,
+                                      d_ff=64, num_heads=4, d_kv=8, vocab_size=WORDS, dropout_rate=0.0, use_cache=False,
+                                      decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
     return SwitchTransformersForConditionalGeneration(config), example(PAIRS, labels=...)
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cache, partial
+from io import StringIO
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -26,6 +28,7 @@ from .deferred import Record, filled, require_known, with_values
 from .exported_graph import Cutting, Segment, blocks_of, segments_of
 from .exported_layers import PATHS, layer_of, loss_of, with_at_most
 from .exported_nodes import cheap_nodes, is_tensor
+from .exported_opaque import note_calls, part_at_fault, standing_in, with_fault
 from .once import Built, build, drawing
 from .sample_row import TARGETS
 
@@ -102,7 +105,7 @@ class Folded:
         module, example = built.made
         with _disable_current_modes():  # what has no memory is nobody's memory
             example = with_values(example, built.record)
-            entries, loss = _folded(module, example)
+            entries, loss = _folded(module, example, built.record)
             loss = loss if loss is None or built.record is None else filled(loss, built.record)
         _LOSSES.setdefault(self, loss)
         return entries
@@ -139,18 +142,15 @@ class OwnLoss:
         return loss
 
 
-def _folded(module: nn.Module, example: Any) -> tuple[tuple[Entry, ...], nn.Module | None]:
+def _folded(module: nn.Module, example: Any, record: Record | None) -> tuple[tuple[Entry, ...], nn.Module | None]:
     args, kwargs = _arguments(example)
     try:
-        exported = _exported(module.train(), args, kwargs)
+        exported, whole = _graph_of(module.train(), args, kwargs, record)
     except NotExported:
         if isinstance(module, nn.Sequential) and len(args) == 1 and len(module) > 1:
             return tuple(_in_sequence(module)), None
         raise
-    whole = exported.module()
-    assert isinstance(whole, fx.GraphModule)
     graph = whole.graph
-    _without_checks(graph)
     flat = next(node for node in graph.nodes if node.op == "output").args[0]
     result = tree_unflatten(list(flat), exported.call_spec.out_spec) if exported.call_spec.out_spec else flat[0]
     given = [node for node in graph.nodes if node.op == "placeholder"]
@@ -174,6 +174,33 @@ def _folded(module: nn.Module, example: Any) -> tuple[tuple[Entry, ...], nn.Modu
     entries = tuple(_entries(whole, segments, ends, called, _most_samples(exported)))
     _name(entries, module)
     return entries, loss
+
+
+MOST_KINDS = 8
+"""Of parts that are no graphs, before a module is refused."""
+
+
+def _graph_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], record: Record | None
+) -> tuple[torch.export.ExportedProgram, fx.GraphModule]:
+    """The module as a graph; parts that cannot be one are called in it. Raises NotExported: it is no graph itself."""
+    opaque: list[str] = []
+    refused: NotExported | None = None
+    while refused is None or opaque:
+        try:
+            with standing_in(module, opaque, record) as calls:
+                exported = _exported(module, args, kwargs)
+                whole = exported.module()
+                assert isinstance(whole, fx.GraphModule)
+                note_calls(whole.graph, calls)
+                _without_checks(whole.graph)
+                return exported, whole
+        except NotExported as error:
+            refused = refused or error
+            kinds = {type(module.get_submodule(path)) for path in opaque}
+            again = len(kinds) < MOST_KINDS and not isinstance(module, nn.Sequential)
+            opaque = with_fault(module, opaque, error) if again else []
+    raise refused
 
 
 def _in_sequence(module: nn.Sequential) -> Iterator[Entry]:
@@ -249,18 +276,21 @@ def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     shapes = {name: dynamic(value) for name, value in kwargs.items()} if kwargs else tuple(map(dynamic, args))
     export = partial(torch.export.export, module, args, kwargs, strict=False)
     try:
-        try:
-            return export(dynamic_shapes=shapes)
-        except UserError as error:
-            bounded = _bounded(error, shapes)
-            if bounded is None:
-                raise
-            return export(dynamic_shapes=bounded)
+        with redirect_stderr(StringIO()):  # torch prints the graph that it has until it fails
+            try:
+                return export(dynamic_shapes=shapes)
+            except UserError as error:
+                bounded = _bounded(error, shapes)
+                if bounded is None:
+                    raise
+                return export(dynamic_shapes=bounded)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        raise NotExported(f"{type(module).__name__} cannot be exported: {reason}{where}") from error
+        part = part_at_fault(module, error)
+        what = f"{part}: {reason}" if part else reason
+        raise NotExported(f"{type(module).__name__} cannot be exported: {what}{where}") from error
 
 
 def _bounded(error: UserError, shapes: Any) -> Any:

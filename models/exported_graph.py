@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import fx, nn
 
-from .exported_nodes import attribute, is_tensor, numbers_of
+from .exported_nodes import is_tensor, weights_of
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Cutting:
         seen: set[str] = set()
         found = []
         for node in self.nodes:
-            mine = {str(n.target): n for n in node.all_input_nodes if n.op == "get_attr" and str(n.target) not in seen}
+            mine = weights_of(node)
+            found.append(sum(count for name, count in mine.items() if name not in seen))
             seen |= mine.keys()
-            found.append(sum(numbers_of(n) for n in mine.values() if isinstance(attribute(n), nn.Parameter)))
         return found
 
     def module(self, node: fx.Node) -> str:

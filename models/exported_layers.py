@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .exported_graph import Segment
 from .exported_nodes import attribute, is_size, is_tensor, numbers_of
+from .exported_opaque import call_of, leaf
 
 _aten = torch.ops.aten
 PATHS = "contraflow paths"
@@ -74,6 +77,7 @@ class _Writer:
         self.paths: dict[str, str] = {}
         self.takes: list[fx.Node] = []
         self.sizes: dict[fx.Node, None] = {}
+        self._device: fx.Node | None = None
 
     def collect(self, node: fx.Node) -> None:
         """Finds what has to come from outside for this operator, integers apart."""
@@ -107,16 +111,24 @@ class _Writer:
             made = known
         elif node.op == "placeholder":
             raise ValueError(f"a size of {node.name} is needed where nothing has it")
-        elif (norm := self._norm(node)) is not None:
-            made = norm
+        elif (own := self._norm(node) or self._call(node)) is not None:
+            made = own
         else:
             for used in node.all_input_nodes:
                 self.copy(used)
-            args = fx.map_arg(node.args, self.copies.__getitem__)
-            kwargs = fx.map_arg(node.kwargs, self.copies.__getitem__)
+            args = map_aggregate(node.args, self._here)
+            kwargs = map_aggregate(node.kwargs, self._here)
             made = self._by_mode(node, args) or self.graph.create_node("call_function", node.target, args, kwargs)
         self.copies[node] = made
         return made
+
+    def _here(self, given: Any) -> Any:
+        """An argument of an operator: what is made on the example's device is made where the layer's input is."""
+        if isinstance(given, torch.device):
+            if self._device is None and self.takes:
+                self._device = self.graph.call_function(getattr, (self.copies[self.takes[0]], "device"))
+            return self._device or given
+        return self.copies[given] if isinstance(given, fx.Node) else given
 
     def _attribute(self, node: fx.Node) -> fx.Node:
         name, found = str(node.target), self._whole
@@ -146,9 +158,7 @@ class _Writer:
         if node.target is _aten.scaled_dot_product_attention.default and len(args) > 4 and args[4]:
             given = (*args[:3], args[3], args[5] if len(args) > 5 else False)
             made = self._module("attention", Attention(args[4]), given)
-            made.kwargs = {
-                k: v for k, v in fx.map_arg(node.kwargs, self.copies.__getitem__).items() if k != "dropout_p"
-            }
+            made.kwargs = {k: v for k, v in map_aggregate(node.kwargs, self._here).items() if k != "dropout_p"}
             return made
         return None
 
@@ -171,6 +181,20 @@ class _Writer:
             self.paths[f"{own}.num_batches_tracked"] = counter
             self.attributes[own] = module
         return self.graph.call_module(own, (self.copy(x),))
+
+    def _call(self, node: fx.Node) -> fx.Node | None:
+        """A part that is no graph is called as it is; what it returns is taken apart."""
+        if node.target is operator.getitem and (call := call_of(node.args[0])) is not None:  # type: ignore[arg-type]
+            whole, place = node.args
+            return self.graph.call_function(leaf, (self.copy(whole), call.gives[place]))  # type: ignore[arg-type,index]
+        if (call := call_of(node)) is None:
+            return None
+        given: Any = node.args[0]
+        args, kwargs = call.arguments([self.copy(one) for one in given])
+        own = call.path.removeprefix(f"{self._root}.") if self._root else call.path
+        self.attributes[own] = call.module
+        self.paths |= {f"{own}.{name}": f"{call.path}.{name}" for name in call.module.state_dict()}
+        return self.graph.call_module(own, args, kwargs)
 
     def _module(self, kind: str, module: nn.Module, args: tuple[Any, ...]) -> fx.Node:
         name = f"{kind}_{sum(isinstance(x, nn.Module) for x in self.attributes.values())}"

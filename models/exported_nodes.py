@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from .exported_opaque import call_of
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -91,6 +93,15 @@ def attribute(node: fx.Node) -> Any:
     return found
 
 
+def weights_of(node: fx.Node) -> dict[str, int]:
+    """By name: numbers of the parameters that an operator takes."""
+    call = call_of(node)
+    if call is not None:
+        return {f"{call.path}.{name}": value.numel() for name, value in call.module.named_parameters()}
+    taken = [n for n in node.all_input_nodes if n.op == "get_attr" and isinstance(attribute(n), nn.Parameter)]
+    return {str(n.target): numbers_of(n) for n in taken}
+
+
 def _is_random(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
@@ -109,7 +120,7 @@ def cheap_nodes(main: Sequence[fx.Node], rates: Rates = RATES) -> set[fx.Node]:
                 free[node] = frozenset()
         elif is_size(node):
             free[node] = frozenset([node])
-        elif node.op == "call_function" and not _is_random(node):
+        elif node.op == "call_function" and not _is_random(node) and call_of(node) is None:
             before = node.all_input_nodes
             if all(other in free for other in before):
                 free[node] = frozenset([node]).union(*(free[other] for other in before))

@@ -110,6 +110,18 @@ class Joined:
         with begun_here(job, report, self._board, None, int(os.environ.get("LOCAL_RANK", self._rank))) as run:
             yield run
 
+    @contextmanager
+    def attentive(self) -> Iterator[None]:
+        """While it lasts, a SIGTERM ends this rank as it does in `ready`: with a line, where another one has ended."""
+        watchdog = self._watchdog
+        try:
+            with ended_by_sigterm(), nullcontext() if watchdog is None else watchdog.heeding_sigterm():
+                yield
+        except SystemExit:
+            if watchdog is not None:
+                watchdog.end_if_left()
+            raise
+
     def failure(self, job: Job, error: Exception) -> ExecutionError:
         """What to raise where a step has; ends this process with better words where a rank beside it has ended."""
         lost = lost_another(job.orders_at, self._rank // job.team, self._board.read(self._rank))

@@ -108,11 +108,12 @@ class Trainer:
         self._data.give(self.steps, batch)
         settings = self._stand_in.settings(self.steps)
         run.tell(settings)
-        self._asked(lambda: run.advance(Run(self.steps, 1)))
-        self._stand_in.stepped()
-        (report,) = self._told
-        self._told.clear()
-        metrics = self._exchanged(report, settings)
+        with self._joined.attentive():
+            self._asked(lambda: run.advance(Run(self.steps, 1)))
+            self._stand_in.stepped()
+            (report,) = self._told
+            self._told.clear()
+            metrics = self._exchanged(report, settings)
         self.steps += 1
         if dist.get_rank() == 0:
             for logger in self._loggers:

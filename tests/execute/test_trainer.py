@@ -119,7 +119,9 @@ def test_a_script_under_torchrun_ends_as_a_run_does(how: str, says: str, tmp_pat
     found = subprocess.run(start, capture_output=True, text=True, timeout=240, env=given, cwd=tmp_path)
     assert (found.returncode == 0) is (how == "well"), found.stderr
     assert says in found.stdout + found.stderr
-    assert found.stderr.count("contraflow:") == (how == "dies"), found.stderr
+    lines = found.stderr.count("contraflow: rank 1 has ended without a result")
+    assert found.stderr.count("contraflow:") == lines, found.stderr
+    assert lines in {"well": (0,), "raises": (0, 1), "dies": (1,)}[how]  # torchrun may end the other before it says so
 
 
 def test_a_scheduler_of_torch_moves_all_stages(tmp_path: Path) -> None:

@@ -152,6 +152,60 @@ def looking_between() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Looking(), nn.Linear(4, 4)), torch.randn(3, WIDTH)
 
 
+class Sorting(nn.Module):
+    """Every word goes to one of two experts, as the sign of its sum says; tells how many go to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor, rate: float = 1.0) -> tuple[Tensor, None, Tensor]:
+        """(words, WIDTH) -> (words, WIDTH), nothing, ()."""
+        which = (x.sum(1) > 0).long()
+        found = torch.zeros_like(x)
+        for expert in which.unique().tolist():
+            places = (which == expert).nonzero().flatten()
+            found = found.index_add(0, places, rate * self.experts[expert](x[places]))
+        return found, None, which.sum()
+
+
+class Routed(nn.Module):
+    """A block with a part that no graph can hold, and its own table at the end, which is the first block's too."""
+
+    def __init__(self, table: nn.Linear) -> None:
+        super().__init__()
+        self.norm, self.sorting, self.table = nn.LayerNorm(WIDTH), Sorting(), table
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, WIDTH) -> the same."""
+        x = x + self.table(x).tanh()
+        found, _, count = self.sorting(self.norm(x).flatten(0, 1), rate=0.5)
+        return x + found.view(x.shape) * (count > 0)
+
+
+class Router(nn.Module):
+    """Words through such blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = nn.Linear(WIDTH, WIDTH)
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Routed(table) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor, there: Tensor) -> Tensor:
+        """Scores by word."""
+        x = self.words(words) * there[:, :, None]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def routed() -> tuple[nn.Module, dict[str, Any]]:
+    """Parts that look at numbers inside of blocks that do not."""
+    return Router(), Sentences().batch(0, 0, 0, 2)[0]
+
+
 class Silent(nn.Module):
     """Returns nothing."""
 
@@ -201,7 +255,7 @@ def _with_data(function: Callable[[], Any], data: object) -> None:
     function.data = data  # type: ignore[attr-defined]
 
 
-for _function in (speaker, dropping):
+for _function in (speaker, dropping, routed):
     _with_data(_function, Sentences())
 for _function in (classifier, counting, looking, looking_between, silent):
     _with_data(_function, Numbers())  # type: ignore[arg-type]

@@ -15,8 +15,10 @@ from torch import nn
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute, prepare
 from contraflow.executor.stage import TraceError
-from contraflow.models import LayeredModel, UnknownModel, build_layer, resolve
+from contraflow.models import LayeredModel, UnknownModel, build_layer, cross_entropy, resolve
+from contraflow.models.exported import state_names
 from contraflow.models.once import drawing
+from contraflow.models.protocol import build_shapes
 from contraflow.models.sampling import batch_of
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
@@ -39,7 +41,7 @@ def plain(model: LayeredModel, module: nn.Module, loss: Any = None) -> tuple[flo
         for m in range(MICRO_BATCHES):
             inputs, targets = batch_of(model.data, 0, step, m, SAMPLES)  # type: ignore[arg-type]
             if loss is not None:
-                found = loss(module(inputs), targets)
+                found = loss(module(**inputs) if isinstance(inputs, dict) else module(inputs), targets)
             else:
                 given = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
                 found = module(**given, labels=targets).loss
@@ -180,6 +182,30 @@ def test_a_sequence_that_cannot_be_exported_is_cut_between_its_children() -> Non
     expected = plain(model, module, nn.functional.cross_entropy)
     result = execute(planned(model, "1f1b"), STEPS, model=model, transport="threads", lr=RATE)
     assert result.losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_part_that_cannot_be_exported_is_called_as_it_is() -> None:
+    """Blocks around it are found, what they share is tied, and all names are the module's; the rest is a graph."""
+    model = resolve("whole_modules:routed")
+    assert [spec.name for spec in model.layers] == ["stem", "blocks.0.part0", "blocks.0.part1", "blocks.1", "head"]
+    assert len(model.ties) == 2
+    with drawing(0):
+        module, _ = whole_modules.routed()
+    names = {name for spec in model.layers for found in state_names(build_shapes(spec)).values() for name in found}
+    assert names == set(module.state_dict())
+    expected = plain(model, module, cross_entropy)
+    result = execute(planned(model, "1f1b"), STEPS, model=model, transport="threads", lr=RATE)
+    assert result.losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_layers_compute_where_their_inputs_are() -> None:
+    """The example's device is in none of them."""
+    model = resolve("whole_modules:speaker")
+    shape = 2, whole_modules.LENGTH
+    words, there = torch.zeros(shape, dtype=torch.long, device="meta"), torch.ones(shape, device="meta") > 0
+    x = torch.zeros(*shape, whole_modules.WIDTH, device="meta")
+    for spec, given in zip(model.layers[:3], ([words], [there, x], [x]), strict=True):
+        assert build_shapes(spec)(*given).device == torch.device("meta")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from .reductions import (
     update_seconds,
 )
 from .replicas import forward_devices, holders, static_bytes, training_bytes
+from .shared_cores import Sharing, run_sharing
 from .structured import Structured, beside_layers_s, costs_of, route, update_ends, update_size
 from .traffic import (
     Messages,
@@ -84,6 +85,7 @@ __all__ = [
     "RECOMPUTE",
     "SHIP",
     "STASH",
+    "Sharing",
     "StageCosts",
     "StashPolicy",
     "Structured",
@@ -121,6 +123,7 @@ __all__ = [
     "route",
     "run_jobs",
     "run_many",
+    "run_sharing",
     "ship_target",
     "shipped",
     "stash_hops",

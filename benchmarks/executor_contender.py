@@ -176,8 +176,10 @@ def _made(entry: Entry, rank: int) -> Contender:
         from any_model_speed import Pipelined
 
         return Pipelined(entry.job, rank)
-    from executor_peers import DDP, DataParallel, TorchSchedule
+    from executor_peers import ALONE, DDP, DataParallel, OneProcess, TorchSchedule
 
     if entry.peer == DDP:
         return DataParallel(entry.job, rank)
+    if entry.peer == ALONE:
+        return OneProcess(entry.job, rank)
     return TorchSchedule(entry.peer, entry.job, rank)

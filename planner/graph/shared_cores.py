@@ -2,8 +2,8 @@
 
 A node's devices that compute share its cores evenly, as an operating system's scheduler shares them among processes:
 each goes on at full speed or at cores over their number. So what an op takes depends on what runs beside it, and is
-found by following time from event to event. The work that a node has done for each of them since the start, its virtual
-time, says in which order they end (Parekh and Gallager, A Generalized Processor Sharing Approach to Flow Control, 1993).
+found by following time from event to event. The work that a node has done for each since the start, its virtual time,
+says in which order they end (Parekh and Gallager, A Generalized Processor Sharing Approach to Flow Control, 1993).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def with_cores(found: Plan, cores: float | None) -> Plan:
 
 
 def test_devices_slow_one_another_down_while_they_compute() -> None:
-    """One core, two devices: F of 2 s beside F of 6 s. 4 s at half speed, then the longer has 4 s left at full speed."""
+    """One core, two devices: F of 2 s beside F of 6 s: 4 s at half speed, and the longer's last 4 s at full."""
     layer = Layer("only", forward_s=2.0, backward_input_s=1.0)
     kinds = (DeviceType("fast", 1 << 30, 1.0), DeviceType("slow", 1 << 30, 1 / 3))
     cluster = Cluster((NodeGroup(1, 1, kinds[0]), NodeGroup(1, 1, kinds[1])))

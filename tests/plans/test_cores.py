@@ -16,8 +16,9 @@ from contraflow.planner.forecast import with_seconds
 from contraflow.planner.graph import Candidate, Machine, Sharing, costs_of, run_sharing
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import COLLECTIVES, COMPUTE, RECEIVES, Kind, Op, Pipeline, Problem
-from contraflow.planner.problem import NodeGroup
+from contraflow.planner.problem import NodeGroup, Overhead
 from contraflow.planner.problem.presets import DeviceType
+from contraflow.planner.search import overhead_notes
 
 
 def with_cores(found: Plan, cores: float | None) -> Plan:
@@ -121,3 +122,20 @@ def test_no_plan_beats_the_cores(seed: int) -> None:
     assert work / cluster.whole_speed * (1 - 1e-9) <= result.bound_s <= step_s * (1 + 1e-9)
     assert step_s <= work * (1 + 1e-5)
     assert step_s == pytest.approx(evaluate(result.plan).step_s)
+
+
+def test_devices_without_cores_are_left_out() -> None:
+    """Where messages and ops cost something, two cores are better used by two devices than by four, and it is said."""
+    model = ModelGraph.chain([Layer(f"l{k}", forward_s=1.0, backward_input_s=2.0) for k in range(4)])
+    nodes = (NodeGroup(1, 4, DeviceType("cpu", 1 << 40), Link(1e9, 0.1), cores=2),)
+    crowded = Cluster(nodes, overhead=Overhead(0.1, 0.1))
+    two = replace(crowded, nodes=(replace(nodes[0], devices=2, cores=None),))
+    found = [
+        plan(model, cluster, Workload(8, "sgd"), time_limit=60, deterministic_limit=0.5, workers=1).plan
+        for cluster in (crowded, two)
+    ]
+    steps = [made.forecast.step_s for made in found if made is not None and made.forecast is not None]
+    assert steps[0] == pytest.approx(steps[1])
+    assert found[0] is not None
+    assert sum(map(bool, found[0].orders)) == 2
+    assert any("2 of the 4 devices are used" in line for line in overhead_notes(found[0]))

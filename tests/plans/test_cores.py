@@ -106,7 +106,7 @@ def test_files_say_cores(tmp_path: Path) -> None:
             Cluster.load(tmp_path / "cluster.toml")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_no_plan_beats_the_cores(seed: int) -> None:
     """A bound that counts cores, below a plan that is no longer than one device alone and passes the checker."""
     rng = random.Random(seed)
@@ -126,12 +126,12 @@ def test_no_plan_beats_the_cores(seed: int) -> None:
 
 def test_devices_without_cores_are_left_out() -> None:
     """Where messages and ops cost something, two cores are better used by two devices than by four, and it is said."""
-    model = ModelGraph.chain([Layer(f"l{k}", forward_s=1.0, backward_input_s=2.0) for k in range(4)])
+    model = ModelGraph.chain([Layer(f"l{k}", 1.0, 2.0, parameter_bytes=10**8) for k in range(4)])
     nodes = (NodeGroup(1, 4, DeviceType("cpu", 1 << 40), Link(1e9, 0.1), cores=2),)
     crowded = Cluster(nodes, overhead=Overhead(0.1, 0.1))
     two = replace(crowded, nodes=(replace(nodes[0], devices=2, cores=None),))
     found = [
-        plan(model, cluster, Workload(8, "sgd"), time_limit=60, deterministic_limit=0.5, workers=1).plan
+        plan(model, cluster, Workload(8, "sgd"), time_limit=60, deterministic_limit=0.2, workers=1).plan
         for cluster in (crowded, two)
     ]
     steps = [made.forecast.step_s for made in found if made is not None and made.forecast is not None]

@@ -43,8 +43,9 @@ def targets_of(data: TargetedDataset, seed: int, step: int, micro_batch: int, si
 
 
 def _drawn(data: Dataset, draw: Callable[[], _T], *arguments: int) -> _T:
-    habit: _Habit | None = _HABITS.get(data)
-    if habit is None:
+    try:
+        habit: _Habit = _HABITS[data]
+    except KeyError:
         habit = _HABITS[data] = _Habit()
     if habit.calls >= _WATCHED and not habit.draws:
         return draw()

@@ -136,7 +136,6 @@ class StepState:
         position: of the op that runs, in the list. versions: of every stage's weights, where there are several.
         predicted: weights for the next pass of a stage. returned: those that have come back from the host with a stash.
         incoming: new parameters that arrive, by stage.
-        sizes: samples of micro-batches, as far as they have been asked for.
         ended, told: how many updates the rank has done its part of, and has reported. marks: ends of those between.
     """
 
@@ -160,7 +159,6 @@ class StepState:
     predicted: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     returned: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
     incoming: dict[int, Incoming] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
     ended: int = 0
     told: int = 0
     marks: list[Mark] = field(default_factory=list)
@@ -176,11 +174,8 @@ class StepState:
 
     def samples(self, m: int) -> int:
         """Of a micro-batch."""
-        found = self.sizes.get(m)
-        if found is None:
-            step, number = self.batch(m)
-            self.sizes[m] = found = self.mini_batches.of(step).size(number)
-        return found
+        step, number = self.batch(m)
+        return self.mini_batches.of(step).size(number)
 
     def weight(self, m: int) -> float:
         """How much a micro-batch counts within its step or update."""

@@ -35,9 +35,10 @@ from contraflow.executor.wires.transport import GlooTransport
 
 @dataclass
 class Outcome:
-    """One step of one rank: seconds from the common start, losses by micro-batch, and ours: its ops."""
+    """One step of one rank: seconds from the common start, of processors, losses by micro-batch, and ours: its ops."""
 
     seconds: float = 0.0
+    processor_s: float = 0.0
     losses: dict[int, float] = field(default_factory=dict)
     ops: list[OpRecord] = field(default_factory=list)
 
@@ -163,9 +164,9 @@ def _turn(turn: int, contenders: Mapping[str, Contender], outcomes: dict[str, li
     for name in reversed(names) if turn % 2 else names:
         contenders[name].prepare(turn)
         dist.barrier()
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), time.process_time()
         outcome = contenders[name].step(turn)
-        outcome.seconds = time.perf_counter() - began
+        outcome.seconds, outcome.processor_s = time.perf_counter() - began, time.process_time() - spent
         outcomes[name].append(outcome)
 
 
@@ -176,8 +177,10 @@ def _made(entry: Entry, rank: int) -> Contender:
         from any_model_speed import Pipelined
 
         return Pipelined(entry.job, rank)
-    from executor_peers import DDP, DataParallel, TorchSchedule
+    from executor_peers import ALONE, DDP, DataParallel, OneProcess, TorchSchedule
 
     if entry.peer == DDP:
         return DataParallel(entry.job, rank)
+    if entry.peer == ALONE:
+        return OneProcess(entry.job, rank)
     return TorchSchedule(entry.peer, entry.job, rank)

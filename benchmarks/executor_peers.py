@@ -1,8 +1,11 @@
-"""torch as a contender, on the stages, parameters and data of one of our plans: its schedules, and its DDP."""
+"""torch as a contender, on the stages, parameters and data of one of our plans: its schedules, its DDP, one process.
+
+All draw their data within the step, from the same data set, as ours do.
+"""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ SCHEDULES = {
 }
 OWN = "the plan's own"
 DDP = "torch DDP"
+ALONE = "torch, one process"
 
 
 def _named(name: str, stages: list[pipelining.PipelineStage], options: dict[str, Any]) -> Any:
@@ -68,21 +72,25 @@ class TorchSchedule:
         return pipelining.PipelineStage(nn.Sequential(*layers), stage, len(plan.stages), torch.device("cpu"))
 
     def step(self, step: int) -> Outcome:
-        """One optimizer step. The batch is made by `prepare` beforehand."""
+        """One optimizer step. The ends of the pipeline draw its micro-batches, as one batch: so torch takes them."""
         losses: list[Tensor] = []
         self._optimizer.zero_grad()
-        inputs = (self._batch[0],) if self._first else ()
-        target = self._batch[1] if self._last else None
+        x, y = self._drawn(step) if self._first or self._last else (None, None)
+        inputs = (x,) if self._first else ()
+        target = y if self._last else None
         self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         self._optimizer.step()
         return Outcome(losses={m: loss.item() for m, loss in enumerate(losses)})
 
-    def prepare(self, step: int) -> None:
-        """Draws the step's micro-batches as one batch, as torch's schedules take them."""
+    def _drawn(self, step: int) -> tuple[Tensor, Tensor]:
         problem = self._job.plan.problem
         size, count = problem.model.micro_batch_size, problem.workload.micro_batches
         drawn = [self._data.batch(self._job.options.seed, step, m, size) for m in range(count)]
-        self._batch = tuple(torch.cat(parts) for parts in zip(*drawn, strict=True))
+        x, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        return x, y
+
+    def prepare(self, step: int) -> None:
+        """Nothing."""
 
     def close(self) -> None:
         """Nothing to release."""
@@ -97,24 +105,34 @@ class DataParallel:
     def __init__(self, job: Job, rank: int) -> None:
         plan, model = job.plan, find_model(job.plan, job.model)
         self._job, self._model, self._data = job, model, find_data(model, job.options.data)
-        self._mine = [m for p in plan.pipelines if p.forward[0] == rank for m in p.micro_batches]
+        self._mine = self._own(plan, rank)
         layers = [build_layer(spec, job.options.seed, k, job.dtype) for k, spec in enumerate(model.layers)]
-        self._module = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), broadcast_buffers=False)
+        self._module = self._wrapped(nn.Sequential(*layers))
         parameters = list(self._module.parameters())
         self._optimizer = make_optimizer(plan.problem.workload.optimizer, parameters, job.training, fused=True)
 
+    def _own(self, plan: Plan, rank: int) -> list[int]:
+        return [m for p in plan.pipelines if p.forward[0] == rank for m in p.micro_batches]
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+
+    def _unsummed(self) -> AbstractContextManager[object]:
+        """What passes but the last run in."""
+        found: AbstractContextManager[object] = self._module.no_sync()  # type: ignore[operator]
+        return found
+
     def prepare(self, step: int) -> None:
-        """Draws the step's micro-batches."""
-        size = self._job.plan.problem.model.micro_batch_size
-        self._batches = {m: self._data.batch(self._job.options.seed, step, m, size) for m in self._mine}
+        """Nothing."""
 
     def step(self, step: int) -> Outcome:
         """One optimizer step; only the last micro-batch's backward sums."""
         self._optimizer.zero_grad()
         losses: dict[int, float] = {}
-        for m, (x, target) in self._batches.items():
-            sums = nullcontext() if m == self._mine[-1] else self._module.no_sync()
-            with sums:
+        size = self._job.plan.problem.model.micro_batch_size
+        for m in self._mine:
+            x, target = self._data.batch(self._job.options.seed, step, m, size)
+            with nullcontext() if m == self._mine[-1] else self._unsummed():
                 loss = self._model.loss(self._module(x), target)
                 (loss / len(self._mine)).backward()
             losses[m] = loss.item()
@@ -123,3 +141,30 @@ class DataParallel:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+class OneProcess(DataParallel):
+    """The first rank trains on all micro-batches with as many threads as there are ranks, the others wait."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._threads = len(job.plan.orders)
+        super().__init__(job, rank)
+
+    def _own(self, plan: Plan, rank: int) -> list[int]:
+        return [] if rank else list(range(plan.problem.workload.micro_batches))
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def _unsummed(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def step(self, step: int) -> Outcome:
+        """One optimizer step of the first rank."""
+        if not self._mine:
+            return Outcome()
+        torch.set_num_threads(self._threads)
+        try:
+            return super().step(step)
+        finally:
+            torch.set_num_threads(1)

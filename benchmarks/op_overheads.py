@@ -2,9 +2,10 @@
 
 Two gloo processes of one thread each train an MLP of 8 tiny layers, once whole on each (its gradients summed, no
 message between stages) and once as stages of 1F1B. Told are the seconds that a rank spends around a forward and a
-backward, neither computing nor waiting, seconds of an op all told, and the step against its forecast. With `--against`
-the executor of another checkout takes turns with this one, process by process, and ratios are those of this one's
-medians to the other's; times on a machine that does something else say little, ratios more.
+backward, neither computing nor waiting, seconds of an op all told, and the step against its forecast; and the processor
+time of a step, all ranks together, which other work on the machine disturbs least. With `--against` the executor of
+another checkout takes turns with this one, process by process, and ratios are those of this one's medians to the
+other's; times on a machine that does something else say little, ratios more.
 
     python benchmarks/op_overheads.py --against /path/to/another/checkout --rounds 6        10 minutes on two cores
 """
@@ -17,8 +18,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from tables import Table, origin, savable
 
@@ -69,6 +71,8 @@ def measured_here() -> Figures:
         found |= {what: median(each) for what, each in seconds.items()}
         step_s = median(max(outcome.seconds for outcome in ranks) for ranks in rounds)
         found |= {f"{name}: step": step_s, f"{name}: step / forecast": step_s / forecast[name]}
+        spent = [sum(outcome.processor_s for outcome in ranks) for ranks in rounds]
+        found[f"{name}: step, processors"] = quantiles(spent, n=4, method="inclusive")[0]
     return found
 
 
@@ -111,7 +115,8 @@ def main() -> int:
         ratio = [f"{each[0] / each[1]:.3f}" if each[1] > 0 else ""] if len(each) > 1 else []
         rows.append([what, *(f"{scale * x:.1f}" for x in each), *ratio])
     columns = ["us, but for ratios", "this", "the other", "this / the other"]
-    table = Table.made(origin(), columns[: len(rows[0])], rows)
+    made = replace(origin(), note=f"load {os.getloadavg()[0]:.1f} after")
+    table = Table.made(made, columns[: len(rows[0])], rows)
     print(table.text())
     if options.save:
         table.save("runtime/overhead")

@@ -1,23 +1,27 @@
 """The runtime against torch's, model by model: step times side by side, and every plan's forecast.
 
 For each model two gloo processes of one thread run our plans, torch's schedules on the same stages, torch's
-DistributedDataParallel, our data parallel plan and the searched one, step by step in turn; ours draw their data within
-the step, torch's before it. Layers, machine and what ops cost beside layers are profiled before. What is measured of a
-model is kept in the file of `--state`: the same command goes on with models that are missing, `--minutes` says until
-when it begins another one, and tables are made of what is there.
+DistributedDataParallel, torch in one process with two threads, our data parallel plan and the searched one, step by
+step in turn; all draw their data within the step. Layers, machine and what ops cost beside layers are profiled before,
+and layers calibrated once, by one run as 1F1B and one data parallel: what is forecast is made of these figures alone.
+With `--crowded` four processes share the cores of two, and plans alone take turns, for their forecasts. What is
+measured is kept in the file of `--state`: the same command goes on with what is missing, `--minutes` says until when
+it begins another model, and tables are made of what is there.
 
     python benchmarks/runtime.py --minutes 40 --save       5 models, about 8 minutes each on two free cores
     python benchmarks/runtime.py --models mlp-deep         one of them
+    python benchmarks/runtime.py --crowded --save          forecasts with more processes than cores, too
 
 Says what misses its goal: torch's time / ours at least 1.0 for every schedule and 1.05 in the median, the searched plan
-at least 1.05 of torch's fastest and within 1 % of data parallelism, forecasts within 10 %, in the median 5 %. Exit
-code 1 where contenders that train the same come to different losses.
+at least 1.05 of torch's fastest and within 1 % of data parallelism and of one process, forecasts within 10 %, in the
+median 5 %. Exit code 1 where contenders that train the same come to different losses.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,17 +31,21 @@ from statistics import median
 from typing import Any
 
 from executor_contender import Entry, Pacing, Rounds, compete
-from executor_peers import DDP
+from executor_peers import ALONE, DDP
+from executor_plans import restashed
 from executor_rows import Foretold, steps, wrong_losses
 from tables import Origin, Table, origin, savable
 
+from contraflow.executor.basics.options import RunOptions
 from contraflow.executor.measure.detect import detect_cluster
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.launch import prepare, run_plan
 from contraflow.models import resolve
 from contraflow.planner import Cluster, Link, ModelGraph, Plan, SearchSpace, Workload, plan
+from contraflow.planner.graph import RECOMPUTE
+from contraflow.planner.runs import calibrate
 
-PROCESSES, MICRO_BATCHES, LONGEST_S = 2, 8, 300.0
+PROCESSES, CROWD, MICRO_BATCHES, LONGEST_S = 2, 4, 8, 300.0
 SAMPLES = {"gpt-small": 4, "resnet-tiny": 16, "lstm-small": 8, "llama-small": 4, "mlp-deep": 8}
 """Of a micro-batch."""
 PEERS = {
@@ -45,7 +53,11 @@ PEERS = {
     "dualpipe-v": "DualPipeV", "interleaved-zb": "InterleavedZeroBubble",
 }  # fmt: skip
 """Schedules that torch has too, by our name: torch's."""
-PARALLEL, SEARCHED = "data parallel", "searched"
+PARALLEL, SEARCHED, REMADE = "data parallel", "searched", f"1f1b {RECOMPUTE}"
+PLANS = (*PEERS, "chimera", REMADE, PARALLEL, SEARCHED)
+CROWDED = ("gpipe", "1f1b", "zb-v", PARALLEL, SEARCHED)
+"""What is forecast on more processes than cores."""
+CALIBRATED_BY, CALIBRATION_STEPS = ("1f1b", PARALLEL), 16
 LEAST, TYPICAL, NO_WORSE, FAR, OFF = 1.0, 1.05, 1.01, 0.10, 0.05
 
 
@@ -63,6 +75,7 @@ class Found:
     """Of one model. `forecasts`: of every plan, how many stages it has, its forecast and its median step in seconds."""
 
     model: str
+    processes: int
     pairs: list[Pair]
     forecasts: dict[str, tuple[int, float, float]]
     faults: list[str]
@@ -73,7 +86,9 @@ class Found:
         """What `asdict` has made."""
         pairs = [Pair(**pair) for pair in content["pairs"]]
         forecasts = {name: (stages, said, took) for name, (stages, said, took) in content["forecasts"].items()}
-        return cls(content["model"], pairs, forecasts, content["faults"], Origin(**content["made"]))
+        return cls(
+            content["model"], content["processes"], pairs, forecasts, content["faults"], Origin(**content["made"])
+        )
 
 
 def tell(text: str) -> None:
@@ -81,49 +96,64 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measured_cluster() -> Cluster:
+def measured_cluster(processes: int) -> Cluster:
     """This computer, with what ops cost on it; without a link to the host, so that nothing is offloaded."""
-    tell("measuring the machine")
-    found = detect_cluster("cpu", PROCESSES, train=run_plan)
+    tell(f"measuring the machine with {processes} processes")
+    found = detect_cluster("cpu", processes, train=run_plan)
     assert found is not None
     (node,) = found.cluster.nodes
     return replace(found.cluster, nodes=(replace(node, host_memory_bytes=None, host_link=Link()),))
 
 
-def plans(graph: ModelGraph, cluster: Cluster, search_s: float) -> Iterator[tuple[str, Plan]]:
+def plans(graph: ModelGraph, cluster: Cluster, names: Sequence[str], search_s: float) -> Iterator[tuple[str, Plan]]:
     """Of every name the plan, where there is one."""
-    workload = Workload(MICRO_BATCHES)
-    spaces = {name: SearchSpace(schedule=name, separate_backward=False) for name in PEERS}
-    spaces[PARALLEL] = SearchSpace(schedule="gpipe", replicas=PROCESSES)
-    spaces[SEARCHED] = SearchSpace(separate_backward=False)
-    for name, space in spaces.items():
-        found = plan(graph, cluster, workload, space, search_s if name == SEARCHED else 10.0, 0, 2).plan
+    for name in names:
+        schedule, _, policy = name.partition(" ")
+        space = SearchSpace(schedule=schedule, separate_backward=False)
+        if name == PARALLEL:
+            space, policy = SearchSpace(schedule="gpipe", replicas=len(cluster)), ""
+        elif name == SEARCHED:
+            space = SearchSpace(separate_backward=False)
+        seconds = search_s if name == SEARCHED else 10.0
+        found = plan(graph, cluster, Workload(MICRO_BATCHES), space, seconds, 0, 2).plan
         if found is not None:
-            yield name, found
+            yield name, restashed(found, policy) if policy else found
 
 
-def entries(made: Mapping[str, Plan]) -> Iterator[Entry]:
+def entries(made: Mapping[str, Plan], peers: bool) -> Iterator[Entry]:
     """Our plans, each followed by what it is held against."""
     for name, found in made.items():
         job = prepare(found, self_check=False)
         yield Entry(name, job)
-        if name in PEERS:
+        if peers and name in PEERS:
             yield Entry(f"torch {PEERS[name]}", job, PEERS[name])
-        elif name == PARALLEL:
+        elif peers and name == PARALLEL:
             yield Entry(DDP, job, DDP)
+            yield Entry(ALONE, job, ALONE)
 
 
-def measure(model: str, cluster: Cluster, rounds: int, search_s: float, made: Origin) -> Found:
-    """Profiles, plans and lets all take turns."""
+def calibrated(model: str, cluster: Cluster) -> ModelGraph:
+    """Layers as they are profiled, and then as two runs of two processes have taken."""
     tell(f"{model}: profiling")
-    content = profile_model(resolve(model), SAMPLES[model], load=PROCESSES, layers="block")
-    planned = dict(plans(ModelGraph.from_dict(content), cluster, search_s))
-    found = compete(list(entries(planned)), Pacing(3, rounds, LONGEST_S), lambda text: tell(f"{model}: {text}"))
+    graph = ModelGraph.from_dict(profile_model(resolve(model), SAMPLES[model], load=PROCESSES, layers="block"))
+    tell(f"{model}: calibrating")
+    options = RunOptions(steps=CALIBRATION_STEPS, transport="processes", self_check=False)
+    made = plans(graph, cluster, CALIBRATED_BY, 10.0)
+    return calibrate(graph, [run_plan(found, options).trace for _, found in made])
+
+
+def measure(model: str, graph: ModelGraph, cluster: Cluster, options: argparse.Namespace, made: Origin) -> Found:
+    """Plans and lets all take turns."""
+    crowded = len(cluster) > PROCESSES
+    planned = dict(plans(graph, cluster, CROWDED if crowded else PLANS, options.search_seconds))
+    pacing = Pacing(3, options.rounds, LONGEST_S)
+    found = compete(list(entries(planned, not crowded)), pacing, lambda text: tell(f"{model}: {text}"))
     forecasts = {}
     for name, each in planned.items():
         row = Foretold.of(name, each, found[name])
         forecasts[name] = (len(each.stages), row.forecast_s, row.measured_s)
-    return Found(model, list(_pairs(found)), forecasts, wrong_losses(found), made)
+    pairs = [] if crowded else list(_pairs(found))
+    return Found(model, len(cluster), pairs, forecasts, wrong_losses(found), made)
 
 
 def _pairs(found: Mapping[str, Rounds]) -> Iterator[Pair]:
@@ -136,20 +166,34 @@ def _pairs(found: Mapping[str, Rounds]) -> Iterator[Pair]:
     yield from (pair(name, f"torch {peer}") for name, peer in PEERS.items() if name in seconds)
     yield pair(PARALLEL, DDP)
     yield pair(SEARCHED, min(torch_s, key=lambda name: median(seconds[name])))
-    yield from (pair(SEARCHED, other) for other in (DDP, PARALLEL))
+    yield from (pair(SEARCHED, other) for other in (DDP, ALONE, PARALLEL))
 
 
-def tables(results: Sequence[Found], made: Origin) -> dict[str, Table]:
-    """Speed and forecasts, of all models."""
-    speed = [[f"{x.model}: {p.ours}", p.theirs, f"{p.ratio:.3f}"] for x in results for p in x.pairs]
+def tables(results: Sequence[Found]) -> dict[str, Table]:
+    """Speed and forecasts, of all models, each with its own origin."""
+    origins = sorted({x.made for x in results}, key=lambda made: made.date)
+    speed = [([f"{x.model}: {p.theirs} / {p.ours}", f"{p.ratio:.3f}"], x.made) for x in results for p in x.pairs]
     told = [
-        [f"{x.model}: {name}", str(stages), f"{1e3 * said:.2f}", f"{1e3 * took:.2f}", f"{took / said - 1:+.1%}"]
+        (
+            [
+                f"{x.model} on {x.processes}: {name}",
+                str(stages),
+                f"{1e3 * said:.2f}",
+                f"{1e3 * took:.2f}",
+                f"{took / said - 1:+.1%}",
+            ],
+            x.made,
+        )
         for x in results
         for name, (stages, said, took) in x.forecasts.items()
     ]
+
+    def table(columns: list[str], rows: list[tuple[list[str], Origin]]) -> Table:
+        return Table(columns, [cells for cells, _ in rows], origins, [origins.index(made) for _, made in rows])
+
     return {
-        "speed": Table.made(made, ["ours", "torch's, or ours", "theirs / ours"], speed),
-        "forecast": Table.made(made, ["plan", "stages", "forecast ms", "measured ms", "error"], told),
+        "speed": table(["seconds of theirs / ours", "median of rounds"], speed),
+        "forecast": table(["plan", "stages", "forecast ms", "measured ms", "error"], told),
     }
 
 
@@ -160,10 +204,14 @@ def misses(results: Sequence[Found]) -> Iterator[str]:
         yield f"torch's time / ours over all schedules is {median(named):.3f} in the median, not {TYPICAL}"
     for x in results:
         for p in x.pairs:
-            goal = LEAST if p.ours != SEARCHED else TYPICAL if p.theirs not in (DDP, PARALLEL) else 1 / NO_WORSE
+            goal = LEAST if p.ours != SEARCHED else TYPICAL if p.theirs not in (DDP, ALONE, PARALLEL) else 1 / NO_WORSE
             if p.ratio < goal:
                 yield f"{x.model}: {p.theirs} / {p.ours} is {p.ratio:.3f}, not {goal:.3g}"
-    errors = [(abs(took / said - 1), x.model, n) for x in results for n, (_, said, took) in x.forecasts.items()]
+    errors = [
+        (abs(took / said - 1), f"{x.model} on {x.processes}", n)
+        for x in results
+        for n, (_, said, took) in x.forecasts.items()
+    ]
     if errors and median(error for error, *_ in errors) > OFF:
         yield f"forecasts are {median(error for error, *_ in errors):.1%} off in the median, not {OFF:.0%}"
     yield from (f"{model}: the forecast of {name} is {error:.1%} off" for error, model, name in errors if error > FAR)
@@ -177,27 +225,35 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="steps of every contender [%(default)s]")
     parser.add_argument("--search-seconds", type=float, default=30.0, help="of the search [%(default)g]")
     parser.add_argument("--state", type=Path, default=Path("runtime-state.json"), help="[%(default)s]")
+    parser.add_argument("--crowded", action="store_true", help=f"{CROWD} processes on the cores of {PROCESSES}, too")
     savable(parser)
     options, made, began = parser.parse_args(), origin(), time.monotonic()
+    made = replace(made, note=f"load {os.getloadavg()[0]:.1f} before")
     kept: dict[str, Any] = json.loads(options.state.read_text()) if options.state.exists() else {}
-    cluster = Cluster.from_dict(kept["cluster"]) if "cluster" in kept else None
-    for model in options.models:
-        if model in kept or time.monotonic() - began > 60 * options.minutes:
+    counts = (PROCESSES, CROWD) if options.crowded else (PROCESSES,)
+    wanted = [(model, f"{model} on {count}", count) for model in options.models for count in counts]
+    for model, key, count in wanted:
+        if key in kept or time.monotonic() - began > 60 * options.minutes:
             continue
-        if cluster is None:
-            cluster = measured_cluster()
-            kept["cluster"] = cluster.to_dict()
-        kept[model] = asdict(measure(model, cluster, options.rounds, options.search_seconds, made))
+        if f"cluster of {count}" not in kept:
+            kept[f"cluster of {count}"] = measured_cluster(count).to_dict()
+        if f"layers of {model}" not in kept:
+            two = Cluster.from_dict(kept[f"cluster of {PROCESSES}"])
+            kept[f"layers of {model}"] = calibrated(model, two).to_dict()
+        cluster = Cluster.from_dict(kept[f"cluster of {count}"])
+        graph = ModelGraph.from_dict(kept[f"layers of {model}"])
+        kept[key] = asdict(measure(model, graph, cluster, options, made))
         options.state.write_text(json.dumps(kept, indent=1))
-    results = [Found.from_dict(kept[model]) for model in SAMPLES if model in kept]
-    for name, table in tables(results, made).items():
+    keys = [f"{model} on {count}" for model in SAMPLES for count in (PROCESSES, CROWD)]
+    results = [Found.from_dict(kept[key]) for key in keys if key in kept]
+    for name, table in tables(results).items():
         print(f"{name}\n\n{table.text()}\n")
         if options.save and table.rows:
             table.save(f"runtime/{name}")
     for line in misses(results):
         print(f"short of its goal: {line}")
     faults = [fault for x in results for fault in x.faults]
-    for missing in [model for model in options.models if model not in kept]:
+    for missing in [key for _, key, _ in wanted if key not in kept]:
         print(f"not measured: {missing}")
     for fault in faults:
         tell(f"WRONG: {fault}")

@@ -257,9 +257,16 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
 
 
 def _tell_of_few_cores(asked: Asked) -> None:
-    from ..measure import cores
+    from ..measure import at_once, cores
 
     needed = max(asked.teams) * asked.threads
+    load = at_once(asked.threads) if asked.load is None else asked.load
+    if asked.device == "cpu" and max(asked.teams) == 1 and load > at_once(asked.threads):
+        say(
+            f"layers were measured with {at_once(asked.threads)} processes at it, not {load}: here are {cores()} "
+            f"cores; what more processes do to one another is the key cores of cluster.toml",
+            err=True,
+        )
     if asked.device == "cpu" and needed > cores():
         team = f"a team of {max(asked.teams)} needs {needed} cores, here are {cores()}"
         say(f"{team}: its ranks have waited for one another longer than they would", err=True)

@@ -15,6 +15,8 @@ def cluster_toml(cluster: Cluster, remarks: Iterable[str] = ()) -> str:
     lines = [*(f"# {remark}" for remark in remarks), "[[nodes]]"]
     lines += [f"count = {group.count}"] * (group.count > 1)
     lines += [f"devices = {group.devices}", f'device = "{kind.name}"']
+    if group.cores is not None:
+        lines.append(f"cores = {group.cores:.4g}")
     lines += [f"link = {_link(group.link)}"] * (group.devices > 1)
     if group.host_memory_bytes is not None:
         lines.append(f'host_memory = "{group.host_memory_bytes}B"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from .environment import memory_bytes
 from .gpus import Gpus, found_gpus
 from .machine import ROUNDS, Machine, Seat, link_to, measured
 from .overhead import Train, overhead_among
+from .profile import cores
 from .ranks import among, under_a_launcher
 
 
@@ -64,8 +66,9 @@ def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Foun
     """As one of the job's ranks. Nodes are torchrun's agents: several may be on one machine."""
     local, each, node = (int(os.environ.get(key, 0)) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     shapes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(shapes, (node, each))
-    counts = dict(shapes)
+    dist.all_gather_object(shapes, (node, each, platform.node()))
+    counts = {number: ranks for number, ranks, _ in shapes}
+    here = len({number for number, _, computer in shapes if computer == platform.node()})
     if len(set(counts.values())) > 1:
         raise RunError(f"nodes have {', '.join(map(str, counts.values()))} ranks: start as many on each")
     if each * len(counts) < 2:
@@ -83,16 +86,29 @@ def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Foun
         dist.barrier()
         return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
     spent = None if train is None else overhead_among(train, threads)
-    return _of_processes(found, each, len(counts), network, spent) if dist.get_rank() == 0 else None
+    if dist.get_rank() != 0:
+        return None
+    return _of_processes(found, each, len(counts), network, spent, cores() / threads / here)
 
 
-def _of_processes(found: Machine, processes: int, nodes: int, network: Link | None, overhead: Overhead | None) -> Found:
-    """Each has its share of the memory. Copies to the host are copies within it: they take room there, too."""
+def _of_processes(
+    found: Machine,
+    processes: int,
+    nodes: int,
+    network: Link | None,
+    overhead: Overhead | None,
+    at_once: float,
+) -> Found:
+    """Each has its share of the memory. Copies to the host are copies within it: they take room there, too.
+
+    `at_once`: how many of a node's have cores. What more of them make of optimizer steps is the cores' doing.
+    """
     whole = memory_bytes()
-    kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=found.memory_bandwidth)
+    memory_bandwidth = found.memory_bandwidth * max(1.0, processes / at_once)
+    kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=memory_bandwidth)
     link = Link(found.bandwidth, found.latency_s, found.reduce_bandwidth) if processes > 1 else Link()
     host = Link(found.host_bandwidth, found.host_latency_s)
-    group = NodeGroup(nodes, processes, kind, link, whole // 2, host)
+    group = NodeGroup(nodes, processes, kind, link, whole // 2, host, cores=at_once)
     remarks = [
         f"{processes} processes on each of {nodes} nodes" if nodes > 1 else f"{processes} processes on this computer",
         f"{os.cpu_count()} cores, {whole} bytes of memory: half for devices, half for what is copied to the host.",

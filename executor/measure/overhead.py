@@ -23,7 +23,7 @@ from ...planner.problem import Cluster, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import capped
 from ..basics import RunOptions
-from .profile import profile_model
+from .profile import at_once, profile_model
 
 MODEL = "mlp-deep"
 """Eight layers of a few microseconds."""
@@ -50,7 +50,8 @@ def overhead_among(train: Train, threads: int) -> Overhead:
     """Of all ranks of the default process group, which train as under torchrun; collective."""
     options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
     ranks = dist.get_world_size()
-    return measure_overhead(lambda: _profiled(threads), ranks, lambda made: train(made, options).trace)
+    busy = max(2, min(ranks, at_once(threads)))
+    return measure_overhead(lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy)
 
 
 def _profiled(threads: int) -> ModelGraph:
@@ -63,7 +64,11 @@ def _profiled(threads: int) -> ModelGraph:
 
 
 def measure_overhead(
-    profile: Callable[[], ModelGraph], processes: int, train: Callable[[Plan], RunTrace], rounds: int = ROUNDS
+    profile: Callable[[], ModelGraph],
+    processes: int,
+    train: Callable[[Plan], RunTrace],
+    rounds: int = ROUNDS,
+    busy: int | None = None,
 ) -> Overhead:
     """With so many processes at it, at least 2; those beyond the model's layers wait.
 
@@ -72,28 +77,30 @@ def measure_overhead(
     Args:
         profile: measures a registry's model of tiny layers, such as `MODEL`.
         train: runs a plan, each device as a process.
+        busy: of the processes that train, where the others wait: as many as do not share a core. None: all.
     """
+    busy = busy or processes
     found, cluster = [], Cluster.uniform(processes)
     for _ in range(rounds):
         graph = profile()
-        found.append(_figures(graph, train(_whole(graph, cluster)), train(_chained(graph, cluster))))
+        found.append(_figures(graph, train(_whole(graph, cluster, busy)), train(_chained(graph, cluster, busy))))
     return _overhead(_Figures(*map(min, zip(*found, strict=True))))
 
 
-def _whole(graph: ModelGraph, cluster: Cluster) -> Plan:
-    """All layers on every rank, each with micro-batches of its own."""
-    ranks = len(cluster)
+def _whole(graph: ModelGraph, cluster: Cluster, ranks: int) -> Plan:
+    """All layers on each of so many ranks, with micro-batches of its own."""
     mine = [tuple(range(rank, MICRO_BATCHES * ranks, ranks)) for rank in range(ranks)]
     pipelines = tuple(Pipeline((rank,), (rank,), batches) for rank, batches in enumerate(mine))
     orders = [[Op(kind, 0, m) for m in batches for kind in (Kind.F, Kind.B)] for batches in mine]
+    orders += [[]] * (len(cluster) - ranks)
     problem = Problem(graph, cluster, Workload(MICRO_BATCHES * ranks))
     return assemble(Candidate(problem, (tuple(layer.name for layer in graph.layers),), pipelines), orders)
 
 
-def _chained(graph: ModelGraph, cluster: Cluster) -> Plan:
-    """A stage on every rank, as far as there are layers, in the order of 1F1B."""
+def _chained(graph: ModelGraph, cluster: Cluster, most: int) -> Plan:
+    """A stage on each of so many ranks, as far as there are layers, in the order of 1F1B."""
     names = [layer.name for layer in graph.layers]
-    ranks = min(len(cluster), len(names))
+    ranks = min(most, len(names))
     layout = capped(ranks, MICRO_BATCHES, ranks)
     ends = [len(names) * rank // ranks for rank in range(ranks + 1)]
     stages = tuple(tuple(names[a:b]) for a, b in pairwise(ends))

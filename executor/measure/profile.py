@@ -49,8 +49,9 @@ class Profiling:
         data: what to feed it; default: the model's own.
         dtype: 16 bit means mixed precision, as a mixed plan runs it (see `precision`).
         load: so many processes, this one included, run the same layer at the same time, as they will when they
-            train; as many whole teams as that makes, at least one. With several processes the caller's script needs
-            the `if __name__ == "__main__"` guard.
+            train, though no more than have cores: what more of them cost one another is for the cluster to say (see
+            `NodeGroup.cores`); as many whole teams as that makes, at least one. With several processes the caller's
+            script needs the `if __name__ == "__main__"` guard.
         engine: what runs the layers, as for `execute`.
         layers: "parts": every layer of the model is one of model.json; "block": those of one block are.
         ways: how a team of processes divides the layers, by "tensor" or "sequence". Seconds are then those of its
@@ -105,7 +106,8 @@ def measure_layers(model: LayeredModel, how: Profiling) -> dict[str, Any]:
     lane = lane_of_ways(model, how.ways)
     if lane is not None:
         return _measured_by_teams(model, how, lane.size)
-    with companions(how.load - 1, partial(_measured, model, replace(how, on_progress=None))) as pace:
+    together = min(how.load, at_once(how.threads)) if how.device == "cpu" else how.load
+    with companions(together - 1, partial(_measured, model, replace(how, on_progress=None))) as pace:
         return _measured(model, how, pace)
 
 
@@ -285,7 +287,12 @@ def default_load(device: str, threads: int) -> int:
     """How many processes of so many threads fill this computer's cores, at most `MOST_LOAD`; 1 for other devices."""
     if device != "cpu":
         return 1
-    return min(MOST_LOAD, max(1, cores() // threads))
+    return min(MOST_LOAD, at_once(threads))
+
+
+def at_once(threads: int) -> int:
+    """How many processes of so many threads this computer's cores run at a time, at least 1."""
+    return max(1, cores() // threads)
 
 
 def cores() -> int:

@@ -8,7 +8,7 @@ wait for their inputs only, FREE for its stash to have left, and each for what t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...planner.plan import IN_LINE, Kind, Op
 from ..basics import Aborted, ExecutionError
@@ -51,6 +51,24 @@ class Work(Protocol):
         """What a run raises in which an op has failed."""
 
 
+class Due(NamedTuple):
+    """An op of a list with all that running it asks for.
+
+    Attributes:
+        listed: its position in the plan's list. update: counted from the run's first.
+        left: positions of what must have left before; None: a FETCH waits for that itself.
+        dropped: (stage, version) that nobody reads after it.
+    """
+
+    op: Op
+    listed: int
+    update: int
+    handle: Handler
+    in_line: bool
+    left: tuple[int, ...] | None
+    dropped: tuple[tuple[int, int], ...]
+
+
 class Interpreter:
     """One rank's lists, one after the other: each op is handed to its handler when what it waits for is over."""
 
@@ -58,6 +76,7 @@ class Interpreter:
         self._worker, self._work = worker, work
         self._handlers = work.handlers
         self._place, self._observer = worker.place, worker.observer
+        self._known: tuple[Course, list[Due]] | None = None
 
     def run(self, course: Course, first: int) -> Iterator[StepRecord]:
         """Runs the list once: a step, or several updates, of which `first` is the number. Yields each when it is done.
@@ -75,35 +94,57 @@ class Interpreter:
         worker.transport.barrier()
         state.times = self._place.times(worker.around.clock)
         lag = 1 if self._place.queues else 0
-        for position, op in enumerate(course.order):
-            self._run_op(course, state, position, op)
-            yield from self._ended(course, state, lag)
+        several = len(course.ends) > 1
+        for position, due in enumerate(self._listed(course)):
+            self._run_op(course, state, position, due)
+            if several:
+                yield from self._ended(course, state, lag)
         yield from self._ended(course, state, 0)
         yield self._finished(course, state)
 
-    def _run_op(self, course: Course, state: StepState, position: int, op: Op) -> None:
-        step = state.step + course.update_of(op)
+    def _listed(self, course: Course) -> list[Due]:
+        """What every position of the course's list needs, looked up once for all of its runs."""
+        if self._known is None or self._known[0] is not course:
+            self._known = (
+                course,
+                [
+                    Due(
+                        op,
+                        course.listed[position],
+                        course.update_of(op),
+                        self._handlers[op.kind],
+                        op.kind in IN_LINE,
+                        None if op.kind is Kind.FETCH else course.waits.left[position],
+                        tuple(course.dropped.get(position, ())),
+                    )
+                    for position, op in enumerate(course.order)
+                ],
+            )
+        return self._known[1]
+
+    def _run_op(self, course: Course, state: StepState, position: int, due: Due) -> None:
+        step = state.step + due.update
         state.position = position
-        self._observer.begin(course.listed[position], step)
+        self._observer.begin(due.listed, step)
         try:
             if position == course.agreement:
                 self._work.agree(state)
-            if op.kind in IN_LINE:
+            if due.in_line and state.waiting:
                 state.start_waiting(position)
-            if op.kind is not Kind.FETCH:
-                self._worker.complete(state, course.waits.left[position])
+            if due.left is not None and (due.left or state.leaving):
+                self._worker.complete(state, due.left)
             self._observer.admit()
-            record = state.times.open(op)
+            record = state.times.open(due.op)
             if course.recorded:
                 state.records.append(record)
-            self._handlers[op.kind](state, op, record)
-            for stage, version in course.dropped.get(position, ()):
+            due.handle(state, due.op, record)
+            for stage, version in due.dropped:
                 state.versions[stage].drop(version)
             self._observer.end(record)
         except (Aborted, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise self._work.failure(step, op, error) from error
+            raise self._work.failure(step, due.op, error) from error
 
     def _ended(self, course: Course, state: StepState, lag: int) -> Iterator[StepRecord]:
         """The updates but for the last that are done by now; but `lag` of them later: their work is only queued."""

@@ -12,7 +12,7 @@ from ...models.wiring import DATA, Carried, Value, carried, tensors_of
 from ...planner.graph import StashPolicy, stash_policy
 from ...planner.plan import Kind, Op
 from ..place import CPU, OpRecord, Place
-from ..state import Addresses, Blueprint, StageReplica, agree
+from ..state import Addresses, Blueprint, StageReplica, TensorShape, agree
 from ..wires import Transport
 from .course import Course
 from .observe import Observer
@@ -79,6 +79,7 @@ class Worker:
         self.place, self.observer = self.around.place, self.around.observer
         self.last, self.passing = len(blueprint.plan.stages) - 1, blueprint.passing
         self.resized = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
+        self._shapes: dict[tuple[int, int], Mapping[Value, TensorShape]] = {}
         self.agreed = {n: agree(transport, own) for n, own in self.resized.items()}
 
     def follow(self, course: Course) -> None:
@@ -103,7 +104,10 @@ class Worker:
 
     def buffers(self, state: StepState, stage: int, micro_batch: int, values: Iterable[Value]) -> list[Tensor]:
         """Memory for some of what a stage takes, or for the gradients of it."""
-        shapes = self.blueprint.takes(stage, state.samples(micro_batch))
+        key = stage, state.samples(micro_batch)
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            shapes = self._shapes[key] = self.blueprint.takes(*key)
         return [shapes[value].empty(self.place.device) for value in values]
 
     def stash_policy(self, op: Op) -> StashPolicy:

@@ -13,6 +13,7 @@ from .frames import dataframe
 from .garbage import collecting_seldom
 from .interrupts import AGAIN_S, ask_to_end, end_asked, end_call, heeding_ctrl_c
 from .limits import (
+    LEAST_CORES,
     LEAST_RATE,
     MOST_BYTES,
     MOST_COUNTED_BYTES,
@@ -58,6 +59,7 @@ __all__ = [
     "Aside",
     "ClusterError",
     "InputError",
+    "LEAST_CORES",
     "LEAST_RATE",
     "MOST_BYTES",
     "MOST_COUNTED_BYTES",

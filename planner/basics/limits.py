@@ -10,6 +10,8 @@ MOST_LEVELS = 100
 MOST_NAME = 1 << 14
 """Letters of a name."""
 MOST_DEVICES = 1 << 14
+LEAST_CORES = 1e-6
+"""Of a node: shares of few cores for many devices are fractions of one."""
 MOST_LAYERS = 100_000
 MOST_EDGES = 1_000_000
 MOST_STAGES = 1 << 13

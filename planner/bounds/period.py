@@ -26,7 +26,9 @@ def period(problem: Problem, space: SearchSpace) -> float:
     steps = np.array([np.diff(chain.step_s(d)) * speed for d, speed in enumerate(speeds)]).min(axis=0)
     updates = _updates(problem, space)
     forward, back = chain.costs.forward_s, chain.costs.backward_s + steps / max(updates)
-    found = max(load(problem) / problem.workload.micro_batches, float((forward + back).sum() / speeds.sum()))
+    found = max(
+        load(problem) / problem.workload.micro_batches, float((forward + back).sum()) / problem.cluster.whole_speed
+    )
     found = max(found, long_run(problem, space), _between_steps(chain.costs.backward_s, steps, speeds, updates))
     found = max(found, _fresh(chain, steps, float(speeds.max()), max(updates)))
     if space.pipelines != 1:

@@ -14,12 +14,11 @@ from ..plan import Problem
 def load(problem: Problem, split: bool = True) -> float:
     """Valid for every plan: all F and B of all layers and micro-batches, spread over all speeds, in halves or not.
 
-    Device d works off at most step_s * speed_d seconds of layer time, and all of it must be worked off; every
-    micro-batch has an F and a B, with what they cost beside their layers.
+    Device d works off at most step_s * speed_d seconds of layer time, the devices of a node as much as its cores do,
+    and all of it must be worked off; every micro-batch has an F and a B, with what they cost beside their layers.
     """
     work = sum(layer.forward_s + layer.backward_s for layer in problem.model.layers) + _least_around(problem)
-    speeds = sum(device.kind.speed for device in problem.cluster.devices)
-    return problem.workload.micro_batches * work / speeds
+    return problem.workload.micro_batches * work / problem.cluster.whole_speed
 
 
 def work(problem: Problem, split: bool = True) -> float:
@@ -28,7 +27,7 @@ def work(problem: Problem, split: bool = True) -> float:
     A trained parameter is updated at least once, by one of the devices that hold it or in parts by all of them; a STEP
     runs in line and takes the bytes that it reads and writes over the device's memory bandwidth.
     """
-    return load(problem, split) + update_work(problem) / sum(device.kind.speed for device in problem.cluster.devices)
+    return load(problem, split) + update_work(problem) / problem.cluster.whole_speed
 
 
 def update_work(problem: Problem) -> float:

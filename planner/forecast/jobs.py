@@ -23,6 +23,7 @@ from ..graph import (
     Needs,
     Ops,
     Precedences,
+    Sharing,
     StageCosts,
     Structured,
     Why,
@@ -35,10 +36,11 @@ from ..graph import (
     reduce_seconds,
     ring,
     run_jobs,
+    run_sharing,
     step_seconds,
     sum_seconds,
 )
-from ..plan import COLLECTIVES, RECEIVES, Kind, Op
+from ..plan import COLLECTIVES, COMPUTE, RECEIVES, Kind, Op
 
 
 class Occupied(NamedTuple):
@@ -53,7 +55,8 @@ class Jobs:
     """The served jobs: job numbers 0..ops-1 are the ops' own, then come reductions, of a group also those with others.
 
     A message is the job of its SEND; RECV, REDUCE, TIE and GATHER ops are no jobs (their rank is -1). `reduce_job`: the
-    job of every reduction by `Op.collective`; `reduce_latency_s`: of every reduction, in their order.
+    job of every reduction by `Op.collective`; `reduce_latency_s`: of every reduction, in their order. `alone`: seconds
+    where all devices have cores; `duration` is longer where they share them.
     """
 
     ops: Ops
@@ -68,6 +71,7 @@ class Jobs:
     precedences: Precedences
     occupied: Occupied
     speed: Floats  # of every device
+    alone: Floats
 
     @property
     def message_job(self) -> Ints:
@@ -132,12 +136,29 @@ def build_columns(
     resources = _resources(machine, ops, found, copies, reductions)
     idle = ops.where(*sorted(RECEIVES | COLLECTIVES))
     waits = needs.precedences()
-    start, rank, served = run_jobs(duration, waits.before, waits.after, waits.lag, *resources, idle)
+    alone, sharing = duration, machine.sharing(ops.device)
+    if sharing is None:
+        start, rank, served = run_jobs(duration, waits.before, waits.after, waits.lag, *resources, idle)
+    else:
+        start, duration, rank, served = shared(ops, alone, waits, resources, idle, sharing)
     reduce_job = {r.collective: count + k for k, r in enumerate(reductions)}
     complete = served == len(duration) - len(idle)
     lags = np.array([r.latency_s for r in reductions], dtype=np.float64)
     used = Occupied(*resources[:2])
-    return Jobs(ops, found, duration, start, rank, latency, reduce_job, lags, complete, waits, used, machine.speed)
+    return Jobs(
+        ops, found, duration, start, rank, latency, reduce_job, lags, complete, waits, used, machine.speed, alone
+    )
+
+
+def shared(
+    ops: Ops, alone: Floats, waits: Precedences, resources: tuple[Ints, Ints, int], idle: Ints, sharing: Sharing
+) -> tuple[Floats, Floats, Ints, int]:
+    """Starts, seconds, order of service and number of jobs served, where compute ops share the cores of nodes."""
+    node = np.full(len(alone), -1, dtype=np.int64)
+    computing = ops.where(*sorted(COMPUTE))
+    node[computing] = sharing.node[computing]
+    edges = (waits.before, waits.after, waits.lag)
+    return run_sharing(alone, edges, resources, idle, Sharing(node, sharing.cores))
 
 
 def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Machine) -> Floats:

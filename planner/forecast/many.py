@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph import Floats, Machine, StageCosts, Structured, run_many
 from ..plan import COLLECTIVES, RECEIVES, Kind
-from .jobs import Jobs
+from .jobs import Jobs, shared
 
 
 def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Floats) -> Iterator[tuple[StageCosts, Jobs]]:
@@ -27,12 +27,26 @@ def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Float
         (Kind.F, forward), (Kind.R, forward), (Kind.B, inputs + weights - op_s), (Kind.I, inputs), (Kind.W, weights)
     ):  # fmt: skip
         table[:, kind] = column
-    durations = np.repeat(jobs.duration[None, :], len(seconds), axis=0)
+    durations = np.repeat(jobs.alone[None, :], len(seconds), axis=0)
     mine = ops.where(Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
-    speed = Machine.of(plan.problem.cluster).speed[ops.device[mine]]
-    durations[:, mine] = table[:, ops.kind[mine], ops.stage[mine]] / speed
-    waits, idle = jobs.precedences, ops.where(*sorted(RECEIVES | COLLECTIVES))
-    starts, ranks = run_many(durations, (waits.before, waits.after, waits.lag), *jobs.occupied, idle)
-    for row, duration, start, rank in zip(seconds, durations, starts, ranks, strict=True):
+    machine = Machine.of(plan.problem.cluster)
+    durations[:, mine] = table[:, ops.kind[mine], ops.stage[mine]] / machine.speed[ops.device[mine]]
+    for row, found in zip(seconds, _served(jobs, durations, machine), strict=True):
         own = dict(zip(("forward_s", "backward_input_s", "backward_weight_s"), row.T, strict=True))
-        yield replace(costs, **own), replace(jobs, duration=duration, start=start, rank=rank)
+        yield replace(costs, **own), found
+
+
+def _served(jobs: Jobs, durations: Floats, machine: Machine) -> Iterator[Jobs]:
+    """The jobs with every row of these durations at full speed."""
+    ops, waits = jobs.ops, jobs.precedences
+    idle, sharing = ops.where(*sorted(RECEIVES | COLLECTIVES)), machine.sharing(ops.device)
+    if sharing is not None:
+        first, resource = jobs.occupied
+        resources = first, resource, int(resource.max(initial=-1)) + 1
+        for alone in durations:
+            start, duration, rank, _ = shared(ops, alone, waits, resources, idle, sharing)
+            yield replace(jobs, duration=duration, start=start, rank=rank, alone=alone)
+        return
+    starts, ranks = run_many(durations, (waits.before, waits.after, waits.lag), *jobs.occupied, idle)
+    for duration, start, rank in zip(durations, starts, ranks, strict=True):
+        yield replace(jobs, duration=duration, start=start, rank=rank, alone=duration)

@@ -44,6 +44,7 @@ from .reductions import (
     update_seconds,
 )
 from .replicas import forward_devices, holders, static_bytes, training_bytes
+from .shared_cores import Sharing, run_sharing
 from .structured import Structured, beside_layers_s, costs_of, route, update_ends, update_size
 from .traffic import (
     Messages,
@@ -86,6 +87,7 @@ __all__ = [
     "RECOMPUTE",
     "SHIP",
     "STASH",
+    "Sharing",
     "StageCosts",
     "StashPolicy",
     "Structured",
@@ -125,6 +127,7 @@ __all__ = [
     "route",
     "run_jobs",
     "run_many",
+    "run_sharing",
     "ship_target",
     "shipped",
     "stash_hops",

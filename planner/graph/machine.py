@@ -10,6 +10,7 @@ import numpy as np
 from ..basics import PerObject
 from ..problem import Cluster
 from .columns import Floats, Ints
+from .shared_cores import Sharing
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Machine:
     host_bandwidth: Floats
     host_latency_s: Floats
     steps_take_time: bool
+    cores: Floats  # of the device's node; infinite where all its devices compute at full speed at once
 
     @classmethod
     def of(cls, cluster: Cluster) -> Machine:
@@ -47,6 +49,18 @@ class Machine:
         first = np.where(inside, source * devices + target, links + source)
         return first, np.where(inside, -1, links + devices + target)
 
+    def sharing(self, devices: Ints) -> Sharing | None:
+        """Of what these devices compute, whose cores it needs; None where there are cores for all."""
+        crowded = np.isfinite(self.cores)
+        if not crowded.any():
+            return None
+        nodes, number = np.unique(self.node[crowded], return_inverse=True)
+        of_device = np.full(len(self.node), -1, dtype=np.int64)
+        of_device[crowded] = number
+        cores = np.zeros(len(nodes))
+        cores[number] = self.cores[crowded]
+        return Sharing(of_device[devices], cores)
+
     @classmethod
     def _of(cls, cluster: Cluster) -> Machine:
         groups = [cluster.node_groups[device.node] for device in cluster.devices]
@@ -61,6 +75,7 @@ class Machine:
             np.array([group.host_link.bandwidth for group in groups]),
             np.array([group.host_link.latency_s for group in groups]),
             cluster.around.step_s > 0 or any(device.kind.memory_bandwidth is not None for device in cluster.devices),
+            np.array([group.at_once if group.at_once < group.devices else np.inf for group in groups]),
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..basics import (
+    LEAST_CORES,
     LEAST_RATE,
     MOST_DEVICES,
     MOST_MEMORY_BYTES,
@@ -52,7 +53,11 @@ class Link:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """`count` equal nodes of `devices` devices each."""
+    """`count` equal nodes of `devices` devices each.
+
+    `cores`: so many of a node's devices compute at full speed at a time; where more do, they share that speed evenly.
+    None: all of them.
+    """
 
     count: int
     devices: int
@@ -61,6 +66,12 @@ class NodeGroup:
     host_memory_bytes: int | None = None
     host_link: Link = Link()
     host_link_shared_by: int = 1
+    cores: float | None = None
+
+    @property
+    def at_once(self) -> float:
+        """How many devices of a node compute at full speed at a time."""
+        return self.devices if self.cores is None else min(self.cores, self.devices)
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,18 @@ class Cluster:
         return len(self.devices)
 
     @property
+    def crowded(self) -> bool:
+        """Whether some node has fewer cores than devices."""
+        return any(group.at_once < group.devices for group in self.nodes)
+
+    @cached_property
+    def whole_speed(self) -> float:
+        """The most that all devices together work off in a second: seconds at speed 1."""
+        if not self.crowded:
+            return float(sum(device.kind.speed for device in self.devices))
+        return float(sum(group.count * group.at_once * group.device.speed for group in self.nodes))
+
+    @property
     def around(self) -> Overhead:
         """What ops cost beside their kernels; nothing where nobody said."""
         return self.overhead or NO_OVERHEAD
@@ -154,7 +177,7 @@ class Cluster:
         return self.devices[source].node == self.devices[target].node
 
     def part(self, devices: Sequence[int]) -> Cluster:
-        """The cluster of these devices alone, ascending; they take their shares of host memory and host links along.
+        """The cluster of these devices alone, ascending; they take their shares of host memory, host links and cores.
 
         A host link that they share with devices left out is taken to be divided evenly.
         """
@@ -174,6 +197,7 @@ class Cluster:
                         whole.host_link, bandwidth=whole.host_link.bandwidth * shared / whole.host_link_shared_by
                     ),
                     host_link_shared_by=shared,
+                    cores=None if whole.cores is None else whole.cores * len(mine) / whole.devices,
                 )
             )
         return replace(self, nodes=tuple(groups))
@@ -230,6 +254,7 @@ def _of_teams(group: NodeGroup, ways: int) -> NodeGroup:
         host_memory_bytes=None if host is None else host // ways,
         host_link=replace(group.host_link, bandwidth=group.host_link.bandwidth / at_once),
         host_link_shared_by=math.lcm(shared, ways) // ways,
+        cores=None if group.cores is None else group.cores / ways,
     )
 
 
@@ -249,6 +274,8 @@ def _kind_to_dict(kind: DeviceType) -> dict[str, Any]:
 
 def _group_to_dict(group: NodeGroup) -> dict[str, Any]:
     content: dict[str, Any] = {"count": group.count, "devices": group.devices, "device": group.device.name}
+    if group.cores is not None:
+        content["cores"] = group.cores
     if group.link != Link():
         content["link"] = _link_to_dict(group.link)
     if group.host_memory_bytes is not None:
@@ -313,7 +340,7 @@ def _count(table: Mapping[str, Any], key: str, where: str) -> int:
     return reading.whole(table.get(key, 1), key, where, 1, MOST_DEVICES)
 
 
-_GROUP_KEYS = {"count", "devices", "device", "link", "host_memory", "host_link"}
+_GROUP_KEYS = {"count", "devices", "device", "link", "host_memory", "host_link", "cores"}
 
 
 def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) -> NodeGroup:
@@ -331,6 +358,7 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
         None if host_memory is None else _memory(host_memory, "host_memory", where),
         _link_from(host, f"{where}.host_link", "shared_by"),
         _count(host, "shared_by", f"{where}.host_link"),
+        reading.positive(table["cores"], "cores", where, LEAST_CORES, MOST_DEVICES) if "cores" in table else None,
     )
 
 

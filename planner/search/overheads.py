@@ -13,7 +13,7 @@ from .common import TOLERANCE
 
 def overhead_notes(plan: Plan) -> list[str]:
     """Lines about a plan's overheads; none where they change little. Raises PlanError for a plan that cannot run."""
-    return [line for line in (_unmeasured(plan), _one_device(plan)) if line]
+    return [line for line in (_unmeasured(plan), _one_device(plan), _few_cores(plan)) if line]
 
 
 def _unmeasured(plan: Plan) -> str:
@@ -41,3 +41,11 @@ def _one_device(plan: Plan) -> str:
     if used > 1 or count == 1:
         return ""
     return f"one device is faster than any plan found on more of the {count}: ops are too small, or links too slow"
+
+
+def _few_cores(plan: Plan) -> str:
+    """Where several devices are used, but not all, of nodes that have fewer cores than devices."""
+    used, count = sum(any(order) for order in plan.orders), len(plan.orders)
+    if not 1 < used < count or not plan.problem.cluster.crowded:
+        return ""
+    return f"{used} of the {count} devices are used: no plan found on more is faster, they share their nodes' cores"

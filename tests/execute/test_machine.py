@@ -26,7 +26,7 @@ from contraflow.executor.measure.companions import Pace, companions
 from contraflow.executor.measure.detect import Found, detect_cluster
 from contraflow.executor.measure.environment import memory_bytes
 from contraflow.executor.measure.overhead import measure_overhead
-from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.measure.profile import cores, profile_model
 from contraflow.executor.run.launch import run_plan
 from contraflow.models import LayeredModel, resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, check
@@ -142,6 +142,7 @@ def test_this_machine_is_written_as_a_cluster(tmp_path: Path) -> None:
         was.host_memory_bytes,
         was.device.memory_bytes,
     )
+    assert read.cores == pytest.approx(cores(), rel=1e-3)
     assert 2 * read.device.memory_bytes + read.host_memory_bytes <= memory_bytes()
     rates = [read.device.memory_bandwidth, was.device.memory_bandwidth, read.link.reduce_bandwidth]
     assert all(rate is not None and 1e6 < rate < 1e13 for rate in rates)

@@ -17,6 +17,7 @@ from ..graph import (
     NOWHERE,
     Flags,
     Floats,
+    Homes,
     Ints,
     Machine,
     Messages,
@@ -35,6 +36,7 @@ from ..graph import (
     reduce_seconds,
     ring,
     run_jobs,
+    stash_policies,
     step_seconds,
     sum_seconds,
 )
@@ -145,7 +147,12 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
     table[Kind.B] = costs.backward_s
     table[Kind.I] = costs.backward_input_s
     table[Kind.W] = costs.backward_weight_s
-    seconds = table[ops.kind, ops.stage] / machine.speed[ops.device]
+    seconds = table[ops.kind, ops.stage]
+    if any(row.partial for row in stash_policies(plan)):
+        again = ops.where(Kind.R)
+        again = again[Homes.of(plan, ops.width).partly(ops, again)]
+        seconds[again] = costs.selective_s[ops.stage[again]]
+    seconds = seconds / machine.speed[ops.device]
     if machine.steps_take_time:
         owners = holders(plan) if plan.problem.workload.sharded else None
 

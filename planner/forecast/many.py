@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graph import Floats, Machine, StageCosts, Structured, run_many
+from ..graph import Floats, Homes, Machine, StageCosts, Structured, run_many
 from ..plan import COLLECTIVES, RECEIVES, Kind
 from .jobs import Jobs
 
@@ -31,6 +31,11 @@ def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Float
     mine = ops.where(Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
     speed = Machine.of(plan.problem.cluster).speed[ops.device[mine]]
     durations[:, mine] = table[:, ops.kind[mine], ops.stage[mine]] / speed
+    again = ops.where(Kind.R)
+    again = again[Homes.of(plan, ops.width).partly(ops, again)] if len(again) else again
+    if len(again):  # as much longer or shorter as the forward
+        pace = forward[:, ops.stage[again]] / np.where(costs.forward_s > 0, costs.forward_s, 1.0)[ops.stage[again]]
+        durations[:, again] = jobs.duration[again] * pace
     waits, idle = jobs.precedences, ops.where(*sorted(RECEIVES | COLLECTIVES))
     starts, ranks = run_many(durations, (waits.before, waits.after, waits.lag), *jobs.occupied, idle)
     for row, duration, start, rank in zip(seconds, durations, starts, ranks, strict=True):

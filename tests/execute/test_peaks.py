@@ -216,7 +216,7 @@ def test_another_micro_batch_is_refused(tmp_path: Path) -> None:
 def test_a_device_above_its_peak_is_told(tmp_path: Path) -> None:
     """Which device, in which op, both numbers, and exit code 1."""
     plan = planned(Case("1f1b", "mlp-tiny", 2, 4))
-    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=0, weight_stash_bytes=0, workspace_bytes=0))
+    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=0, weight_stash_bytes=0, workspace_bytes=0, selective_bytes=0))
     save_plan(lean, tmp_path / "lean.json")
     result = CliRunner().invoke(cli, ["execute", str(tmp_path / "lean.json"), "--steps", "2", "--transport", "threads"])
     assert result.exit_code == 1

@@ -161,7 +161,7 @@ class LayerRun:
 
     def _part_s(self, timing: Timing) -> float:
         """Median seconds of making again what selective recomputation drops."""
-        laps = []
+        laps: list[float] = []
         for lap in range(timing.warmups + timing.rounds):
             timing.pace()
             kept = self.program.forward_part(self.parameters, self.buffers, self.x, self.target)[1]
@@ -169,8 +169,8 @@ class LayerRun:
             timing.team.meet()
             start = timing.clock()
             self.program.remake_part(kept, self.parameters, self.buffers)
-            laps.append(*timing.team.slowest((timing.clock() - start,)))
-        return max(0.0, statistics.median(laps[timing.warmups :]) - timing.less[0])
+            laps += timing.team.slowest((timing.clock() - start,))
+        return max(0.0, float(statistics.median(laps[timing.warmups :])) - timing.less[0])
 
     def sizes(self, samples: int = 1) -> dict[str, Any]:
         """Bytes and shapes; `samples`: counts, of which the least are right."""

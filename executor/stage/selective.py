@@ -68,7 +68,8 @@ class _Search:
         self.joint, self.forward, self.saved, self.traits = joint, forward, set(saved), traits
         self.inside = set(forward)
         self.parameters = set(joint.parameters.values())
-        self.given = self.parameters | set(joint.buffers.values()) | {node for node in saved if node.op == "placeholder"}
+        entering = {node for node in saved if node.op == "placeholder"}
+        self.given = self.parameters | set(joint.buffers.values()) | entering
         changed = {base for node in forward for base in traits.written(node)}
         self.changed = {key for node in changed for key in traits.storages(node)}
         self.can: dict[fx.Node, bool] = {}

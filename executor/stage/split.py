@@ -58,8 +58,8 @@ class Split:
     Attributes:
         forward_only: F without the stash. remake: the stash without the output; it changes no buffer, and takes
             no BatchNorm statistics. None where that cannot be: a buffer's new value is needed.
-        forward_part, remake_part: F that leaves its stash without `dropped`, and R that makes these again from the rest:
-            it takes parameters, buffers, and what is kept. None where nothing is dropped.
+        forward_part, remake_part: F that leaves its stash without `dropped`, and R that makes these again from the
+            rest: it takes parameters, buffers, and what is kept. None where nothing is dropped.
         saved: what B reads of the forward: parameters, buffers, the stage's input and target, activations.
         held: what W reads: members of `saved` or `grad_outputs`, then what I returns for it.
         accumulated: parameter names, in the order of the accumulators.

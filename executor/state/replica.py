@@ -339,8 +339,8 @@ class Blueprint:
         planned = sum(x.selective_bytes for x, _ in self._planned(program.layer_ids))
         if planned and not program.selective_bytes and any(row.partial for row in again):
             raise RunError(
-                f"stage {stage}: the plan drops {planned} bytes of its stash and makes them again (R), and its programs "
-                "can drop none: plan with --no-recompute, or profile the model on the engine that runs it"
+                f"stage {stage}: the plan drops {planned} bytes of its stash and makes them again (R), and its "
+                "programs can drop none: plan with --no-recompute, or profile the model on the engine that runs it"
             )
         if not program.can_remake and any(not row.partial for row in again):
             raise RunError(

@@ -117,9 +117,9 @@ class Filled:
     """Area: the limits over the step enclose every layer's stash for its least stay, N times.
 
     price: seconds of a byte-second. What a layer costs at the least: its stash stays; or it is made again, a
-    forward more, and stays for R and I only; or a part of it is, in less; or it goes to the host, over links of `host` bytes a second. Sum
-    of speeds * step + price * limits * step >= the work and the cheapest of these, for every price. With an
-    infinite price only the areas count, and the limits are not full from the first instant to the last.
+    forward more, and stays for R and I only; or a part of it is, in less; or it goes to the host, over links of `host`
+    bytes a second. Sum of speeds * step + price * limits * step >= the work and the cheapest of these, for every price.
+    With an infinite price only the areas count, and the limits are not full from the first instant to the last.
     """
 
     layers: Layers
@@ -225,7 +225,8 @@ class Waited:
 
     ahead: work of a byte before the first I of a device: until then it runs forwards whose stashes are in its
     memory (a forward whose stash will be made again counts as waste, its R as the forward; where a part of it is, that
-    R is waste), at most ahead * bytes + what is cheaper. behind: the same after its last F, for I and W. None: this wait is not counted.
+    R is waste), at most ahead * bytes + what is cheaper. behind: the same after its last F, for I and W. None: this
+    wait is not counted.
     pooled: the memory of all devices counts together, and the waits are those of the earliest device.
 
     With neither, the waits are those before a device's first op and, where F and B share it, after its last one.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import (
-    Flags,
     Homes,
     Ints,
     Ops,
@@ -97,9 +96,9 @@ def _made_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     makes = np.concatenate([forward[~dropped], again[~rest]])
     events.start(makes, costs.stash_bytes[ops.stage[makes]], STASH)
     if partial.any() or rest.any():
-        left, rest = ops.stage[forward[partial]], again[rest]
-        events.start(forward[partial], (costs.stash_bytes - costs.selective_bytes)[left], STASH)
-        events.start(rest, costs.selective_bytes[ops.stage[rest]], STASH)
+        left, remade = forward[partial], again[rest]
+        events.start(left, (costs.stash_bytes - costs.selective_bytes)[ops.stage[left]], STASH)
+        events.start(remade, costs.selective_bytes[ops.stage[remade]], STASH)
 
 
 def _hold_input(events: Events, plan: Structured, costs: StageCosts, forward: Ints, size: Ints) -> None:

@@ -192,8 +192,10 @@ class StashPolicy:
         return costs.selective_s if self.partial else costs.forward_s
 
     def beside_bytes(self, costs: StageCosts) -> NDArray[np.int64]:
-        """Bytes of every stage that a forward takes beside what it leaves, outputs and workspace: tensors between layers
-        that are in no stash, or the part of one layer's stash that is dropped when the layer has run."""
+        """Bytes of every stage that a forward takes beside what it leaves, outputs and workspace.
+
+        Tensors between layers that are in no stash, or the part of one layer's that is dropped when it has run.
+        """
         if not self.remade:
             return 0 * costs.inner_bytes
         return costs.dropped_bytes if self.partial else costs.inner_bytes

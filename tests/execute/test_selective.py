@@ -39,7 +39,10 @@ class Activated(nn.Module):
         return x + self.down(F.silu(y).mul_(2.0) if self.in_place else F.gelu(y))
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-tiny-dropout", "llama-tiny", "resnet-tiny", "mixtral-tiny", "bert-tiny"])
+MODELS = ["gpt-tiny", "gpt-tiny-dropout", "llama-tiny", "resnet-tiny", "mixtral-tiny", "bert-tiny"]
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_a_part_made_again_is_the_stash_bit_for_bit(name: str) -> None:
     """Statistics are counted once, random numbers drawn once; what is kept is smaller by what was said."""
     case = Part.of(name, first=1)

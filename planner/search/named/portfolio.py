@@ -108,7 +108,7 @@ def try_layout(
 ) -> int:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
 
-    `policy`: "keep", or one that makes every stash again. `groups`: equal ones, of whose first the layout is, and which all
+    `policy`: "keep", or one that makes stashes again. `groups`: equal ones, of whose first the layout is, and which all
     run it. How many were simulated.
     """
     simulated = 0

@@ -52,11 +52,11 @@ class Relieved:
             return math.inf
         again_s = again * forward
         if SELECTIVE in self.allowed:  # first what takes least time; what it drops is not dropped by the other
-            parts = stashes - of.batches * np.bincount(point.places, np.diff(of.rest_bytes[ends]))
-            share = np.minimum(1.0, again * stashes / np.maximum(parts, 1.0))
+            kept = of.batches * np.bincount(point.places, np.diff(of.rest_bytes[ends]))
             partly = np.bincount(point.places, np.diff(of.remake_s(SELECTIVE)[ends]) / point.speeds)
-            rest = np.maximum(0.0, again - parts / np.maximum(stashes, 1.0)) / np.maximum(1 - parts / np.maximum(stashes, 1.0), 1e-9)
-            again_s = np.minimum(again_s, (1 - rest) * share * partly + rest * forward)
+            share = np.minimum(1.0, again * stashes / np.maximum(stashes - kept, 1.0))
+            whole = np.maximum(0.0, 1 - (1 - again) * stashes / np.maximum(kept, 1.0))
+            again_s = np.minimum(again_s, (1 - whole) * share * partly + whole * forward)
         drained_s = float((work - forward)[:-1].sum()) / point.chunks
         return whole_s + float((of.batches * again_s).max()) + drained_s + of.sum_s(len(point.places))
 

@@ -19,10 +19,10 @@ from contraflow.executor.step.step_state import Transfer
 from contraflow.executor.wires import nccl
 
 CASES = [
-    Case("1f1b", "gpt-tiny", 2, 4, stash="selective"),
+    Case("1f1b", "mlp", 2, 4, stash="selective"),
     Case("chimera", "resnet-tiny", 2, 4),
     Case("interleaved", "mlp", 2, 4, "adam", halves=True),
-    Case("gpipe", "gpt-tiny", 2, 4, stash="offload", halves=True),
+    Case("gpipe", "mlp", 2, 4, stash="offload", halves=True),
     Case("gpipe", "mlp", 2, 4, stash="ship", halves=True),
 ]
 MADE_AGAIN = RandomRun(
@@ -31,7 +31,7 @@ MADE_AGAIN = RandomRun(
 """R, and parameters that go back to another device."""
 TIED = RandomRun(2, "gpt", 3, 1, "quick", 1, (2, 4), ((0, 1, 2),), ((0, 1, 2),), (0, 0, 0), (("keep",) * 3,))
 MORE = {"parameters": MADE_AGAIN, "tied": TIED}
-SHARED = Case("chimera", "gpt-tiny", 2, 4, "adam")
+SHARED = Case("chimera", "mlp", 2, 4, "adam")
 
 
 @pytest.fixture(autouse=True)
@@ -103,4 +103,3 @@ def test_ends_in_another_order_are_noticed(wires: LateNccl) -> None:
     into = torch.zeros(3)
     with pytest.raises(AssertionError, match="a message of 2 .* and a message of 3"):
         wires.irecv(into, 0, other).wait()
-

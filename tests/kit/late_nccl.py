@@ -22,11 +22,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from contraflow.executor.place.place import Place
 from contraflow.executor.wires import choice, nccl
+from contraflow.executor.wires.threads import Hub, ThreadTransport
 from contraflow.executor.wires.transport import Transport, part_of
 from contraflow.planner.plan import Plan
-
-PATIENCE_S = 60
-"""How long a rank waits for the other ends of what it has posted."""
 
 
 @dataclass
@@ -44,26 +42,21 @@ class _Communicator:
 
     ranks: tuple[int, ...]
     run: Callable[[list[Tensor], str], None]
+    hub: Hub
     ends: dict[int, list[_Posted]] = field(default_factory=dict)
     ran: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
-    news: threading.Condition = field(default_factory=threading.Condition)
 
     def post(self, rank: int, tensor: Tensor, form: str) -> _Work:
-        with self.news:
+        with self.hub._changed:
             mine = self.ends.setdefault(rank, [])
             mine.append(_Posted(_Memory.of(tensor), queued_so_far(), form))
-            self.news.notify_all()
+            self.hub._changed.notify_all()
             return _Work(self, len(mine))
 
     def reach(self, number: int) -> None:
         """Runs all up to this one, when all of its ends have been posted."""
-        with self.news:
-            there = self.news.wait_for(
-                lambda: all(len(self.ends.get(rank, ())) >= number for rank in self.ranks), PATIENCE_S
-            )
-        if not there:
-            raise AssertionError(f"ranks {self.ranks}: some end of transfer {number - 1} is not posted")
+        self.hub.wait(lambda: all(len(self.ends.get(rank, ())) >= number for rank in self.ranks))
         with self.lock, _disable_current_modes():
             while self.ran < number:
                 ends = [self.ends[rank][self.ran] for rank in self.ranks]
@@ -107,7 +100,8 @@ class LateNccl:
 
     GroupMember = SimpleNamespace(NON_GROUP_MEMBER=object())
 
-    def __init__(self) -> None:
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
         self.made: list[_Communicator] = []
         self.counts: dict[int, int] = {}
         self.lock = threading.Lock()
@@ -122,7 +116,7 @@ class LateNccl:
         with self.lock:
             number = self.counts[rank] = self.counts.get(rank, 0) + 1
             if len(self.made) < number:
-                self.made.append(_Communicator(tuple(ranks), _message if pair else _collective))
+                self.made.append(_Communicator(tuple(ranks), _message if pair else _collective, self.hub))
             found = self.made[number - 1]
         assert found.ranks == tuple(ranks), f"communicator {number}: {found.ranks} on one rank, {ranks} on {rank}"
         return _Group(found, rank)
@@ -189,7 +183,7 @@ def _collective(ends: list[Tensor], form: str) -> None:
 
 def late_nccl(patch: pytest.MonkeyPatch) -> LateNccl:
     """Makes ranks that are threads on `LatePlace`s talk by it, as ranks with a GPU each would."""
-    late = LateNccl()
+    late = LateNccl(Hub(2, {}))
     patch.setattr(nccl, "dist", late)
     patch.setattr(nccl, "_group", late.group)
     patch.setattr(nccl, "_scatter_sums", late.scatter_sums)
@@ -197,7 +191,8 @@ def late_nccl(patch: pytest.MonkeyPatch) -> LateNccl:
 
     def transport(plan: Plan, wires: Transport, place: Place) -> Transport:
         assert isinstance(place, LatePlace)
-        _here.rank = wires.rank
+        assert isinstance(wires, ThreadTransport)
+        _here.rank, late.hub = wires.rank, wires._hub
         return nccl.NcclTransport(wires, plan, place)
 
     patch.setattr(choice, "_for_cuda", transport)

@@ -16,7 +16,7 @@ from trained import outcome
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.run import rank
 from contraflow.executor.step.step_state import Transfer
-from contraflow.executor.wires import nccl
+from contraflow.executor.wires import choice, nccl
 
 CASES = [
     Case("1f1b", "mlp", 2, 4, stash="selective"),
@@ -101,5 +101,46 @@ def test_ends_in_another_order_are_noticed(wires: LateNccl) -> None:
     wires.isend(small, 1, found)
     wires.isend(large, 1, found)
     into = torch.zeros(3)
-    with pytest.raises(AssertionError, match="a message of 2 .* and a message of 3"):
+    with pytest.raises(AssertionError, match=r"a message of 2 .* and a message of 3"):
         wires.irecv(into, 0, other).wait()
+
+
+# ---------------------------------------------------------------- which transport, and why
+
+
+HERE = [("a", "gpu-0", True), ("a", "gpu-1", True)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (HERE, None),
+        ([("a", "gpu-0", True), ("b", "gpu-0", True)], None),
+        ([HERE[0], HERE[0]], "ranks 0 and 1 share a GPU, which NCCL refuses"),
+        ([HERE[0], ("a", "gpu-1", False)], "this torch has no NCCL"),
+    ],
+)
+def test_ranks_that_share_a_gpu_are_told_how_they_talk(devices: list[tuple[str, object, bool]], said: str) -> None:
+    """NCCL refuses several ranks on one device."""
+    assert choice.no_nccl(planned(CASES[1]), devices) == said
+
+
+def test_more_communicators_than_streams_are_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair has one in each direction, replicas of a stage one: in Chimera's two stages four on each rank."""
+    plan = planned(CASES[1])
+    assert nccl.communicators(plan) == [4, 4]
+    monkeypatch.setattr(nccl, "STREAMS", 3)
+    assert "rank 0 would need 4 communicators, and torch has 3 streams" in str(choice.no_nccl(plan, HERE))
+
+
+def test_messages_through_the_host_are_announced(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Once, before training starts."""
+    monkeypatch.undo()
+    monkeypatch.setattr(rank, "place_of", lambda device, local_rank: LatePlace())
+    in_threads(CASES[2])
+    told = [str(warning.message) for warning in recwarn if "pinned memory" in str(warning.message)]
+    assert told == [
+        "messages between GPUs go through pinned memory of the host, since ranks are threads of one process"
+    ]

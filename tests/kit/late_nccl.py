@@ -1,9 +1,9 @@
 """NCCL between threads, as late as it may be: the executor's own `NcclTransport` on a `torch.distributed` of ours.
 
-Every communicator has a stream a rank, and runs what is posted there in order, without tags: the k-th send of an ordered
-pair meets the k-th receive, a group's k-th collectives meet. Nothing runs before somebody waits for it, and what is
-posted holds no tensor. So messages listed in another order at the two ends, a missing wait, or memory that is let go of
-too early leave wrong shapes, wrong numbers, or an error behind.
+Every communicator has a stream a rank, and runs what is posted there in order, without tags: the k-th send of an
+ordered pair meets the k-th receive, a group's k-th collectives meet. Nothing runs before somebody waits for it, and
+what is posted holds no tensor. So messages listed in another order at the two ends, a missing wait, or memory that is
+let go of too early leave wrong shapes, wrong numbers, or an error behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch

@@ -47,14 +47,14 @@ def random_plan(seed: int) -> Plan:
     return assemble(replace(kept, stash=rows), [again(list(order)) for order in orders])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_plans_are_sound_and_forecast_as_the_naive_account_has_them(seed: int) -> None:
     made = random_plan(seed)
     assert check(made) == []
     assert_forecast(made)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_no_bound_is_above_a_plan_that_fits(seed: int) -> None:
     """Of the candidate, and of every space that it is in, under the plan's own peaks."""
     made = random_plan(seed)
@@ -87,7 +87,7 @@ def test_the_search_chooses_it_and_gains() -> None:
     found = {}
     for part in (70, 0):
         asked = problem(part)
-        found[part] = plan(asked.model, asked.cluster, asked.workload, space, 300, deterministic_limit=0.3)
+        found[part] = plan(asked.model, asked.cluster, asked.workload, space, 300, deterministic_limit=0.1)
     with_it, without = found[70].plan, found[0].plan
     assert SELECTIVE in {policy for row in with_it.stash for policy in row}
     assert SELECTIVE not in {policy for row in without.stash for policy in row}

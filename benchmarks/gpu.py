@@ -31,7 +31,7 @@ from contraflow.executor.run.launch import execute
 from contraflow.executor.run.result import RunResult
 from contraflow.models import resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, SearchSpace, Workload, plan
-from contraflow.planner.graph import Candidate
+from contraflow.planner.graph import Candidate, stash_policy
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.problem.cluster import DeviceType, Link, NodeGroup
@@ -117,27 +117,28 @@ def one_device(graph: ModelGraph, cluster: Cluster, micro_batches: int, policy: 
     every = tuple(range(micro_batches))
     problem = Problem(graph, cluster, Workload(micro_batches, optimizer))
     candidate = Candidate(problem, (names,), (Pipeline((0,), (0,), every),), ((policy,),))
-    again = [Kind.R] if policy == "recompute" else []
+    again = [Kind.R] if stash_policy(policy).remade else []
     backwards = [Op(kind, 0, m) for m in every for kind in (*again, Kind.B)]
     return assemble(candidate, [[*(Op(Kind.F, 0, m) for m in every), *backwards]])
 
 
 def overlap(setting: Setting) -> Iterator[Row]:
     """One device: what moving every stash to the host and back costs, beside keeping and recomputing them."""
-    yield "stashes", "step", "of keep", "forecast", "copied a step", "copies alone", "peak", "peak forecast"
+    yield "stashes", "step", "of keep", "forecast", "copied a step", "copies alone", "peak", "reserved", "peak forecast"
     model, samples, count = ("gpt-tiny", 2, 4) if setting.quick else ("gpt-small", 32, 16)
     graph, link = setting.profiled(model, samples), host_link(setting)
     kept_s = 0.0
-    for policy in ("keep", "recompute", "offload"):
+    for policy in ("keep", "recompute", "selective", "offload"):
         made = one_device(graph, setting.cluster(1, link), count, policy, "sgd")
         result = execute(made, 4 if setting.quick else 10, transport="threads", device=setting.device)
         kept_s = kept_s or result.step_s
         copied = 2 * count * sum(layer.stash_bytes for layer in graph.layers) if policy == "offload" else 0
         peak = (result.allocated_bytes or result.peak_bytes)[0]
+        reserved = gib(result.reserved_bytes[0]) if result.reserved_bytes else "-"
         yield (
             policy, f"{1e3 * result.step_s:.1f} ms", f"{result.step_s / kept_s:.2f}",
             f"{1e3 * result.forecast_step_s:.1f} ms", gib(copied), f"{1e3 * link.occupation_s(copied):.1f} ms",
-            gib(peak), gib(result.forecast_peak_bytes[0]),
+            gib(peak), reserved, gib(result.forecast_peak_bytes[0]),
         )  # fmt: skip
 
 

@@ -140,6 +140,8 @@ def _summary(result: RunResult) -> dict[str, Any]:
         more["evaluations"] = {str(step): loss for step, loss in result.evaluations.items()}
     if result.allocated_bytes is not None:
         more["allocated_bytes"] = list(result.allocated_bytes)
+    if result.reserved_bytes is not None:
+        more["reserved_bytes"] = list(result.reserved_bytes)
     return {
         "losses": list(result.losses),
         **more,
@@ -176,3 +178,7 @@ def _print_table(result: RunResult, unit: str) -> None:
         share = f"{measured / forecast:.3f}" if forecast > 0 else "-"
         table.add_row(name, text(forecast), text(measured), share)
     Console().print(table)
+    for device, pair in enumerate(zip(result.allocated_bytes or (), result.reserved_bytes or (), strict=True)):
+        allocated, reserved = map(format_bytes, pair)
+        gaps = 1 - pair[0] / pair[1] if pair[1] > 0 else 0.0
+        say(f"allocator, device {device}: {allocated} of {reserved} reserved, {gaps:.1%} of it gaps")

@@ -75,6 +75,7 @@ class _Bytes:
     backward_peak: int
     input_peak: int
     weight_peak: int
+    part_peak: int  # of R of a part
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,21 @@ class LayerRun:
             "forward_s": forward_s,
             "backward_input_s": backward_s * share,
             "backward_weight_s": backward_s * (1 - share),
+            **({"selective_s": self._part_s(timing)} if self.program.selective_bytes else {}),
         }
+
+    def _part_s(self, timing: Timing) -> float:
+        """Median seconds of making again what selective recomputation drops."""
+        laps: list[float] = []
+        for lap in range(timing.warmups + timing.rounds):
+            timing.pace()
+            kept = self.program.forward_part(self.parameters, self.buffers, self.x, self.target)[1]
+            (timing.recall if lap >= timing.warmups else nothing)(())
+            timing.team.meet()
+            start = timing.clock()
+            self.program.remake_part(kept, self.parameters, self.buffers)
+            laps += timing.team.slowest((timing.clock() - start,))
+        return max(0.0, float(statistics.median(laps[timing.warmups :])) - timing.less[0])
 
     def sizes(self, samples: int = 1) -> dict[str, Any]:
         """Bytes and shapes; `samples`: counts, of which the least are right."""
@@ -167,6 +182,7 @@ class LayerRun:
             **({"trainable_bytes": trained} if trained < size else {}),
             "stash_bytes": sizes.stash,
             "weight_stash_bytes": sizes.weight_stash,
+            **({"selective_bytes": self.program.selective_bytes} if self.program.selective_bytes else {}),
             "output_bytes": sizes.output,
             "input_bytes": sum(x.nbytes for x in self.xs),
             "workspace_bytes": self._workspace(sizes),
@@ -188,7 +204,7 @@ class LayerRun:
         forward = sizes.forward_peak - own_stash - sizes.output + unsaved
         self.dropped_workspace = forward + sizes.output
         forward_only = sizes.forward_only_peak - sizes.output + given
-        remake = sizes.remake_peak - own_stash + unsaved
+        remake = max(sizes.remake_peak, sizes.part_peak) - own_stash + unsaved
         gradients = sum(gradient.nbytes for gradient in self.grad_outputs)
         backward = sizes.backward_peak - own_stash + gradients
         own_held = sizes.weight_stash - sizes.borrowed
@@ -245,6 +261,11 @@ class LayerRun:
                 tracker.reset_peak()
                 program.remake(self.parameters, self.buffers, self.x, self.target)
                 remake_peak = tracker.peak_bytes
+            kept = program.forward_part(self.parameters, self.buffers, self.x, self.target)[1]
+            tracker.reset_peak()
+            stash = program.remake_part(kept, self.parameters, self.buffers)
+            part_peak = tracker.peak_bytes
+            del stash, kept
             stash = self._forward()[1]
             tracker.reset_peak()
             weight_stash = program.backward_input(stash, self.parameters, self.grad_output)[1]
@@ -264,6 +285,7 @@ class LayerRun:
             backward_peak=backward_peak,
             input_peak=input_peak,
             weight_peak=weight_peak,
+            part_peak=part_peak,
         )
 
 

@@ -217,7 +217,9 @@ def profiled_layers(
 
 
 def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return layer | {key: max(value, other[key]) for key, value in layer.items() if key.endswith("_bytes")}
+    both = (key for key in layer if key in other and key.endswith("_bytes"))
+    found = layer | {key: max(layer[key], other[key]) for key in both}
+    return {key: value for key, value in found.items() if not key.startswith("selective")}  # the eager engine has none
 
 
 LayerCosts = Callable[[Example], tuple[dict[str, Any], Handed]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...models import Dataset, LayeredModel, derive_seed
 from ...models.wiring import Value, carried, tensors_of
-from ...planner.graph import route, stash_policy, update_size
+from ...planner.graph import StashPolicy, route, stash_policy, update_size
 from ...planner.plan import Plan
 from ...planner.problem import WEIGHT_POLICIES
 from ..basics import RunError
@@ -183,7 +183,9 @@ class Emulator:
             part = passing.parts[stage]
             there |= wiring.given(given, part.takes)
             inputs.append(carried([there[value] for value in part.takes]))
-            x, stash = programs[stage].forward(weights, replica.weights.buffers, inputs[stage], wanted, seed)
+            program = programs[stage]
+            forward = program.forward_part if self._row(m, stage).partial else program.forward
+            x, stash = forward(weights, replica.weights.buffers, inputs[stage], wanted, seed)
             there |= zip(part.gives, tensors_of(x), strict=False)  # a loss is nobody's
             stashes.append(stash)
         loss = tensors_of(x)[0].item()
@@ -196,8 +198,11 @@ class Emulator:
             version = read[stage] if stashed else m // self.update
             weights, replica = self._weights(stage, m, version, backward=True), self.replicas[stage]
             stash = stashes.pop()
-            row = self.stash[self.routes[m % len(self.routes)]]
-            if stash_policy(row[stage]).remade:  # from the version, not predicted
+            row = self._row(m, stage)
+            if row.partial:
+                kept = self.versions[stage][version].parameters
+                stash = programs[stage].remake_part(stash, kept, replica.weights.buffers)
+            elif row.remade:  # from the version, not predicted
                 kept, wanted = self.versions[stage][version].parameters, target if stage == self.depth - 1 else None
                 stash = programs[stage].remake(kept, replica.weights.buffers, inputs[stage], wanted, seed)
             entering = (
@@ -209,6 +214,9 @@ class Emulator:
                 gradient = shapes[value].empty().zero_() if gradient is None else gradient
                 sums[value] = sums[value] + gradient if value in sums else gradient
         return loss
+
+    def _row(self, m: int, stage: int) -> StashPolicy:
+        return stash_policy(self.stash[self.routes[m % len(self.routes)]][stage])
 
     def _weights(self, stage: int, m: int, version: int, backward: bool) -> Mapping[str, Tensor]:
         known, weights = self.versions[stage][version], self.replicas[stage].weights

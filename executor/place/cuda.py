@@ -159,6 +159,9 @@ class CudaPlace(Place):
     def allocated_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.device) - self._before_bytes
 
+    def reserved_bytes(self) -> int | None:
+        return torch.cuda.max_memory_reserved(self.device) - self._before_bytes
+
     def cap(self, planned_bytes: int) -> None:
         fraction = 1.0
         if planned_bytes:

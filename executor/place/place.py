@@ -154,6 +154,10 @@ class Place:
         """The most that the allocator of the device has given this process; None where it does not count."""
         return None
 
+    def reserved_bytes(self) -> int | None:
+        """The most that the allocator took from the device for that: what is beside it are gaps; None as above."""
+        return None
+
     def cap(self, planned_bytes: int) -> None:
         """From here on the allocator of the device gives this process no more than such a peak takes (0: no end).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -34,6 +34,12 @@ def _steady(positions: Sequence[int], margin: int) -> list[int]:
 def _forecast_step_s(plan: Plan, forecast: Forecast) -> float:
     """Seconds a step; of an asynchronous plan, seconds an update once the pipeline is full."""
     return forecast.step_s if forecast.period_s is None else forecast.period_s * update_size(plan)
+
+
+def _all_known(bytes_: Iterable[int | None]) -> tuple[int, ...] | None:
+    """Those of all devices; None where some device does not know."""
+    found = tuple(bytes_)
+    return None if None in found else tuple(size for size in found if size is not None)
 
 
 def _mean(held_out: Mapping[tuple[int, int], float]) -> float:
@@ -121,7 +127,8 @@ class Collector:
         times = self.times
         steady = _steady(self._positions, filling_updates(plan)) if asynchronous(plan) else []
         settled = [times[k] for k in steady if k >= tracked_steps(plan)] or [times[k] for k in steady]
-        allocated = [report.allocated_bytes for report in of_devices]
+        allocated = _all_known(report.allocated_bytes for report in of_devices)
+        reserved = _all_known(report.reserved_bytes for report in of_devices)
         return RunResult(
             losses=tuple(self.losses),
             step_s=statistics.median(settled or times[TRACKED_STEPS:] or times[1:] or times or [0.0]),
@@ -135,7 +142,8 @@ class Collector:
             loss_scales=tuple(self.scales),
             evaluations=self.evaluations,
             state=put_together(state) or None,
-            allocated_bytes=None if None in allocated else tuple(bytes_ for bytes_ in allocated if bytes_ is not None),
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
             excesses=excesses(of_devices, planned),
             left_out=tuple(self.left_out),
         )

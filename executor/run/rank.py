@@ -32,7 +32,7 @@ from ..step import (
     open_ledger,
 )
 from ..watch import Board
-from ..wires import Transport, transport_for
+from ..wires import Transport, said, transport_for
 from .job import Job
 from .rank_state import final_state, named_state, resume, saver_of, taken_up
 from .reports import Notice, RankReport, StepReport
@@ -137,6 +137,9 @@ class RankRun:
         closing.callback(self._tracking.close)  # before what is above is closed
 
     def _build(self) -> dict[int, StageReplica]:
+        carried = said(self._transport)
+        if carried is not None:
+            self._report(Notice(-1, carried, "messages"))
         replicas = build_replicas(self._job, self._blueprint, self._rank)
         for replica in replicas.values():
             if replica.notice is not None:
@@ -282,7 +285,7 @@ class RankRun:
     def end(self) -> None:
         """The last comparison and the last checkpoint."""
         self._observer.untrack()
-        self._allocated = self._place.allocated_bytes()
+        self._allocated, self._reserved = self._place.allocated_bytes(), self._place.reserved_bytes()
         self._observer.ending()
         if self._saver is not None and self._last > self._job.first:
             self._compare()
@@ -304,6 +307,7 @@ class RankRun:
             environment=environment(self._job, self._transport),
             state=state,
             allocated_bytes=self._allocated,
+            reserved_bytes=self._reserved,
             held_out=self._alone,
             updates=self._traced,
             peak_op=self._observer.peak_op,

@@ -34,7 +34,10 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Notice:
-    """What a rank wants the user to know about one of its stages, before training starts; told once a subject."""
+    """What a rank wants the user to know about one of its stages, before training starts; told once a subject.
+
+    `stage`: -1 for what concerns none.
+    """
 
     stage: int
     text: str
@@ -46,6 +49,7 @@ class RankReport:
     """What a rank leaves at its end. `ops`: over the steps `timed_steps` (times) and `tracked_steps` (memory).
 
     `allocated_bytes`: the most that CUDA's allocator gave the rank's process, over all steps; None on the CPU.
+    `reserved_bytes`: the most that it took from the device for that, gaps included.
     `held_out`: losses of an evaluation without training, by (step, micro-batch).
     `updates`: of the runs that the ops are of. `peak_op`: in which `peak_bytes` were live.
     """
@@ -59,6 +63,7 @@ class RankReport:
     environment: dict[str, str | int]
     state: dict[str, Tensor] | None
     allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
     held_out: dict[tuple[int, int], float] | None = None
     updates: int = 1
     peak_op: Op | None = None

@@ -19,7 +19,8 @@ class RunResult:
         step_s: median step time in seconds, the first step left out and the memory-tracked ones where there are
             others. step_times: all of them. Asynchronous: from an update's end to the next, while the pipeline is full.
         peak_bytes: measured per device, in the tracked steps. allocated_bytes: the most that CUDA's allocator gave
-            every rank's process, with its rounding and the libraries' workspaces; None on the CPU.
+            every rank's process, with its rounding and the libraries' workspaces; reserved_bytes: the most that it took
+            from the device for that, with the gaps between blocks. Both None on the CPU.
         forecast_step_s, forecast_peak_bytes: what the plan said.
         first_step: 0, or where the run resumed.
         grad_norms: of the whole model before clipping, one a step where gradients are clipped or losses scaled
@@ -44,5 +45,6 @@ class RunResult:
     evaluations: dict[int, float] = field(default_factory=dict)
     state: dict[str, Tensor] | None = field(default=None, repr=False)
     allocated_bytes: tuple[int, ...] | None = None
+    reserved_bytes: tuple[int, ...] | None = None
     excesses: tuple[Excess, ...] = ()
     left_out: tuple[int, ...] = ()

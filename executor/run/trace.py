@@ -117,6 +117,7 @@ def by_device(plan: Plan, reports: Sequence[RankReport]) -> list[RankReport]:
         mates = reports[first : first + team]
         fullest, slowest = max(mates, key=lambda mate: mate.peak_bytes), max(mates, key=_busy_s)
         allocated = [mate.allocated_bytes for mate in mates if mate.allocated_bytes is not None]
+        reserved = [mate.reserved_bytes for mate in mates if mate.reserved_bytes is not None]
         ops = tuple(
             replace(op, live_bytes=max(o.live_bytes for o in same), peak_bytes=max(o.peak_bytes for o in same))
             for op, *same in zip(slowest.ops, *(mate.ops for mate in mates), strict=True)
@@ -128,6 +129,7 @@ def by_device(plan: Plan, reports: Sequence[RankReport]) -> list[RankReport]:
                 peak_bytes=fullest.peak_bytes,
                 peak_op=fullest.peak_op,
                 allocated_bytes=max(allocated, default=None),
+                reserved_bytes=max(reserved, default=None),
             )
         )
     return found

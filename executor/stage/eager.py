@@ -95,7 +95,7 @@ class EagerProgram:
         self.saves_input, self.one_process = facts.saves_input, True
         self.output_specs, self.stash_specs = facts.output_specs, facts.stash_specs
         self.stash_bytes, self.weight_stash_bytes = facts.stash_bytes, facts.weight_stash_bytes
-        self.hidden_bytes = facts.hidden_bytes
+        self.hidden_bytes, self.selective_bytes = facts.hidden_bytes, 0
         self.code = ""
         self.stash_limit = max(stash_limit, facts.stash_bytes)
         tensors = len(facts.stash_specs)
@@ -153,6 +153,21 @@ class EagerProgram:
         if not self.can_remake:
             raise ValueError(f"{self.label}: cannot be recomputed, its forward changes what it reads")
         return self._record(parameters, buffers, x, target, seed, remake=True)[1]
+
+    def forward_part(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Carried,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Carried, Stash]:
+        """As `forward`: without a graph nothing is known of what follows from what."""
+        return self.forward(parameters, buffers, x, target, seed)
+
+    def remake_part(self, kept: Stash, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Stash:
+        """Nothing was dropped."""
+        return kept
 
     def _record(
         self,

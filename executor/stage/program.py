@@ -28,6 +28,8 @@ _PARTS = {
     "F": "_forward",
     "F without a stash": "_forward_only",
     "R": "_remake",
+    "F without a part of its stash": "_forward_part",
+    "R of that part": "_remake_part",
     "B": "_backward",
     "I": "_backward_input",
     "W": "_backward_weight",
@@ -57,6 +59,7 @@ class StageProgram:
         stash_specs: the tensors of every stash; `stash_bytes`: their storages' bytes.
         stash_layout: how a stash comes apart to leave the device.
         weight_stash_bytes: the same between the two halves of the backward.
+        selective_bytes: of the stash, what `forward_part` drops and `remake_part` makes again (see `selective`).
         output_specs: what it gives, or the loss; gradients that come back have the same shapes.
         needs_input_grad: whether `backward` returns any input's gradient.
         saves_input: whether the stash holds all that the stage takes.
@@ -169,6 +172,42 @@ class StageProgram:
         computed = self._run(self._remake, parameters, buffers, x, target, seed)
         return self._stash(computed, buffers, x, target)
 
+    def forward_part(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Carried,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Carried, Stash]:
+        """Run F as `forward` does; the stash has only what `remake_part` makes the rest from again."""
+        if self._forward_part is None:
+            return self.forward(parameters, buffers, x, target, seed)
+        computed = self._run(self._forward_part, parameters, buffers, x, target, seed)
+        count = len(self.output_specs)
+        stashed = [key for key, again in zip(self._stashed, self._dropped, strict=True) if not again]
+        nbytes = self.stash_bytes - self.selective_bytes
+        return carried(computed[:count]), self._stash(computed[count:], buffers, x, target, stashed, nbytes)
+
+    def remake_part(self, kept: Stash, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Stash:
+        """Run R of a part: the stash that `forward` would have left, from what `forward_part` left, which it consumes.
+
+        No buffer changes. Raises ValueError: that was consumed already, or is another stage's.
+        """
+        if self._remake_part is None:
+            return kept
+        if len(kept.tensors) != len(self._dropped) - sum(self._dropped):
+            raise ValueError(f"{self.label}: the stash was consumed already, or is another stage's")
+        arguments = [parameters[name] for name in self.parameter_names]
+        arguments += [buffers[name] for name in self.buffer_names]
+        arguments += [t for t, key in zip(kept.tensors, self._kept_keys, strict=True) if key not in buffers]
+        with torch.no_grad():
+            made = iter([tensor.detach() for tensor in self._remake_part(arguments)])
+        there = iter(kept.tensors)
+        tensors = [next(made if again else there) for again in self._dropped]
+        kept.tensors = []
+        return Stash(tensors, self.stash_bytes)
+
     def _run(
         self,
         program: _Program,
@@ -188,12 +227,22 @@ class StageProgram:
         with torch.set_grad_enabled(self._needs_grad_mode), self._random_state(xs[0].device):
             return [tensor.detach() for tensor in program([*arguments, seed])]
 
-    def _stash(self, computed: list[Tensor], buffers: Mapping[str, Tensor], x: Carried, target: Tensor | None) -> Stash:
+    def _stash(
+        self,
+        computed: list[Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Carried,
+        target: Tensor | None,
+        stashed: Sequence[str | None] | None = None,
+        nbytes: int | None = None,
+    ) -> Stash:
         given = {**buffers, **{f"input {k}": tensor for k, tensor in enumerate(tensors_of(x))}}
         if target is not None:
             given["target"] = target
         shipped = iter(computed)
-        return Stash([next(shipped) if key is None else given[key] for key in self._stashed], self.stash_bytes)
+        keys = self._stashed if stashed is None else stashed
+        size = self.stash_bytes if nbytes is None else nbytes
+        return Stash([next(shipped) if key is None else given[key] for key in keys], size)
 
     def backward(
         self,
@@ -302,10 +351,14 @@ class StageProgram:
         stashed = [node for node in parts.saved if node not in parameter_of]
         self._saved_parameters = [parameter_of.get(node) for node in parts.saved]
         self._stashed = [given.get(node) for node in stashed]
+        self._dropped = [node in parts.dropped for node in stashed]
+        self._kept_keys = [key for key, again in zip(self._stashed, self._dropped, strict=True) if not again]
         self.stash_specs = tuple(_spec(node, self.label) for node in stashed)
         self.saves_input = set(joint.inputs) <= set(parts.saved)
         persistent = [*joint.parameters.values(), *joint.buffers.values()]
         self.stash_bytes = _bytes(stashed, persistent)
+        kept = [node for node in stashed if node not in parts.dropped]
+        self.selective_bytes = self.stash_bytes - _bytes(kept, persistent)
         self.stash_layout = _layout(self.label, stashed, joint.buffers.values())
         self.weight_stash_bytes = _bytes(parts.held, persistent)
 
@@ -319,6 +372,8 @@ class StageProgram:
         self._forward_only = _runnable(parts.forward_only)
         self._remake = None if parts.remake is None else _runnable(parts.remake)
         self.can_remake = self._remake is not None
+        self._forward_part = None if parts.forward_part is None else _runnable(parts.forward_part)
+        self._remake_part = None if parts.remake_part is None else _runnable(parts.remake_part)
         self._backward = _runnable(parts.backward)
         self._backward_input = _runnable(parts.backward_input)
         self._backward_weight = _runnable(parts.backward_weight)

@@ -66,6 +66,7 @@ class AnyProgram(Protocol):
     stash_specs: tuple[TensorSpec, ...]
     stash_bytes: int
     weight_stash_bytes: int
+    selective_bytes: int
     output_specs: tuple[TensorSpec, ...]
     needs_input_grad: bool
     saves_input: bool
@@ -112,6 +113,19 @@ class AnyProgram(Protocol):
         seed: int = 0,
     ) -> Stash:
         """R."""
+
+    def forward_part(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Carried,
+        target: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Carried, Stash]:
+        """F without `selective_bytes` of its stash."""
+
+    def remake_part(self, kept: Stash, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Stash:
+        """R of these."""
 
     def backward(
         self,

@@ -17,8 +17,8 @@ class ProgramMismatch(RuntimeError):
     """A stage program that does not compute what its layers compute in plain torch."""
 
 
-WAYS = ("", "split backward", "recomputed")
-"""F and B; F, I and W; F without a stash, R and B."""
+WAYS = ("", "split backward", "recomputed", "recomputed in part")
+"""F and B; F, I and W; F without a stash, R and B; the same of a part of the stash."""
 
 
 def check_program(
@@ -39,13 +39,17 @@ def check_program(
     different: list[ProgramMismatch] = []
     expected_output, grad_output, expected = _eager(layers, x, target, seed)
     parameters = {name: tensor.detach() for name, tensor in named_parameters(layers.modules, layers.layer_ids).items()}
-    for way in (way for way in ways if way != "recomputed" or program.can_remake):
+    can = {"recomputed": program.can_remake, "recomputed in part": program.selective_bytes > 0}
+    for way in (way for way in ways if can.get(way, True)):
         own = named_buffers(layers.modules, layers.layer_ids)
         buffers = {name: tensor.detach().clone() for name, tensor in own.items()}
         sums = {name: torch.zeros_like(parameters[name]) for name in program.accumulator_names}
         if way == "recomputed":
             output = program.forward_only(parameters, buffers, x, target, seed)
             stash = program.remake(parameters, buffers, x, target, seed)
+        elif way == "recomputed in part":
+            output, kept = program.forward_part(parameters, buffers, x, target, seed)
+            stash = program.remake_part(kept, parameters, buffers)
         else:
             output, stash = program.forward(parameters, buffers, x, target, seed)
         if way == "split backward":

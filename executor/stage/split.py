@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.graph import CodeGen
 
+from .selective import Traits, between, dropped
 from .tracing import JointGraph
 
 _aten = torch.ops.aten
@@ -57,6 +58,8 @@ class Split:
     Attributes:
         forward_only: F without the stash. remake: the stash without the output; it changes no buffer, and takes
             no BatchNorm statistics. None where that cannot be: a buffer's new value is needed.
+        forward_part, remake_part: F that leaves its stash without `dropped`, and R that makes these again from the
+            rest: it takes parameters, buffers, and what is kept. None where nothing is dropped.
         saved: what B reads of the forward: parameters, buffers, the stage's input and target, activations.
         held: what W reads: members of `saved` or `grad_outputs`, then what I returns for it.
         accumulated: parameter names, in the order of the accumulators.
@@ -65,11 +68,14 @@ class Split:
     forward: GraphPart
     forward_only: GraphPart
     remake: GraphPart | None
+    forward_part: GraphPart | None
+    remake_part: GraphPart | None
     backward: GraphPart
     backward_input: GraphPart
     backward_weight: GraphPart
     saved: tuple[fx.Node, ...]
     held: tuple[fx.Node, ...]
+    dropped: frozenset[fx.Node]
     accumulated: tuple[str, ...]
     random_layers: frozenset[int]
 
@@ -88,6 +94,8 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
     random_layers = frozenset(joint.layer_of[node.name] for node in forward_nodes if _is_random(node))
     shipped = [node for node in saved if node.op != "placeholder"]
     forward, forward_only, remake = _forwards(joint, forward_nodes, shipped, random_layers, reseed)
+    less = dropped(joint, forward_nodes, saved, Traits(_is_view, _is_fixed, _written, _storages))
+    forward_part, remake_part = _in_part(joint, forward_nodes, saved, less, (random_layers, reseed))
     backward = _Builder(joint, [*saved, *joint.grad_outputs])
     backward.copy_accumulating(backward_nodes)
 
@@ -105,11 +113,14 @@ def split(joint: JointGraph, reseed: Callable[[int, int], None]) -> Split:
         forward=forward,
         forward_only=forward_only,
         remake=remake,
+        forward_part=forward_part,
+        remake_part=remake_part,
         backward=backward.finish(input_grads),
         backward_input=half_input.finish([*input_grads, *extras]),
         backward_weight=half_weight.finish([]),
         saved=tuple(saved),
         held=tuple(held),
+        dropped=frozenset(less),
         accumulated=tuple(joint.parameter_grads),
         random_layers=random_layers,
     )
@@ -139,6 +150,28 @@ def _forwards(
         copied = remake.copies[node]
         copied.args = (*copied.args[:3], None, None, *copied.args[5:])
     return *parts, remake.finish(shipped)
+
+
+def _in_part(
+    joint: JointGraph,
+    nodes: Sequence[fx.Node],
+    saved: Sequence[fx.Node],
+    less: Sequence[fx.Node],
+    seeding: tuple[frozenset[int], Callable[[int, int], None]],
+) -> tuple[GraphPart | None, GraphPart | None]:
+    """F without a part of its stash, and the R that makes it again."""
+    if not less:
+        return None, None
+    placeholders = [*joint.parameters.values(), *joint.buffers.values()]
+    given = [*placeholders, *joint.inputs, *([] if joint.target is None else [joint.target])]
+    kept = [node for node in saved if node not in less]
+    forward = _Builder(joint, given)
+    made = [node for node in kept if node.op != "placeholder"]
+    needed = _closure([*joint.outputs, *made, *_stateful(joint, nodes)], nodes)
+    forward.copy_reseeding([node for node in nodes if node in needed], *seeding)
+    remake = _Builder(joint, [*placeholders, *(node for node in kept if node not in placeholders)])
+    remake.copy(between(less, kept, nodes))
+    return forward.finish([*joint.outputs, *made]), remake.finish(less)
 
 
 class _Builder:
@@ -217,6 +250,11 @@ def _storages(node: fx.Node) -> dict[int, int]:
 
 def _is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _is_fixed(node: fx.Node) -> bool:
+    """Whether it runs once: it changes something, or draws random numbers."""
+    return _is_mutable(node) or _is_random(node)
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...models import Dataset, LayeredModel, Piece, build_layer
 from ...models.lanes import Lane
 from ...models.wiring import DATA, Carried, Inputs, Value, carried, each
-from ...planner.graph import asynchronous, forward_devices, holders
+from ...planner.graph import StashPolicy, asynchronous, forward_devices, holders, route, stash_policy
 from ...planner.plan import Kind, Op, Plan
-from ...planner.problem import WEIGHT_POLICIES
+from ...planner.problem import WEIGHT_POLICIES, Layer
 from ..basics import Engine, RunError, Training
 from ..place import CPU
 from ..stage import (
@@ -335,7 +335,14 @@ class Blueprint:
 
     def _require_runnable(self, program: AnyProgram, rank: int, stage: int) -> None:
         """Raises RunError where the plan asks for what the stage cannot do."""
-        if not program.can_remake and _remade(self.plan, rank, stage):
+        again = _remade(self.plan, rank, stage)
+        planned = sum(x.selective_bytes for x, _ in self._planned(program.layer_ids))
+        if planned and not program.selective_bytes and any(row.partial for row in again):
+            raise RunError(
+                f"stage {stage}: the plan drops {planned} bytes of its stash and makes them again (R), and its "
+                "programs can drop none: plan with --no-recompute, or profile the model on the engine that runs it"
+            )
+        if not program.can_remake and any(not row.partial for row in again):
             raise RunError(
                 f"stage {stage}: its forward changes a buffer or a number that it reads, so it cannot be recomputed "
                 "(R): plan with --no-recompute"
@@ -353,8 +360,12 @@ class Blueprint:
 
     def _stash_bytes(self, layer_ids: Collection[int]) -> int:
         """What the plan counts for one stash of these layers."""
-        planned = zip(self.plan.problem.model.layers, self.pieces, strict=True)
-        return sum(layer.stash_bytes for layer, piece in planned if piece.ids.start in layer_ids)
+        return sum(layer.stash_bytes for layer, _ in self._planned(layer_ids))
+
+    def _planned(self, layer_ids: Collection[int]) -> Iterator[tuple[Layer, Piece]]:
+        """These layers as the plan has them."""
+        both = zip(self.plan.problem.model.layers, self.pieces, strict=True)
+        return ((layer, piece) for layer, piece in both if piece.ids.start in layer_ids)
 
     def _example(self, stage: int, samples: int) -> tuple[Carried, Tensor | None]:
         """What the stage takes (noise unless it is of the data) and a last stage's target, to trace and check with."""
@@ -394,9 +405,11 @@ def _arrival(program: AnyProgram, weights: StageWeights, x: Carried, target: Ten
     return PackedStash(tuple(members), packed.nbytes)
 
 
-def _remade(plan: Plan, rank: int, stage: int) -> bool:
-    """Whether the rank recomputes the stage for some micro-batch."""
-    return any(op.kind is Kind.R and op.stage == stage for op in plan.orders[rank])
+def _remade(plan: Plan, rank: int, stage: int) -> set[StashPolicy]:
+    """The policies by which the rank recomputes the stage for some micro-batch."""
+    taken = route(plan)
+    again = {taken[op.micro_batch] for op in plan.orders[rank] if op.kind is Kind.R and op.stage == stage}
+    return {stash_policy(plan.stash[number][stage]) for number in again}
 
 
 def _remembers(plan: Plan, rank: int, stage: int) -> bool:

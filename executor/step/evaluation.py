@@ -42,7 +42,7 @@ def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
     says that this takes more than the plan's peak, micro-batches go through all stages one by one.
     """
     model = plan.problem.model
-    layers = tuple(replace(layer, stash_bytes=0, weight_stash_bytes=0) for layer in model.layers)
+    layers = tuple(replace(layer, stash_bytes=0, weight_stash_bytes=0, selective_bytes=0) for layer in model.layers)
     problem = replace(plan.problem, model=replace(model, layers=layers))
     orders = tuple(tuple(op for op in order if op.kind in _FORWARD) for order in plan.orders)
     keep = tuple((KEEP,) * len(row) for row in plan.stash)

@@ -54,7 +54,11 @@ class PassOps:
         buffers = replica.weights.buffers if statistics is None else statistics.for_forward(m)
         weights = self._parameters.of_pass(state, op)
         worker.begin(state, record)
-        if worker.stash_policy(op).remade:
+        row = worker.stash_policy(op)
+        if row.partial:
+            output, stash = replica.program.forward_part(weights, buffers, x, target, seed)
+            state.stashes[stage, m] = stash
+        elif row.remade:
             output = replica.program.forward_only(weights, buffers, x, target, seed)
             state.inputs[stage, m] = [tensors_of(x)[k] for k in worker.passing.parts[stage].kept]
         else:
@@ -74,6 +78,12 @@ class PassOps:
         worker = self._worker
         stage, m = op.stage, op.micro_batch
         replica = worker.replica(state, op)
+        if worker.stash_policy(op).partial:
+            kept, weights = state.stashes.pop((stage, m)), self._parameters.of_pass(state, op)
+            worker.begin(state, record)
+            state.stashes[stage, m] = replica.program.remake_part(kept, weights, replica.weights.buffers)
+            state.times.end(record)
+            return
         arrived = worker.arrived(state, Kind.RECV_S, stage, m)
         x = self._remade_from(state, op, self._stashes.take_inputs(state, stage, m) if arrived is None else arrived)
         target = worker.target(state, m) if stage == worker.last else None

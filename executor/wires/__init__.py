@@ -4,7 +4,7 @@ Imports places. Begin with `transport.py`, the interface and gloo; `choice.py` s
 transport is one file here and one line there (docs/extending.md).
 """
 
-from .choice import transport_for
+from .choice import said, transport_for
 from .groups import reduce_groups, stage_on_two_devices, statistics_group, tie_group
 from .job_store import JobStore
 from .loopback import all_here, listen_locally, local_store
@@ -24,6 +24,7 @@ __all__ = [
     "listen_locally",
     "local_store",
     "reduce_groups",
+    "said",
     "transport_for",
     "stage_on_two_devices",
     "statistics_group",

@@ -23,6 +23,8 @@ from .transport import BACKSTOP_S, Handle, Transport, all_gather_flat, part_of
 
 MESSAGE_BLOCKS = 8
 """Thread blocks that a message may occupy: receives are posted early and occupy them until the message comes."""
+STREAMS = 32
+"""Of high priority in torch's pool: beyond so many communicators of a rank, two share one."""
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """reduce_scatter_tensor by the name that this torch has for it. Its output may be the rank's own part of its input."""
 
@@ -39,6 +41,13 @@ def pairs(plan: Plan) -> list[tuple[int, int]]:
         return op.peer
 
     return sorted({(rank, receiver(op)) for rank, ops in enumerate(plan.orders) for op in ops if op.kind in SENDS})
+
+
+def communicators(plan: Plan) -> list[int]:
+    """How many every rank is part of: a pair of ranks has one in each direction with messages, and a team has one."""
+    team = int(plan.problem.cluster.team > 1)
+    both = [*pairs(plan), *reduce_groups(plan).values()]
+    return [team + sum(rank in ranks for ranks in both) for rank in range(len(plan.orders))]
 
 
 class NcclTransport:

@@ -22,12 +22,13 @@ class StagedTransport:
 
     Args:
         wires: carry the messages between hosts; any thread may post on them.
-        place: where the tensors are.
+        place: where the tensors are. reason: why no messages go from GPU to GPU.
     """
 
     queues = False
 
-    def __init__(self, wires: Transport, place: Place) -> None:
+    def __init__(self, wires: Transport, place: Place, reason: str) -> None:
+        self.reason = reason
         self.rank, self.seat = wires.rank, wires.seat
         self.world_size = wires.world_size
         self._wires = wires

@@ -132,7 +132,8 @@ class Asked:
         times, costs, row = self.times[number], self.candidate.costs, stash_policy(policy)
         a, b = pipeline.forward[s], pipeline.backward[s]
         f, i, w, stash = times.forward[s], times.inputs[s], times.weights[s], int(costs.stash_bytes[s])
-        remake = float(costs.forward_s[s]) / self.candidate.problem.cluster.devices[b].kind.speed if row.remade else 0.0
+        speed = self.candidate.problem.cluster.devices[b].kind.speed
+        remake = float(row.remake_s(costs)[s]) / speed if row.remade else 0.0
         out, away, back = self._moving_seconds(row, policy, s, b)
         trip = max(times.trip[s], out + away + back + remake)
         after = min(stash, int(costs.weight_stash_bytes[s])) if w > 0 else 0

@@ -55,6 +55,11 @@ class Layers:
         self.after = np.where(self.weights > 0, np.minimum(costs.stash_bytes, costs.weight_stash_bytes), 0).astype(
             float
         )
+        dropped = costs.selective_bytes if space.recompute else 0 * costs.selective_bytes
+        self.rest = (costs.stash_bytes - dropped).astype(float)
+        """Bytes of every layer's stash that selective recomputation keeps; all where it is not allowed."""
+        self.again = np.where(dropped > 0, costs.selective_s, 0.0)
+        """Seconds in which it makes the others again."""
         most = space.pipelines or self.count * len(problem.cluster)
         self.routes = min(most, self.batches)
         self.static = chain.static_bytes[0].astype(float)

@@ -117,9 +117,9 @@ class Filled:
     """Area: the limits over the step enclose every layer's stash for its least stay, N times.
 
     price: seconds of a byte-second. What a layer costs at the least: its stash stays; or it is made again, a
-    forward more, and stays for R and I only; or it goes to the host, over links of `host` bytes a second. Sum
-    of speeds * step + price * limits * step >= the work and the cheapest of these, for every price. With an
-    infinite price only the areas count, and the limits are not full from the first instant to the last.
+    forward more, and stays for R and I only; or a part of it is, in less; or it goes to the host, over links of `host`
+    bytes a second. Sum of speeds * step + price * limits * step >= the work and the cheapest of these, for every price.
+    With an infinite price only the areas count, and the limits are not full from the first instant to the last.
     """
 
     layers: Layers
@@ -148,6 +148,8 @@ class Filled:
         have = float(layers.speeds.sum()) + self.price * room
         if self.recompute:
             cheapest = np.minimum(cheapest, layers.forward + self.price * short)
+            staying = kept - _saved_partly(layers, idle)
+            cheapest = np.minimum(cheapest, layers.again + self.price * staying)
         if self.offload:
             cheapest = np.minimum(cheapest, self.price * (short + self.link_price * layers.stash))
             have += self.price * self.link_price * layers.host_bandwidth
@@ -171,10 +173,17 @@ def _filling(layers: Layers, space: SearchSpace, most: int = _FEW) -> Iterator[F
         if not np.isfinite(layers.host_bandwidth):
             return
         links += _few(_ratio(saved, layers.stash))
-    prices = _few(_ratio(layers.forward, saved), most) if space.recompute else [1e6 * layers.fastest / _scale(saved)]
+    ratios = np.concatenate([_ratio(layers.forward, saved), _ratio(layers.again, _saved_partly(layers, idle))])
+    prices = _few(ratios, most) if space.recompute else [1e6 * layers.fastest / _scale(saved)]
     for price in prices:
         for link in links:
             yield Filled(layers, price, link, space.recompute, space.offload)
+
+
+def _saved_partly(layers: Layers, idle: IdleTimes) -> Floats:
+    """Byte-seconds of every layer's stash that selective recomputation saves at the most."""
+    own = (layers.again + layers.inputs) / layers.fastest
+    return np.asarray((layers.stash - layers.rest) * np.maximum(0.0, idle.stay - own))
 
 
 def _scale(saved: Floats) -> float:
@@ -215,8 +224,9 @@ class Waited:
     """Load and the waits before and after it: what every device has time for, against all the work there is.
 
     ahead: work of a byte before the first I of a device: until then it runs forwards whose stashes are in its
-    memory (a forward whose stash will be made again counts as waste, its R as the forward), at most ahead *
-    bytes + what is cheaper. behind: the same after its last F, for I and W. None: this wait is not counted.
+    memory (a forward whose stash will be made again counts as waste, its R as the forward; where a part of it is, that
+    R is waste), at most ahead * bytes + what is cheaper. behind: the same after its last F, for I and W. None: this
+    wait is not counted.
     pooled: the memory of all devices counts together, and the waits are those of the earliest device.
 
     With neither, the waits are those before a device's first op and, where F and B share it, after its last one.
@@ -263,7 +273,8 @@ class Waited:
         """Of every layer, the work that is not done in the waits, and what its parameters take of the memory."""
         layers, need = self.layers, self.layers.work.copy()
         if self.ahead is not None:
-            need -= np.maximum(0.0, layers.forward - self.ahead * layers.stash)
+            partly = layers.forward - layers.again - self.ahead * layers.rest
+            need -= np.maximum(0.0, np.maximum(partly, layers.forward - self.ahead * layers.stash))
         if self.behind is not None:
             both = layers.inputs + layers.weights - self.behind * layers.stash
             need -= np.maximum(0.0, np.maximum(both, layers.weights - self.behind * layers.after))
@@ -331,7 +342,8 @@ class Begun:
     """What can be done before any backward: forwards of whole beginnings of the way, in that time and memory.
 
     price: seconds of a byte of all memory then, rate: of a second of all devices. Of every micro-batch a prefix of the
-    layers has had its F; an F counts unless it will be made again, when its stash need not stay. So for all prices
+    layers has had its F; an F counts unless it will be made again, when its stash need not stay; where a part of it is,
+    that much less. So for all prices
     speeds * (step - first) + price * (room + what the host takes by then) + rate * speeds * first + N * the most, of
     any prefix, of sum of (f - price * s, or 0 where it is made again) - rate * f >= N * work + optimizer steps, which
     come behind backwards.
@@ -348,11 +360,17 @@ class Begun:
         first, speeds = float(idle.first.min()), float(layers.speeds.sum())
         room = float(layers.limits.sum() - layers.static.sum()) + self.host_bandwidth * first
         worth = layers.forward - self.price * layers.stash
-        worth = (np.maximum(worth, 0.0) if self.recompute else worth) - self.rate * layers.forward
+        worth = (_remade_too(layers, self.price, worth) if self.recompute else worth) - self.rate * layers.forward
         most = np.cumsum(worth).max() if layers.straight else np.maximum(worth, 0.0).sum()
         done = self.price * room + self.rate * speeds * first + layers.batches * max(0.0, float(most))
         need = layers.batches * layers.work.sum() + layers.updates
         return bool(speeds * (step_s - first) + done < need * (1 - _CLOSE))
+
+
+def _remade_too(layers: Layers, price: float, kept: Floats) -> Floats:
+    """What a forward is worth before any backward if its stash is kept, made again, or a part of it is."""
+    partly = layers.forward - layers.again - price * layers.rest
+    return np.asarray(np.maximum(np.maximum(kept, partly), 0.0))
 
 
 def _begun(layers: Layers, space: SearchSpace) -> Iterator[Begun]:
@@ -362,7 +380,7 @@ def _begun(layers: Layers, space: SearchSpace) -> Iterator[Begun]:
     whole = float(layers.forward.sum() / layers.stash.sum())
     for price in (whole, *_few(_ratio(layers.forward, layers.stash))):
         saved = layers.forward - price * layers.stash
-        kept = np.maximum(saved, 0.0) if space.recompute else saved
+        kept = _remade_too(layers, price, saved) if space.recompute else saved
         for rate in {0.0, max(0.0, float(kept.sum() / layers.forward.sum()))}:
             yield Begun(layers, price, rate, space.recompute, host)
 

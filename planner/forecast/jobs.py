@@ -17,6 +17,7 @@ from ..graph import (
     NOWHERE,
     Flags,
     Floats,
+    Homes,
     Ints,
     Machine,
     Messages,
@@ -37,6 +38,7 @@ from ..graph import (
     ring,
     run_jobs,
     run_sharing,
+    stash_policies,
     step_seconds,
     sum_seconds,
 )
@@ -168,7 +170,12 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
     table[Kind.B] = costs.backward_s
     table[Kind.I] = costs.backward_input_s
     table[Kind.W] = costs.backward_weight_s
-    seconds = table[ops.kind, ops.stage] / machine.speed[ops.device]
+    seconds = table[ops.kind, ops.stage]
+    if any(row.partial for row in stash_policies(plan)):
+        again = ops.where(Kind.R)
+        again = again[Homes.of(plan, ops.width).partly(ops, again)]
+        seconds[again] = costs.selective_s[ops.stage[again]]
+    seconds = seconds / machine.speed[ops.device]
     if machine.steps_take_time:
         owners = holders(plan) if plan.problem.workload.sharded else None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graph import Floats, Machine, StageCosts, Structured, run_many
+from ..graph import Floats, Homes, Machine, StageCosts, Structured, run_many
 from ..plan import COLLECTIVES, RECEIVES, Kind
 from .jobs import Jobs, shared
 
@@ -31,6 +31,11 @@ def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Float
     mine = ops.where(Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
     machine = Machine.of(plan.problem.cluster)
     durations[:, mine] = table[:, ops.kind[mine], ops.stage[mine]] / machine.speed[ops.device[mine]]
+    again = ops.where(Kind.R)
+    again = again[Homes.of(plan, ops.width).partly(ops, again)] if len(again) else again
+    if len(again):  # as much longer or shorter as the forward
+        pace = forward[:, ops.stage[again]] / np.where(costs.forward_s > 0, costs.forward_s, 1.0)[ops.stage[again]]
+        durations[:, again] = jobs.alone[again] * pace
     for row, found in zip(seconds, _served(jobs, durations, machine), strict=True):
         own = dict(zip(("forward_s", "backward_input_s", "backward_weight_s"), row.T, strict=True))
         yield replace(costs, **own), found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import (
-    Flags,
     Homes,
     Ints,
     Ops,
@@ -41,8 +40,8 @@ def memory_events(
     events = Events(jobs, step_s)
     _compute_events(events, plan, costs)
     statistics_events(events, plan, costs, BUFFER)
-    _message_events(events, costs)
-    _local_events(events, costs)
+    _message_events(events, plan, costs)
+    _local_events(events, plan, costs)
     _away_events(events, plan, costs)
     static = static_bytes(plan, costs)
     if plan.weights != FLUSH:
@@ -63,20 +62,7 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         if space.any():
             events.start(running, space, WORKSPACE)
             events.finish(running, -space, WORKSPACE)
-    forward = ops.where(Kind.F)
-    dropped = _remade(plan, ops, forward)
-    makes = forward
-    if dropped is not None:
-        makes = np.concatenate([forward[~dropped], ops.where(Kind.R)])
-        kept = forward[dropped]
-        extra = costs.kept_input_bytes[ops.stage[kept]]
-        events.start(kept, extra, MESSAGE)
-        inner = costs.inner_bytes[ops.stage[kept]]
-        events.start(kept, inner, WORKSPACE)
-        events.finish(kept, -inner, WORKSPACE)
-        again = ops.at(ops.table(Kind.R), kept)
-        events.start(again[again >= 0], -extra[again >= 0], MESSAGE)
-    events.start(makes, costs.stash_bytes[ops.stage[makes]], STASH)
+    _made_events(events, plan, costs)
     whole = ops.where(Kind.B)
     events.finish(whole, -costs.stash_bytes[ops.stage[whole]], STASH)
     halves, weights = ops.where(Kind.I), ops.where(Kind.W)
@@ -87,14 +73,35 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         events.finish(weights, -costs.weight_stash_bytes[ops.stage[weights]], STASH)
 
 
-def _remade(plan: Structured, ops: Ops, forward: Ints) -> Flags | None:
-    """Which of these forwards leave only what their stash is made from again; None where none does."""
-    if not any(row.remade for row in stash_policies(plan)):
-        return None
-    return Homes.of(plan, ops.width).remade[ops.stage[forward], ops.micro_batch[forward]]
+def _made_events(events: Events, plan: Structured, costs: StageCosts) -> None:
+    """What forwards leave: a stash, or what an R makes it from again, in which case the R makes the rest."""
+    ops = events.jobs.ops
+    forward, again = ops.where(Kind.F), ops.where(Kind.R)
+    rows = stash_policies(plan)
+    if not any(row.remade for row in rows):
+        events.start(forward, costs.stash_bytes[ops.stage[forward]], STASH)
+        return
+    homes = Homes.of(plan, ops.width)
+    dropped, partial = homes.remade[ops.stage[forward], ops.micro_batch[forward]], homes.partly(ops, forward)
+    kept = forward[dropped & ~partial]
+    extra = costs.kept_input_bytes[ops.stage[kept]]
+    events.start(kept, extra, MESSAGE)
+    remade = ops.at(ops.table(Kind.R), kept)
+    events.start(remade[remade >= 0], -extra[remade >= 0], MESSAGE)
+    for which, beside in ((kept, costs.inner_bytes), (forward[partial], costs.dropped_bytes)):
+        size = beside[ops.stage[which]]
+        events.start(which, size, WORKSPACE)
+        events.finish(which, -size, WORKSPACE)
+    rest = homes.partly(ops, again)
+    makes = np.concatenate([forward[~dropped], again[~rest]])
+    events.start(makes, costs.stash_bytes[ops.stage[makes]], STASH)
+    if partial.any() or rest.any():
+        left, remade = forward[partial], again[rest]
+        events.start(left, (costs.stash_bytes - costs.selective_bytes)[ops.stage[left]], STASH)
+        events.start(remade, costs.selective_bytes[ops.stage[remade]], STASH)
 
 
-def _hold_input(events: Events, costs: StageCosts, forward: Ints, size: Ints) -> None:
+def _hold_input(events: Events, plan: Structured, costs: StageCosts, forward: Ints, size: Ints) -> None:
     """Releases a stage's incoming tensor: into the stash when that is made, the rest when that op ends.
 
     Made again on another device, the stash takes the tensor there, as `_away_events` has it.
@@ -103,6 +110,8 @@ def _hold_input(events: Events, costs: StageCosts, forward: Ints, size: Ints) ->
     if not len(forward):
         return
     remake = ops.at(ops.table(Kind.R), forward) if len(ops.where(Kind.R)) else np.full(len(forward), -1)
+    if any(row.partial for row in stash_policies(plan)):
+        remake = np.where(Homes.of(plan, ops.width).partly(ops, forward), -1, remake)
     maker = np.where(remake >= 0, remake, forward)
     inside = np.minimum(size, costs.stash_bytes[ops.stage[maker]])
     events.start(maker, -inside, MESSAGE)
@@ -110,7 +119,7 @@ def _hold_input(events: Events, costs: StageCosts, forward: Ints, size: Ints) ->
         events.finish(maker, inside - size, MESSAGE)
 
 
-def _message_events(events: Events, costs: StageCosts) -> None:
+def _message_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     ops, found = events.jobs.ops, events.jobs.messages
     forwards, backwards = ops.table(Kind.F), ops.table(Kind.B, Kind.I)
     for send_kind, makers in ((Kind.SEND_F, forwards), (Kind.SEND_B, backwards)):
@@ -122,12 +131,12 @@ def _message_events(events: Events, costs: StageCosts) -> None:
         events.post(receive, size, MESSAGE)
         user = ops.at(makers, receive)
         if send_kind == Kind.SEND_F:
-            _hold_input(events, costs, user, size)
+            _hold_input(events, plan, costs, user, size)
         else:
             events.finish(user, -size, MESSAGE)
 
 
-def _local_events(events: Events, costs: StageCosts) -> None:
+def _local_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     """Tensors handed on inside a device, and the data that enters the model."""
     ops = events.jobs.ops
     forwards, backwards = ops.table(Kind.F), ops.table(Kind.B, Kind.I)
@@ -139,7 +148,7 @@ def _local_events(events: Events, costs: StageCosts) -> None:
         size = edges[edge, 2]
         if forward:
             events.start(producers[edge, m], size, MESSAGE, of=consumers[edge, m])
-            _hold_input(events, costs, consumers[edge, m], size)
+            _hold_input(events, plan, costs, consumers[edge, m], size)
         else:
             events.start(consumers[edge, m], size, MESSAGE, of=producers[edge, m])
             events.finish(producers[edge, m], -size, MESSAGE)
@@ -148,7 +157,7 @@ def _local_events(events: Events, costs: StageCosts) -> None:
         fed = fed[costs.input_bytes[ops.stage[fed]] > 0]
         size = costs.input_bytes[ops.stage[fed]]
         events.start(fed, size, MESSAGE)
-        _hold_input(events, costs, fed, size)
+        _hold_input(events, plan, costs, fed, size)
 
 
 def _away_events(events: Events, plan: Structured, costs: StageCosts) -> None:

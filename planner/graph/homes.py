@@ -85,6 +85,12 @@ class Homes:
         """Which stashes are made again by an R."""
         return self.where(lambda row: row.remade)
 
+    def partly(self, ops: Ops, items: Ints) -> Flags:
+        """Of the stashes of which of these ops an R makes a part again."""
+        if not any(row.partial for row in self.rows):
+            return np.zeros(len(items), dtype=np.bool_)
+        return self.where(lambda row: row.partial)[ops.stage[items], ops.micro_batch[items]]
+
     @cached_property
     def hosted(self) -> Flags:
         """Which go to the host and back."""

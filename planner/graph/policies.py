@@ -4,6 +4,7 @@ A row says which ops a policy adds and what is held where, from which op to whic
 
     keep              F ================ stash ================= B
     recompute         F = incoming = R ======== stash ========== B
+    selective         F === rest === R ======== stash ========== B
     offload           F = stash = OFFLOAD ~ host ~ FETCH = stash = B
     offload+weights   the same, and the version of the weights that the backward reads goes along
     ship>D            F = stash = SEND_S ~ device D ~ RECV_S = stash = B
@@ -45,6 +46,8 @@ class Content:
 STASH = Content("stash", "stashes", lambda costs: costs.stash_bytes)
 INCOMING = Content("incoming tensors", "messages", lambda costs: costs.incoming_bytes)
 """What a forward that leaves no stash keeps: all that makes the stash again."""
+REST = Content("rest of the stash", "stashes", lambda costs: costs.stash_bytes - costs.selective_bytes)
+"""What selective recomputation keeps: the stash without what it makes again from this in little time."""
 VERSION = Content("version of the weights", "weight versions", lambda costs: costs.trained_bytes)
 
 
@@ -119,6 +122,12 @@ class StashPolicy:
         return Kind.R in self.ops
 
     @cached_property
+    def partial(self) -> bool:
+        """Whether that is a part of the stash, from which an R makes the rest of it (Korthikanti et al., Reducing
+        activation recomputation in large transformer models, 2022)."""
+        return any(hold.content is REST and hold.end is Kind.R for hold in self.holds)
+
+    @cached_property
     def hosted(self) -> bool:
         """Whether something goes to the host and back."""
         return Kind.OFFLOAD in self.ops
@@ -169,7 +178,7 @@ class StashPolicy:
     @cached_property
     def two_devices(self) -> bool:
         """Whether the backward may run on another device than the forward: all that a forward leaves goes there."""
-        return not self.shipped and set(self.moved) == set(self.left)
+        return not self.shipped and not self.partial and set(self.moved) == set(self.left)
 
     @cached_property
     def taken_back(self) -> Kind:
@@ -177,6 +186,19 @@ class StashPolicy:
         back = {Kind.FETCH, Kind.RECV_S} & self.ops or {Kind.F}
         ends = [hold.end for hold in self.holds if hold.begin in back and hold.content is not VERSION]
         return min(ends, key=_INSTANTS.__getitem__)
+
+    def remake_s(self, costs: StageCosts) -> NDArray[np.float64]:
+        """Seconds at speed 1 of an R of every stage: of the dropped part of the stash, or of a whole forward."""
+        return costs.selective_s if self.partial else costs.forward_s
+
+    def beside_bytes(self, costs: StageCosts) -> NDArray[np.int64]:
+        """Bytes of every stage that a forward takes beside what it leaves, outputs and workspace.
+
+        Tensors between layers that are in no stash, or the part of one layer's that is dropped when it has run.
+        """
+        if not self.remade:
+            return 0 * costs.inner_bytes
+        return costs.dropped_bytes if self.partial else costs.inner_bytes
 
     def moved_bytes(self, costs: StageCosts) -> NDArray[np.int64]:
         """Bytes of every stage that leave the device, weights apart."""
@@ -210,6 +232,7 @@ def _total(contents: Iterable[Content], costs: StageCosts) -> NDArray[np.int64]:
 
 
 KEEP, RECOMPUTE, OFFLOAD, OFFLOAD_WEIGHTS, SHIP = "keep", "recompute", "offload", "offload+weights", "ship"
+SELECTIVE = "selective"
 
 _TO_HOST = (
     Hold(Kind.F, Kind.OFFLOAD, STASH),
@@ -221,6 +244,7 @@ POLICIES: dict[str, StashPolicy] = {
     for row in (
         StashPolicy(KEEP, frozenset(), (Hold(Kind.F, Kind.B, STASH),)),
         StashPolicy(RECOMPUTE, frozenset({Kind.R}), (Hold(Kind.F, Kind.R, INCOMING), Hold(Kind.R, Kind.B, STASH))),
+        StashPolicy(SELECTIVE, frozenset({Kind.R}), (Hold(Kind.F, Kind.R, REST), Hold(Kind.R, Kind.B, STASH))),
         StashPolicy(OFFLOAD, COPIES, _TO_HOST),
         StashPolicy(
             OFFLOAD_WEIGHTS,
@@ -244,7 +268,7 @@ POLICIES: dict[str, StashPolicy] = {
     )
 }
 """Every policy by its name; of one that names a device, the text in a plan is `name>DEVICE`."""
-BUILT_IN = frozenset(POLICIES)
+BUILT_IN = frozenset(POLICIES) - {SELECTIVE}
 """Those that the search knows more of than their rows; `register` adds others."""
 _NAMED = re.compile(r"([^>]+)>(0|[1-9][0-9]{0,8})")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ..basics import ScheduleError, format_bytes, format_seconds, one_line
-from ..graph import KEEP, RECOMPUTE, Candidate, stash_policy
+from ..graph import KEEP, RECOMPUTE, SELECTIVE, Candidate, stash_policy
 from ..lower import assemble
 from ..plan import Kind, Op, Pipeline, Plan
 from ..schedules import Layout, whole_laps
@@ -118,7 +118,9 @@ def _work(plan: Plan) -> Iterator[tuple[str, str]]:
     ends = plan.stages[0][0], plan.stages[-1][-1]
     if not tied.issuperset(ends):
         yield "--untie-embeddings-and-output-weights", ""
-    if any(_remade(plan)):
+    if _policy(plan) == SELECTIVE:
+        yield "--recompute-granularity selective", ""
+    elif _policy(plan) == RECOMPUTE:
         yield "--recompute-granularity full", ""
         yield "--recompute-method uniform", ""
         yield "--recompute-num-layers", "1"
@@ -126,6 +128,14 @@ def _work(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _remade(plan: Plan) -> list[bool]:
     return [stash_policy(policy).remade for row in plan.stash for policy in row]
+
+
+def _policy(plan: Plan) -> str:
+    """What the runtime does to every stash."""
+    rows = {stash_policy(policy) for row in plan.stash for policy in row}
+    if any(row.remade and not row.partial for row in rows):
+        return RECOMPUTE
+    return SELECTIVE if any(row.partial for row in rows) else KEEP
 
 
 def _lost(plan: Plan, groups: Sequence[tuple[int, ...]], chunks: int) -> Iterator[str]:
@@ -138,6 +148,8 @@ def _lost(plan: Plan, groups: Sequence[tuple[int, ...]], chunks: int) -> Iterato
         yield f"lost: split backwards; {RUNTIME} runs whole ones"
     if any(remade) and not all(remade):
         yield f"lost: which stashes are recomputed, {sum(remade)} of {len(remade)} choices; {RUNTIME} recomputes all"
+    if _policy(plan) == SELECTIVE:
+        yield f"lost: what of a stash is recomputed; {RUNTIME} recomputes attention's scores"
     if kinds & {Kind.OFFLOAD, Kind.SEND_S}:
         yield "lost: stashes that leave their device; the memory they free is not there"
     step_s = None if plan.forecast is None else plan.forecast.step_s
@@ -159,9 +171,9 @@ def _own_order(plan: Plan, groups: Sequence[tuple[int, ...]], chunks: int) -> La
 
 
 def _step_as_run(plan: Plan, groups: Sequence[tuple[int, ...]], layout: Layout) -> str:
-    """Step and largest peak of the cut in the runtime's own order, stashes all kept or all recomputed."""
+    """Step and largest peak of the cut in the runtime's own order, all stashes alike."""
     ranks, share = len(groups[0]), plan.problem.workload.micro_batches // len(groups)
-    policy = RECOMPUTE if any(_remade(plan)) else KEEP
+    policy = _policy(plan)
     pipelines, orders = [], [list[Op]() for _ in plan.problem.cluster.devices]
     for group, devices in enumerate(groups):
         route = tuple(devices[s % ranks] for s in range(len(plan.stages)))
@@ -169,7 +181,7 @@ def _step_as_run(plan: Plan, groups: Sequence[tuple[int, ...]], layout: Layout) 
         for device, order in zip(devices, layout.orders, strict=True):
             for op in order:
                 mine = op._replace(micro_batch=op.micro_batch + group * share)
-                again = [mine._replace(kind=Kind.R)] if policy == RECOMPUTE and op.kind is Kind.B else []
+                again = [mine._replace(kind=Kind.R)] if stash_policy(policy).remade and op.kind is Kind.B else []
                 orders[device] += [*again, mine]
     rows = tuple((policy,) * len(plan.stages) for _ in pipelines)
     found = assemble(Candidate(plan.problem, plan.stages, tuple(pipelines), rows), orders).forecast

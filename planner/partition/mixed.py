@@ -69,6 +69,7 @@ class _Priced:
         self.stash, self.resting = self._bytes([STASH]), self._bytes(row.resting)
         self.moved = self._bytes(row.moved if row.leaves else ())
         self.forward = _intervals(chain.costs.forward_s) + chain.around_s
+        self.again = _intervals(row.remake_s(chain.costs)) + chain.around_s
 
     def _bytes(self, contents: Iterable[Content]) -> Floats:
         chain = self.chain
@@ -84,6 +85,8 @@ class _Priced:
         """The most that is held with so many micro-batches in flight; where a stash is made again, one as well."""
         kept = choice.kept(in_flight)
         held = kept * self.stash + (in_flight - kept) * self.resting + choice.moving(in_flight) * self.moved
+        if choice.row.partial:
+            return held + self.stash - self.resting
         return held + self.stash if choice.row.remade else held
 
     def seconds(self, choice: StashChoice, device: int) -> Floats:
@@ -91,7 +94,7 @@ class _Priced:
         speed = self.chain.speed(device)
         forward, seconds = self.forward / speed, self.work / speed
         if choice.row.remade:
-            seconds = seconds + choice.share * forward
+            seconds = seconds + choice.share * self.again / speed
         if choice.row.hosted:
             copy_s = self.moved * host_seconds(self.chain, device)
             waiting = choice.waiting_s(copy_s, forward, self.work / speed - forward)

@@ -20,7 +20,7 @@ VERSION = 1
 SPLITS_SAMPLES = "expert"
 """The way whose ranks compute samples of their own."""
 _MOST_MEMBERS = MOST_DEVICES
-_TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
+_TIMES = ("forward_s", "backward_input_s", "backward_weight_s", "selective_s")
 _BYTES = (
     "parameter_bytes",
     "stash_bytes",
@@ -31,6 +31,7 @@ _BYTES = (
     "buffer_bytes",
     "trainable_bytes",
 )
+_DROPPED = "selective_bytes"
 
 
 class Point(NamedTuple):
@@ -208,13 +209,15 @@ def _layer_between(ends: tuple[Layer, Layer], weights: tuple[int, int]) -> Layer
     if not all(layer.separable for layer in ends):
         ends = (_joined(ends[0]), _joined(ends[1]))
     values: dict[str, Any] = {}
-    for key in (*_TIMES, *_BYTES):
+    for key in (*_TIMES, *_BYTES, _DROPPED):
         of = [getattr(layer, key) for layer in ends]
         if None in of:
             values[key] = None
         else:
             total = of[0] * weights[0] + of[1] * weights[1]
             values[key] = total / sum(weights) if key in _TIMES else -(-total // sum(weights))
+            if key == _DROPPED:  # what is kept is rounded up
+                values[key] = total // sum(weights)
     if ends[0].outputs:
         pairs = zip(ends[0].outputs, ends[1].outputs, strict=True)
         sizes = [-(-(a.bytes * weights[0] + b.bytes * weights[1]) // sum(weights)) for a, b in pairs]

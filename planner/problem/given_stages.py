@@ -84,6 +84,8 @@ def _layer(costs: StageCosts, number: int, members: Sequence[Layer], outputs: tu
         parameter_shapes=_shapes(members),
         trainable_bytes=int(costs.trained_bytes[number]),
         outputs=outputs,
+        selective_bytes=int(costs.selective_bytes[number]),
+        selective_s=float(costs.selective_s[number]),
     )
 
 

@@ -36,6 +36,8 @@ class Layer:
         trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
             optimizer state. None: all of them.
         outputs: the tensors that it gives, where edges name them; empty: one without a name.
+        selective_bytes: of `stash_bytes`, what selective recomputation drops and makes again from the rest; 0: nothing.
+        selective_s: the seconds in which it does.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Layer:
     parameter_shapes: tuple[tuple[int, ...], ...] | None = None
     trainable_bytes: int | None = None
     outputs: tuple[Output, ...] = ()
+    selective_bytes: int = 0
+    selective_s: float = 0.0
 
     @property
     def trained_bytes(self) -> int:
@@ -83,11 +87,17 @@ class Layer:
                 reading.whole(self.input_bytes, "input_bytes", where, most=MOST_BYTES)
             if self.trainable_bytes is not None:
                 reading.whole(self.trainable_bytes, "trainable_bytes", where, most=MOST_BYTES)
+            reading.whole(self.selective_bytes, "selective_bytes", where, most=MOST_BYTES)
+            reading.number(self.selective_s, "selective_s", where, MOST_SECONDS)
             self._check_outputs(where)
         if self.trained_bytes > self.parameter_bytes:
             raise ModelError(
                 f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
                 f"got {self.trained_bytes}"
+            )
+        if self.selective_bytes > self.stash_bytes:
+            raise ModelError(
+                f"{where}: selective_bytes must be at most stash_bytes, {self.stash_bytes}, got {self.selective_bytes}"
             )
 
     def _check_outputs(self, where: str) -> None:
@@ -131,6 +141,8 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         content["parameter_shapes"] = [list(shape) for shape in layer.parameter_shapes]
     if layer.trainable_bytes is not None:
         content["trainable_bytes"] = layer.trainable_bytes
+    if layer.selective_bytes or layer.selective_s:
+        content |= {"selective_bytes": layer.selective_bytes, "selective_s": layer.selective_s}
     if layer.outputs:
         content["outputs"] = [
             {"name": output.name, "bytes": output.bytes, **({} if output.gradient else {"gradient": False})}
@@ -160,9 +172,8 @@ def layer_from_dict(entry: object, position: int) -> Layer:
         values["outputs"] = _outputs_from(values["outputs"], where)
         values.setdefault("output_bytes", sum(output.bytes for output in values["outputs"]))
     layer = Layer(**values)
-    whole = {
-        k: int(getattr(layer, k)) for k in (*_SIZES, "input_bytes", "trainable_bytes") if getattr(layer, k) is not None
-    }
+    optional = ("input_bytes", "trainable_bytes", "selective_bytes")
+    whole = {k: int(getattr(layer, k)) for k in (*_SIZES, *optional) if getattr(layer, k) is not None}
     return Layer(**(values | whole))
 
 

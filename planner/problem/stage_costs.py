@@ -35,7 +35,8 @@ class StageCosts:
     beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
     stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
     other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the most between its layers at once, which
-    a forward that leaves no stash holds beside all else.
+    a forward that leaves no stash holds beside all else. `selective_bytes` of the stash are dropped by selective
+    recomputation and made again in `selective_s`, an R's overhead included; `dropped_bytes`: the most of any one layer.
     """
 
     forward_s: NDArray[np.float64]
@@ -56,6 +57,9 @@ class StageCosts:
     kept_input_bytes: NDArray[np.int64]
     edges: tuple[StageEdge, ...]
     ties: tuple[StageTie, ...]
+    selective_bytes: NDArray[np.int64]
+    selective_s: NDArray[np.float64]
+    dropped_bytes: NDArray[np.int64]
     overhead: Overhead = NO_OVERHEAD
 
     @property
@@ -166,6 +170,9 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhea
         _kept_input_bytes(model, home, len(stages)),
         edges,
         shared.ties,
+        total("selective_bytes").astype(np.int64),
+        total("selective_s", np.float64) + around,
+        np.array([max(x.selective_bytes for x in group) for group in members], dtype=np.int64),
         overhead,
     )
 

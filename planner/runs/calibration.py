@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..graph import beside_layers_s
+from ..graph import beside_layers_s, stash_policy
 from ..plan import Kind
 from ..problem import Layer, ModelGraph, StageCosts
 from .trace import RunTrace
@@ -28,6 +28,8 @@ _PARTS = {
     Kind.W: ("backward_weight_s",),
 }
 """Which costs of its layers a compute op takes; R has the forward's, as everywhere in the planner."""
+_PARTLY = ("selective_s",)
+"""Those of an R that makes a part of a stash again."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Measured:
     Attributes:
         count: ops it is the median of. layers: of the stage.
         overhead_s: what the device spent around each op (see `OpTrace`); in `seconds` where it was asked for.
+        partial: of an R, whether it makes a part of the stash again.
     """
 
     run: int
@@ -46,11 +49,17 @@ class Measured:
     layers: tuple[str, ...]
     seconds: float
     overhead_s: float
+    partial: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Which costs of its layers it takes."""
+        return _PARTLY if self.partial else _PARTS[self.kind]
 
     def profiled_s(self, model: ModelGraph) -> float:
         """What the model says instead."""
         layers = [model.layers[model.index[name]] for name in self.layers]
-        return float(sum(getattr(layer, part) for layer in layers for part in _PARTS[self.kind]))
+        return float(sum(getattr(layer, part) for layer in layers for part in self.parts))
 
 
 def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = True) -> list[Measured]:
@@ -65,7 +74,8 @@ def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tru
     found = []
     for run, trace in enumerate(traces):
         costs = StageCosts.of(model, trace.stages, trace.overhead)
-        ops: dict[tuple[int, Kind], list[tuple[float, float]]] = {}
+        ops: dict[tuple[int, Kind, bool], list[tuple[float, float]]] = {}
+        row = {m: line for line, p in zip(trace.stash, trace.pipelines, strict=True) for m in p.micro_batches}
         for device in trace.devices:
             for x in device.ops:
                 if x.op.kind in _PARTS:
@@ -74,11 +84,12 @@ def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tru
                     if overhead:
                         seconds = max(0.0, seconds + x.overhead_s * device.speed - known)
                     pair = (seconds, x.overhead_s * device.speed)
-                    ops.setdefault((x.op.stage, x.op.kind), []).append(pair)
-        for (stage, kind), pairs in sorted(ops.items()):
+                    again = x.op.kind is Kind.R and stash_policy(row[x.op.micro_batch][x.op.stage]).partial
+                    ops.setdefault((x.op.stage, x.op.kind, again), []).append(pair)
+        for (stage, kind, again), pairs in sorted(ops.items()):
             typical = np.median(np.array(pairs), axis=0)
             layers = trace.stages[stage]
-            found.append(Measured(run, stage, kind, len(pairs), layers, float(typical[0]), float(typical[1])))
+            found.append(Measured(run, stage, kind, len(pairs), layers, float(typical[0]), float(typical[1]), again))
     return found
 
 
@@ -92,9 +103,10 @@ def calibrate(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tr
     seen = measured(model, traces, overhead)
     forward = _fit(model, ("forward_s",), seen)
     backward = _fit(model, ("backward_input_s", "backward_weight_s"), seen)
+    again = _fit(model, _PARTLY, seen) if any(m.partial for m in seen) else [{} for _ in model.layers]
     layers = []
-    for layer, there, back in zip(model.layers, forward, backward, strict=True):
-        costs: dict[str, Any] = there | back
+    for layer, there, back, part in zip(model.layers, forward, backward, again, strict=True):
+        costs: dict[str, Any] = there | back | part
         layers.append(replace(layer, **costs))
     return replace(model, layers=tuple(layers))
 
@@ -105,11 +117,11 @@ def _fit(model: ModelGraph, parts: tuple[str, ...], seen: Sequence[Measured]) ->
 
     unknown = [(layer, part) for layer in model.layers for part in parts]
     place = {(layer.name, part): k for k, (layer, part) in enumerate(unknown)}
-    about = [m for m in seen if _PARTS[m.kind][0] in parts and m.seconds > 0]
+    about = [m for m in seen if m.parts[0] in parts and m.seconds > 0]
     profile = np.array([getattr(layer, part) for layer, part in unknown])
     takes = np.zeros((len(about), len(unknown)))
     for row, m in enumerate(about):
-        takes[row, [place[name, part] for name in m.layers for part in _PARTS[m.kind]]] = 1.0
+        takes[row, [place[name, part] for name in m.layers for part in m.parts]] = 1.0
     seconds = np.array([m.seconds for m in about])
     importance = np.sqrt([m.count for m in about]) / seconds  # relative errors, every op counts
     said = takes @ profile

@@ -30,6 +30,7 @@ from .common import (
     Shortage,
     Stale,
     policies,
+    unknown,
 )
 from .given_cut import plan_of_cut
 from .layer_orders import best_in_layer_orders, in_layer_orders
@@ -341,7 +342,7 @@ def _space_bound(session: Session) -> float:
         return bounds.any_plan(session.problem)
     if session.space.schedule != "search":
         return asked(session.problem, session.space).bound_s
-    if session.registered:
+    if unknown(session.problem, session.space):
         return bounds.any_plan(session.problem, session.space.split_backward)
     return bounds.space(session.problem, searched(session.problem, session.space, session.ships))
 

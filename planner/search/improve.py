@@ -13,7 +13,7 @@ from functools import partial
 
 from .. import bounds
 from ..basics import OutOfTime, PlanError, until
-from ..graph import KEEP, RECOMPUTE, Candidate
+from ..graph import KEEP, RECOMPUTE, SELECTIVE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
 from .common import COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
@@ -143,7 +143,7 @@ def _entry(session: Session, candidate: Candidate, orders: list[list[Op]], step_
     """The order as an entry, where windows can handle it."""
     policies = {policy for row in candidate.stash for policy in row}
     separate = any(pipeline.forward != pipeline.backward for pipeline in candidate.pipelines)
-    if sum(map(len, orders)) > SIZE.window_plan_ops or not policies <= {KEEP, RECOMPUTE} or separate:
+    if sum(map(len, orders)) > SIZE.window_plan_ops or not policies <= {KEEP, RECOMPUTE, SELECTIVE} or separate:
         return []
     bound_s = bounds.candidate(candidate, None, session.space.split_backward)
     return [Polished(candidate, orders, step_s, bound_s)]

@@ -14,7 +14,7 @@ from ..partition import compositions
 from ..plan import Kind, Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import build
-from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, parts, policies, registered, routes
+from .common import ONE_ORDER, SIZE, Proven, Session, binding, in_words, including, parts, policies, routes, unknown
 from .common import told_of as told_of_space
 from .named import Order, device_orders, overfull, splits, ways
 
@@ -32,14 +32,14 @@ ANYWHERE = (
 
 def asked(problem: Problem, space: SearchSpace) -> Proven:
     """The bound of the space asked for: of every plan that it allows, whether the search can find it or not."""
-    if registered(problem, space):  # nothing is known of the memory that these need
+    if unknown(problem, space):  # nothing is known of the memory that these need
         return Proven(_words(problem, space), bounds.any_plan(problem, space.split_backward))
     return Proven(in_words(space), bounds.space(problem, unrestricted(problem, space)))
 
 
 def _words(problem: Problem, space: SearchSpace) -> str:
     """The space in words, with the stash policies that a user has added."""
-    added = registered(problem, space)
+    added = unknown(problem, space)
     return f"{in_words(space)}; stashes also by {' or '.join(added)}" if added else in_words(space)
 
 
@@ -186,7 +186,7 @@ def nothing_fits(session: Session) -> bool:
     problem, space = session.problem, session.space
     if math.isinf(session.proof.asked_s):
         return True
-    if registered(problem, space):
+    if unknown(problem, space):
         return False
     if space.schedule == "search" or ways(session):
         return overfull(problem, space, kept=binding(problem) and not (space.recompute or space.offload))

@@ -28,6 +28,7 @@ CASES = [
     Case("gems", "gpt-tiny", 2, 4, "adam"),
     Case("gpipe", "gpt-tiny", 2, 4, stash="offload", halves=True),
     Case("1f1b", "resnet-tiny", 2, 4, stash="odd recompute"),
+    Case("1f1b", "gpt-tiny", 2, 4, stash="selective", halves=True),
     Case("1f1b", "mlp-deep", 4, 8, stash="ship", halves=True),
     Case("chimera", "gpt-tiny-dropout", 2, 4),
 ]
@@ -68,6 +69,8 @@ def test_the_allocator_holds_what_was_planned() -> None:
     assert result.allocated_bytes is not None
     for allocated, forecast in zip(result.allocated_bytes, result.forecast_peak_bytes, strict=True):
         assert 0 < allocated <= forecast + ALLOCATOR_BYTES
+    assert result.reserved_bytes is not None
+    assert all(a <= r for a, r in zip(result.allocated_bytes, result.reserved_bytes, strict=True))
 
 
 def test_offloads_run_beside_compute() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from async_plans import unflushed
 from click.testing import CliRunner
-from own_models import two_stages, with_layers
+from own_models import two_stages, with_layers, without_stashes
 from runs import Case, planned, worst_excess
 
 from contraflow.__main__ import cli
@@ -81,7 +81,7 @@ def test_sound_plans_without_a_flush(case: Case, updates: int) -> None:
 def test_a_stash_larger_than_declared() -> None:
     """The run ends right after the op that held it, in the first step."""
     model, plan = two_stages()
-    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=0, weight_stash_bytes=0, workspace_bytes=0))
+    lean = with_layers(plan, without_stashes)
     steps: list[int] = []
     with pytest.raises(ExecutionError) as caught:
         execute(lean, 3, model, transport="threads", enforce=True, on_step=lambda step, *_: steps.append(step))
@@ -157,7 +157,12 @@ def offloading(host_bytes: int | None = None) -> tuple[LayeredModel, Plan]:
     link = Link(1e9, 20e-6)
     cluster = Cluster((NodeGroup(1, 2, kind, link, host_memory_bytes=host_bytes, host_link=link),))
     layers = tuple(
-        replace(layer, stash_bytes=layer.stash_bytes // 2, workspace_bytes=layer.workspace_bytes + 40_000)
+        replace(
+            layer,
+            stash_bytes=layer.stash_bytes // 2,
+            selective_bytes=0,
+            workspace_bytes=layer.workspace_bytes + 40_000,
+        )
         for layer in plan.problem.model.layers
     )
     problem = replace(plan.problem, model=replace(plan.problem.model, layers=layers), cluster=cluster)
@@ -214,7 +219,8 @@ def test_on_processes(limited: bool, tmp_path: Path) -> None:
     """One line, exit code 1, and nobody is left."""
     plan = planned(Case("gpipe", "mlp-tiny", 2, 4, stash="offload" if limited else "keep"))
     more = 100_000 if limited else 0
-    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=layer.stash_bytes // 3, workspace_bytes=more))
+    third = {"selective_bytes": 0, "workspace_bytes": more}
+    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=layer.stash_bytes // 3, **third))
     save_plan(lean, tmp_path / "plan.json")
     for enforce in ([], ["--enforce"]):
         result = CliRunner().invoke(cli, ["execute", str(tmp_path / "plan.json"), "--steps", "3", *enforce])

@@ -34,6 +34,14 @@ class FakeCuda:
         """Before the run."""
         return self._in_use
 
+    def max_memory_allocated(self, device: torch.device) -> int:
+        """At the run's peak: 3 GiB more than before."""
+        return self._in_use + 3 * GIB
+
+    def max_memory_reserved(self, device: torch.device) -> int:
+        """For that, and a GiB of gaps."""
+        return self._in_use + 4 * GIB
+
     def reset_peak_memory_stats(self, device: torch.device) -> None:
         """Nothing is counted."""
 
@@ -56,6 +64,15 @@ def faked(monkeypatch: pytest.MonkeyPatch, in_use: int = 0) -> FakeCuda:
     fake = FakeCuda(in_use)
     monkeypatch.setattr(cuda, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     return fake
+
+
+def test_gaps_are_what_is_reserved_beside_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process held before is nobody's part; a CPU counts neither."""
+    faked(monkeypatch, 2 * GIB)
+    place = CudaPlace(torch.device("cuda", 0))
+    place.start_measuring()
+    assert (place.allocated_bytes(), place.reserved_bytes()) == (3 * GIB, 4 * GIB)
+    assert (CPU.allocated_bytes(), CPU.reserved_bytes()) == (None, None)
 
 
 def test_the_allowance() -> None:

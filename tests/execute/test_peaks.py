@@ -16,7 +16,7 @@ import torch
 from async_plans import SCHEDULED, two_devices
 from async_plans import run as run_threads
 from click.testing import CliRunner
-from own_models import assert_as_plain_torch, chain, ops, plan_of, two_stages, with_layers
+from own_models import assert_as_plain_torch, chain, ops, plan_of, two_stages, with_layers, without_stashes
 from runs import Case, planned, sized, worst_excess
 from torch import nn
 
@@ -216,7 +216,7 @@ def test_another_micro_batch_is_refused(tmp_path: Path) -> None:
 def test_a_device_above_its_peak_is_told(tmp_path: Path) -> None:
     """Which device, in which op, both numbers, and exit code 1."""
     plan = planned(Case("1f1b", "mlp-tiny", 2, 4))
-    lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=0, weight_stash_bytes=0, workspace_bytes=0))
+    lean = with_layers(plan, without_stashes)
     save_plan(lean, tmp_path / "lean.json")
     result = CliRunner().invoke(cli, ["execute", str(tmp_path / "lean.json"), "--steps", "2", "--transport", "threads"])
     assert result.exit_code == 1

@@ -82,6 +82,7 @@ class LateSide:
     queue: list[Callable[[], None]] = field(default_factory=list)
     passed: int = 0
     putting: threading.Lock = field(default_factory=threading.Lock)
+    running: threading.RLock = field(default_factory=threading.RLock)
 
     def put(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
         with self.putting:
@@ -97,10 +98,15 @@ class LateSide:
                 return LateMark(self, self.passed + len(self.queue))
 
     def run(self, until: int) -> None:
-        with _LOCK:
-            while self.passed < until:
-                self.passed += 1
-                self.queue.pop(0)()
+        """Runs what is queued up to there. It may wait for another rank, which must not wait for this one's lock."""
+        with self.running:
+            while True:
+                with _LOCK:
+                    if self.passed >= until:
+                        return
+                    self.passed += 1
+                    work = self.queue.pop(0)
+                work()
 
 
 @dataclass
@@ -122,6 +128,15 @@ class LateMark:
 
     def block(self) -> None:
         self.side.run(self.end)
+
+
+def queued_so_far() -> LateMark | None:
+    """Of the side that this thread queues on; None where it works at once."""
+    side: LateSide | None = getattr(_here, "side", None)
+    if side is None:
+        return None
+    with _LOCK:
+        return LateMark(side, side.passed + len(side.queue))
 
 
 class LatePlace(Place):

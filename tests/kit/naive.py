@@ -87,6 +87,10 @@ class Account:
         """Whether its stash is made again from what its stage takes in."""
         return self.policy(op) in ("recompute", "offload+recompute")
 
+    def dropped(self, op: Op) -> int:
+        """Bytes of its stash that an R makes again from the others."""
+        return int(self.costs.selective_bytes[op.stage]) if self.policy(op) == "selective" else 0
+
     def moved(self, op: Op) -> int:
         """Bytes of its stash, or of what that is made from, that leave the device; "half": one half, rounded down."""
         stash = int(self.costs.stash_bytes[op.stage])
@@ -234,6 +238,8 @@ class Account:
             Kind.F: costs.forward_s, Kind.R: costs.forward_s, Kind.B: costs.backward_s,
             Kind.I: costs.backward_input_s, Kind.W: costs.backward_weight_s,
         }  # fmt: skip
+        if op.kind is Kind.R and self.policy(op) == "selective":
+            table[Kind.R] = costs.selective_s
         if op.kind in table:
             return (float(table[op.kind][s]) + self._around(op)) / kind.speed
         around = self.cluster.around.step_s if op.kind is Kind.STEP and costs.trained_bytes[s] else 0.0
@@ -422,10 +428,15 @@ class Account:
             elif op.kind in (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W):
                 work = int(costs.workspace_bytes[s])
                 inner = int(costs.inner_bytes[s]) if op.kind is Kind.F and self.remade(op) else 0
+                if op.kind is Kind.F and self.policy(op) == "selective":  # until its layer has run
+                    inner = max(self.plan.problem.model.layers[k].selective_bytes for k in self._layers(s))
                 yield place, 0, work + inner, -1
                 yield place, 1, -work - inner, -1
                 for end, size in self._pass(op):
                     yield place, end, size, -1
+
+    def _layers(self, s: int) -> list[int]:
+        return [self.plan.problem.model.index[name] for name in self.plan.stages[s]]
 
     def _pass(self, op: Op) -> Iterator[tuple[int, int]]:
         """Tensors and stashes that a compute op makes at its start and uses up."""
@@ -436,8 +447,11 @@ class Account:
         again, kept_input = self.remade(op), int(costs.kept_input_bytes[s])
         if op.kind is Kind.F:
             yield 0, int(costs.input_bytes[s]) + sum(size for _, size in out) + (kept_input if again else 0)
+        if op.kind is Kind.R and self.policy(op) == "selective":
+            yield 0, self.dropped(op)
+            return
         if op.kind is Kind.R or (op.kind is Kind.F and not again):
-            yield 0, stash
+            yield 0, stash - self.dropped(op)
             for size in [size for _, size in into] + [int(costs.input_bytes[s])]:
                 yield 0, -min(size, stash)  # what comes in goes into the stash
                 yield 1, min(size, stash) - size

@@ -81,6 +81,11 @@ def with_layers(plan: Plan, change: Callable[[Layer], Layer]) -> Plan:
     return changed.with_forecast(simulate(changed).forecast())
 
 
+def without_stashes(layer: Layer) -> Layer:
+    """The layer as if it took no more than its parameters and what it gives."""
+    return replace(layer, stash_bytes=0, weight_stash_bytes=0, selective_bytes=0, workspace_bytes=0)
+
+
 def assert_as_plain_torch(
     plan: Plan, model: LayeredModel, engine: Engine = "auto", steps: int = 3, dtype: torch.dtype = torch.float32
 ) -> RunResult:

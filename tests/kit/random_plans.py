@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from contraflow.planner.basics.errors import PlanError
-from contraflow.planner.graph import Candidate, regroup
+from contraflow.planner.graph import Candidate, regroup, stash_policy
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
@@ -260,7 +260,7 @@ class Greedy:
         costs, forward, back = self.candidate.costs, Op(Kind.F, s, m), self._back(s, m)
         needs = {forward}
         self.before[forward] = {Op(Kind.F, p, m) for p in costs.producers[s]}
-        if self.candidate.stash[k][s] == "recompute":
+        if stash_policy(self.candidate.stash[k][s]).remade:
             self.before[Op(Kind.R, s, m)] = {forward}
             needs = {Op(Kind.R, s, m)}
         self.before[back] = needs | {self._back(c, m) for c in costs.consumers[s]}

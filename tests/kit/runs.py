@@ -34,7 +34,7 @@ from contraflow.executor.run.result import RunResult
 from contraflow.executor.step import GROUP
 from contraflow.executor.wires.transport import GlooTransport
 from contraflow.models import LayeredModel, resolve
-from contraflow.planner.graph import Candidate, regroup, route
+from contraflow.planner.graph import Candidate, regroup, route, stash_policy
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
@@ -118,6 +118,7 @@ def at_given_times(graph: ModelGraph) -> ModelGraph:
             forward_s=HALF_S,
             backward_input_s=HALF_S if layer.separable else 2 * HALF_S,
             backward_weight_s=HALF_S if layer.separable and layer.backward_weight_s else 0.0,
+            selective_s=HALF_S / 4 if layer.selective_bytes else 0.0,
         )
         for layer in graph.layers
     )
@@ -151,7 +152,7 @@ def dealt_out(case: Case) -> Candidate:
 
 def _cluster(case: Case) -> Cluster:
     """Links that cost nothing; where stashes move, links on which they take about as long as an op."""
-    kept = case.stash.removeprefix("odd ") in ("keep", "recompute")
+    kept = case.stash.removeprefix("odd ") in ("keep", "recompute", "selective")
     return Cluster.uniform(case.devices) if kept else linked(case.devices)
 
 
@@ -180,7 +181,7 @@ def rewritten(order: Sequence[Op], candidate: Candidate, halves: bool) -> list[O
     waiting: list[Op] = []
     for op in order:
         back = op.kind is Kind.B
-        if back and candidate.stash[path[op.micro_batch]][op.stage] == "recompute":
+        if back and stash_policy(candidate.stash[path[op.micro_batch]][op.stage]).remade:
             result.append(op._replace(kind=Kind.R))
         if not (back and halves):
             result.append(op)

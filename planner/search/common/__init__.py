@@ -34,7 +34,7 @@ from .proof import Proof
 from .rounds import Earlier, Rounds
 from .session import Session
 from .shapes import binding, policies, priced, resized, routes, structures, subsets, with_policy
-from .two_device_space import pays, registered, stash_choices, unaddressed
+from .two_device_space import pays, registered, remaking, stash_choices, unaddressed, unknown
 
 __all__ = [
     "ANNEALING",
@@ -94,6 +94,7 @@ __all__ = [
     "policies",
     "priced",
     "registered",
+    "remaking",
     "resized",
     "routes",
     "shortages",
@@ -103,6 +104,7 @@ __all__ = [
     "told",
     "told_of",
     "unaddressed",
+    "unknown",
     "unanswered",
     "with_policy",
 ]

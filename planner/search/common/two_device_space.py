@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...graph import BUILT_IN, OFFLOAD, POLICIES, RECOMPUTE, SHIP, stash_policy
+from ...graph import BUILT_IN, OFFLOAD, POLICIES, RECOMPUTE, SELECTIVE, SHIP, stash_policy
 from ...partition import Chain, compositions
 from ...plan import Problem
 from ...problem import SearchSpace
@@ -41,23 +41,41 @@ def stash_choices(problem: Problem, space: SearchSpace) -> frozenset[str]:
 
 
 def registered(problem: Problem, space: SearchSpace) -> list[str]:
-    """Rows that a user has added to the table of stash policies and that may be used, as `policies` says of ours.
+    """Rows that may be used beside those of `policies`: selective recomputation, where layers say what of their stashes
+    it drops, and rows that a user has added to the table of stash policies.
 
     What makes a stash again is recomputation to the space, what copies it to the host is offloading, what names a
-    device is shipping. No bound but those that hold for every plan speaks of them.
+    device is shipping. Of users' rows no bound speaks but those that hold for every plan.
     """
-    if len(POLICIES) == len(BUILT_IN) or not binding(problem):
+    rows = [row for row in POLICIES.values() if row.name not in BUILT_IN and (not row.partial or _parts(problem))]
+    if not rows or not binding(problem):
         return []
     known, ships = set(priced_policies(problem, space)), pays(problem, space)
     return [
         row.name
-        for row in POLICIES.values()
-        if row.name not in BUILT_IN
-        and not row.versioned
+        for row in rows
+        if not row.versioned
         and not (row.remade and RECOMPUTE not in known)
         and not (row.hosted and OFFLOAD not in known)
         and not (row.shipped and not ships)
     ]
+
+
+def _parts(problem: Problem) -> bool:
+    return any(layer.selective_bytes for layer in problem.model.layers)
+
+
+def unknown(problem: Problem, space: SearchSpace) -> list[str]:
+    """Of those, the rows of whose memory the bounds know nothing."""
+    return [name for name in registered(problem, space) if name != SELECTIVE]
+
+
+def remaking(problem: Problem, space: SearchSpace) -> list[str]:
+    """Ours that make stashes again where they were made."""
+    return [policy for policy in (*policies(problem, space), *registered(problem, space)) if policy in _REMAKING]
+
+
+_REMAKING = (RECOMPUTE, SELECTIVE)
 
 
 def unaddressed(problem: Problem, space: SearchSpace) -> list[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Machine, around_step_s
+from ...graph import Machine, around_step_s, stash_policy
 from ..common import Groups, Session
 
 Floats = NDArray[np.float64]
@@ -43,6 +43,18 @@ class Equal:
     def stash_bytes(self) -> Floats:
         """Of the layers up to each, stashes of a micro-batch."""
         return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.stash_bytes)])
+
+    def remake_s(self, policy: str) -> Floats:
+        """Seconds of the recomputations of the layers up to each for a micro-batch on a device of speed 1."""
+        row = stash_policy(policy)
+        again = row.remake_s(self.session.chain.costs) if row.remade else 0 * self.session.chain.costs.forward_s
+        return np.concatenate([[0.0], np.cumsum(again)])
+
+    @cached_property
+    def rest_bytes(self) -> Floats:
+        """Of the layers up to each, what selective recomputation keeps of the stashes of a micro-batch."""
+        costs = self.session.chain.costs
+        return np.concatenate([[0.0], np.cumsum(costs.stash_bytes - costs.selective_bytes)])
 
     @cached_property
     def limits(self) -> Floats:

@@ -17,7 +17,7 @@ from ...lower import assemble
 from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
-from ..common import SIZE, Order, Session, balanced, fits, policies, registered, resized, routes, unaddressed
+from ..common import SIZE, Order, Session, balanced, fits, policies, resized, routes, unaddressed, unknown
 
 
 def run_least_memory(session: Session, order: Order) -> Iterator[None]:
@@ -108,7 +108,7 @@ def overfull(problem: Problem, space: SearchSpace, kept: bool) -> bool:
 
 def overfull_here(session: Session) -> bool:
     """The same for what a session searches."""
-    if registered(session.problem, session.space):
+    if unknown(session.problem, session.space):
         return False
     problem, space = session.problem, replace(session.space, separate_backward=session.ships)
     return overfull(problem, space, not policies(problem, session.space))

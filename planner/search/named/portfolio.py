@@ -10,13 +10,13 @@ import numpy as np
 
 from ... import bounds
 from ...basics import PerCall, PerObject, PlanError, ScheduleError, check_time
-from ...graph import KEEP, RECOMPUTE, Candidate, stash_policy
+from ...graph import KEEP, Candidate, stash_policy
 from ...lower import Assembled, assemble, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
-from ..common import HOPE, SIZE, Groups, Session, lacking, policies
+from ..common import HOPE, SIZE, Groups, Session, lacking, remaking
 from .costed import adapts, made_for, rooms_of
 from .finer import offer_finer
 from .fullest import in_flight, of_layout, residents
@@ -108,7 +108,7 @@ def try_layout(
 ) -> int:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
 
-    `policy`: "keep", or "recompute" for every stash. `groups`: equal ones, of whose first the layout is, and which all
+    `policy`: "keep", or one that makes stashes again. `groups`: equal ones, of whose first the layout is, and which all
     run it. How many were simulated.
     """
     simulated = 0
@@ -188,7 +188,7 @@ def holds(candidate: Candidate, layout: Layout, policy: str, later: bool = True,
     `later`: with what waits for its W. `groups`: equal ones, of whose first the layout is.
     """
     costs, whole = candidate.costs, not_split(SearchSpace(), candidate)
-    left = costs.incoming_bytes if stash_policy(policy).remade else costs.stash_bytes
+    left = stash_policy(policy).held_bytes(costs)[0][2]
     kept = np.minimum(left, costs.stash_bytes)
     waits = [later and s not in whole for s in range(layout.stages)]
     pending = np.where(waits, costs.weight_stash_bytes, 0)
@@ -252,18 +252,20 @@ def _of_name(space: SearchSpace, devices: int, micro_batches: int, layers: int) 
 def run_remade(session: Session, order: Order) -> Iterator[None]:
     """The named schedules with every stash recomputed, where memory may be what holds the step back."""
     batches = session.problem.workload.micro_batches
-    if RECOMPUTE not in policies(session.problem, session.space) or session.best_s <= HOPE.held_back * session.bound_s:
+    again = remaking(session.problem, session.space)
+    if not again or session.best_s <= HOPE.held_back * session.bound_s:
         return
     simulated = 0
     for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
         count = 2 * batches * layout.stages
-        if session.proven or simulated + count > SIZE.remade_ops:
-            return
-        simulated += count
         placed = place(layout, order, len(session.problem.cluster))
-        tried = islice(cuts_for(session, placed, 0), 1 if count > SIZE.one_cut else 2)
-        try_layout(session, placed, tried, layout.name, RECOMPUTE)
-        yield
+        for policy in again:
+            if session.proven or simulated + count > SIZE.remade_ops:
+                return
+            simulated += count
+            tried = islice(cuts_for(session, placed, 0), 1 if count > SIZE.one_cut else 2)
+            try_layout(session, placed, tried, layout.name, policy)
+            yield
 
 
 def run_named(session: Session, order: Order) -> Iterator[None]:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ...forecast import Timeline
-from ...graph import KEEP, POLICIES, Candidate, Floats, Ints, regroup, ship_target, stash_policy
+from ...graph import KEEP, POLICIES, Candidate, Floats, Ints, StashPolicy, regroup, ship_target, stash_policy
 from ...partition import QUARTERS
 from ...plan import Kind
 from ..common import COUNT, HOPE, limits
@@ -238,7 +238,7 @@ class Relief:
         home, count = stashes.home, len(stashes.turn) / QUARTERS
         size, target = int(self._moved(policy)[stashes.stage]), ship_target(policy)
         if row.remade:
-            yield ("device", home, 0), count * self._forward_s(stashes)
+            yield ("device", home, 0), count * self._remake_s(stashes, row)
         if row.hosted:
             seconds = count * cluster.node_groups[cluster.devices[home].node].host_link.occupation_s(size)
             yield from ((("host", cluster.host_links[home], way), seconds) for way in (0, 1))
@@ -252,9 +252,9 @@ class Relief:
                 yield ("out", source, 0), seconds
                 yield ("in", sink, 0), seconds
 
-    def _forward_s(self, stashes: _Stashes) -> float:
+    def _remake_s(self, stashes: _Stashes, row: StashPolicy) -> float:
         speed = self.candidate.problem.cluster.devices[stashes.home].kind.speed
-        return float(self.candidate.costs.forward_s[stashes.stage]) / speed
+        return float(row.remake_s(self.candidate.costs)[stashes.stage]) / speed
 
     def _changes(self, unit: Unit, policy: str, device: int) -> Ints:
         """What a unit's home, or the device that its policy names, holds more with each quarter of its stashes."""
@@ -274,7 +274,7 @@ class Relief:
         """
         row, home, (seconds, latency_s) = stash_policy(policy), stashes.home, trip
         made_s, used_s = stashes.made_s, stashes.used_s
-        taken_s = used_s - self._forward_s(stashes) if row.remade else used_s
+        taken_s = used_s - self._remake_s(stashes, row) if row.remade else used_s
         needed_s = taken_s if row.taken_back is Kind.R else used_s
         at = {Kind.F: made_s, Kind.R: taken_s, Kind.B: used_s}
         at |= dict.fromkeys((Kind.OFFLOAD, Kind.SEND_S), made_s + seconds)

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ...basics import check_time
-from ...graph import KEEP, OFFLOAD, POLICIES, RECOMPUTE
+from ...graph import KEEP, OFFLOAD, POLICIES, RECOMPUTE, SELECTIVE
 from ...plan import Kind
 from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, policies
@@ -50,8 +50,15 @@ class Relieved:
         again = np.maximum(0.0, moved - self._copied_bytes(whole_s)) / np.maximum(stashes, 1.0)
         if again.any() and RECOMPUTE not in self.allowed:
             return math.inf
+        again_s = again * forward
+        if SELECTIVE in self.allowed:  # first what takes least time; what it drops is not dropped by the other
+            kept = of.batches * np.bincount(point.places, np.diff(of.rest_bytes[ends]))
+            partly = np.bincount(point.places, np.diff(of.remake_s(SELECTIVE)[ends]) / point.speeds)
+            share = np.minimum(1.0, again * stashes / np.maximum(stashes - kept, 1.0))
+            whole = np.maximum(0.0, 1 - (1 - again) * stashes / np.maximum(kept, 1.0))
+            again_s = np.minimum(again_s, (1 - whole) * share * partly + whole * forward)
         drained_s = float((work - forward)[:-1].sum()) / point.chunks
-        return whole_s + float((again * of.batches * forward).max()) + drained_s + of.sum_s(len(point.places))
+        return whole_s + float((of.batches * again_s).max()) + drained_s + of.sum_s(len(point.places))
 
     def _copied_bytes(self, seconds: float) -> float:
         """What a device's share of its host link takes in so many seconds."""
@@ -115,7 +122,7 @@ def _width(session: Session, point: Relieved) -> Width:
 
 def _listed(session: Session) -> list[tuple[float, Relieved | None]]:
     """The points, the most promising last; before them the end."""
-    allowed = policies(session.problem, session.space)
+    allowed = list(dict.fromkeys((*policies(session.problem, session.space), *session.registered)))
     found = sorted(_points(session, allowed) if allowed else (), key=lambda one: -one[0])
     return [(math.inf, None), *found]
 

@@ -96,6 +96,7 @@ class _Device:
     later: Ints
     work_s: Floats
     forward_s: Floats
+    speed: float
     host_s: float
 
     @classmethod
@@ -121,6 +122,7 @@ class _Device:
             later=costs.weight_stash_bytes[stage],
             work_s=(costs.forward_s + costs.backward_s)[stage] / kind.speed,
             forward_s=costs.forward_s[stage] / kind.speed,
+            speed=kind.speed,
             host_s=group.host_link_shared_by / group.host_link.bandwidth,
         )
 
@@ -163,6 +165,12 @@ class _Device:
             for row in rows
         }
 
+    @cached_property
+    def _remake_s(self) -> dict[StashPolicy, Floats]:
+        """By policy that makes stashes again, the seconds that it takes of every unit."""
+        rows = dict.fromkeys(choice.row for choice in self.options if choice.row.remade)
+        return {row: row.remake_s(self.candidate.costs)[self.stage] / self.speed for row in rows}
+
     def bytes(self, chosen: Sequence[StashChoice]) -> int:
         """The most that is alive under these choices."""
         total, again = self._pending.copy(), 0
@@ -175,8 +183,8 @@ class _Device:
 
     def seconds(self, chosen: Sequence[StashChoice]) -> float:
         """What the device computes, or its host link copies in one direction, if that takes longer."""
-        remade = np.array([choice.share * choice.row.remade for choice in chosen])
-        return float(max(self.counts @ (self.work_s + remade * self.forward_s), self.counts @ self._copy_s(chosen)))
+        remade = np.array([c.share * self._remake_s[c.row][k] if c.row.remade else 0.0 for k, c in enumerate(chosen)])
+        return float(max(self.counts @ (self.work_s + remade), self.counts @ self._copy_s(chosen)))
 
     def _copy_s(self, chosen: Sequence[StashChoice]) -> Floats:
         """Seconds that a micro-batch of every unit takes of the host link in one direction, on average."""

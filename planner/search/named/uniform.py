@@ -14,10 +14,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ...basics import check_time
-from ...graph import KEEP, RECOMPUTE
+from ...graph import KEEP, SELECTIVE
 from ...partition import Cuts, cut
 from ...schedules import Layout, folded, in_laps
-from ..common import COUNT, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, policies
+from ..common import COUNT, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
 from .equal import Equal, Floats
 from .portfolio import try_layout
 
@@ -73,15 +73,16 @@ class Point:
     def done_s(self) -> Floats:
         """Seconds that the layers up to each compute for a micro-batch on a device of speed 1."""
         backward = np.concatenate([[0.0], np.cumsum(self.of.session.chain.costs.backward_s)])
-        return np.asarray(backward + self.of.forward_s * (2 if self.policy == RECOMPUTE else 1))
+        return np.asarray(backward + self.of.forward_s + self.of.remake_s(self.policy))
 
     def bytes(self, cuts: Cuts) -> Floats:
         """Per device, at the least: the state of its stages, and stashes as 1F1B has them in flight, one of each stage
         where stages are folded; cheap."""
         size, ends = len(self.of), [0, *cuts, -1]
         flying = 2 * np.ones(size) if self.folded else (self.chunks - 1) * size + np.arange(size, 0, -1)
-        one = np.full(size, math.inf if self.policy == KEEP else 0.0)
-        np.minimum.at(one, self.places, np.diff(self.of.stash_bytes[ends]))
+        left = {KEEP: self.of.stash_bytes, SELECTIVE: self.of.rest_bytes}.get(self.policy, 0 * self.of.stash_bytes)
+        one = np.full(size, math.inf)
+        np.minimum.at(one, self.places, np.diff(left[ends]))
         held = np.bincount(self.places, np.diff(self.of.state_bytes[ends])) - self.of.session.chain.shared_bytes
         return np.asarray(held + np.minimum(flying, self.of.batches * self.chunks) * one)
 
@@ -106,7 +107,7 @@ class Point:
         """No order of these stages is shorter: a device's work, after the forwards on the way to it."""
         size, ends = len(self.of), [0, *cuts, -1]
         around = self.of.session.chain.around_s[ends[:-1], ends[1:]]
-        passes = 3 if self.policy == RECOMPUTE else 2
+        passes = 2 if self.policy == KEEP else 3
         work = (np.diff(self.done_s[ends]) + passes * around) / self.speeds
         forward = (np.diff(self.of.forward_s[ends]) + around) / self.speeds
         way = np.concatenate([[0.0], np.cumsum(forward[: size - 1])])
@@ -166,7 +167,7 @@ def _listed(session: Session) -> list[tuple[float, Point | None]]:
 def grid_points(session: Session) -> Iterator[Point]:
     """All points of a problem that has them: with many ops, and all that such plans use allowed."""
     space = session.space
-    asked = space.schedule == "search" and space.pipelines is None and not session.registered
+    asked = space.schedule == "search" and space.pipelines is None and not unknown(session.problem, space)
     if asked and session.ops > SIZE.exact_first:
         yield from _points(session)
 
@@ -175,7 +176,7 @@ def _points(session: Session) -> Iterator[Point]:
     problem, space = session.problem, session.space
     devices, layers = len(problem.cluster), len(session.chain)
     one = tuple(range(devices))
-    kept = (KEEP, RECOMPUTE) if RECOMPUTE in policies(problem, space) else (KEEP,)
+    kept = (KEEP, *remaking(problem, space))
     for width in range(1, devices + 1) if space.replicas is None else (space.replicas,):
         if devices % width or problem.workload.micro_batches < width or layers < devices // width:
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +133,8 @@ def _durations(candidate: Candidate, units: _Units, halves: NDArray[np.bool_]) -
     back = np.where(halves, costs.backward_input_s[stage], costs.backward_s[stage])
     weight = np.where(halves, costs.backward_weight_s[stage], 0.0)
     nothing = np.zeros(len(stage))
-    return np.concatenate([forward, back, weight, forward, nothing, nothing])
+    again = _of_policies(units, {policy: stash_policy(policy).remake_s(costs) for policy in units.policy})
+    return np.concatenate([forward, back, weight, again, nothing, nothing])
 
 
 def _bytes(
@@ -151,9 +153,14 @@ def _bytes(
     nothing = np.zeros(len(stage), dtype=np.int64)
     delta = [kept, change, np.where(halves, -later, 0), np.where(remade, stash - kept, 0), -stash, stash]
     again = np.where(remade, np.maximum(stash - kept, 0), 0) + work
-    inner = np.where(remade, costs.inner_bytes[stage], 0)
+    inner = _of_policies(units, {policy: stash_policy(policy).beside_bytes(costs) for policy in units.policy})
     need = [kept + forward[stage] + inner, np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
+
+
+def _of_policies(units: _Units, tables: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """By unit, what its policy's table says of its stage."""
+    return np.array([tables[policy][s] for policy, s in zip(units.policy, units.stage, strict=True)])
 
 
 def _stashes(costs: StageCosts, units: _Units) -> tuple[Ints, Ints]:

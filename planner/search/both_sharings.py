@@ -14,22 +14,23 @@ from typing import Protocol
 from ..basics import end_asked
 from ..graph import gather_seconds
 from ..plan import Plan
-from .answers import answer
 from .common import SECONDS, SHARE, SIZE, TOLERANCE, Clock, OnProgress, Progress, Result, Session
-from .named import Order, run_hint
+from .named import run_hint
 
 
 class Searching(Protocol):
     """The search of a problem, which goes on in later calls."""
 
     session: Session
-    orders: list[Order]
 
     def go_on(self, clock: Clock, listener: OnProgress | None) -> Result:
         """The best plan by the end of another clock."""
 
     def run(self, hint: Plan | None) -> Result:
         """The best plan by the end of its own."""
+
+    def told(self, hint: Plan | None) -> Result:
+        """What it answers, a plan to start from considered."""
 
 
 @dataclass
@@ -76,7 +77,7 @@ def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan
     session.clock = clock
     if session.best is None and theirs is not None:
         run_hint(session, theirs)
-    return answer(session, shared.orders, theirs or hint)
+    return shared.told(theirs or hint)
 
 
 def _worth_it(session: Session) -> bool:

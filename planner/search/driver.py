@@ -224,7 +224,11 @@ class Search:
             clock.interrupt(end_asked())
         except KeyboardInterrupt:
             clock.interrupt()
-        return answer(session, orders, hint)
+        return self.told(hint)
+
+    def told(self, hint: Plan | None) -> Result:
+        """The answer with what is known so far."""
+        return answer(self.session, self.orders, hint)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:

@@ -58,12 +58,12 @@ def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan
     if not _worth_it(session):
         return shared.run(hint)
     told = None if session.incumbent.listener is None else Told(session.incumbent.listener, session)
-    session.clock, session.incumbent.listener = _glance(clock), told
+    session.follow(_glance(clock), told)
     found = shared.run(hint)
     if found.status in ("optimal", "infeasible") or session.clock.interrupted or end_asked():
         return found
     other = whole()
-    other.session.clock, other.session.incumbent.listener = _glance(clock), told
+    other.session.follow(_glance(clock), told)
     theirs = other.run(hint).plan
     clock.interrupt(other.session.clock.interrupted)
     ahead = _step_s(theirs) < session.best_s * (1 - TOLERANCE.same)
@@ -74,7 +74,7 @@ def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan
         theirs = result.plan if search is other else theirs
         if clock.fixed:
             break
-    session.clock = clock
+    session.follow(clock, told)
     if session.best is None and theirs is not None:
         run_hint(session, theirs)
     return shared.told(theirs or hint)

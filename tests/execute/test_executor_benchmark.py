@@ -68,14 +68,14 @@ def record(kind: Kind, stage: int, m: int, start: float, end: float) -> OpRecord
 
 def test_idle_time_has_three_causes() -> None:
     """Device 1 waits until 2 for device 0's forward, 0.5 for the message, and 0.25 for nothing between B and STEP."""
-    first = contender.Outcome(6.0, {}, [record(Kind.F, 0, 0, 0, 2)])
+    first = contender.Outcome(6.0, ops=[record(Kind.F, 0, 0, 0, 2)])
     ops = [
         record(Kind.RECV_F, 1, 0, 0, 2.5),
         record(Kind.F, 1, 0, 2.5, 3.5),
         record(Kind.B, 1, 0, 3.5, 5),
         record(Kind.STEP, 1, -1, 5.25, 5.75),
     ]
-    found = rows.Overhead.of("some", [[first, contender.Outcome(6.0, {}, ops)]])
+    found = rows.Overhead.of("some", [[first, contender.Outcome(6.0, ops=ops)]])
     assert (found.ops_s, found.waited_s, found.messages_s, found.own_s) == (3.0, 2.0, 0.5, 0.5)
     assert found.ops_s + found.waited_s + found.messages_s + found.own_s == found.step_s == 6.0
     assert found.over == 2.0
@@ -84,7 +84,7 @@ def test_idle_time_has_three_causes() -> None:
 
 def test_other_losses_are_a_fault() -> None:
     """A ratio of times means nothing when the two do different things."""
-    one, two = ([[contender.Outcome(s, {0: loss})]] for s, loss in ((1.0, 3.0), (2.0, 3.1)))
+    one, two = ([[contender.Outcome(s, losses={0: loss})]] for s, loss in ((1.0, 3.0), (2.0, 3.1)))
     row = rows.Speed.of("ours", one, "theirs", two)
     assert row.ratio == 2.0
     assert row.faults == ["ours, round 0: loss 3, theirs 3.1"]

@@ -86,8 +86,8 @@ class _Latest(memory.Events):
 
 def _peaks(events: memory.Events, plan: Plan, costs: StageCosts) -> list[int]:
     memory._compute_events(events, plan, costs)
-    memory._message_events(events, costs)
-    memory._local_events(events, costs)
+    memory._message_events(events, plan, costs)
+    memory._local_events(events, plan, costs)
     memory._away_events(events, plan, costs)
     return [device.peak_bytes for device in curves(events, static_bytes(plan, costs))]
 

@@ -134,6 +134,10 @@ class Session:
             self.rounds.again()
             self.rounds.resumed = self.rounds.through
 
+    def follow(self, clock: Clock, listener: OnProgress | None) -> None:
+        """Another clock and another listener, for what comes next of the same call."""
+        self.clock, self.incumbent.listener = clock, listener
+
     def next_round(self) -> None:
         """One more round of this call begins, with more effort."""
         self.rounds.again()

@@ -48,7 +48,7 @@ def _rounds(session: Session, orders: list[Order], hunt: Hunt) -> None:
         with session.clock.hurried(min(1.0, seconds / before)):
             _round(session, orders, hunt, until)
             run_finer(session)
-        if session.remaining_s > before - SECONDS.no_progress:
+        if session.remaining_s > before - SECONDS.no_progress and _ends(session, hunt):
             hunt.run(session.remaining_s, until)
         if session.remaining_s > before - SECONDS.no_progress:
             return
@@ -92,8 +92,9 @@ def _in_turn(session: Session, orders: list[Order], hunt: Hunt, until: float, sh
     """The same parts in another order, time alone being short: what comes first may take all of a short round."""
     clock = session.clock
     raced = share.annealing + share.windows
+    most = clock.remaining_s * (1.0 if _ends(session, hunt) else 1 - raced)
     parts: list[tuple[float, Callable[[], None]]] = [
-        (1 - raced, lambda: hunt.run(clock.remaining_s, until, together_first=True)),
+        (1 - raced, lambda: hunt.run(min(most, clock.remaining_s), until, together_first=True)),
         (SHARE.two_devices * (1 - share.exact), lambda: search_separate(session, orders, clock.budget(1.0))),
         (raced, lambda: _race(session, orders, share, raced)),
     ]
@@ -107,6 +108,11 @@ def _in_turn(session: Session, orders: list[Order], hunt: Hunt, until: float, sh
         if not _done(session) and mine > 0:
             with clock.hurried(mine / sum(other for other, _ in parts[n:])):
                 part()
+
+
+def _ends(session: Session, hunt: Hunt) -> bool:
+    """Whether what others leave of the time is the exact search's: it may end, or nobody else has a use for it."""
+    return hunt.complete or session.clock.last
 
 
 def _done(session: Session) -> bool:
@@ -169,7 +175,7 @@ def _polish(session: Session, entries: list[Polished], budget: Budget) -> None:
     with ThreadPoolExecutor(session.workers) as pool:
         while not _done(session) and used < budget.effort and time.monotonic() < budget.deadline and meter.go():
             entries.sort(key=lambda e: e.step_s)
-            entries[:] = [e for e in entries if e.bound_s < session.best_s * (1 - TOLERANCE.same)]
+            entries[:] = [e for e in entries if e.bound_s < session.incumbent.aim_s * (1 - TOLERANCE.same)]
             if not entries:
                 return
             fixed = session.clock.fixed

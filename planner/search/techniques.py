@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from ..graph import OFFLOAD
-from .common import SHARE, SIZE, Session, policies
+from .common import HOPE, SHARE, SIZE, Session, policies
 
 
 def by_turns(
@@ -31,11 +31,11 @@ def by_turns(
             with session.clock.hurried(SHARE.everything_first):
                 search(session)
             if not session.done:
-                _search_plain(session, plain, search, SHARE.without_copies)
+                _look_at_plain(session, plain, search)
         else:
             with session.clock.hurried(SHARE.named_first, 0.0):
                 named(session)
-            _search_plain(session, plain, search, SHARE.without_copies)
+            _look_at_plain(session, plain, search)
             session.rounds.take_up(plain.rounds, plain.best is not None)
             if not session.done:
                 with session.clock.hurried(SHARE.with_copies):
@@ -68,7 +68,18 @@ def _again(session: Session, plain: Session) -> Session:
     return plain
 
 
+def _look_at_plain(session: Session, plain: Session, search: Callable[[Session], None]) -> None:
+    """The space without copies for a while, and for its whole share where its plans come near those with copies."""
+    look = SHARE.look_without_copies
+    _search_plain(session, plain, search, look)
+    if session.done or plain.best_s > HOPE.without_copies * session.best_s:
+        return
+    plain.rounds.go_on()
+    _search_plain(session, plain, search, (SHARE.without_copies - look) / (1 - look))
+
+
 def _search_plain(session: Session, plain: Session, search: Callable[[Session], None], share: float) -> None:
+    plain.incumbent.beat(session.best_s)
     with session.part(plain, share):
         search(plain)
     if plain.best is not None:

@@ -13,7 +13,7 @@ from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Wo
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain
-from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.schedules import build
@@ -21,6 +21,7 @@ from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.balance import balanced
 from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
+from contraflow.planner.search.orders.kernels import Ints
 from contraflow.planner.search.orders.race import Race
 from contraflow.planner.search.techniques import by_turns
 
@@ -36,8 +37,8 @@ def uneven(count: int, seed: int, devices: int, batches: int = 8, memory: int = 
     return Problem(ModelGraph.chain(layers), Cluster((node,)), Workload(batches))
 
 
-def session(problem: Problem, space: SearchSpace = SearchSpace()) -> Session:  # noqa: B008 - immutable
-    return Session(problem, space, Clock(time.monotonic() + 60))
+def session(problem: Problem, effort: float | None = None) -> Session:
+    return Session(problem, SearchSpace(), Clock(time.monotonic() + 60, effort))
 
 
 def done_s(problem: Problem, route: tuple[int, ...], twin: tuple[int, ...], cuts: tuple[int, ...]) -> float:
@@ -114,6 +115,38 @@ def test_an_order_that_is_known_is_raced_however_little_effort_there_is() -> Non
     assert len(race.arms) < len(others) + 1
 
 
+def test_arms_that_come_too_late_take_no_start_from_those_that_may_win() -> None:
+    """Short orders whose bound is above the best plan, or that no memory holds, leave the race before it begins."""
+    problem = uneven(16, 0, 4)
+    whole = session(problem, 1.0)
+    whole.incumbent.start_from(named(problem))
+    candidates = list(structures(problem, whole.space, whole.chain, [(0, 1, 2, 3)]))
+    late = [Arm(candidates[0], True, False, k, bound_s=s) for k, s in enumerate((math.inf, whole.best_s) * 20)]
+    open_arm = Arm(candidates[-1], True, False, 99, bound_s=0.5 * whole.best_s)
+    assert open_arm.ops > late[0].ops
+    race = Race(whole, [*late, open_arm], 0.01, "test")
+    race.run()
+    assert open_arm.order is not None
+    assert all(arm.order is None for arm in late)
+
+
+def test_a_race_without_arms_starts_again() -> None:
+    """Structures whose first starts came to nothing get others while there is effort."""
+    problem = uneven(16, 0, 4)
+    whole, begun = session(problem, 1.0), []
+
+    class Unlucky(Arm):
+        def start(self, tries: int, target_s: float, stop: Ints) -> None:
+            begun.append(self.seed)
+            if len(begun) > 3:
+                super().start(tries, target_s, stop)
+
+    candidate = next(structures(problem, whole.space, whole.chain, [(0, 1, 2, 3)]))
+    Race(whole, [Unlucky(candidate, True, False, 0)], 0.2, "test").run()
+    assert len(set(begun)) > 3
+    assert whole.best is not None
+
+
 def test_a_tightened_order_goes_back_to_the_one_it_began_with() -> None:
     """Where less memory than it takes is left, but enough for the first; and is lost where neither fits."""
     problem = uneven(16, 0, 4)
@@ -129,7 +162,7 @@ def test_a_tightened_order_goes_back_to_the_one_it_began_with() -> None:
 
 @pytest.mark.parametrize("copies_help", [False, True])
 def test_what_is_left_goes_to_the_space_that_holds_the_best_plan(copies_help: bool) -> None:
-    """Without copies first, then everything, then the better of the two, from the plans found on."""
+    """Without copies first, a look and then all of it, then everything, then the better of the two, from there on."""
     problem = uneven(16, 0, 4, batches=48, memory=400)
     whole, turns = session(problem), []
     plain = named(problem)
@@ -143,8 +176,34 @@ def test_what_is_left_goes_to_the_space_that_holds_the_best_plan(copies_help: bo
             part.incumbent.plain = found
 
     by_turns(whole, lambda _: 1.0, lambda _: None, search)
-    assert turns[:2] == [(False, False), (True, True)]
-    assert turns[2] == (copies_help, True)
+    assert turns[:3] == [(False, False), (False, True), (True, True)]
+    assert turns[3] == (copies_help, True)
+
+
+def test_the_space_without_copies_is_left_where_plans_with_copies_are_far_ahead() -> None:
+    problem = uneven(16, 0, 4, batches=48, memory=400)
+    whole, turns = session(problem), []
+    fast = named(problem)
+    again = Candidate(problem, fast.stages, fast.pipelines, (("recompute",) * 4,))
+    slow = assemble(again, _remade())
+    assert slow.forecast.step_s > 1.05 * fast.forecast.step_s
+
+    def search(part: Session) -> None:
+        turns.append(part.space.offload)
+        if not part.space.offload:
+            part.incumbent.start_from(slow)
+
+    by_turns(whole, lambda _: 1.0, lambda part: part.incumbent.start_from(fast), search)
+    assert turns[:2] == [False, True]
+
+
+def _remade() -> list[list[Op]]:
+    """The orders of 1F1B, every forward once more before its backward."""
+    found: list[list[Op]] = []
+    for order in build("1f1b", 4, 48).orders:
+        again = [[Op(Kind.R, op.stage, op.micro_batch), op] if op.kind is Kind.B else [op] for op in order]
+        found.append(list(itertools.chain.from_iterable(again)))
+    return found
 
 
 def plain_orders() -> list[tuple[object, ...]]:

@@ -74,6 +74,11 @@ class Clock:
         return self.call_until - time.monotonic()
 
     @property
+    def last(self) -> bool:
+        """Whether nothing else waits for time that is not used."""
+        return self.deadline >= self.call_until
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds since the whole call began."""
         return time.monotonic() - self.started

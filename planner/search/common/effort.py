@@ -57,6 +57,8 @@ class Shares:
     """For simulations of named orders with all stashes kept, of the time for fitting them. Time only. Not measured."""
     without_copies: float = 0.6
     """For the space without copies to the host, where there are others."""
+    look_without_copies: float = 0.15
+    """Of that, for a look: the rest only where what it finds is nearly as good as with copies. Not measured."""
     everything_first: float = 0.5
     """For everything, before the space without copies is searched on its own, of small problems. Not measured."""
     with_copies: float = 0.4
@@ -605,6 +607,8 @@ class Hopes:
     finer: float = 1.01
     """A plan on equal groups that takes less than so many times the best one is tried with its stages in halves, too:
     their sums then overlap. Measured: seven jobs' best plans are 0.3 to 1.1 % shorter in pieces, mostly by halves."""
+    without_copies: float = 1.05
+    """The space without copies is left where its plans take so many times what those with copies do. Not measured."""
     held_back: float = 1.02
     """Memory is thought to hold the step back where it is more than so many times its bound."""
     best_window: float = 0.6

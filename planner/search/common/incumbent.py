@@ -40,12 +40,14 @@ class Incumbent:
     Attributes:
         best: None before there is one. plain: the best without copies to the host.
         most_s: plans in which some device computes for so long are of no use, whatever they are for.
+        known_s: plans that take so long are of no use: another search has one.
     """
 
     listener: OnProgress | None = None
     best: Plan | None = None
     plain: Plan | None = None
     most_s: float = math.inf
+    known_s: float = math.inf
 
     @property
     def best_s(self) -> float:
@@ -55,11 +57,20 @@ class Incumbent:
     @property
     def worth_s(self) -> float:
         """Only plans whose devices compute for less are of use (seconds)."""
-        return min(self.best_s, self.most_s)
+        return min(self.best_s, self.most_s, self.known_s)
+
+    @property
+    def aim_s(self) -> float:
+        """Only plans that take less are of use (seconds)."""
+        return min(self.best_s, self.known_s)
 
     def limit(self, seconds: float) -> None:
         """Plans in which some device computes for so long are of no use."""
         self.most_s = seconds
+
+    def beat(self, seconds: float) -> None:
+        """Plans that take so long are of no use."""
+        self.known_s = seconds
 
     def start_from(self, plan: Plan | None) -> None:
         """A known plan is the best to begin with."""

@@ -209,7 +209,7 @@ class Hunt:
 
     def _next(self, together_first: bool) -> Open | None:
         """The candidate with the least bound; one with open devices in turn, when it has had less effort than these."""
-        below = self.session.best_s * (1 - TOLERANCE.same)
+        below = self.session.incumbent.aim_s * (1 - TOLERANCE.same)
         first = self.heap[0] if self.heap and self.heap[0].bound_s < below else None
         turns = [node for node in self.separate if node.bound_s < below]
         waiting = together_first and first is not None
@@ -247,9 +247,9 @@ class Hunt:
         """What the exact search says of a candidate, effort by the seconds that it takes."""
         session, split = self.session, self.session.space.split_backward
         if not node.stash_choices:
-            known = Known(session.best_s, node.bound_s, session.best)
+            known = Known(session.incumbent.aim_s, node.bound_s, session.best)
             return solve(node.candidate, effort, Rules(split, self.policies), known, report)
-        rules, known = Rules(split, node.stash_choices, open=True), Known(session.best_s, node.bound_s)
+        rules, known = Rules(split, node.stash_choices, open=True), Known(session.incumbent.aim_s, node.bound_s)
         effort = replace(effort, deterministic=effort.deterministic / MODEL.open_seconds)
         told = report if node.stash_choices == self.stash_choices else None
         found = solve(node.candidate, effort, rules, known, told)

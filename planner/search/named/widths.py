@@ -278,7 +278,7 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
     """One phase on one width with shares of the time and effort that are left; its best plan is laid on all groups."""
     inner, before_s = width.session, session.best_s
     if inner is not session:
-        inner.incumbent.limit(before_s)
+        inner.incumbent.beat(session.incumbent.aim_s)
     with session.part(inner, share, effort):
         try:
             phase(inner, width.orders)

@@ -33,6 +33,7 @@ class Race:
         self.session, self.arms, self.effort, self.phase, self.offers = session, list(arms), effort, phase, offers
         self.stop = np.zeros(1, dtype=np.int64)
         self.spent = 0.0
+        self.fresh = 0
         self.deadline = math.inf
         self.tighter: dict[int, int] = {}
         self.reached: list[Arm] = []
@@ -45,17 +46,35 @@ class Race:
         An arm that has reached its own bound leaves the race; the best of those come last.
         """
         self.deadline = min(self.session.clock.deadline, math.inf if deadline is None else deadline)
+        self.arms = self._open(self.arms)
         self._calibrate()
         restarts = self._thin_out()
+        structures = _structures(self.arms)
         self._all(self._begin, RACE.first * self.effort)
         if not self._over():
             self._branch(RACE.restarts * (self.effort - self.spent), restarts)
         for most, share in RACE.rounds:
             self._next_round(most, share)
-        while self.arms and not self._over() and self.spent < self.effort:
+        while not self._over() and self.spent < self.effort:
+            if not self.arms and not self._afresh(structures):
+                break
             self._next_round(RACE.rounds[-1][0], 1.0)
         self._rank()
         return self.arms + [arm for arm in self.reached if not self.offers]
+
+    def _open(self, arms: Sequence[Arm]) -> list[Arm]:
+        """Those whose bound does not say that they come too late, or that they do not fit at all."""
+        aim_s = self.session.incumbent.aim_s * (1 - TOLERANCE.same) if self.offers else NEVER
+        for arm in arms if self.offers else ():
+            self.session.ledger.note(describe(arm.candidate), arm.bound_s, None)
+        return [arm for arm in arms if arm.bound_s < aim_s]
+
+    def _afresh(self, structures: Sequence[Arm]) -> bool:
+        """Other starts of the structures that may still be best, where no arm is left; whether there are any."""
+        self.fresh += 1
+        self.arms = [arm.again(RACE.fewest * self.fresh) for arm in self._open(structures)]
+        self._all(self._begin, RACE.first * (self.effort - self.spent))
+        return bool(self.arms)
 
     def _next_round(self, most: int, share: float) -> None:
         """The best arms, and variations of them, get a share of the effort that is left."""
@@ -107,30 +126,27 @@ class Race:
         self.arms += sorted(made, key=lambda arm: arm.seconds)[: len(self.arms) if kept else len(made)]
 
     def _thin_out(self) -> int:
-        """Leaves out arms where the effort is too small for all, those with many ops first, but none that has an order.
+        """Leaves out arms where the effort is too small for all, but none that has an order.
 
-        Returns how many starts may follow.
+        By turns those stay that have few ops and those that promise most. Returns how many starts may follow.
         """
         most = max(2 * RACE.fewest, int((RACE.first + RACE.restarts) * self.effort / RACE.slice))
         if len(self.arms) > most * RACE.of_starts:
-            first: dict[tuple[int, bool, bool], Arm] = {}
-            for arm in self.arms:
-                first.setdefault((id(arm.candidate), arm.split, arm.folded), arm)
-            ranked = sorted(first.values(), key=lambda arm: (arm.order is None, arm.ops))
-            self.arms = ranked[: max(RACE.fewest, int(most * RACE.of_starts))]
+            first = _structures(self.arms)
+            short = sorted(first, key=lambda arm: (arm.order is None, arm.ops))
+            promising = sorted(first, key=lambda arm: (arm.order is None, arm.bound_s))
+            turns = chain.from_iterable(zip(short, promising, strict=True))
+            self.arms = list(dict.fromkeys(turns))[: max(RACE.fewest, int(most * RACE.of_starts))]
         return max(len(RACE.restarted), most - len(self.arms))
 
     def _branch(self, effort: float, restarts: int) -> None:
         """More starts for the structures that did best."""
         self._rank()
-        best: dict[tuple[int, bool, bool], Arm] = {}
-        for arm in self.arms:
-            best.setdefault((id(arm.candidate), arm.split, arm.folded), arm)
-        earlier = self.arms
+        best, earlier = _structures(self.arms), self.arms
         share = min(1.0, restarts / sum(RACE.restarted))
         self.arms = [
             arm.again(k)
-            for arm, count in zip(best.values(), RACE.restarted, strict=False)
+            for arm, count in zip(best, RACE.restarted, strict=False)
             for k in range(max(1, round(share * count)))
         ]
         self._all(self._begin, effort)
@@ -192,7 +208,7 @@ class Race:
             step_s = None if arm.order is None else max(arm.seconds, arm.bound_s)
             self.session.ledger.note(describe(arm.candidate), arm.bound_s, step_s)
         ranked = sorted((arm for arm in self.arms if arm.order is not None), key=lambda arm: arm.seconds)
-        best_s = min(ranked[0].seconds, self.session.best_s if self.offers else NEVER) if ranked else NEVER
+        best_s = min(ranked[0].seconds, self.session.incumbent.aim_s if self.offers else NEVER) if ranked else NEVER
         hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - TOLERANCE.same)]
         self.reached += [arm for arm in ranked[:1] if arm not in hopeful]
         if not (hopeful or self.offers):
@@ -243,6 +259,14 @@ def simulated(arm: Arm) -> Plan | None:
         return assemble(arm.candidate, arm.ops_by_device(), "search")
     except PlanError:
         return None
+
+
+def _structures(arms: Sequence[Arm]) -> list[Arm]:
+    """The first arm of every structure."""
+    first: dict[tuple[int, bool, bool], Arm] = {}
+    for arm in arms:
+        first.setdefault((id(arm.candidate), arm.split, arm.folded), arm)
+    return list(first.values())
 
 
 def _copies(arm: Arm) -> bool:

@@ -23,6 +23,7 @@ from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
 from contraflow.planner.search.orders.kernels import Ints
 from contraflow.planner.search.orders.race import Race
+from contraflow.planner.search.orders.search import _known
 from contraflow.planner.search.techniques import by_turns
 
 
@@ -128,6 +129,22 @@ def test_arms_that_come_too_late_take_no_start_from_those_that_may_win() -> None
     race.run()
     assert open_arm.order is not None
     assert all(arm.order is None for arm in late)
+
+
+def test_plans_with_copies_are_raced_and_their_stash_choices_change() -> None:
+    """The best plan goes on as an arm where it offloads, too, and varies in what it offloads."""
+    problem = uneven(16, 0, 4, batches=48, memory=400)
+    whole, plain = session(problem, 1.0), named(problem)
+    away = Candidate(problem, plain.stages, plain.pipelines, (("offload", "keep", "keep", "keep"),))
+    whole.incumbent.start_from(assemble(away, plain_orders()))
+    (arm, *_) = _known(whole)
+    assert arm.order is not None
+    assert arm.candidate.stash == away.stash
+    varied = [found for _ in range(20) if (found := arm.mutated(["offload", "recompute"], True)) is not None]
+    assert varied
+    assert {policy for found in varied for row in found.candidate.stash for policy in row} >= {"keep", "offload"}
+    for found in varied:
+        assemble(found.candidate, found.ops_by_device())
 
 
 def test_a_race_without_arms_starts_again() -> None:

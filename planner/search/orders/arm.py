@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ class Arm:
     def seed_with(self, orders: Sequence[Sequence[Op]]) -> None:
         """Starts from known compute orders of the same stages and routes, whatever becomes of their stashes."""
         found = remade(self.arrays, from_ops(self.candidate, self.arrays, orders))
-        for known in self._woven(found) if self.arrays.away.any() else [found]:
+        for known in chain([found], self._woven(found) if self.arrays.away.any() else ()):
             before = self.order
             self.accept(known)
             if self.known is None or self.order is not before:
@@ -146,14 +147,14 @@ class Arm:
 
     def mutated(self, allowed: Sequence[str], split: bool) -> Arm | None:
         """The arm with the stashes of some neighbouring stages kept, or treated as allowed; None without an order."""
-        if self.order is None or any(OFFLOAD in row for row in self.candidate.stash):
+        if self.order is None:
             return None
         stages = len(self.candidate.stages)
         first, count = int(self._draw() * stages), 1 + int(self._draw() ** 2 * stages / 2)
-        choices = [KEEP, *(policy for policy in allowed if policy != OFFLOAD)]
+        choices = [KEEP, *allowed]
         policy = choices[int(self._draw() * len(choices))]
         changed = range(first, min(stages, first + count))
-        if policy == SHIP or self.arrays.away.any():
+        if policy in (SHIP, OFFLOAD) or self.arrays.away.any():
             return self._reshipped(policy, changed, split)
         rows = tuple(
             tuple(policy if s in changed else old for s, old in enumerate(row)) for row in self.candidate.stash

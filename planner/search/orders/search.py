@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 
-from ...graph import OFFLOAD, RECOMPUTE, Candidate, stash_policy
+from ...graph import OFFLOAD, RECOMPUTE, Candidate
 from ..common import (
     ANNEALING,
     HOPE,
@@ -115,7 +115,7 @@ def _fewer(session: Session, arms: list[Arm]) -> dict[int, Arm]:
 def _known(session: Session) -> list[Arm]:
     """The best plan so far as an arm; where memory binds, also one with room for tensors in transit."""
     plan = session.best
-    if plan is None or any(stash_policy(policy).hosted for row in plan.stash for policy in row):
+    if plan is None:
         return []
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
     separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .. import bounds
@@ -88,26 +88,46 @@ def _race(session: Session, orders: list[Order], share: PhaseShares, left: float
     _polish(session, _entries(session, arms), session.clock.budget(rest))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of a round: its name, its share of the round, and how it is run."""
+
+    name: str
+    share: float
+    run: Callable[[], None]
+
+
 def _in_turn(session: Session, orders: list[Order], hunt: Hunt, until: float, share: PhaseShares, turn: int) -> None:
-    """The same parts in another order, time alone being short: what comes first may take all of a short round."""
+    """The same parts in another order, time alone being short: what comes first may take all of a short round.
+
+    What found nothing gets less in the next round, where others may find more.
+    """
+    parts = _parts(session, orders, hunt, until, share)
+    first = turn % len(parts)
+    parts = parts[first:] + parts[:first]
+    for n, part in enumerate(parts):
+        left = sum(other.share for other in parts[n:])
+        if not _done(session) and part.share > 0:
+            before = session.best_s
+            with session.clock.hurried(part.share / left):
+                part.run()
+            session.rounds.credit(part.name, session.best_s < before * (1 - TOLERANCE.same))
+
+
+def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, share: PhaseShares) -> list[_Part]:
+    """The parts of a round, with their shares."""
     clock = session.clock
     raced = share.annealing + share.windows
     most = clock.remaining_s * (1.0 if _ends(session, hunt) else 1 - raced)
-    parts: list[tuple[float, Callable[[], None]]] = [
-        (1 - raced, lambda: hunt.run(min(most, clock.remaining_s), until, together_first=True)),
-        (SHARE.two_devices * (1 - share.exact), lambda: search_separate(session, orders, clock.budget(1.0))),
-        (raced, lambda: _race(session, orders, share, raced)),
+    parts = [
+        _Part("exact search", 1 - raced, lambda: hunt.run(min(most, clock.remaining_s), until, together_first=True))
     ]
-    if not session.separate:
-        del parts[1]
-    first = turn % len(parts)
-    parts = parts[first:] + parts[:first]
-    if _only_two_devices(session):
-        parts = [part for part in parts if part[0] != raced]
-    for n, (mine, part) in enumerate(parts):
-        if not _done(session) and mine > 0:
-            with clock.hurried(mine / sum(other for other, _ in parts[n:])):
-                part()
+    if session.separate:
+        mine = SHARE.two_devices * (1 - share.exact)
+        parts.append(_Part("two devices", mine, lambda: search_separate(session, orders, clock.budget(1.0))))
+    if not _only_two_devices(session):
+        parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced)))
+    return [replace(part, share=part.share * session.rounds.credits.get(part.name, 1.0)) for part in parts]
 
 
 def _ends(session: Session, hunt: Hunt) -> bool:

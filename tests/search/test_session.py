@@ -176,3 +176,13 @@ def test_without_a_plan_infeasible_needs_a_proof_and_a_lack() -> None:
     found = told(made, Proven("all", 0.0), (Proven("some", 1.0),), made.provenance)
     assert found.status == "feasible"
     assert found.among == Proven("some", 1.0)
+
+
+def test_a_part_of_a_round_that_found_nothing_gets_less_of_the_next() -> None:
+    """Down to a quarter, until it finds something again; where no part does, all have their shares."""
+    rounds = Rounds()
+    for credit in (0.5, 0.25, 0.25):
+        rounds.credit("race", False)
+        assert rounds.credits == {"race": credit}
+    rounds.credit("race", True)
+    assert rounds.credits == {"race": 1.0}

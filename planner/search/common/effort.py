@@ -509,6 +509,10 @@ class Rounding:
     """It takes at least so many times the longest simulation. Not measured."""
     growth: float = 2.0
     """Each has so many times the one before. Not measured."""
+    idle: float = 0.5
+    """What the share of a part that found nothing is multiplied by in the next round. Time only. Not measured."""
+    least_credit: float = 0.25
+    """It gets no smaller than so many times what it was at first. Time only. Not measured."""
     largest: float = 4.0
     """Up to so many times the limit: a round may leave much of its own unused. Not measured."""
 

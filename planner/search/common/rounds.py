@@ -10,7 +10,7 @@ from ...basics import OutOfTime
 from ...lower import Assembled
 from ...plan import Plan
 from .considered import Ledger
-from .effort import COUNT, SIZE
+from .effort import COUNT, ROUND, SIZE
 from .fit import lacking
 from .groups import Groups
 
@@ -56,6 +56,7 @@ class Rounds:
         count: how often it has been searched at length: later rounds try something else.
         blocks, grown: the searches for periodic blocks and for rules that are grown, which go on where they ended.
         races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
+        credits: by the part of a round, what its share is multiplied by; 1 where it is not there.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with.
         placed: the same of the search for forward and backward devices.
         resumed: whether an earlier search had the quick plans of this problem.
@@ -75,6 +76,7 @@ class Rounds:
     count: int = 0
     races: int = 0
     turns: int = 0
+    credits: dict[str, float] = field(default_factory=dict)
     hunt: object = None
     arms: list[object] = field(default_factory=list)
     placed: list[object] = field(default_factory=list)
@@ -155,6 +157,11 @@ class Rounds:
         """How many rounds were there before: in each another part comes first."""
         self.turns += 1
         return self.turns - 1
+
+    def credit(self, part: str, found: bool) -> None:
+        """A part of a round has found a shorter plan, or has not: then its share of the next is smaller."""
+        before = self.credits.get(part, 1.0)
+        self.credits[part] = 1.0 if found else max(ROUND.least_credit, ROUND.idle * before)
 
     def race(self) -> int:
         """The number of the next search of orders: no two have the same random numbers."""

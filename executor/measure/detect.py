@@ -85,7 +85,8 @@ def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Foun
         gpus = found_gpus(rounds) if local == 0 else None
         dist.barrier()
         return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
-    spent = None if train is None else overhead_among(train, threads)
+    link = _link_of(found) if each > 1 else Link()
+    spent = None if train is None else overhead_among(train, threads, network or link)
     if dist.get_rank() != 0:
         return None
     return _of_processes(found, each, len(counts), network, spent, cores() / threads / here)
@@ -106,7 +107,7 @@ def _of_processes(
     whole = memory_bytes()
     memory_bandwidth = found.memory_bandwidth * max(1.0, processes / at_once)
     kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=memory_bandwidth)
-    link = Link(found.bandwidth, found.latency_s, found.reduce_bandwidth) if processes > 1 else Link()
+    link = _link_of(found) if processes > 1 else Link()
     host = Link(found.host_bandwidth, found.host_latency_s)
     group = NodeGroup(nodes, processes, kind, link, whole // 2, host, cores=at_once)
     remarks = [
@@ -115,6 +116,11 @@ def _of_processes(
         "Measured while all were at it; links are gloo's.",
     ]
     return Found(Cluster((group,), network or Link(), overhead=overhead), tuple(remarks))
+
+
+def _link_of(found: Machine) -> Link:
+    """Between two processes of a node."""
+    return Link(found.bandwidth, found.latency_s, found.reduce_bandwidth)
 
 
 def _of_gpus(gpus: Gpus, nodes: int, network: Link | None) -> Found:

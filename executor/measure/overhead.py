@@ -3,7 +3,8 @@
 Ranks train a model of tiny layers, each all of it and then as stages of a pipeline, and their traces say what they
 spent around ops, neither computing nor waiting, and in ops beyond what their layers take: calling programs. A backward
 that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
-drawing samples, is that of its messages.
+drawing samples, is that of its messages. What the first run's steps take beyond their ops, and beyond what links say of
+the sums between ranks, is a collective's.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 
 from ...models import resolve
-from ...planner.graph import Candidate
+from ...planner.graph import Candidate, holders, sum_seconds
 from ...planner.lower import assemble
-from ...planner.plan import Kind, Op, Pipeline, Plan, Problem
-from ...planner.problem import Cluster, ModelGraph, Overhead, Workload
+from ...planner.plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
+from ...planner.problem import Cluster, Link, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import capped
 from ..basics import RunOptions
@@ -31,6 +32,8 @@ SAMPLES, MICRO_BATCHES = 8, 8
 STEPS = 24
 """Of each run."""
 ROUNDS = 3
+ALONE = Link()
+"""Costs nothing."""
 _PASSES = (Kind.F, Kind.B)
 
 
@@ -46,12 +49,17 @@ Train = Callable[[Plan, RunOptions], Run]
 """Runs a plan as one of its ranks: `run.run_plan`."""
 
 
-def overhead_among(train: Train, threads: int) -> Overhead:
-    """Of all ranks of the default process group, which train as under torchrun; collective."""
+def overhead_among(train: Train, threads: int, link: Link = ALONE) -> Overhead:
+    """Of all ranks of the default process group, which train as under torchrun; collective. `link`: between two of
+    them, as the first has measured it."""
+    said = [link]
+    dist.broadcast_object_list(said)
     options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
     ranks = dist.get_world_size()
     busy = max(2, min(ranks, at_once(threads)))
-    return measure_overhead(lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy)
+    return measure_overhead(
+        lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy, link=said[0]
+    )
 
 
 def _profiled(threads: int) -> ModelGraph:
@@ -69,6 +77,7 @@ def measure_overhead(
     train: Callable[[Plan], RunTrace],
     rounds: int = ROUNDS,
     busy: int | None = None,
+    link: Link = ALONE,
 ) -> Overhead:
     """With so many processes at it, at least 2; those beyond the model's layers wait.
 
@@ -77,13 +86,15 @@ def measure_overhead(
     Args:
         profile: measures a registry's model of tiny layers, such as `MODEL`.
         train: runs a plan, each device as a process.
+        link: between two processes.
         busy: of the processes that train, where the others wait: as many as do not share a core. None: all.
     """
     busy = busy or processes
-    found, cluster = [], Cluster.uniform(processes)
+    found, cluster = [], Cluster.uniform(processes, link=link)
     for _ in range(rounds):
         graph = profile()
-        found.append(_figures(graph, train(_whole(graph, cluster, busy)), train(_chained(graph, cluster, busy))))
+        whole = _whole(graph, cluster, busy)
+        found.append(_figures(graph, train(whole), train(_chained(graph, cluster, busy)), _sum_s(whole)))
     return _overhead(_Figures(*map(min, zip(*found, strict=True))))
 
 
@@ -108,11 +119,18 @@ def _chained(graph: ModelGraph, cluster: Cluster, most: int) -> Plan:
     return assemble(Candidate(Problem(graph, cluster, Workload(MICRO_BATCHES)), stages, layout.pipelines), orders)
 
 
+def _sum_s(plan: Plan) -> float:
+    """What links say of summing the gradients of a plan that has all layers on each of its ranks."""
+    trained = sum(layer.trained_bytes for layer in plan.problem.model.layers)
+    return sum(sum_seconds(plan.problem, holders(plan)[0], trained))
+
+
 class _Figures(NamedTuple):
     """Seconds. `forward`, `backward`: around an op of a rank that has all layers, and `taken`: by its F and B together.
 
     `chained`: around an F and a B of every rank that has a stage, together, and `chained_taken`: by these. `layers`: of
-    all layers, forward and backward, by the profile. `step`: a STEP.
+    all layers, forward and backward, by the profile. `step`: a STEP. `sum`: of the gradients of ranks that have all
+    layers, less what their links take.
     """
 
     forward: float
@@ -122,10 +140,11 @@ class _Figures(NamedTuple):
     chained_taken: float
     layers: float
     step: float
+    sum: float
     ranks: int
 
 
-def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
+def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace, sum_s: float) -> _Figures:
     forward, backward = (fmean(_usual(alone, kind, _around)) for kind in _PASSES)
     return _Figures(
         forward,
@@ -135,6 +154,7 @@ def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
         sum(sum(_usual(chained, kind, _duration)) for kind in _PASSES),
         sum(layer.forward_s + layer.backward_s for layer in graph.layers),
         fmean(_usual(chained, Kind.STEP, lambda x: x.duration_s + x.overhead_s)),
+        max(0.0, _summing(alone) - sum_s),
         sum(bool(device.ops) for device in chained.devices),
     )
 
@@ -145,7 +165,13 @@ def _overhead(found: _Figures) -> Overhead:
     drawing_s = max(0.0, found.forward - found.backward)
     messages = 4 * (ranks - 1)  # a micro-batch's, both ends of each
     spent_s = found.chained - 2 * ranks * found.backward - drawing_s
-    return Overhead(found.backward + max(0.0, fmean(calls)), max(0.0, spent_s) / messages, found.step)
+    return Overhead(found.backward + max(0.0, fmean(calls)), max(0.0, spent_s) / messages, found.step, found.sum)
+
+
+def _summing(trace: RunTrace) -> float:
+    """What a step of ranks that have all layers takes beyond their ops: until their gradients are summed."""
+    busy = [sum(x.duration_s + x.overhead_s for x in device.ops if x.op.kind in IN_LINE) for device in trace.devices]
+    return trace.step_s - fmean(seconds for seconds in busy if seconds)
 
 
 def _duration(x: OpTrace) -> float:

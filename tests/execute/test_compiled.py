@@ -73,7 +73,7 @@ def test_a_layer_goes_through_the_compiler_where_that_is_faster() -> None:
 def test_a_stage_is_compiled_where_most_of_its_seconds_are_such_layers() -> None:
     """Unless all or none are asked for."""
     plan = planned(Case("1f1b", "mlp-tiny", 2, 4))
-    (first, *_), (last, *_) = plan.stages
+    first = plan.stages[0][0]
     assert len(plan.stages) == 2
     assert compiled_stages(plan) == frozenset()
     assert compiled_stages(plan, True) == {0, 1}

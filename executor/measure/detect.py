@@ -38,6 +38,10 @@ class Found:
         return cluster_toml(self.cluster, self.remarks)
 
 
+TOLD_APART = 0.02
+"""Forecasts of plans of processes on one computer are off from one another by as much (`benchmarks/runtime.py`)."""
+
+
 def detect_cluster(
     device: str = "cpu", processes: int = 2, threads: int = 1, rounds: int = ROUNDS, train: Train | None = None
 ) -> Found | None:
@@ -115,7 +119,8 @@ def _of_processes(
         f"{os.cpu_count()} cores, {whole} bytes of memory: half for devices, half for what is copied to the host.",
         "Measured while all were at it; links are gloo's.",
     ]
-    return Found(Cluster((group,), network or Link(), overhead=overhead), tuple(remarks))
+    told_apart = 0.0 if overhead is None else TOLD_APART
+    return Found(Cluster((group,), network or Link(), overhead=overhead, told_apart=told_apart), tuple(remarks))
 
 
 def _link_of(found: Machine) -> Link:

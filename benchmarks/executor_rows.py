@@ -207,8 +207,8 @@ def median_error(rows: Iterable[Foretold]) -> float:
 def wrong_losses(found: Mapping[str, Rounds]) -> list[str]:
     """Plans whose losses are not those of the first contender: all train the same model on the same data.
 
-    Of the first steps that count: after many, BatchNorm and other orders of sums lead far from one another, as torch's own
-    data parallel and one process of it are.
+    Of the first steps that count: after many, BatchNorm and other orders of sums lead far from one another, as they do
+    torch's own data parallel and one process of it.
     """
     (first, expected), *others = ((name, losses(rounds[:COMPARED])) for name, rounds in found.items())
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -91,9 +91,14 @@ def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Foun
         return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
     link = _link_of(found) if each > 1 else Link()
     spent = None if train is None else overhead_among(train, threads, network or link)
+    if spent is not None and network is None:
+        found = replace(found, latency_s=spent.latency_s)
+    if spent is not None and network is not None:
+        network = replace(network, latency_s=spent.latency_s)
     if dist.get_rank() != 0:
         return None
-    return _of_processes(found, each, len(counts), network, spent, cores() / threads / here)
+    overhead = None if spent is None else spent.overhead
+    return _of_processes(found, each, len(counts), network, overhead, cores() / threads / here)
 
 
 def _of_processes(

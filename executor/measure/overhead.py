@@ -4,8 +4,8 @@ Ranks train a model of tiny layers, each all of it and then as stages of a pipel
 spent around ops, neither computing nor waiting, and in ops beyond what their layers take: calling programs. A backward
 that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
 drawing samples, is that of its messages. What the first run's steps take beyond their ops, and beyond what links say of
-the sums between ranks, is a collective's. How late messages arrive at ranks that compute, whose cores also run what carries
-messages, says the pipeline's step.
+the sums between ranks, is a collective's. How late messages arrive at ranks that compute, whose cores also run what
+carries messages, says the pipeline's step.
 """
 
 from __future__ import annotations

@@ -258,7 +258,8 @@ def test_overheads_are_read_off_two_runs(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_waiting_for_one_another_is_read_off_steps(ranks: int) -> None:
     """What sums and messages take among ranks that compute, although a link by itself is faster."""
-    graph, latency_s, collective_s = named("gpipe", ranks, 4).problem.model, 3e-4, 5e-4
+    plain, latency_s, collective_s = named("gpipe", ranks, 4).problem.model, 3e-4, 5e-4
+    graph = replace(plain, layers=tuple(replace(layer, parameter_bytes=4096) for layer in plain.layers))
     quick, slow = Link(1e9, 1e-5), Link(1e9, latency_s)
 
     def train(made: Plan) -> RunTrace:

@@ -1,6 +1,8 @@
 """What takes turns in the executor benchmark: our plans and torch's schedules, in the same processes.
 
-Contenders take turns step by step, so that whatever else the computer does slows all of them alike.
+Contenders take turns, so that whatever else the computer does slows all of them alike: step by step, or where steps are
+short some steps at a time, of which the first does not count: it finds nothing of its own in the caches, as no later
+step of a run does.
 """
 
 from __future__ import annotations
@@ -67,14 +69,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pacing:
-    """Steps of every contender before those that count, and those. After `seconds` of both, `LEAST` must do."""
+    """Turns of every contender before those that count, and those. After `seconds` of both, `LEAST` must do.
+
+    A turn has as many steps as the slowest makes in `turn_s`, at most `MOST`.
+    """
 
     warmups: int
     rounds: int
     seconds: float
+    turn_s: float = 0.5
 
 
-LEAST = 3
+LEAST, MOST = 3, 10
 PIPELINE = "pipeline()"
 """The peer that splits the plan's module itself (see `any_model_speed`)."""
 
@@ -136,17 +142,20 @@ def _rank(rank: int, ranks: int, entries: list[Entry], pacing: Pacing, folder: s
     )
     contenders = {entry.name: _made(entry, rank) for entry in entries}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
-    began = time.perf_counter()
+    began, first, steps = time.perf_counter(), 0, 1
     for turn in range(pacing.warmups + pacing.rounds):
         if turn >= pacing.warmups + LEAST and _anybody(time.perf_counter() - began > pacing.seconds):
             break
-        _turn(turn, contenders, outcomes)
+        if turn == pacing.warmups:
+            steps = _in_a_turn(pacing, outcomes)
+            outcomes = {name: [] for name in contenders}
+        _turn(turn, range(first, first + steps), contenders, outcomes)
+        first += steps
         if rank == 0:
             told.put(f"round {turn + 1} of {pacing.warmups + pacing.rounds}")
     for contender in contenders.values():
         contender.close()
-    kept = {name: found[pacing.warmups :] for name, found in outcomes.items()}
-    (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps(kept))
+    (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps(outcomes))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -158,16 +167,30 @@ def _anybody(mine: bool) -> bool:
     return bool(flag)
 
 
-def _turn(turn: int, contenders: Mapping[str, Contender], outcomes: dict[str, list[Outcome]]) -> None:
-    """A step of everybody; every other turn the other way round, so that nobody always follows the same one."""
+def _in_a_turn(pacing: Pacing, outcomes: Mapping[str, list[Outcome]]) -> int:
+    """How many steps, the same on all ranks, after turns of one."""
+    if not pacing.warmups:
+        return 1
+    slowest = torch.tensor(max(found[-1].seconds for found in outcomes.values()))
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return max(1, min(MOST, int(pacing.turn_s / float(slowest))))
+
+
+def _turn(turn: int, steps: range, contenders: Mapping[str, Contender], outcomes: dict[str, list[Outcome]]) -> None:
+    """Steps of everybody; every other turn the other way round, so that nobody always follows the same one."""
     names = list(contenders)
     for name in reversed(names) if turn % 2 else names:
-        contenders[name].prepare(turn)
-        dist.barrier()
-        began, spent = time.perf_counter(), time.process_time()
-        outcome = contenders[name].step(turn)
-        outcome.seconds, outcome.processor_s = time.perf_counter() - began, time.process_time() - spent
-        outcomes[name].append(outcome)
+        found = [_step(contenders[name], step) for step in steps]
+        outcomes[name] += found[1:] or found
+
+
+def _step(contender: Contender, step: int) -> Outcome:
+    contender.prepare(step)
+    dist.barrier()
+    began, spent = time.perf_counter(), time.process_time()
+    outcome = contender.step(step)
+    outcome.seconds, outcome.processor_s = time.perf_counter() - began, time.process_time() - spent
+    return outcome
 
 
 def _made(entry: Entry, rank: int) -> Contender:

@@ -15,7 +15,8 @@ from torch.distributed import pipelining
 
 from contraflow.executor import torch_schedule
 from contraflow.executor.run.job import Job
-from contraflow.executor.state.validate import find_data, find_model
+from contraflow.executor.state.passing import stage_ids
+from contraflow.executor.state.validate import find_data, find_model, planned_pieces
 from contraflow.executor.state.weights import make_optimizer
 from contraflow.models import build_layer
 from contraflow.planner.plan import Plan
@@ -66,8 +67,7 @@ class TorchSchedule:
         self._optimizer = make_optimizer(plan.problem.workload.optimizer, parameters, job.training, fused=True)
 
     def _stage(self, plan: Plan, stage: int) -> pipelining.PipelineStage:
-        first = sum(map(len, plan.stages[:stage]))
-        ids = range(first, first + len(plan.stages[stage]))
+        ids = stage_ids(plan, planned_pieces(plan, self._model))[stage]
         layers = [build_layer(self._model.layers[i], self._job.options.seed, i, self._job.dtype) for i in ids]
         return pipelining.PipelineStage(nn.Sequential(*layers), stage, len(plan.stages), torch.device("cpu"))
 

@@ -37,6 +37,8 @@ class Form(Enum):
     TEXTS = "texts"
     NUMBER = "number"
     POSITIVE = "positive"
+    SWITCH = "switch"
+    """Yes or no, where neither has been said: two flags."""
     AT_LEAST_0 = "at least 0"
     SHARE = "share"
     SHARES = "shares"

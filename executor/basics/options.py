@@ -57,7 +57,8 @@ class RunOptions:
         engine: "graph" or "eager" for all stages, or "auto": the graph of a stage, or where there can be no right
             one, torch's eager autograd, with an EngineNotice as a warning.
         device: "cpu", or "cuda": rank r of a machine on its device r, modulo how many it has (docs/cuda.md).
-        compiled: run the stage programs through torch's compiler where that is possible.
+        compiled: run the stage programs through torch's compiler where that is possible: of all stages, or of none;
+            None: of those whose layers were faster so when they were profiled.
         enforce: end before an op whose declared bytes would pass the device's planned peak, and right after one whose
             measured bytes did; hosts likewise. Memory is then followed in all steps, which takes time.
     """
@@ -112,9 +113,14 @@ class RunOptions:
             choices=DEVICES,
         ),
     )
-    compiled: bool = field(
-        default=False,
-        metadata=option("Run the stage programs through torch's compiler.", flag="compile", words="compiler"),
+    compiled: bool | None = field(
+        default=None,
+        metadata=option(
+            "Run the stage programs through torch's compiler. [default: where model.json says that it pays]",
+            flag="compile",
+            form=Form.SWITCH,
+            words="compiler",
+        ),
     )
     enforce: bool = field(
         default=False,

@@ -84,6 +84,9 @@ def _option(of: Field[Any]) -> Callable[..., Any]:
     said = about(of)
     if isinstance(of.default, bool):
         return click.option(_flag(of), _key(of), is_flag=True, default=of.default, help=said.help)
+    if said.form is Form.SWITCH:
+        both = f"{_flag(of)}/--no-{_flag(of).removeprefix('--')}"
+        return click.option(both, _key(of), is_flag=True, default=None, help=said.help)
     hidden = of.default in (MISSING, None, ()) or (said.least is not None and of.default < said.least)
     return click.option(
         _flag(of),

@@ -82,6 +82,12 @@ class Asked:
             choices=GRANULARITIES,
         ),
     )
+    compile: bool = field(
+        default=False,
+        metadata=option(
+            "Measure layers through torch's compiler, too; stages of layers that are faster so run compiled."
+        ),
+    )
     data: str | None = field(
         default=None, metadata=option("What to feed it. [default: the model's own]", metavar="NAME")
     )
@@ -246,6 +252,7 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
                 dtype=PRECISIONS[asked.precision],
                 load=asked.load or default_load(asked.device, asked.threads),
                 layers=cast("Granularity", asked.layers),
+                compiled=asked.compile,
                 ways={asked.ways: team} if team > 1 else {},
             )
 
@@ -279,6 +286,8 @@ def estimate(model: str, asked: Asked) -> dict[str, Any]:
     """
     from ...planner.problem import PRESETS
 
+    if asked.compile:
+        raise InputError(f"--compile is for measuring here, not for the preset {asked.device}")
     if asked.load is not None:
         raise InputError(f"--load is for measuring here, not for the preset {asked.device}")
     kinds = asked.device.split(",")

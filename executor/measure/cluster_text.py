@@ -12,7 +12,9 @@ def cluster_toml(cluster: Cluster, remarks: Iterable[str] = ()) -> str:
     """cluster.toml, the remarks before it; what is as it is without a word is not said."""
     (group,) = cluster.nodes
     kind, preset = group.device, PRESETS.get(group.device.name)
-    lines = [*(f"# {remark}" for remark in remarks), "[[nodes]]"]
+    lines = [f"# {remark}" for remark in remarks]
+    lines += [f"told_apart = {cluster.told_apart:.4g}"] * (cluster.told_apart > 0)
+    lines += ["[[nodes]]"]
     lines += [f"count = {group.count}"] * (group.count > 1)
     lines += [f"devices = {group.devices}", f'device = "{kind.name}"']
     if group.cores is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,10 @@ class Found:
     def toml(self) -> str:
         """cluster.toml."""
         return cluster_toml(self.cluster, self.remarks)
+
+
+TOLD_APART = 0.02
+"""Forecasts of plans of processes on one computer are off from one another by as much (`benchmarks/runtime.py`)."""
 
 
 def detect_cluster(
@@ -85,10 +89,16 @@ def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Foun
         gpus = found_gpus(rounds) if local == 0 else None
         dist.barrier()
         return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
-    spent = None if train is None else overhead_among(train, threads)
+    link = _link_of(found) if each > 1 else Link()
+    spent = None if train is None else overhead_among(train, threads, network or link)
+    if spent is not None and network is None:
+        found = replace(found, latency_s=spent.latency_s)
+    if spent is not None and network is not None:
+        network = replace(network, latency_s=spent.latency_s)
     if dist.get_rank() != 0:
         return None
-    return _of_processes(found, each, len(counts), network, spent, cores() / threads / here)
+    overhead = None if spent is None else spent.overhead
+    return _of_processes(found, each, len(counts), network, overhead, cores() / threads / here)
 
 
 def _of_processes(
@@ -106,7 +116,7 @@ def _of_processes(
     whole = memory_bytes()
     memory_bandwidth = found.memory_bandwidth * max(1.0, processes / at_once)
     kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=memory_bandwidth)
-    link = Link(found.bandwidth, found.latency_s, found.reduce_bandwidth) if processes > 1 else Link()
+    link = _link_of(found) if processes > 1 else Link()
     host = Link(found.host_bandwidth, found.host_latency_s)
     group = NodeGroup(nodes, processes, kind, link, whole // 2, host, cores=at_once)
     remarks = [
@@ -114,7 +124,13 @@ def _of_processes(
         f"{os.cpu_count()} cores, {whole} bytes of memory: half for devices, half for what is copied to the host.",
         "Measured while all were at it; links are gloo's.",
     ]
-    return Found(Cluster((group,), network or Link(), overhead=overhead), tuple(remarks))
+    told_apart = 0.0 if overhead is None else TOLD_APART
+    return Found(Cluster((group,), network or Link(), overhead=overhead, told_apart=told_apart), tuple(remarks))
+
+
+def _link_of(found: Machine) -> Link:
+    """Between two processes of a node."""
+    return Link(found.bandwidth, found.latency_s, found.reduce_bandwidth)
 
 
 def _of_gpus(gpus: Gpus, nodes: int, network: Link | None) -> Found:

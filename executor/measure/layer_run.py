@@ -81,12 +81,13 @@ class _Bytes:
 @dataclass(frozen=True)
 class Example:
     """A layer of model.json as it is in the model: its name, the positions of what it is made of, what passes between
-    that and the rest, what it takes, and the target where it is the last one."""
+    that and the rest, what it takes, and the target where it is the last one; `compiled`: by torch's compiler."""
 
     piece: Piece
     part: Part
     x: Carried
     target: Tensor | None
+    compiled: bool = False
 
 
 def trace_layer(
@@ -106,7 +107,7 @@ def trace_layer(
     loss = None if on.target is None else model.loss
     label = f"layer {on.piece.name}"
     layers = StageLayers(tuple(modules), on.part.ids, loss, any(on.part.wanted), label, half_of(dtype), on.part)
-    how = Building(engine, 0 if check else None, among_team=team.said)
+    how = Building(engine, 0 if check else None, compiled=on.compiled, among_team=team.said)
     program, notice = build_program(layers, on.x, on.target, how)
     if notice is not None:
         warn(notice)

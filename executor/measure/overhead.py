@@ -3,23 +3,27 @@
 Ranks train a model of tiny layers, each all of it and then as stages of a pipeline, and their traces say what they
 spent around ops, neither computing nor waiting, and in ops beyond what their layers take: calling programs. A backward
 that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
-drawing samples, is that of its messages.
+drawing samples, is that of its messages. What the first run's steps take beyond their ops, and beyond what links say of
+the sums between ranks, is a collective's. How late messages arrive at ranks that compute, whose cores also run what
+carries messages, says the pipeline's step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
 from ...models import resolve
-from ...planner.graph import Candidate
+from ...planner import simulate
+from ...planner.graph import Candidate, holders, sum_seconds
 from ...planner.lower import assemble
-from ...planner.plan import Kind, Op, Pipeline, Plan, Problem
-from ...planner.problem import Cluster, ModelGraph, Overhead, Workload
+from ...planner.plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
+from ...planner.problem import Cluster, Link, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import capped
 from ..basics import RunOptions
@@ -31,6 +35,9 @@ SAMPLES, MICRO_BATCHES = 8, 8
 STEPS = 24
 """Of each run."""
 ROUNDS = 3
+HALVINGS = 40
+ALONE = Link()
+"""Costs nothing."""
 _PASSES = (Kind.F, Kind.B)
 
 
@@ -46,12 +53,25 @@ Train = Callable[[Plan, RunOptions], Run]
 """Runs a plan as one of its ranks: `run.run_plan`."""
 
 
-def overhead_among(train: Train, threads: int) -> Overhead:
-    """Of all ranks of the default process group, which train as under torchrun; collective."""
+@dataclass(frozen=True)
+class Spent:
+    """Overheads, and the latency in seconds of a message between ranks that compute."""
+
+    overhead: Overhead
+    latency_s: float
+
+
+def overhead_among(train: Train, threads: int, link: Link = ALONE) -> Spent:
+    """Of all ranks of the default process group, which train as under torchrun; collective. `link`: between two of
+    them, as the first has measured it."""
+    said = [link]
+    dist.broadcast_object_list(said)
     options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
     ranks = dist.get_world_size()
     busy = max(2, min(ranks, at_once(threads)))
-    return measure_overhead(lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy)
+    return measure_overhead(
+        lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy, link=said[0]
+    )
 
 
 def _profiled(threads: int) -> ModelGraph:
@@ -69,22 +89,50 @@ def measure_overhead(
     train: Callable[[Plan], RunTrace],
     rounds: int = ROUNDS,
     busy: int | None = None,
-) -> Overhead:
+    link: Link = ALONE,
+) -> Spent:
     """With so many processes at it, at least 2; those beyond the model's layers wait.
 
-    Profile and runs take turns, and of each figure the least counts: what else the machine does only adds.
+    Profile and runs take turns. Of what a rank's thread spends the least counts, since what else the machine does only
+    adds; of how long ranks wait for one another the median.
 
     Args:
         profile: measures a registry's model of tiny layers, such as `MODEL`.
         train: runs a plan, each device as a process.
+        link: between two processes.
         busy: of the processes that train, where the others wait: as many as do not share a core. None: all.
     """
     busy = busy or processes
-    found, cluster = [], Cluster.uniform(processes)
+    found, chains, cluster = [], [], Cluster.uniform(processes, link=link)
     for _ in range(rounds):
         graph = profile()
-        found.append(_figures(graph, train(_whole(graph, cluster, busy)), train(_chained(graph, cluster, busy))))
-    return _overhead(_Figures(*map(min, zip(*found, strict=True))))
+        whole, chain = _whole(graph, cluster, busy), _chained(graph, cluster, busy)
+        alone, chained = train(whole), train(chain)
+        found.append(_figures(graph, alone, chained))
+        chains.append((chain, chained.step_s))
+    least = _Figures(*map(min, zip(*found, strict=True)))
+    overhead, drawing_s = _overhead(least), MICRO_BATCHES * least.drawing_s
+    latency_s = median(_latency_s(chain, overhead, step_s - drawing_s) for chain, step_s in chains)
+    summing_s = median(figures.summing for figures in found) - _sum_s(whole, latency_s)
+    return Spent(replace(overhead, collective_s=max(0.0, summing_s)), latency_s)
+
+
+def _latency_s(chain: Plan, overhead: Overhead, step_s: float) -> float:
+    """With which latency of its messages a plan is forecast to take as long as it took; at least the link's own."""
+
+    def forecast_s(latency_s: float) -> float:
+        problem = _with_latency(chain.problem, latency_s)
+        problem = replace(problem, cluster=replace(problem.cluster, overhead=overhead))
+        return simulate(replace(chain, problem=problem)).step_s
+
+    low = chain.problem.cluster.link(0, 1).latency_s
+    high = max(low, step_s)
+    if forecast_s(low) >= step_s:
+        return low
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if forecast_s(middle) < step_s else (low, middle)
+    return low
 
 
 def _whole(graph: ModelGraph, cluster: Cluster, ranks: int) -> Plan:
@@ -108,11 +156,25 @@ def _chained(graph: ModelGraph, cluster: Cluster, most: int) -> Plan:
     return assemble(Candidate(Problem(graph, cluster, Workload(MICRO_BATCHES)), stages, layout.pipelines), orders)
 
 
+def _with_latency(problem: Problem, latency_s: float) -> Problem:
+    """The problem on links of another latency."""
+    (group,) = problem.cluster.nodes
+    link = replace(group.link, latency_s=latency_s)
+    return replace(problem, cluster=replace(problem.cluster, nodes=(replace(group, link=link),)))
+
+
+def _sum_s(plan: Plan, latency_s: float) -> float:
+    """What links say of summing the gradients of a plan that has all layers on each of its ranks."""
+    trained = sum(layer.trained_bytes for layer in plan.problem.model.layers)
+    return sum(sum_seconds(_with_latency(plan.problem, latency_s), holders(plan)[0], trained))
+
+
 class _Figures(NamedTuple):
     """Seconds. `forward`, `backward`: around an op of a rank that has all layers, and `taken`: by its F and B together.
 
     `chained`: around an F and a B of every rank that has a stage, together, and `chained_taken`: by these. `layers`: of
-    all layers, forward and backward, by the profile. `step`: a STEP.
+    all layers, forward and backward, by the profile. `step`: a STEP. `summing`: the gradients of ranks that
+    have all layers.
     """
 
     forward: float
@@ -122,7 +184,13 @@ class _Figures(NamedTuple):
     chained_taken: float
     layers: float
     step: float
+    summing: float
     ranks: int
+
+    @property
+    def drawing_s(self) -> float:
+        """Of a micro-batch's samples."""
+        return max(0.0, self.forward - self.backward)
 
 
 def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
@@ -135,6 +203,7 @@ def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
         sum(sum(_usual(chained, kind, _duration)) for kind in _PASSES),
         sum(layer.forward_s + layer.backward_s for layer in graph.layers),
         fmean(_usual(chained, Kind.STEP, lambda x: x.duration_s + x.overhead_s)),
+        _summing(alone),
         sum(bool(device.ops) for device in chained.devices),
     )
 
@@ -142,10 +211,15 @@ def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
 def _overhead(found: _Figures) -> Overhead:
     ranks = found.ranks
     calls = (found.taken - found.layers) / 2, (found.chained_taken - found.layers) / (2 * ranks)
-    drawing_s = max(0.0, found.forward - found.backward)
     messages = 4 * (ranks - 1)  # a micro-batch's, both ends of each
-    spent_s = found.chained - 2 * ranks * found.backward - drawing_s
+    spent_s = found.chained - 2 * ranks * found.backward - found.drawing_s
     return Overhead(found.backward + max(0.0, fmean(calls)), max(0.0, spent_s) / messages, found.step)
+
+
+def _summing(trace: RunTrace) -> float:
+    """What a step of ranks that have all layers takes beyond their ops: until their gradients are summed."""
+    busy = [sum(x.duration_s + x.overhead_s for x in device.ops if x.op.kind in IN_LINE) for device in trace.devices]
+    return trace.step_s - fmean(seconds for seconds in busy if seconds)
 
 
 def _duration(x: OpTrace) -> float:

@@ -22,7 +22,7 @@ from ...models.once import kept
 from ...models.protocol import build_shapes
 from ...models.wiring import Inputs, carried, each
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
-from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, wide
+from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, require_compiler, why_uncompiled, wide
 from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
 from .between import Between, Handed
 from .companions import Pace, alone, companions
@@ -54,6 +54,7 @@ class Profiling:
             script needs the `if __name__ == "__main__"` guard.
         engine: what runs the layers, as for `execute`.
         layers: "parts": every layer of the model is one of model.json; "block": those of one block are.
+        compiled: layers are measured through torch's compiler, too, and are marked where that is faster.
         ways: how a team of processes divides the layers, by "tensor" or "sequence". Seconds are then those of its
             slowest rank, with what ranks tell each other inside a layer; bytes are one rank's.
     """
@@ -68,6 +69,7 @@ class Profiling:
     load: int = 1
     engine: Engine = "auto"
     layers: Granularity = "parts"
+    compiled: bool = False
     ways: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -100,9 +102,11 @@ def measure_layers(model: LayeredModel, how: Profiling) -> dict[str, Any]:
         ValueError: no data, or a micro-batch size below 1.
         TraceError, ProgramMismatch: no engine, or not the one asked for, can run a layer.
         InputError: ways that are not executed, or that do not divide a layer; fewer CUDA devices than a team's ranks.
-        RunError: a load above 1 or a team, and the model or its data cannot be sent to other processes.
+        RunError: no compiler; a load above 1 or a team, and the model or its data cannot be sent to other processes.
         ExecutionError: another process has failed.
     """
+    if how.compiled:
+        require_compiler(torch.device(how.device).type)
     lane = lane_of_ways(model, how.ways)
     if lane is not None:
         return _measured_by_teams(model, how, lane.size)
@@ -151,8 +155,15 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Tea
     def measured(engine: Engine, on: Example) -> tuple[dict[str, Any], LayerRun]:
         built = (build_lowered(model.layers[index], 0, index, how.dtype, team.lane)[0] for index in on.piece.ids)
         modules = [module.to(how.device) for module in built]
-        run = LayerRun(trace_layer(model, modules, on, how.dtype, engine, team=team), modules, on, awaiting)
-        return reaches.costs(run), run
+
+        def run_of(on: Example) -> LayerRun:
+            return LayerRun(trace_layer(model, modules, on, how.dtype, engine, team=team), modules, on, awaiting)
+
+        run = run_of(on)
+        costs = reaches.costs(run)
+        if how.compiled and not isinstance(run.program, EagerProgram) and not why_uncompiled(run.program):
+            costs = reaches.better(costs, reaches.costs(run_of(replace(on, compiled=True))))
+        return costs, run
 
     of = Pieced(model, how.layers)
     with _threads(how.threads):
@@ -310,7 +321,8 @@ def _now(device: torch.device) -> float:
 
 def _summary(costs: dict[str, Any], how: str) -> str:
     backward = costs["backward_input_s"] + costs["backward_weight_s"]
-    return f"forward {costs['forward_s'] * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms ({how})"
+    compiled = "compiled, " if costs.get("compiled") else ""
+    return f"{compiled}forward {costs['forward_s'] * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms ({how})"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from ..place import require_device
 from ..stage import require_compiler, run_dtype
 from ..state import (
     MiniBatches,
+    compiled_stages,
     feed_of,
     find_data,
     find_model,
@@ -146,10 +147,22 @@ def _require_known(plan: Plan, options: RunOptions) -> None:
         raise RunError(f"the plan is for teams of {team} ranks, which are processes: run with --transport processes")
     if options.evaluate_only and (options.trace is not None or options.metrics is not None):
         raise RunError("an evaluation takes no step: there is nothing to trace, and no line of metrics")
-    if options.compiled:
-        require_compiler(options.device)
+    _require_compiler(plan, options)
     if options.steps < 1:
         raise RunError(f"steps must be at least 1, got {options.steps}")
+
+
+def _require_compiler(plan: Plan, options: RunOptions) -> None:
+    if not compiled_stages(plan, options.compiled):
+        return
+    try:
+        require_compiler(options.device)
+    except RunError as error:
+        if options.compiled:
+            raise
+        raise RunError(
+            f"the plan's layers were timed compiled, and {error}; --no-compile runs them as they are"
+        ) from error
 
 
 def _portable(plan: Plan, found: LayeredModel, given: LayeredModel | str | None) -> LayeredModel | str:

@@ -4,7 +4,7 @@ Two engines: a traced graph, cut into programs, and torch's eager autograd where
 and places; knows neither ranks nor plans. Begin with `program.py`, the interface, then `engines.py`, which chooses.
 """
 
-from .compiled import require_compiler
+from .compiled import require_compiler, why_uncompiled
 from .eager import EagerProgram
 from .eager_probe import isolated
 from .engines import Building, EngineNotice, alone, build_program, warn
@@ -54,5 +54,6 @@ __all__ = [
     "run_dtype",
     "shared_by",
     "warn",
+    "why_uncompiled",
     "wide",
 ]

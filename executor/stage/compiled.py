@@ -40,13 +40,18 @@ def require_compiler(device: str) -> None:
         raise RunError(f"compiling needs a C++ compiler: no {wanted or ' or '.join(_COMPILERS)} found (CXX names one)")
 
 
+def why_uncompiled(program: Any) -> str:
+    """Why a `StageProgram` must stay as it is; empty where it need not."""
+    return "draws random numbers" if program.has_random else "has recurrent layers" if program.needs_grad_mode else ""
+
+
 def compile_program(program: Any) -> bool:
     """Replaces the parts of a `StageProgram` by compiled ones; each compiles when it is first called.
 
     A program with random layers stays as it is, with a warning: the compiler draws other numbers. So does one with
     fused recurrent layers. Returns whether it was compiled.
     """
-    kept = "draws random numbers" if program.has_random else "has recurrent layers" if program.needs_grad_mode else ""
+    kept = why_uncompiled(program)
     if kept:
         warnings.warn(f"{program.label} {kept}: it runs uncompiled", stacklevel=2)
         return False

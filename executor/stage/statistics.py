@@ -106,10 +106,10 @@ class Statistics:
         """Applies rows of micro-batches that follow one another to the live buffers."""
         for row in rows:
             for r in self._running:
-                running = self._buffers[r.name].view(-1)
-                seen = int(self._buffers[r.name.rpartition(".")[0] + ".num_batches_tracked"]) + 1
-                kept = 1 - (1 / seen if r.momentum is None else r.momentum)
-                alpha = 1 / seen if r.momentum is None else 1.0
+                running, alpha, kept = self._buffers[r.name].view(-1), 1.0, 1 - (r.momentum or 0.0)
+                if r.momentum is None:
+                    alpha = 1 / (int(self._buffers[r.name.rpartition(".")[0] + ".num_batches_tracked"]) + 1)
+                    kept = 1 - alpha
                 running.mul_(kept).add_(row[r.name].view(-1), alpha=alpha)
             for name in self._counters:
                 self._buffers[name].add_(1)
@@ -132,6 +132,7 @@ class StatisticsExchange(Statistics):
         like = buffers[self._running[0].name] if self._running else torch.empty(0)
         self.rows = torch.zeros(micro_batches, self._width, dtype=like.dtype, device=like.device)
         self._scratch = self._counts()
+        self._by_name = [self._named(row) for row in self.rows]
 
     def reset(self) -> None:
         """Forgets the rows."""
@@ -140,9 +141,9 @@ class StatisticsExchange(Statistics):
 
     def for_forward(self, micro_batch: int) -> Mapping[str, Tensor]:
         """Its own row in place of the running statistics."""
-        assert self.rows is not None
-        counts = {name: count.zero_() for name, count in self._scratch.items()}
-        return self._on(self._named(self.rows[micro_batch]), counts)
+        if self._scratch:
+            torch._foreach_zero_(list(self._scratch.values()))
+        return self._on(self._by_name[micro_batch], self._scratch)
 
     def _named(self, row: Tensor) -> dict[str, Tensor]:
         """A row by the names of the buffers that it stands for."""
@@ -154,7 +155,17 @@ class StatisticsExchange(Statistics):
     def apply(self) -> None:
         """Applies all rows, in micro-batch order, to the live buffers; after the exchange."""
         assert self.rows is not None
-        self._apply(map(self._named, self.rows))
+        live = [self._buffers[r.name].view(-1) for r in self._running]
+        momentum = self._running[0].momentum if self._running else None
+        alike = all(r.momentum == momentum for r in self._running)
+        if momentum is None or not alike or any(buffer.dtype != self.rows.dtype for buffer in live):
+            self._apply(self._by_name)
+            return
+        together = torch.cat(live)
+        for row in self.rows:
+            together.mul_(1 - momentum).add_(row)
+        torch._foreach_copy_(live, torch.split(together, [r.size for r in self._running]))
+        torch._foreach_add_([self._buffers[name] for name in self._counters], len(self.rows))
 
 
 class StatisticsQueue(Statistics):

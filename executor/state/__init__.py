@@ -7,6 +7,7 @@ Begin with `weights.py` and `replica.py`.
 from .addresses import Addresses
 from .agreement import Agreement, agree
 from .batches import inputs_and_targets
+from .compiling import compiled_stages
 from .counts import counts_of
 from .departures import Packed, leaving, register_leaving
 from .digests import digest
@@ -53,6 +54,7 @@ __all__ = [
     "by_name",
     "compare_holders",
     "compare_lanes",
+    "compiled_stages",
     "digest",
     "equalise",
     "feed_of",

@@ -39,6 +39,7 @@ from ..stage import (
 )
 from ..wires import stage_on_two_devices, statistics_group, tie_group
 from .batches import Alike, inputs_and_targets, targets_alone
+from .compiling import compiled_stages
 from .counts import counts_of
 from .digests import unregistered
 from .mini_batch import Counts, MiniBatches
@@ -135,6 +136,7 @@ class Blueprint:
     Attributes:
         shapes: of what every stage takes, of a full micro-batch; smaller: of those of fewer samples, by their number.
         device: where this rank computes. alike: what its micro-batches have in common so far.
+        compiled: as in `RunOptions`.
         lane: whose part of every layer it builds, where a device is a team. among_team: see `Building`.
     """
 
@@ -147,7 +149,7 @@ class Blueprint:
     dtype: torch.dtype
     engine: Engine = "auto"
     device: torch.device = CPU.device
-    compiled: bool = False
+    compiled: bool | None = None
     smaller: Mapping[int, Shapes] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike, compare=False)
     lane: Lane | None = None
@@ -234,7 +236,8 @@ class Blueprint:
         with _SETUP_LOCK, _disable_current_modes():  # training's memory is measured, not the setup's
             examples = {samples: self._example(stage, samples) for samples in self.sizes}
             layers = self._layers(stage, modules)
-            programs = {n: self._program(layers, n, *example, check_seed) for n, example in examples.items()}
+            compiled = stage in self._compiled
+            programs = {n: self._program(layers, n, *example, check_seed, compiled) for n, example in examples.items()}
         for program, _ in programs.values():
             self._require_runnable(program, rank, stage)
         owners, forwards = holders(self.plan)[stage], forward_devices(self.plan, stage)
@@ -271,22 +274,25 @@ class Blueprint:
     def _built(self, index: int) -> nn.Module:
         return build_layer(self.model.layers[index], self.seed, index, wide(self.dtype), self.lane)
 
-    @property
-    def _sharing(self) -> Sharing:
-        return shared_by(self.model, self.seed, self.dtype, self.compiled, self.lane)
+    @cached_property
+    def _compiled(self) -> frozenset[int]:
+        return compiled_stages(self.plan, self.compiled)
+
+    def _sharing(self, compiled: bool) -> Sharing:
+        return shared_by(self.model, self.seed, self.dtype, compiled, self.lane)
 
     def _program(
-        self, layers: StageLayers, samples: int, x: Carried, target: Tensor | None, check_seed: int | None
+        self, layers: StageLayers, samples: int, x: Carried, target: Tensor | None, seed: int | None, compiled: bool
     ) -> tuple[AnyProgram, str | None]:
         """The program for micro-batches of so many samples, and a notice as of `build_program`."""
         if samples != self.full:
             layers = replace(layers, label=f"{layers.label}, micro-batches of {samples}")
         how = Building(
             self.engine,
-            check_seed,
+            seed,
             self._stash_bytes(layers.layer_ids),
-            compiled=self.compiled,
-            sharing=self._sharing,
+            compiled=compiled,
+            sharing=self._sharing(compiled),
             among_team=self.among_team,
         )
         return build_program(layers, x, target, how)
@@ -329,7 +335,7 @@ class Blueprint:
             raise RunError(f"{layers.label}: on the eager engine, and its layers cannot be copied to be evaluated")
         modules = tuple(module.eval().requires_grad_(False) for module in copies.modules)
         held_out = replace(layers, modules=modules, needs_input_grad=False, label=f"{layers.label}, evaluation")
-        how = Building(self.engine, check_seed, sharing=self._sharing, among_team=self.among_team)
+        how = Building(self.engine, check_seed, sharing=self._sharing(False), among_team=self.among_team)
         with _SETUP_LOCK, _disable_current_modes():
             return build_program(held_out, example, target, how)[0]
 

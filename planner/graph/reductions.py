@@ -17,14 +17,16 @@ def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int, turns
     """(seconds on the links, latency) of a ring all-reduce of `count` bytes between these devices.
 
     2(r-1) rounds move count/r bytes over every link of the ring (Patarasuk and Yuan, 2009), at the links'
-    `reduce_bandwidth`. `turns`: 1 for half of it, a reduce-scatter or an all-gather.
+    `reduce_bandwidth`. `turns`: 1 for half of it, a reduce-scatter or an all-gather. The latency has with it what a
+    collective costs beside its links.
     """
     if count == 0 or len(devices) < 2:
         return 0.0, 0.0
     r = len(devices)
     links = [cluster.link(a, b) for a, b in ring(devices)]
     rounds = turns * (r - 1)
-    return rounds * max(x.reduce_occupation_s(count) / r for x in links), rounds * max(x.latency_s for x in links)
+    latency_s = cluster.around.collective_s + rounds * max(x.latency_s for x in links)
+    return rounds * max(x.reduce_occupation_s(count) / r for x in links), latency_s
 
 
 def _ring_seconds(problem: Problem, devices: tuple[int, ...], count: int, turns: int = 2) -> tuple[float, float]:
@@ -34,7 +36,8 @@ def _ring_seconds(problem: Problem, devices: tuple[int, ...], count: int, turns:
         return reduce_seconds(problem.cluster, devices, count, turns)
     replicas = len(devices) * groups
     rounds = turns * (replicas - 1)
-    return rounds * count * across.seconds_a_byte / replicas, rounds * across.latency_s
+    latency_s = problem.cluster.around.collective_s + rounds * across.latency_s
+    return rounds * count * across.seconds_a_byte / replicas, latency_s
 
 
 def across(problem: Problem, groups: Sequence[tuple[int, ...]]) -> Across:
@@ -81,7 +84,8 @@ def tie_seconds(cluster: Cluster, members: int, count: int) -> float:
     rounds = 2 * (min(members, len(devices)) - 1)
     if not rounds or not count:
         return 0.0
-    return 2 * max(x.occupation_s(count) for x in links) + rounds * max(x.latency_s for x in links)
+    latency_s = cluster.around.collective_s + rounds * max(x.latency_s for x in links)
+    return 2 * max(x.occupation_s(count) for x in links) + latency_s
 
 
 def step_seconds(

@@ -89,17 +89,20 @@ class Cluster:
 
     With a `team` of t, a device is t neighbouring ranks of one node that compute every stage together: device d is
     ranks d*t .. d*t+t-1. All figures are then those of one of its ranks (see `teams`). `overhead`: of its ranks' own
-    threads; None: nobody said, and nothing is counted.
+    threads; None: nobody said, and nothing is counted. `told_apart`: forecasts of two plans that differ by a smaller
+    share say nothing about which is faster; 0: all do.
     """
 
     nodes: tuple[NodeGroup, ...]
     network: Link = Link()
     team: int = 1
     overhead: Overhead | None = None
+    told_apart: float = 0.0
 
     def __post_init__(self) -> None:
         with refusing(ClusterError):
             reading.whole(self.team, "team", "the cluster", 1, MOST_DEVICES)
+            reading.number(self.told_apart, "told_apart", "the cluster", 1.0)
         count = sum(group.count * group.devices for group in self.nodes) * self.team
         if count < 1:
             raise ClusterError("the cluster has no devices")
@@ -227,6 +230,8 @@ class Cluster:
             content["network"] = _link_to_dict(self.network)
         if self.overhead is not None:
             content["overhead"] = self.overhead.to_dict()
+        if self.told_apart:
+            content["told_apart"] = self.told_apart
         if kinds:
             content["devices"] = {kind.name: _kind_to_dict(kind) for kind in sorted(kinds, key=lambda k: k.name)}
         return content
@@ -363,7 +368,7 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
 
 
 def _cluster_from(content: object) -> Cluster:
-    table = _table(content, "cluster", {"team", "nodes", "network", "devices", "overhead"})
+    table = _table(content, "cluster", {"team", "nodes", "network", "devices", "overhead", "told_apart"})
     custom = reading.mapping(table.get("devices", {}), "devices", what="a table of tables")
     reading.at_most(len(custom), MOST_DEVICES, "devices")
     kinds = PRESETS | {name: _kind_from(name, entry) for name, entry in custom.items()}
@@ -374,4 +379,5 @@ def _cluster_from(content: object) -> Cluster:
     nodes = tuple(_group_from(entry, f"nodes[{k}]", kinds) for k, entry in enumerate(groups))
     network = _link_from(table.get("network", {}), "network", "reduce_bandwidth")
     overhead = _overhead_from(table["overhead"]) if "overhead" in table else None
-    return Cluster(nodes, network, _count(table, "team", "the cluster"), overhead)
+    told_apart = reading.number(table.get("told_apart", 0.0), "told_apart", "the cluster", 1.0)
+    return Cluster(nodes, network, _count(table, "team", "the cluster"), overhead, told_apart)

@@ -38,6 +38,7 @@ class Layer:
         outputs: the tensors that it gives, where edges name them; empty: one without a name.
         selective_bytes: of `stash_bytes`, what selective recomputation drops and makes again from the rest; 0: nothing.
         selective_s: the seconds in which it does.
+        compiled: whether its times are those of torch's compiler, which stages of such layers then go through.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Layer:
     outputs: tuple[Output, ...] = ()
     selective_bytes: int = 0
     selective_s: float = 0.0
+    compiled: bool = False
 
     @property
     def trained_bytes(self) -> int:
@@ -90,6 +92,8 @@ class Layer:
             reading.whole(self.selective_bytes, "selective_bytes", where, most=MOST_BYTES)
             reading.number(self.selective_s, "selective_s", where, MOST_SECONDS)
             self._check_outputs(where)
+        if not isinstance(self.compiled, bool):
+            raise ModelError(f"{where}: compiled must be true or false, got {shown(self.compiled)}")
         if self.trained_bytes > self.parameter_bytes:
             raise ModelError(
                 f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
@@ -143,6 +147,8 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         content["trainable_bytes"] = layer.trainable_bytes
     if layer.selective_bytes or layer.selective_s:
         content |= {"selective_bytes": layer.selective_bytes, "selective_s": layer.selective_s}
+    if layer.compiled:
+        content["compiled"] = True
     if layer.outputs:
         content["outputs"] = [
             {"name": output.name, "bytes": output.bytes, **({} if output.gradient else {"gradient": False})}

@@ -14,21 +14,24 @@ class Overhead:
         message_s: at either end of every tensor between two stages; F, B and I have those of their stage, and R has
             F's. Counted wherever the stages lie: what it costs is the same for every placement of a cut.
         step_s: of every STEP that trains something, as its bytes' seconds whatever the speed.
+        collective_s: of every sum of gradients and gathering of parameters between ranks, beside what their links take:
+            ranks that compute as long as one another are never ready at the same time.
     """
 
     op_s: float = 0.0
     message_s: float = 0.0
     step_s: float = 0.0
+    collective_s: float = 0.0
 
     def __bool__(self) -> bool:
-        return self.op_s > 0 or self.message_s > 0 or self.step_s > 0
+        return any(getattr(self, f"{key}_s") > 0 for key in OVERHEADS)
 
     def to_dict(self) -> dict[str, float]:
         """By the keys of cluster.toml's [overhead]."""
         return {key: getattr(self, f"{key}_s") for key in OVERHEADS}
 
 
-OVERHEADS = ("op", "message", "step")
+OVERHEADS = ("op", "message", "step", "collective")
 """The keys of [overhead], in the order of the attributes."""
 NO_OVERHEAD = Overhead()
 """Of whom nothing is said."""

@@ -15,6 +15,7 @@ from ..plan import Pipeline, Plan
 from ..schedules import capped
 from .common import SECONDS, SIZE, Considered, Result, Session, answered, lacking, shortages, unanswered
 from .named import Order, place
+from .plainest import plainest
 from .proofs import nothing_fits, parts_of, told_of
 from .sharding import settled
 
@@ -24,6 +25,7 @@ def answer(session: Session, orders: list[Order], hint: Plan | None) -> Result:
     if session.best is None:
         return _no_plan(session, orders)
     best = settled(session, session.best, hint if session.space.schedule == "search" else None)
+    best = plainest(session, best)
     with until(session.clock.deadline + SECONDS.grace):
         whole = told_of(session.problem, session.space, session.proof.asked_s, best, session.bounded)
         parts = chain(*(parts_of(part, orders, best) for part in (session, *session.reordered)))

@@ -29,7 +29,7 @@ from contraflow.executor.measure.overhead import measure_overhead
 from contraflow.executor.measure.profile import cores, profile_model
 from contraflow.executor.run.launch import run_plan
 from contraflow.models import LayeredModel, resolve
-from contraflow.planner import Cluster, ModelGraph, Plan, check
+from contraflow.planner import Cluster, ModelGraph, Plan, check, simulate
 from contraflow.planner.basics.errors import ClusterError
 from contraflow.planner.graph.reductions import reduce_seconds
 from contraflow.planner.plan import Kind
@@ -250,9 +250,26 @@ def test_overheads_are_read_off_two_runs(ranks: int) -> None:
     def train(made: Plan) -> RunTrace:
         return with_ops(simulated_run(made), in_chain if len(made.stages) > 1 else by_itself)
 
-    found = measure_overhead(lambda: graph, ranks, train, rounds=2)
+    found = measure_overhead(lambda: graph, ranks, train, rounds=2).overhead
     assert found.op_s == pytest.approx(op_s + call_s)
     assert (found.message_s, found.step_s) == pytest.approx((message_s, step_s))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_waiting_for_one_another_is_read_off_steps(ranks: int) -> None:
+    """What sums and messages take among ranks that compute, although a link by itself is faster."""
+    plain, latency_s, collective_s = named("gpipe", ranks, 4).problem.model, 3e-4, 5e-4
+    graph = replace(plain, layers=tuple(replace(layer, parameter_bytes=4096) for layer in plain.layers))
+    quick, slow = Link(1e9, 1e-5), Link(1e9, latency_s)
+
+    def train(made: Plan) -> RunTrace:
+        cluster = replace(Cluster.uniform(ranks, link=slow), overhead=Overhead(collective_s=collective_s))
+        took = simulate(replace(made, problem=replace(made.problem, cluster=cluster))).step_s
+        return replace(simulated_run(made), step_s=took)
+
+    found = measure_overhead(lambda: graph, ranks, train, rounds=1, link=quick)
+    assert found.latency_s == pytest.approx(latency_s, rel=1e-3)
+    assert found.overhead.collective_s == pytest.approx(collective_s, rel=1e-2)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -266,7 +283,7 @@ def test_ranks_beyond_the_layers_wait(ranks: int) -> None:
         assert not check(made)
         return simulated_run(made, overhead_s=1e-3)
 
-    assert measure_overhead(lambda: graph, ranks + 2, train, rounds=1).op_s == pytest.approx(1e-3)
+    assert measure_overhead(lambda: graph, ranks + 2, train, rounds=1).overhead.op_s == pytest.approx(1e-3)
     assert [sum(map(bool, made.orders)) for made in seen] == [ranks + 2, ranks]
 
 

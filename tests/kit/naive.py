@@ -292,6 +292,7 @@ class Account:
             rounds, links = (1 if sharded else 2) * (len(devices) - 1), [self.cluster.link(*pair) for pair in pairs]
             seconds = rounds * max((x.reduce_occupation_s(size) / len(devices) for x in links), default=0.0)
             latency = rounds * max((x.latency_s for x in links), default=0.0)
+            latency += self.cluster.overhead.collective_s if links and self.cluster.overhead is not None else 0.0
             lanes = [lane for pair in pairs for lane in self._lanes(*pair)]
             self.tasks[key] = Task(seconds, [wait for post in posts for wait in self._posted(post)], lanes)
             if kind is Kind.GATHER:

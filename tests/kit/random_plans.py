@@ -109,7 +109,8 @@ def random_overhead(rng: random.Random) -> Overhead | None:
     """Of ops, messages and optimizer steps, as large as layers at the most; at times nobody says."""
     if rng.random() < 0.5:
         return None
-    found = Overhead(rng.choice([0.0, 0.5, rng.random()]), rng.choice([0.0, 0.25, rng.random()]))
+    seconds = (rng.choice([0.0, x, rng.random()]) for x in (0.5, 0.25, 0.25, 0.5))
+    found = Overhead(*seconds)
     return replace(found, step_s=random.Random(found.op_s).choice([0.0, 0.5, 1.0]))  # what else is drawn stays
 
 

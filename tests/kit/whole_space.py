@@ -49,7 +49,7 @@ def small_problem(rng: random.Random) -> Problem:
         nodes: tuple[NodeGroup, ...] = (NodeGroup(1, devices, kinds[0], link, None, host),)
     else:
         nodes = tuple(NodeGroup(1, 1, kind, link, None, host) for kind in kinds)
-    overhead = rng.choice([None, Overhead(0.5), Overhead(0.25, 0.25, 0.5), Overhead(1.0, 0.5, 1.0)])
+    overhead = rng.choice([None, Overhead(0.5), Overhead(0.25, 0.25, 0.5, 0.25), Overhead(1.0, 0.5, 1.0)])
     return Problem(ModelGraph.chain(found), Cluster(nodes, link, overhead=overhead), Workload(batches))
 
 

@@ -47,7 +47,7 @@ OPTIONS: dict[str, set[str]] = {
     "show": {"--as", "--what", "--run", "--only-run", "--output", "-o", "--json"},
     "profile": {
         "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--load", "--cluster",
-        "--layers", "--output", "-o", "--json", "--team", "--ways", "--link",
+        "--layers", "--output", "-o", "--json", "--team", "--ways", "--link", "--compile",
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",

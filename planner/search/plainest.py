@@ -1,0 +1,66 @@
+"""Of plans that forecasts of a machine do not tell apart, the one that sends least: on one device, or alike on all.
+
+How far forecasts of two plans may be off from one another is the machine's to say (`Cluster.told_apart`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ..basics import OutOfTime, PlanError, until
+from ..graph import Candidate
+from ..lower import assemble
+from ..plan import COLLECTIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
+from .common import SECONDS, Session, fits
+from .sharding import sharing
+
+
+def plainest(session: Session, best: Plan) -> Plan:
+    """The best plan, or one that sends less and is not told apart from it."""
+    share = session.problem.cluster.told_apart
+    if not share or session.space.schedule != "search" or best.forecast is None or not _sent(best):
+        return best
+    with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
+        for plan in _plain(session, best):
+            assert plan.forecast is not None
+            near = plan.forecast.step_s <= best.forecast.step_s * (1 + share)
+            if near and _sent(plan) < _sent(best) and fits(plan):
+                what = f"{plan.provenance.source}, since forecasts within {share:.1%} are not told apart"
+                session.ledger.note(what, session.bound_s, plan.forecast.step_s, "taken")
+                return plan
+    return best
+
+
+def _sent(plan: Plan) -> int:
+    """Messages of a step, and what all who hold a stage do together."""
+    return sum(op.kind in SENDS | COLLECTIVES for row in plan.orders for op in row)
+
+
+def _plain(session: Session, best: Plan) -> Iterator[Plan]:
+    """All layers on the fastest device; then on every device, with whole optimizers and as the best plan has them."""
+    problem, space = session.problem, session.space
+    devices = range(len(problem.cluster))
+    fastest = max(devices, key=lambda d: problem.cluster.devices[d].kind.speed)
+    whole = sharing(problem, False)
+    yield from _made(whole, (fastest,), "one device")
+    if space.pipelines == 1 or space.replicas not in (None, len(devices)):
+        return
+    for one in {False: whole, best.problem.workload.sharded: best.problem}.values():
+        yield from _made(one, tuple(devices), "data parallel")
+
+
+def _made(problem: Problem, devices: tuple[int, ...], name: str) -> Iterator[Plan]:
+    """All layers on each of these, which take micro-batches in turn; nothing where that does not run."""
+    batches, count = problem.workload.micro_batches, len(devices)
+    if count > batches:
+        return
+    mine = {device: tuple(range(k, batches, count)) for k, device in enumerate(devices)}
+    pipelines = tuple(Pipeline((device,), (device,), dealt) for device, dealt in mine.items())
+    layers = tuple(layer.name for layer in problem.model.layers)
+    orders = [
+        [Op(kind, 0, m) for m in mine.get(device, ()) for kind in (Kind.F, Kind.B)]
+        for device in range(len(problem.cluster))
+    ]
+    with suppress(PlanError, KeyError, IndexError):
+        yield assemble(Candidate(problem, (layers,), pipelines), orders, name)

@@ -17,7 +17,7 @@ from ..basics import InputError, PlanError
 from ..plan import Plan, Problem
 from ..problem import ModelGraph, Stages, merged, stages_of
 from ..simulate import simulate
-from .common import TOLERANCE, Clock, OnProgress, Session
+from .common import HOPE, Clock, OnProgress, Session
 
 
 def blocks_of(model: ModelGraph) -> Stages | None:
@@ -82,11 +82,11 @@ class OfBlocks:
         self._told: tuple[Plan, Plan | None] | None = None
 
     @property
-    def best(self) -> bool:
-        """Whether no plan of parts is shorter than the best of these."""
+    def near(self) -> bool:
+        """Whether the best plan of these is the best of all, or nearly as short: it may soon be."""
         if self.parts is None or self.search is None:
             return False
-        return self.search.session.best_s <= self.parts.session.best_s * (1 + TOLERANCE.same)
+        return self.search.session.best_s <= self.parts.session.best_s * (1 + HOPE.blocks)
 
     def run(self, clock: Clock, listener: OnProgress | None) -> None:
         """Searches on until the clock's end; what is found is offered to the search of the parts."""

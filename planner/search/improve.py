@@ -19,7 +19,7 @@ from ..plan import Op, Plan
 from .common import COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
-from .named import Order, own_orders, run_finer
+from .named import Order, move_ends, own_orders, run_finer
 from .orders import Arm, search_orders
 from .separate import search_separate
 
@@ -33,6 +33,7 @@ def improve(session: Session, orders: list[Order]) -> None:
         if session.clock.fixed:
             _round(session, orders, hunt, session.clock.deadline)
             run_finer(session)
+            move_ends(session)
         else:
             _rounds(session, orders, hunt)
     finally:
@@ -48,6 +49,7 @@ def _rounds(session: Session, orders: list[Order], hunt: Hunt) -> None:
         with session.clock.hurried(min(1.0, seconds / before)):
             _round(session, orders, hunt, until)
             run_finer(session)
+            move_ends(session)
         if session.remaining_s > before - SECONDS.no_progress and _ends(session, hunt):
             hunt.run(session.remaining_s, until)
         if session.remaining_s > before - SECONDS.no_progress:

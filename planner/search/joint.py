@@ -282,7 +282,7 @@ class _Joint:
         tried: set[int] = set()
         while rest := [one for one in self.alive() if id(one) not in tried]:
             tried.add(id(rest[0]))
-            if rest[0].of_blocks is not None and rest[0].of_blocks.best:
+            if rest[0].of_blocks is not None and rest[0].of_blocks.near:
                 self._run_of_blocks(rest[0], SHARE.blocks_again * self._left)
             self._run(rest[0], 1.0)
         if self.best.found is None:  # proven before any search; what is lacking is said of the largest team

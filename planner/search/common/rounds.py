@@ -62,7 +62,7 @@ class Rounds:
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
-        refined: the last plan that was tried with finer stages.
+        refined: the last plan that was tried with finer stages; ended: with other ends of stages on one device.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
         grids: points of uniform grids that are still to be tried, with what they are likely to come to in seconds, by
@@ -85,6 +85,7 @@ class Rounds:
     widths: dict[Groups, Earlier] = field(default_factory=dict)
     descended: list[Plan] = field(default_factory=list)
     refined: Plan | None = None
+    ended: Plan | None = None
     trials: Iterator[None] | None = None
     through: bool = False
     tries: Iterator[Callable[[], None]] | None = None
@@ -203,6 +204,12 @@ class Rounds:
         """Whether a plan is still to be tried with finer stages: once."""
         new = plan is not self.refined
         self.refined = plan
+        return new
+
+    def moves_ends(self, plan: Plan) -> bool:
+        """Whether a plan's stages are still to be tried with other ends: once."""
+        new = plan is not self.ended
+        self.ended = plan
         return new
 
     def descends(self, plan: Plan) -> bool:

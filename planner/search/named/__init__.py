@@ -30,6 +30,7 @@ from .portfolio import (
 from .relieved import run_relieved, try_relieved, ways
 from .relieved_grids import next_relieved_s, run_relieved_grids, try_relieved_point
 from .replicas import device_rounds, most_stages, replicable, run_replicas, widths_of
+from .stage_ends import move_ends
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
 from .uniform import next_point_s, run_uniform, try_point
 from .widths import Phases, expected_s, quick_on_widths, search_widths, splits
@@ -54,6 +55,7 @@ __all__ = [
     "run_copied",
     "run_eager",
     "run_fewer",
+    "move_ends",
     "run_finer",
     "run_first_plan",
     "run_hint",

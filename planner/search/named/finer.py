@@ -30,7 +30,7 @@ def offer_finer(session: Session, plan: Plan, most: int = SIZE.chunks) -> float:
     """Offers a plan with every stage in pieces, `most` at the most, where that may help; the step of the best of these,
     in seconds."""
     best_s = math.inf
-    for parts in range(2, most + 1) if _sums(plan) else ():
+    for parts in range(2, most + 1) if sums(plan) else ():
         found = None if session.over else finer(plan, parts)
         if found is None:
             continue
@@ -40,7 +40,7 @@ def offer_finer(session: Session, plan: Plan, most: int = SIZE.chunks) -> float:
     return best_s
 
 
-def _sums(plan: Plan) -> bool:
+def sums(plan: Plan) -> bool:
     """Whether summing gradients between replicas takes time, those in other groups included, in a plan by which nothing
     leaves its device.
     """
@@ -60,7 +60,11 @@ def finer(plan: Plan, parts: int) -> Plan | None:
     """A plan with each of its stages in up to so many pieces of about equal time; None where there are none, or it does
     not run.
     """
-    pieces = [_pieces(plan, stage, parts) for stage in plan.stages]
+    return in_pieces(plan, [_pieces(plan, stage, parts) for stage in plan.stages])
+
+
+def in_pieces(plan: Plan, pieces: Sequence[Sequence[tuple[str, ...]]]) -> Plan | None:
+    """A plan with each of its stages in these runs of its layers; None where each is one, or it does not run."""
     if all(len(mine) == 1 for mine in pieces):
         return None
     first = [sum(map(len, pieces[:s])) for s in range(len(pieces))]

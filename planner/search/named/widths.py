@@ -36,11 +36,12 @@ from ..common import (
     lacking,
     objective_s,
 )
-from .finer import offer_finer
+from .finer import offer_finer, run_finer
 from .kept_orders import own_orders
 from .least_memory import overfull_here
 from .on_groups import named_on
 from .portfolio import Order, device_orders
+from .stage_ends import move_ends
 
 Phase = Callable[[Session, list[Order]], None]
 
@@ -281,6 +282,9 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
         inner.incumbent.beat(session.incumbent.aim_s)
     with session.part(inner, share, effort):
         try:
+            if inner is not session:  # what the phase before has found
+                run_finer(inner)
+                move_ends(inner)
             phase(inner, width.orders)
         except ScheduleError:  # a named schedule that does not exist for one group
             if inner is session:

@@ -109,7 +109,8 @@ def commands_of(command: click.Command) -> Iterator[click.Command]:
 
 def known_options() -> set[str]:
     """Of every command, and of the programs in benchmarks, examples and .ci."""
-    found = {flag for command in commands_of(cli) for option in command.params for flag in option.opts}
+    options = [option for command in commands_of(cli) for option in command.params]
+    found = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     found |= {"--help", "--version"}
     sources = (path for folder in ("benchmarks", "examples", ".ci", "tests") for path in (ROOT / folder).rglob("*.py"))
     declared = re.compile(r"add(?:_argument|option)\(\s*\"(--[a-z-]+)")

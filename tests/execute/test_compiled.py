@@ -21,7 +21,7 @@ from contraflow.executor.stage.compiled import CompiledPart
 from contraflow.executor.state.compiling import compiled_stages
 from contraflow.models import build_layer, resolve
 from contraflow.models.data import load
-from contraflow.planner import Plan
+from contraflow.planner import Plan, simulate
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 
@@ -89,7 +89,8 @@ def marked(plan: Plan, names: set[str]) -> Plan:
         for x in plan.problem.model.layers
     ]
     model = replace(plan.problem.model, layers=tuple(layers))
-    return replace(plan, problem=replace(plan.problem, model=model))
+    made = replace(plan, problem=replace(plan.problem, model=model))
+    return made.with_forecast(simulate(made).forecast())
 
 
 @needs_compiler

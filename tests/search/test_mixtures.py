@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from contraflow.planner import check, evaluate
+from contraflow.planner import check, evaluate, plan
 from contraflow.planner.lower import Assembled, repeat
 from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
@@ -210,3 +210,19 @@ def test_the_search_finds_them_beside_everything_else() -> None:
     assert session.best_s < 24
     assert np.isfinite(search.answer().bound_s)
     assert not check(session.best)
+
+
+def test_a_device_holds_one_prediction_at_a_time() -> None:
+    """There and back on two devices, each stage's predicted weights for its own passes: all at once do not fit."""
+    layers = [
+        Layer(f"l{k}", x, x, x, parameter_bytes=4_000_000, stash_bytes=500_000, output_bytes=1)
+        for k, x in enumerate((1.0, 1.0, 3.0, 3.0))
+    ]
+    cluster, workload = Cluster.uniform(2, 40_000_000), Workload(24, "adam", update_every=4)
+    space = SearchSpace(asynchronous=("pipeoptim",), recompute=False)
+    found = plan(ModelGraph.chain(layers), cluster, workload, space, time_limit=8).plan
+    assert found is not None
+    assert check(found) == []
+    assert found.forecast is not None
+    assert found.forecast.objective_s == pytest.approx(12.0, rel=0.05)  # half of all work; neighbours alone: 18
+    assert max(found.forecast.peak_bytes) + 4_000_000 > 40_000_000  # with a second one

@@ -392,7 +392,13 @@ def hold_stash(c, dec, slack, s, period, w):
 
 @lean
 def hold_versions(c, dec, count, period, w):
-    """Notes parameters and what is trained, and copies of older versions."""
+    """Notes parameters and what is trained, and copies of older versions; predicted weights live as long as a pass, of
+    which a device runs one at a time."""
+    if c.predicts:
+        for s in range(count):
+            i, j = dec[END, s - 1] if s else 0, dec[END, s]
+            for row in (FRONT, REAR):
+                w.base[dec[row, s]] = max(w.base[dec[row, s]], c.trained[j] - c.trained[i])
     flying = 1.0
     for s in range(count - 1, -1, -1):
         flying = max(flying, in_flight(c, dec, s, period, w))
@@ -401,8 +407,6 @@ def hold_versions(c, dec, count, period, w):
         w.base[b] += c.owned[j] - c.owned[i]
         if a != b:
             w.base[a] += c.lent[j] - c.lent[i] + trained
-        if c.predicts:
-            w.base[a] += trained
         if c.versions == 1:
             w.base[b] += math.ceil((flying - 1.0) / c.update - CLOSE) * trained
     if c.versions == 2:

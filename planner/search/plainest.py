@@ -38,13 +38,18 @@ def _sent(plan: Plan) -> int:
 
 
 def _plain(session: Session, best: Plan) -> Iterator[Plan]:
-    """All layers on the fastest device; then on every device, with whole optimizers and as the best plan has them."""
+    """All layers on the fastest device; then on every device, with whole optimizers and as the best plan has them.
+
+    Of these what the space has.
+    """
     problem, space = session.problem, session.space
     devices = range(len(problem.cluster))
     fastest = max(devices, key=lambda d: problem.cluster.devices[d].kind.speed)
     whole = sharing(problem, False)
-    yield from _made(whole, (fastest,), "one device")
-    if space.pipelines == 1 or space.replicas not in (None, len(devices)):
+    if space.replicas in (None, 1):
+        yield from _made(whole, (fastest,), "one device")
+    too_many = space.pipelines is not None and space.pipelines < len(devices)
+    if too_many or space.replicas not in (None, len(devices)):
         return
     for one in {False: whole, best.problem.workload.sharded: best.problem}.values():
         yield from _made(one, tuple(devices), "data parallel")

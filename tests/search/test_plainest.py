@@ -50,6 +50,19 @@ def test_what_is_told_apart_stays() -> None:
     assert len(planned(0.02, 40.0).stages) > 1
     assert len(planned(0.02, 400.0, memory=1200).stages) > 1
     assert len(planned(0.02, 400.0, replicas=1).stages) > 1
+    assert len(planned(0.02, 400.0, pipelines=1).stages) > 1
+
+
+def test_what_is_not_of_the_space_is_not_answered() -> None:
+    """Nobody has one device where two replicas are asked for, nor four pipelines where two are."""
+    cluster = replace(Cluster.uniform(4, 1 << 20, Link(1e6)), told_apart=1.0)
+    for space in (SearchSpace(replicas=2), SearchSpace(pipelines=2)):
+        found = plan(MODEL, cluster, Workload(8), space, time_limit=2).plan
+        assert found is not None
+        if space.replicas is not None:
+            assert len({pipeline.forward for pipeline in found.pipelines}) >= 2
+        else:
+            assert len({pipeline.forward for pipeline in found.pipelines}) <= 2
 
 
 def test_one_device_is_enough_where_collectives_take_as_long_as_the_rest() -> None:

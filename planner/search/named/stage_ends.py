@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise
 
@@ -46,7 +47,8 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
         if alike[s]:
             for left, right in ((one[:-1], one[-1:] + other), (one + other[:1], other[1:])):
                 if left and right:
-                    yield from _assembled(plan, (*plan.stages[:s], left, right, *plan.stages[s + 2 :]))
+                    stages = (*plan.stages[:s], left, right, *plan.stages[s + 2 :])
+                    yield from _assembled(plan, Candidate(plan.problem, stages, plan.pipelines, plan.stash))
     for s in range(len(plan.stages) - 1):
         if alike[s]:
             yield from _merged(plan, s)
@@ -65,12 +67,10 @@ def _alike(plan: Plan, s: int) -> bool:
     return routes and all(row[s] == row[s + 1] for row in plan.stash)
 
 
-def _assembled(plan: Plan, stages: tuple[tuple[str, ...], ...]) -> Iterator[Plan]:
-    try:
-        candidate = Candidate(plan.problem, stages, plan.pipelines, plan.stash)
-        yield assemble(candidate, own_orders(plan), plan.provenance.source)
-    except PlanError:
-        return
+def _assembled(plan: Plan, candidate: Candidate, orders: list[list[Op]] | None = None) -> Iterator[Plan]:
+    """The candidate in these orders, or those of the plan; nothing where it does not run."""
+    with suppress(PlanError):
+        yield assemble(candidate, orders or own_orders(plan), plan.provenance.source)
 
 
 def _merged(plan: Plan, s: int) -> Iterator[Plan]:
@@ -86,10 +86,7 @@ def _merged(plan: Plan, s: int) -> Iterator[Plan]:
     )
     stash = tuple(row[: s + 1] + row[s + 2 :] for row in plan.stash)
     orders = [list(_without(order, s)) for order in own_orders(plan)]
-    try:
-        yield assemble(Candidate(plan.problem, stages, pipelines, stash), orders, plan.provenance.source)
-    except PlanError:
-        return
+    yield from _assembled(plan, Candidate(plan.problem, stages, pipelines, stash), orders)
 
 
 def _without(order: list[Op], s: int) -> Iterator[Op]:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from ...models import resolve
 from ...planner import simulate
 from ...planner.graph import Candidate, holders, sum_seconds
-from ...planner.lower import assemble
-from ...planner.plan import IN_LINE, Kind, Op, Pipeline, Plan, Problem
+from ...planner.lower import assemble, replicated
+from ...planner.plan import IN_LINE, Kind, Plan, Problem
 from ...planner.problem import Cluster, Link, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import capped
@@ -137,12 +137,7 @@ def _latency_s(chain: Plan, overhead: Overhead, step_s: float) -> float:
 
 def _whole(graph: ModelGraph, cluster: Cluster, ranks: int) -> Plan:
     """All layers on each of so many ranks, with micro-batches of its own."""
-    mine = [tuple(range(rank, MICRO_BATCHES * ranks, ranks)) for rank in range(ranks)]
-    pipelines = tuple(Pipeline((rank,), (rank,), batches) for rank, batches in enumerate(mine))
-    orders = [[Op(kind, 0, m) for m in batches for kind in (Kind.F, Kind.B)] for batches in mine]
-    orders += [[]] * (len(cluster) - ranks)
-    problem = Problem(graph, cluster, Workload(MICRO_BATCHES * ranks))
-    return assemble(Candidate(problem, (tuple(layer.name for layer in graph.layers),), pipelines), orders)
+    return replicated(Problem(graph, cluster, Workload(MICRO_BATCHES * ranks)), range(ranks))
 
 
 def _chained(graph: ModelGraph, cluster: Cluster, most: int) -> Plan:

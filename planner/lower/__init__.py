@@ -6,7 +6,7 @@ with `complete.py`; `plans.py` makes plans with forecasts of it.
 
 from .complete import Orders
 from .period import period_seconds
-from .plans import Assembled, assemble, assembled, simulated
+from .plans import Assembled, assemble, assembled, replicated, simulated
 from .repetition import repeat
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "assembled",
     "period_seconds",
     "repeat",
+    "replicated",
     "simulated",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..basics import check_time
 from ..forecast import Timeline, build_columns, timeline_of
 from ..graph import Candidate, Ops
-from ..plan import Forecast, Plan, Provenance
+from ..plan import Forecast, Kind, Op, Pipeline, Plan, Problem, Provenance
 from ..problem import FLUSH
 from .complete import Orders, completed
 from .period import period_seconds
@@ -57,3 +58,19 @@ def assemble(candidate: Candidate, compute_orders: Orders, source: str = "") -> 
     Raises Deadlock when the orders wait for each other in a circle, PlanError where updates do not come out.
     """
     return assembled(candidate, compute_orders, source).plan
+
+
+def replicated(problem: Problem, devices: Sequence[int], source: str = "") -> Plan:
+    """The plan with all layers on each of these devices, which take micro-batches in turn and run them one by one.
+
+    Raises as `assemble`.
+    """
+    batches, count = problem.workload.micro_batches, len(devices)
+    mine = {device: tuple(range(k, batches, count)) for k, device in enumerate(devices)}
+    pipelines = tuple(Pipeline((device,), (device,), dealt) for device, dealt in mine.items())
+    orders = [
+        [Op(kind, 0, m) for m in mine.get(device, ()) for kind in (Kind.F, Kind.B)]
+        for device in range(len(problem.cluster))
+    ]
+    layers = tuple(layer.name for layer in problem.model.layers)
+    return assemble(Candidate(problem, (layers,), pipelines), orders, source)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ..basics import OutOfTime, PlanError, until
-from ..graph import Candidate
-from ..lower import assemble
-from ..plan import COLLECTIVES, SENDS, Kind, Op, Pipeline, Plan, Problem
+from ..lower import replicated
+from ..plan import COLLECTIVES, SENDS, Plan, Problem
 from .common import SECONDS, Session, fits
 from .sharding import sharing
 
@@ -56,16 +55,7 @@ def _plain(session: Session, best: Plan) -> Iterator[Plan]:
 
 
 def _made(problem: Problem, devices: tuple[int, ...], name: str) -> Iterator[Plan]:
-    """All layers on each of these, which take micro-batches in turn; nothing where that does not run."""
-    batches, count = problem.workload.micro_batches, len(devices)
-    if count > batches:
-        return
-    mine = {device: tuple(range(k, batches, count)) for k, device in enumerate(devices)}
-    pipelines = tuple(Pipeline((device,), (device,), dealt) for device, dealt in mine.items())
-    layers = tuple(layer.name for layer in problem.model.layers)
-    orders = [
-        [Op(kind, 0, m) for m in mine.get(device, ()) for kind in (Kind.F, Kind.B)]
-        for device in range(len(problem.cluster))
-    ]
-    with suppress(PlanError, KeyError, IndexError):
-        yield assemble(Candidate(problem, (layers,), pipelines), orders, name)
+    """All layers on each of these; nothing where that does not run."""
+    if len(devices) <= problem.workload.micro_batches:
+        with suppress(PlanError, KeyError, IndexError):
+            yield replicated(problem, devices, name)

@@ -194,7 +194,7 @@ class _Search:
         self.seconds += time.monotonic() - began
         self.proven = True
         self.bound_s = math.inf if found.status == "infeasible" else max(self.bound_s, found.bound_s)
-        if math.isinf(self.step_s) or (found.seconds is not None and found.seconds <= self.step_s):
+        if self.plan is None or (found.seconds is not None and found.seconds <= self.step_s):
             self.found = found
 
     def begun(self, effort: Effort, on_progress: OnProgress | None) -> Search:

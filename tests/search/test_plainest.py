@@ -6,7 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, SearchSpace, Workload, check, plan
+from contraflow.planner import (
+    Choice,
+    Cluster,
+    Effort,
+    Layer,
+    Link,
+    ModelFamily,
+    ModelGraph,
+    Plan,
+    SearchSpace,
+    Workload,
+    check,
+    plan,
+    plan_family,
+)
 from contraflow.planner.plan import COLLECTIVES, SENDS
 from contraflow.planner.problem import Overhead
 
@@ -43,6 +57,15 @@ def test_forecasts_that_are_alike_are_decided_by_what_is_sent() -> None:
     assert fastest.forecast.step_s < plainest.forecast.step_s <= 1.02 * fastest.forecast.step_s
     assert plainest.forecast.gap is not None
     assert plainest.forecast.gap > 0
+
+
+def test_a_family_answers_so_too() -> None:
+    """What `contraflow plan` calls; the answer is slower than what its search had found."""
+    cluster = replace(Cluster.uniform(2, 1 << 20, Link(400.0)), told_apart=0.02)
+    found = plan_family(ModelFamily((MODEL,)), cluster, Workload(16), Choice(16), effort=Effort(2)).plan
+    assert found is not None
+    assert found.provenance.source == "data parallel"
+    assert not check(found)
 
 
 def test_what_is_told_apart_stays() -> None:

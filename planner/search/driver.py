@@ -40,6 +40,7 @@ from .named import (
     Phases,
     device_orders,
     holds_all,
+    move_ends,
     next_point_s,
     next_relieved_s,
     overfull_here,
@@ -256,6 +257,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     for number, _ in enumerate(session.clock.rounds()):
         if number:
             session.next_round()
+        move_ends(session)
         in_layer_orders(session, search)
         run_finer(session)
         if session.done:

@@ -30,6 +30,7 @@ from .effort import (
 from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
 from .groups import Groups, alike, dealt, equal_groups, parts
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
+from .nearby_cuts import moved_end, nearby_cuts, same_devices
 from .proof import Proof
 from .rounds import Earlier, Rounds
 from .session import Session
@@ -57,18 +58,14 @@ __all__ = [
     "Considered",
     "Earlier",
     "Groups",
-    "alike",
-    "dealt",
-    "equal_groups",
-    "parts",
     "Incumbent",
     "Kernels",
     "Lack",
     "MethodFound",
     "OnProgress",
     "Order",
-    "PointFound",
     "PhaseShares",
+    "PointFound",
     "Progress",
     "Proof",
     "Proven",
@@ -77,10 +74,13 @@ __all__ = [
     "Session",
     "Shortage",
     "Stale",
+    "alike",
     "answered",
     "balanced",
     "binding",
+    "dealt",
     "describe",
+    "equal_groups",
     "excess",
     "fits",
     "host_excess",
@@ -89,7 +89,10 @@ __all__ = [
     "lacking",
     "limits",
     "missing",
+    "moved_end",
+    "nearby_cuts",
     "objective_s",
+    "parts",
     "pays",
     "policies",
     "priced",
@@ -97,6 +100,7 @@ __all__ = [
     "remaking",
     "resized",
     "routes",
+    "same_devices",
     "shortages",
     "stash_choices",
     "structures",
@@ -104,7 +108,7 @@ __all__ = [
     "told",
     "told_of",
     "unaddressed",
-    "unknown",
     "unanswered",
+    "unknown",
     "with_policy",
 ]

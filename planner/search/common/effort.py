@@ -126,7 +126,7 @@ class Shares:
     """Plans without a flush whose devices, stash choices and cuts are annealed together. Measured: 43 random problems,
     12 s on one core: before own cuts and named schedules 8 shorter, 2 longer than after them, 3 % in the mean."""
     stage_ends: float = 0.1
-    """For where stages on one device end, of what is left of a round. Time only. Not measured."""
+    """For where stages end, of what is left of a round. Time only. Not measured."""
     fewer_first: float = 0.5
     """The race with fewer micro-batches, where there is one."""
 
@@ -235,7 +235,9 @@ class Counts:
     """Devices that are made faster one at a time to say what binds, those that compute longest. Measured: with 64
     devices and 512 micro-batches each takes 0.14 s."""
     stage_ends: int = 300
-    """Plans next to the best one whose stages on one device end elsewhere. Not measured."""
+    """Plans next to the best one whose stages end elsewhere. Not measured."""
+    moved_ends: int = 2000
+    """Moves of ends between stages of different devices that are looked at, before any is simulated. Not measured."""
     memory_steps: int = 8
     """A memory step, of which is asked what it would give, is the power of two at or below such a part of the least
     limit: of 80 GiB 8 GiB. Not measured."""

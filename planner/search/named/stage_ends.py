@@ -1,7 +1,8 @@
-"""Where stages end that follow one another on one device: ends move, go and come while that makes the step shorter.
+"""Where the stages of the best plan end: ends move, go and come while that makes the step shorter, its orders staying.
 
-Such stages compute as one would, but each has a sum of gradients, an update and a gathering of its own: few large ones
-begin late, many small ones wait for one another.
+Stages that follow one another on one device compute as one would, but each has a sum of gradients, an update and a
+gathering of its own: few large ones begin late, many small ones wait for one another. Between stages of two devices one
+end decides how much each computes; several together may leave that as it is, and change who waits for whom.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 
 from ...basics import PlanError
 from ...graph import Candidate
 from ...lower import assemble
 from ...plan import Op, Plan
-from ..common import COUNT, SHARE, Session
+from ..common import COUNT, SHARE, Session, moved_end, nearby_cuts, same_devices
 from .finer import in_pieces, sums
 from .kept_orders import own_orders
 
 
 def move_ends(session: Session) -> None:
-    """Descends from the best plan, where sums between replicas take time."""
+    """Descends from the best plan."""
     plan = session.best
-    if plan is None or session.over or session.space.schedule != "search" or not sums(plan):
+    if plan is None or session.over or session.space.schedule != "search":
         return
     end = time.monotonic() + (session.remaining_s if session.clock.fixed else SHARE.stage_ends * session.remaining_s)
     left = COUNT.stage_ends
@@ -33,7 +34,8 @@ def move_ends(session: Session) -> None:
             left -= 1
             if session.over or time.monotonic() >= end:
                 return
-            if session.offer(found, found.provenance.source):
+            session.offer(found, found.provenance.source)
+            if session.best is not plan:
                 break
         else:
             return
@@ -41,13 +43,22 @@ def move_ends(session: Session) -> None:
 
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:
-    """Plans with one end of a stage elsewhere, left out, or one more, that can be run."""
-    alike = [_alike(plan, s) for s in range(len(plan.stages) - 1)]
-    for s, (one, other) in enumerate(pairwise(plan.stages)):
+    """Plans with ends of stages elsewhere, that can be run: on one device where sums between replicas take time."""
+    if sums(plan):
+        yield from _on_one_device(plan)
+    assert plan.forecast is not None
+    for stages in nearby_cuts(plan, plan.forecast.step_s):
+        yield from _assembled(plan, Candidate(plan.problem, stages, plan.pipelines, plan.stash))
+
+
+def _on_one_device(plan: Plan) -> Iterator[Plan]:
+    """Plans with one end between stages of a device elsewhere, left out, or one more."""
+    alike = [same_devices(plan, s) for s in range(len(plan.stages) - 1)]
+    for s in range(len(plan.stages) - 1):
         if alike[s]:
-            for left, right in ((one[:-1], one[-1:] + other), (one + other[:1], other[1:])):
-                if left and right:
-                    stages = (*plan.stages[:s], left, right, *plan.stages[s + 2 :])
+            for move in ((s, -1), (s, 1)):
+                stages = moved_end(plan.stages, move)
+                if stages is not None:
                     yield from _assembled(plan, Candidate(plan.problem, stages, plan.pipelines, plan.stash))
     for s in range(len(plan.stages) - 1):
         if alike[s]:
@@ -59,12 +70,6 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
             found = in_pieces(plan, whole)
             if found is not None:
                 yield found
-
-
-def _alike(plan: Plan, s: int) -> bool:
-    """Whether a stage and the next one have the same devices and policies."""
-    routes = all(row[s] == row[s + 1] for pipeline in plan.pipelines for row in (pipeline.forward, pipeline.backward))
-    return routes and all(row[s] == row[s + 1] for row in plan.stash)
 
 
 def _assembled(plan: Plan, candidate: Candidate, orders: list[list[Op]] | None = None) -> Iterator[Plan]:

@@ -14,7 +14,7 @@ from ...basics import drop_stale
 from ...graph import KEEP, OFFLOAD, SHIP, Candidate, stash_policy
 from ...partition import QUARTERS
 from ...plan import Op
-from ..common import ANNEALING
+from ..common import ANNEALING, nearby_cuts
 from ..jit import SOURCES, draw
 from . import anneal, greedy, kernels, local
 from .arrays import build, mirror, scratch
@@ -168,6 +168,24 @@ class Arm:
         )  # fmt: skip
         other.known = remade(other.arrays, self.order)
         other.accept(other.known)
+        return other if other.order is not None else None
+
+    def cut_elsewhere(self, worth_s: float) -> Arm | None:
+        """The arm's order on a cut nearby that promises to take less than this; None where there is none."""
+        if self.order is None or self.folded:
+            return None
+        cuts = nearby_cuts(self.candidate, worth_s)
+        if not cuts:
+            return None
+        candidate = replace(self.candidate, stages=cuts[int(self._draw() * len(cuts))])
+        least_s = bound(candidate, self.split)
+        if least_s >= worth_s:
+            return None
+        other = replace(
+            self, candidate=candidate, order=None, seconds=NEVER, seed=self.seed + 32452843, bound_s=least_s,
+        )  # fmt: skip
+        other.known = self.order
+        other.accept(self.order)
         return other if other.order is not None else None
 
     def _reshipped(self, policy: str, changed: Sequence[int], split: bool) -> Arm | None:

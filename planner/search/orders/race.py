@@ -84,7 +84,10 @@ class Race:
             return
         if self.offers:
             self.arms = [arm if self._over() else recut(arm) for arm in self.arms]
-        self._mutate()
+        best_s = min((arm.seconds for arm in self.arms), default=NEVER)
+        elsewhere = self._cut_elsewhere(best_s)
+        self._mutate(best_s)
+        self.arms += elsewhere
         self._all(Arm.improve, share * (self.effort - self.spent))
 
     def _drop(self, most: int) -> None:
@@ -111,7 +114,14 @@ class Race:
             self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / RACE.rate
             return
 
-    def _mutate(self) -> None:
+    def _cut_elsewhere(self, best_s: float) -> list[Arm]:
+        """The best arms with a cut nearby, whose orders are to be annealed for it."""
+        if not self.offers:
+            return []
+        tried = (arm.cut_elsewhere(best_s) for arm in self.arms[: RACE.mutated])
+        return [arm for arm in tried if arm is not None and arm.seconds < RACE.mutant * best_s]
+
+    def _mutate(self, best_s: float) -> None:
         """Other choices of what happens to stashes, for the best arms."""
         added = [name for name in self.session.registered if not stash_policy(name).leaves]
         allowed = policies(self.session.problem, self.session.space) + [SHIP] * self.session.ships + added
@@ -119,7 +129,6 @@ class Race:
             return
         split = self.session.space.split_backward
         tried = [arm.mutated(allowed, split) for arm in self.arms[: RACE.mutated] for _ in range(RACE.mutations)]
-        best_s = min((arm.seconds for arm in self.arms), default=NEVER)
         made = [arm for arm in tried if arm is not None and arm.seconds < RACE.mutant * best_s]
         best = self.session.best
         kept = best is None or all(policy == KEEP for row in best.stash for policy in row)

@@ -44,14 +44,16 @@ def settled(session: Session, best: Plan, hint: Plan | None) -> Plan:
     found = replace(best, problem=whole) if alone else best
     with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
         for plan in (hint,) if alone else (best, hint):
-            other = None if plan is None or plan.weights != best.weights else _again(whole, plan)
+            other = None if plan is None or plan.weights != best.weights else _whole(whole, plan)
             if other is not None and fits(other) and _step_s(other) < _step_s(found) * (1 - TOLERANCE.same):
                 found = other
     return found
 
 
-def _again(problem: Problem, plan: Plan) -> Plan | None:
+def _whole(problem: Problem, plan: Plan) -> Plan | None:
     """The plan on this problem; None where it does not run."""
+    if plan.problem == problem and plan.forecast is not None:  # as it is: its copies may have an order of their own
+        return plan
     try:
         candidate = Candidate(problem, plan.stages, plan.pipelines, plan.stash)
         return assemble(candidate, own_orders(plan), plan.provenance.source)

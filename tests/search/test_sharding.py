@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,13 +15,16 @@ from random_plans import plans_of, random_candidate
 from contraflow.planner import Choice, Effort, ModelFamily, bounds, check, plan, plan_family
 from contraflow.planner.graph import Candidate, holders
 from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Plan, Problem
+from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import SearchSpace, Workload
+from contraflow.planner.search.common import Clock
+from contraflow.planner.search.driver import Search
 from contraflow.planner.search.named import overfull, own_orders
-from contraflow.planner.search.sharding import searched_sharded
+from contraflow.planner.search.sharding import searched_sharded, settled
+from contraflow.planner.simulate import simulate
 
 LAYERS = tuple(
     Layer(f"layer{k}", 1.0, 1.0, 1.0, parameter_bytes=640, stash_bytes=40, output_bytes=10) for k in range(4)
@@ -197,3 +201,36 @@ def test_bounds_of_one_group_know_that_others_share() -> None:
     assert math.isinf(bounds.space(alone, SearchSpace()))
     beside = replace(alone, workload=replace(alone.workload, groups=2))
     assert math.isfinite(bounds.space(beside, SearchSpace()))
+
+
+def test_a_plan_with_whole_optimizers_is_answered_as_it_is() -> None:
+    """Its receives stand where memory has room for them; made from its compute orders again, it would not fit."""
+    space = SearchSpace(schedule="gpipe", shard_optimizer=False)
+    found = solved(cluster(2, 1 << 20, Link(1e6, 0.1), bandwidth=None), Workload(4, "adam"), space)
+    late = simulated(replace(found, orders=tuple(tuple(received_late(order)) for order in found.orders)))
+    assert late.forecast is not None
+    most = max(device.peak_bytes for device in late.forecast.devices)
+    tight = cluster(2, most, Link(1e6, 0.1), bandwidth=None)
+    best = solved(cluster(2, 1 << 20, Link(1e6, 9.0)), Workload(4, "adam"), SearchSpace(schedule="chimera"))
+    hint = simulated(replace(late, problem=replace(late.problem, cluster=tight)))
+    now = time.monotonic()
+    search = Search(Problem(MODEL, tight, Workload(4, "adam")), ALL, Clock(now + 9, None, now), 0, 1, None)
+    assert settled(search.session, best, hint) is hint
+
+
+def simulated(found: Plan) -> Plan:
+    return found.with_forecast(simulate(found).forecast())
+
+
+def received_late(order: tuple[Op, ...]) -> list[Op]:
+    """An order in which everything is received just before it is used."""
+    late: list[Op] = []
+    waiting: list[Op] = []
+    for op in order:
+        if op.kind in (Kind.RECV_F, Kind.RECV_B):
+            waiting.append(op)
+            continue
+        late += [one for one in waiting if one.stage == op.stage and one.micro_batch == op.micro_batch]
+        waiting = [one for one in waiting if one not in late]
+        late.append(op)
+    return late

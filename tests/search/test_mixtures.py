@@ -157,7 +157,7 @@ def test_what_ships_late_runs_on_and_on(seed: int) -> None:
             assert codes(repeat(found.plan, count)) == {"forecast"}
 
 
-@pytest.mark.parametrize("seed", [4, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [5, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_longer_run_fits_where_the_plan_does(seed: int) -> None:
     """Where its stashes, asked for as early as a longer run can, do not fit, they come as late as in the plan."""
     given = Problem(random_graph(seed), Cluster.uniform(2 + seed % 3, link=Link(500.0, 0.0)), Workload(24))
@@ -174,7 +174,8 @@ def test_a_longer_run_fits_where_the_plan_does(seed: int) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_stash_waits_for_a_share_of_its_time(share: float) -> None:
-    """Of two stages the first has its backward elsewhere: from 6 s before its backward on, it has to leave."""
+    """Of two stages the first has its backward elsewhere: from 6 s before its backward on, it has to leave. Where the
+    other device computes at that time, and it is not too late, it leaves when that has ended."""
     given = problem(1 << 30)
     case, allowed = case_of(Split(given, ((0, 1, 2),)), Method("stash", 3, 2)), modulo.Allowed((modulo.LATE,), True)
     arm = modulo.Arm.of(case, [(6, 0, 1, modulo.LATE), (12, 2, 2, modulo.KEEP)], 2, 1e6, 0)
@@ -184,7 +185,10 @@ def test_a_stash_waits_for_a_share_of_its_time(share: float) -> None:
     assert times is not None
     ready, needed = times[modulo.FORWARD, 0] + sum(TIMES[:6]), times[modulo.BACKWARD, 0] - 6 * 1000 / 1000.0
     assert needed > ready
-    assert times[modulo.SENT, 0] == pytest.approx(ready + (1 - share) * (needed - ready))
+    chosen, begin = ready + (1 - share) * (needed - ready), times[modulo.BACKWARD, 0]
+    into = (chosen - begin) % arm.period_s
+    ended = chosen + 2 * sum(TIMES[:6]) - into if into < 2 * sum(TIMES[:6]) - 1e-6 else chosen
+    assert times[modulo.SENT, 0] == pytest.approx(ended if ended <= needed else chosen)
 
 
 def test_what_is_forbidden_is_not_used() -> None:

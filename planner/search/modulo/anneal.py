@@ -10,7 +10,7 @@ import numpy as np
 
 from ..jit import draw, lean, pick
 from .kernel import NEVER, least_s, value_of
-from .tables import BACK_FIRST, CLOSED, EARLY, END, FRONT, HOST, KEEP, LATE, POLICY, REAR
+from .tables import BACK_FIRST, CLOSED, EARLY, END, FRONT, HALVED, HOST, KEEP, LATE, POLICY, REAR
 
 
 @lean
@@ -119,7 +119,8 @@ def change(c, dec, slack, count, menu, apart, state):
     elif r < 0.87:
         return merge(dec, slack, count, state)
     elif r < 0.92:
-        dec[BACK_FIRST, t] = 1 - dec[BACK_FIRST, t]
+        row = HALVED if c.halves and draw(state) < 0.3 else BACK_FIRST
+        dec[row, t] = 1 - dec[row, t]
     else:
         row, r = pick(state, slack.shape[0]), draw(state)
         slack[row, t] = draw(state) if r < 0.4 else 0.0 if r < 0.6 or row == EARLY else CLOSED

@@ -13,7 +13,7 @@ from ..jit import SOURCES
 from . import kernel, tables
 from .anneal import anneal
 from .kernel import NEVER, times
-from .tables import EARLY, END, FRONT, POLICY, REAR, ROWS, TIMES, Case, Floats, Ints, Work, scratch
+from .tables import EARLY, END, FRONT, HALVED, POLICY, REAR, ROWS, TIMES, Case, Floats, Ints, Work, scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -70,6 +70,7 @@ class Arm:
     ) -> Arm:  # fmt: skip
         """Of stages (end, forward device, backward device, stash choice), `most` of them at the most."""
         dec = np.zeros((ROWS, max(most, len(stages))), dtype=np.int64)
+        dec[HALVED] = 1
         for s, (end, front, rear, policy) in enumerate(stages):
             dec[END, s], dec[FRONT, s], dec[REAR, s], dec[POLICY, s] = end, front, rear, policy
         return cls(case, dec, len(stages), cap_s, seed)

@@ -25,6 +25,7 @@ from .tables import (
     FETCHING,
     FORWARD,
     FRONT,
+    HALVED,
     HOST,
     LATE,
     LEFT,
@@ -35,6 +36,7 @@ from .tables import (
     RETURNED,
     RETURNING,
     SENT,
+    WEIGHTS,
 )
 
 NEVER = 1e300
@@ -179,6 +181,13 @@ def carry(c, w, a, b, size):
 
 
 @lean
+def halved(c, dec, s):
+    """Whether a stage's backward is two ops: where there is a stage that waits for the first."""
+    first = dec[END, s - 1] if s else 0
+    return s > 0 and c.halves and dec[HALVED, s] and c.whole[dec[END, s]] == c.whole[first]
+
+
+@lean
 def least_s(c, dec, count, w):
     """Fills `w.lasts`; the period that the busiest device, link or host link needs at least."""
     w.load[:] = 0.0
@@ -194,6 +203,10 @@ def least_s(c, dec, count, w):
         w.lasts[0, s] = ahead + c.predict[a, j] - c.predict[a, i]
         w.lasts[1, s] = again + (c.backward[j] - c.backward[i] + around) / c.speed[b] + c.step[b, j] - c.step[b, i]
         w.lasts[2, s] = again
+        w.lasts[3, s] = w.lasts[1, s]
+        if halved(c, dec, s):
+            w.lasts[1, s] += around / c.speed[b]
+            w.lasts[3, s] = again + (c.inputs[j] - c.inputs[i] + around) / c.speed[b]
         w.load[a] += w.lasts[0, s]
         w.load[b] += w.lasts[1, s]
         if p == HOST:
@@ -226,7 +239,7 @@ def placed(c, dec, slack, count, period, w):
         if s + 1 < count:
             size = c.boundary[dec[END, s]]
             latest = w.starts[0, s + 1] - message_s(c, a, dec[FRONT, s + 1], size)
-            earliest = w.starts[1, s + 1] + w.lasts[1, s + 1] + message_s(c, dec[REAR, s + 1], b, size)
+            earliest = w.starts[1, s + 1] + w.lasts[3, s + 1] + message_s(c, dec[REAR, s + 1], b, size)
             earliest += max(0.0, slack[BEHIND, s]) * period
         latest -= w.lasts[0, s] + max(0.0, slack[AHEAD, s]) * period
         across = w.lasts[0, s] + crossing_s(c, dec, s)
@@ -314,22 +327,39 @@ def running_since(w, d, t, period):
 
 
 @lean
-def sent_at(c, dec, slack, s, w):
-    """When what a forward leaves begins its way to its backward's device."""
+def running_until(w, d, t, period):
+    """When the op that a device runs at a time ends; that time where it runs none."""
+    x = t - math.floor(t / period) * period
+    close = CLOSE * period
+    for k in range(w.held[d]):
+        if w.busy[0, d, k] < x + close and w.busy[1, d, k] > x + close:
+            end = w.busy[1, d, k]
+            if end >= period * (1.0 - CLOSE) and w.held[d] and w.busy[0, d, 0] <= 0.0 and w.wrapped[d] < 0.0:
+                end = period + w.busy[1, d, 0]
+            return t + (end - x)
+    return t
+
+
+@lean
+def sent_at(c, dec, slack, s, period, w):
+    """When what a forward leaves begins its way to its backward's device: where that is not too late, when the op there
+    has ended that runs then, since what is to be received is asked for before an op begins."""
     ready = w.starts[0, s] + w.lasts[0, s]
     if dec[POLICY, s] != LATE:
         return ready
     latest = w.starts[1, s] - message_s(c, dec[FRONT, s], dec[REAR, s], moved(c, dec, s))
-    return ready + max(0.0, latest - ready) * (1.0 - slack[EARLY, s])
+    found = ready + max(0.0, latest - ready) * (1.0 - slack[EARLY, s])
+    ended = running_until(w, dec[REAR, s], found, period)
+    return ended if ended <= latest else found
 
 
 @lean
-def left_at(c, dec, slack, s, w):
+def left_at(c, dec, slack, s, period, w):
     """When what a forward leaves is no longer on its device."""
     a, b = dec[FRONT, s], dec[REAR, s]
     if dec[POLICY, s] == HOST:
         return w.starts[0, s] + w.lasts[0, s] + moved(c, dec, s) * c.host_pace[a]
-    return sent_at(c, dec, slack, s, w) + moved(c, dec, s) * c.pace[a, b]
+    return sent_at(c, dec, slack, s, period, w) + moved(c, dec, s) * c.pace[a, b]
 
 
 @lean
@@ -357,7 +387,7 @@ def hold_messages(c, dec, s, w):
         span(w, e, w.starts[0, s + 1], w.starts[0, s + 1] + w.lasts[0, s + 1], rest)
     a, e = dec[REAR, s + 1], dec[REAR, s]
     begin = w.starts[1, s + 1] + w.lasts[2, s + 1]
-    end = w.starts[1, s + 1] + w.lasts[1, s + 1]
+    end = w.starts[1, s + 1] + w.lasts[3, s + 1]
     done = w.starts[1, s] + w.lasts[1, s]
     if a == e:
         span(w, a, begin, done, size)
@@ -378,13 +408,13 @@ def hold_stash(c, dec, slack, s, period, w):
     span(w, b, again, done, c.work[i, j])
     until = again if p == RECOMPUTE else done
     if p == HOST:
-        span(w, a, begin, left_at(c, dec, slack, s, w), left)
+        span(w, a, begin, left_at(c, dec, slack, s, period, w), left)
         span(w, b, running_since(w, b, fetched_at(c, dec, s, w), period), until, left)
     elif a == b:
         span(w, a, begin, until, left)
     else:
-        sent = sent_at(c, dec, slack, s, w)
-        span(w, a, begin, left_at(c, dec, slack, s, w), left)
+        sent = sent_at(c, dec, slack, s, period, w)
+        span(w, a, begin, left_at(c, dec, slack, s, period, w), left)
         span(w, b, running_since(w, b, sent, period), until, left)
     if p == RECOMPUTE:
         span(w, b, again, done, stash)
@@ -485,8 +515,9 @@ def times(c, dec, slack, lowered, count, period, w, out):
         i, j = dec[END, s - 1] if s else 0, dec[END, s]
         a, b = dec[FRONT, s], dec[REAR, s]
         out[FORWARD, s], out[BACKWARD, s] = w.starts[0, s], w.starts[1, s]
-        out[SENT, s], out[LEFT, s] = sent_at(c, dec, slack, s, w), left_at(c, dec, slack, s, w)
+        out[SENT, s], out[LEFT, s] = sent_at(c, dec, slack, s, period, w), left_at(c, dec, slack, s, period, w)
         out[FETCHED, s] = fetched_at(c, dec, s, w)
+        out[WEIGHTS, s] = w.starts[1, s] + w.lasts[3, s] if halved(c, dec, s) else math.nan
         step = (c.update - 1) * (c.step[b, j] - c.step[b, i])
         out[RETURNED, s] = w.starts[1, s] + w.lasts[1, s] + step
         for row, asked, d in ((SENT, RECEIVING, b), (FETCHED, FETCHING, b), (RETURNED, RETURNING, a)):

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-END, FRONT, REAR, POLICY, BACK_FIRST = range(5)
+END, FRONT, REAR, POLICY, BACK_FIRST, HALVED = range(6)
 """Rows of decisions, by stage: behind which layer it ends, its forward's and its backward's device, what becomes of its
-stashes, and whether its backward chooses its time before its forward does."""
-ROWS = 5
+stashes, whether its backward chooses its time before its forward does, and whether that, where it can be, is two ops:
+the gradient of its input, which others wait for, then those of its parameters."""
+ROWS = 6
 KEEP, LATE, RECOMPUTE, HOST = range(4)
 """What becomes of a stash. Where its backward runs on another device, KEEP sends it at once, LATE when it is needed, or
 a share of its wait before."""
@@ -22,22 +23,24 @@ AHEAD, BEHIND, EARLY = range(3)
 CLOSED = -1.0
 """In their place: further out as far as the op beside it, so that no gap is left."""
 
-FORWARD, BACKWARD, SENT, RECEIVING, LEFT, FETCHED, FETCHING, RETURNED, RETURNING = range(9)
+FORWARD, BACKWARD, SENT, RECEIVING, LEFT, FETCHED, FETCHING, RETURNED, RETURNING, WEIGHTS = range(10)
 """Rows of times, by stage, in seconds: when a micro-batch's forward begins, and its backward, with what it recomputes;
 when its stash begins its way to its backward's device, when the op began that this runs then, and when it has left;
 when one begins to come back from the host, and when that op began; when new parameters begin their way to the forward's
-device, and when that asks for them, behind a forward of the stage that runs then."""
-TIMES = 9
+device, and when that asks for them, behind a forward of the stage that runs then; when the gradients of a stage's
+parameters begin, behind that of its input, not a number where they are one op."""
+TIMES = 10
 
 
 class Case(NamedTuple):
     """Layers on a cluster, for one weight policy. Sums are of the layers before each cut.
 
-    forward, backward [cuts]: seconds at speed 1; around [cuts, cuts]: of a pass of an interval of layers beside them.
-    step, predict [devices, cuts]: seconds a micro-batch of STEPs, and of
-    what forwards predict. stash, owned, lent, trained [cuts]: bytes of a stash; that stay where a backward runs, and
-    where only a forward does; of parameters that are trained. boundary [cuts]: bytes over each cut. work, incoming,
-    inner [cuts, cuts]: bytes of intervals of layers: workspace, what recomputation keeps, the largest tensor inside.
+    forward, backward, inputs [cuts]: seconds at speed 1, of the gradients of inputs alone; whole [cuts]: layers whose
+    backward is one op, of which all are where halves is 0; around [cuts, cuts]: of a pass of an interval of layers
+    beside them. step, predict [devices, cuts]: seconds a micro-batch of STEPs, and of what forwards predict. stash,
+    owned, lent, trained [cuts]: bytes of a stash; that stay where a backward runs, and where only a forward does; of
+    parameters that are trained. boundary [cuts]: bytes over each cut. work, incoming, inner [cuts, cuts]: bytes of
+    intervals of layers: workspace, what recomputation keeps, the largest tensor inside.
     By device: speed, limit (bytes), node, host (number of its link), host_pace, host_lag (seconds a byte, latency).
     pace, lag [devices, devices]: the same of links. update: micro-batches. versions: 0: one, 1: as stale as a stage,
     2: as stale as the first one. predicts: 0 or 1.
@@ -45,6 +48,8 @@ class Case(NamedTuple):
 
     forward: Floats
     backward: Floats
+    inputs: Floats
+    whole: Floats
     around: Floats
     step: Floats
     predict: Floats
@@ -67,16 +72,17 @@ class Case(NamedTuple):
     update: int
     versions: int
     predicts: int
+    halves: int
 
 
 class Work(NamedTuple):
     """Scratch of one thread.
 
-    lasts [F, B with R, R; stages], starts [F, B with R; stages]: seconds. busy [begin, end; devices, many]: sorted
-    within a period; held: how many, by device; wrapped: when the op began, before 0,
-    that ends in this period. spans [device, begin, end, bytes; many]: what is held; noted: how many. times, sizes
-    [devices, many]: changes of memory within a period; changes: how many. base: bytes all the time. load: seconds a
-    micro-batch of devices; link, nic, copies: of what moves.
+    lasts [F, B with R, R, B with R until others have its gradient; stages], starts [F, B with R; stages]: seconds.
+    busy [begin, end; devices, many]: sorted within a period; held: how many, by device; wrapped: when the op began,
+    before 0, that ends in this period. spans [device, begin, end, bytes; many]: what is held; noted: how many. times,
+    sizes [devices, many]: changes of memory within a period; changes: how many. base: bytes all the time. load:
+    seconds a micro-batch of devices; link, nic, copies: of what moves.
     """
 
     lasts: Floats
@@ -100,7 +106,7 @@ def scratch(case: Case, stages: int) -> Work:
     """Scratch space for a case and so many stages at most."""
     devices = len(case.speed)
     return Work(
-        lasts=np.zeros((3, stages)),
+        lasts=np.zeros((4, stages)),
         starts=np.zeros((2, stages)),
         busy=np.zeros((2, devices, 4 * stages + 2)),
         held=np.zeros(devices, dtype=np.int64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ class Method:
         return Rules(WEIGHT_POLICIES[self.name], self.update, False)
 
 
-def case_of(split: Split, method: Method) -> modulo.Case:
-    """The layers of a problem on its devices as one group."""
+def case_of(split: Split, method: Method, halves: bool = True) -> modulo.Case:
+    """The layers of a problem on its devices as one group; halves: whether backwards may be two ops."""
     problem, chain, x = split.whole, split.chain, split.intervals
     costs, cluster, train, devices = chain.costs, problem.cluster, problem.workload, range(len(problem.cluster))
     rows = zip(costs.own_bytes, costs.parameter_tensors, costs.own_trained_bytes, strict=True)
@@ -65,6 +66,8 @@ def case_of(split: Split, method: Method) -> modulo.Case:
     return modulo.Case(
         forward=_before(costs.forward_s),
         backward=_before(costs.backward_s),
+        inputs=_before(costs.backward_input_s),
+        whole=_before([not each for each in costs.separable]),
         around=chain.around_s,
         step=np.array([chain.step_s(d) / method.update for d in devices]),
         predict=np.array([predict_seconds(problem, d, policy, trained) for d in devices]),
@@ -81,6 +84,7 @@ def case_of(split: Split, method: Method) -> modulo.Case:
         update=method.update,
         versions=0 if not policy.stashed else 2 if method.rules.from_entry else 1,
         predicts=int(policy.predicts),
+        halves=int(halves),
         **_links(split),
     )
 
@@ -147,14 +151,18 @@ def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[li
     for s, text in enumerate(row):
         here, there, policy = pipeline.forward[s], pipeline.backward[s], stash_policy(text)
         apart, behind = here != there and not policy.hosted, 2 * len(row) - s
-        passes = [(here, modulo.FORWARD, s, Kind.F), (there, modulo.BACKWARD, 2 * behind, Kind.B)]
+        passes = [(here, modulo.FORWARD, s, Kind.F)]
+        if math.isnan(at[modulo.WEIGHTS][s]):
+            passes.append((there, modulo.BACKWARD, 2 * behind, Kind.B))
+        else:
+            passes += [(there, modulo.BACKWARD, 2 * behind, Kind.I), (there, modulo.WEIGHTS, 2 * behind, Kind.W)]
         if policy.remade:
             passes.append((there, modulo.BACKWARD, behind, Kind.R))
         if policy.hosted:
             passes.append((here, modulo.FORWARD, len(row), Kind.OFFLOAD))
         for i, m in enumerate(pipeline.micro_batches):
             begin = [time[s] + i * period for time in at]
-            listed_at = [round(time / close) for time in begin]
+            listed_at = [0 if math.isnan(time) else round(time / close) for time in begin]
             for d, which, number, kind in passes:
                 lines[d].append((listed_at[which], _COMPUTE, begin[which], number, Op(kind, s, m)))
 
@@ -171,7 +179,8 @@ def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[li
                 moves(here, modulo.LEFT, modulo.LEFT, _FREE, Op(Kind.FREE, s, m))
     for s, source, target in parameter_returns(candidate, candidate.costs):
         for m in update_ends(candidate):
-            posted = at[modulo.BACKWARD][s] + m * period + _AHEAD * close  # right behind the backward
+            last = modulo.BACKWARD if math.isnan(at[modulo.WEIGHTS][s]) else modulo.WEIGHTS
+            posted = at[last][s] + m * period + _AHEAD * close  # right behind the backward
             asked = round((at[modulo.RETURNING][s] + m * period) / close) - _AHEAD
             arriving[source, target].append((posted, asked, Op(Kind.RECV_P, s, m, source)))
     for (_, target), mine in arriving.items():

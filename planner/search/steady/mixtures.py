@@ -71,7 +71,7 @@ class Mixtures:
         apart = space.separate_backward
         self.allowed = modulo.Allowed((*menu, modulo.LATE) if apart else menu, apart)
         self.methods = [m for m in map(self._method, space.asynchronous) if m is not None]
-        self.cases = {method: case_of(self.split, method) for method in self.methods}
+        self.cases = {method: case_of(self.split, method, space.split_backward) for method in self.methods}
 
     def _method(self, name: str) -> Method | None:
         """A weight policy; None where its updates do not come out."""

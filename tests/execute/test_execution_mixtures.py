@@ -20,7 +20,7 @@ from contraflow.executor.run.rank import blueprint_of
 from contraflow.models import resolve
 from contraflow.planner import check
 from contraflow.planner.lower import Assembled
-from contraflow.planner.plan import Plan, Problem
+from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import ModelGraph
 from contraflow.planner.problem.presets import DeviceType
@@ -77,14 +77,15 @@ def emulated(plan: Plan, updates: int) -> Emulation:
 
 @pytest.mark.parametrize(
     ("method", "update", "limit"),
-    [pytest.param("stash", 3, 260_000, marks=pytest.mark.slow), ("2bw", 6, 300_000), ("pipeoptim", 3, 300_000)],
+    [pytest.param("stash", 3, 260_000, marks=pytest.mark.slow), ("2bw", 6, 260_000), ("pipeoptim", 3, 300_000)],
 )
 def test_threads_equal_the_emulation(method: str, update: int, limit: int) -> None:
-    """The best mixture; no device above its planned peak."""
+    """The best mixture, some backwards of which are two ops; no device above its planned peak."""
     plans = [plan for plan in mixtures(3, limit, method, update) if mixed(plan)]
     assert plans
     plan = plans[-1]
     assert not check(plan)
+    assert any(op.kind is Kind.I for order in plan.orders for op in order)
     updates = BATCHES // update
     assert_exact(run_threads(plan, (updates,), SCHEDULED, torch.float32), emulated(plan, updates))
 

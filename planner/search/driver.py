@@ -257,6 +257,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     for number, _ in enumerate(session.clock.rounds()):
         if number:
             session.next_round()
+        run_finer(session)  # what another search has brought
         move_ends(session)
         in_layer_orders(session, search)
         run_finer(session)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
+from dataclasses import replace
+
 import pytest
 from instances import step_of
 
@@ -11,7 +15,11 @@ from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
 from contraflow.planner.search import plan
-from contraflow.planner.search.named.finer import finer
+from contraflow.planner.search.common import Clock, Session, nearby_cuts
+from contraflow.planner.search.driver import Search
+from contraflow.planner.search.named import move_ends
+from contraflow.planner.search.named.finer import finer, in_pieces
+from contraflow.planner.search.named.last_weights import weights_by_sums
 from contraflow.planner.search.named.stage_ends import _neighbours
 
 
@@ -44,32 +52,83 @@ def test_a_plan_of_single_layers_has_no_finer_one() -> None:
     assert finer(found.plan, 2) is None
 
 
-def steps_around(found: Plan) -> list[float]:
-    return [other.forecast.step_s for other in _neighbours(found) if other.forecast is not None]
+def around(found: Plan) -> list[Plan]:
+    return [assemble(candidate, orders, "search") for candidate, orders in _neighbours(found)]
 
 
-def test_ends_of_stages_on_one_device_move_come_and_go() -> None:
-    """Every neighbour is a plan of the same layers; from one stage a device the way leads to sums that overlap."""
+def step_s(found: Plan) -> float:
+    assert found.forecast is not None
+    return found.forecast.step_s
+
+
+def replicas() -> Plan:
+    """Six layers as one stage on each of two devices, whose sums take as long as a pass of three layers."""
     model = ModelGraph.chain([Layer(f"l{k}", 1.0, 1.0, 1.0, parameter_bytes=4 + k, output_bytes=400) for k in range(6)])
     problem = Problem(model, Cluster.uniform(2, 1 << 20, Link(8.0)), Workload(4))
     layers = tuple(layer.name for layer in model.layers)
     pipelines = tuple(Pipeline((d,), (d,), (d, d + 2)) for d in range(2))
     orders = [[Op(kind, 0, m) for m in (d, d + 2) for kind in (Kind.F, Kind.I, Kind.W)] for d in range(2)]
-    found = assemble(Candidate(problem, (layers,), pipelines), orders, "search")
-    visited = [found.forecast.step_s] if found.forecast is not None else []
+    return assemble(Candidate(problem, (layers,), pipelines), orders, "search")
+
+
+def session_with(found: Plan) -> Session:
+    now = time.monotonic()
+    session = Search(found.problem, SearchSpace(), Clock(now + 60, None, now), 0, 1, None).session
+    assert session.offer(replace(found, problem=session.problem), "hint")
+    return session
+
+
+def test_ends_of_stages_on_one_device_move_come_and_go() -> None:
+    """Every neighbour is a plan of the same layers; from one stage a device the way leads to sums that overlap."""
+    found = replicas()
+    layers = found.stages[0]
+    visited = [step_s(found)]
     while True:
-        around = list(_neighbours(found))
-        assert all(check(other) == [] for other in around)
-        assert all(sum(other.stages, ()) == layers for other in around)
-        best = min(around, key=lambda other: other.forecast.step_s if other.forecast else 0.0)
-        assert best.forecast is not None
-        if best.forecast.step_s >= visited[-1]:
+        beside = around(found)
+        assert all(check(other) == [] for other in beside)
+        assert all(sum(other.stages, ()) == layers for other in beside)
+        best = min(beside, key=step_s)
+        if step_s(best) >= visited[-1]:
             break
         found = best
-        visited.append(best.forecast.step_s)
-    assert len(visited) > 1
-    assert visited[-1] <= min(steps_around(found))
-    sizes = [len(stage) for stage in found.stages]
-    assert len(sizes) > 1
-    merged = next(other for other in _neighbours(found) if len(other.stages) < len(sizes))
+        visited.append(step_s(best))
+    assert len(visited) > 2
+    assert len(found.stages) > 1
+    merged = next(other for other in around(found) if len(other.stages) < len(found.stages))
     assert sum(map(len, merged.stages)) == len(layers)
+
+
+def test_the_descent_ends_where_no_neighbour_is_shorter() -> None:
+    session = session_with(replicas())
+    move_ends(session)
+    assert session.best is not None
+    assert session.best_s < step_s(replicas())
+    assert session.best_s <= min(map(step_s, around(session.best))) * (1 + 1e-9)
+
+
+def test_layers_are_handed_on_from_device_to_device() -> None:
+    """The first of three devices has the first and the last stage: loads stay even only if all three ends move."""
+    model = ModelGraph.chain([Layer(f"l{k}", 1.0, 1.0, 1.0) for k in range(12)])
+    names = [layer.name for layer in model.layers]
+    stages = tuple(tuple(names[a:b]) for a, b in ((0, 2), (2, 6), (6, 10), (10, 12)))
+    problem = Problem(model, Cluster.uniform(3, 1 << 20), Workload(2))
+    candidate = Candidate(problem, stages, (Pipeline((0, 1, 2, 0), (0, 1, 2, 0), (0, 1)),))
+    busy_s = 4 * 3.0 * 2
+    assert [[len(stage) for stage in cut] for cut in nearby_cuts(candidate, busy_s + 0.1)] == [
+        [1, 4, 4, 3],
+        [3, 4, 4, 1],
+    ]
+    assert nearby_cuts(candidate, busy_s) == []
+    everywhere = nearby_cuts(candidate, math.inf)
+    assert [2, 3, 5, 2] in [[len(stage) for stage in cut] for cut in everywhere]
+    assert all(sum(cut, ()) == tuple(names) and all(cut) for cut in everywhere)
+
+
+def test_weight_halves_at_the_end_come_in_the_order_of_their_sums() -> None:
+    """Only those behind all others of their device; the stage with most to sum first."""
+    found = replicas()
+    split, orders = in_pieces(found, [[found.stages[0][:1], found.stages[0][1:5], found.stages[0][5:]]])
+    mixed = [[*order[:-3], order[-1], order[-3], order[-2]] for order in orders]
+    for order, sorted_ in zip(mixed, weights_by_sums(split, mixed), strict=True):
+        assert [op.stage for op in sorted_[-3:]] == [1, 2, 0]
+        assert sorted_[:-3] == order[:-3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ...basics import PlanError
 from ...graph import Candidate, around_step_s, stash_policy
@@ -60,13 +61,16 @@ def finer(plan: Plan, parts: int) -> Plan | None:
     """A plan with each of its stages in up to so many pieces of about equal time; None where there are none, or it does
     not run.
     """
-    return in_pieces(plan, [_pieces(plan, stage, parts) for stage in plan.stages])
-
-
-def in_pieces(plan: Plan, pieces: Sequence[Sequence[tuple[str, ...]]]) -> Plan | None:
-    """A plan with each of its stages in these runs of its layers; None where each is one, or it does not run."""
+    pieces = [_pieces(plan, stage, parts) for stage in plan.stages]
     if all(len(mine) == 1 for mine in pieces):
         return None
+    with suppress(PlanError):
+        return assemble(*in_pieces(plan, pieces), plan.provenance.source)
+    return None
+
+
+def in_pieces(plan: Plan, pieces: Sequence[Sequence[tuple[str, ...]]]) -> tuple[Candidate, list[list[Op]]]:
+    """The stages of a plan in these runs of their layers, and its compute orders with ops for each."""
     first = [sum(map(len, pieces[:s])) for s in range(len(pieces))]
     names = [list(range(begin, begin + len(mine))) for begin, mine in zip(first, pieces, strict=True)]
 
@@ -77,10 +81,7 @@ def in_pieces(plan: Plan, pieces: Sequence[Sequence[tuple[str, ...]]]) -> Plan |
     stash = tuple(tuple(text for text, mine in zip(row, pieces, strict=True) for _ in mine) for row in plan.stash)
     stages = tuple(piece for mine in pieces for piece in mine)
     orders = [list(_cut(order, names)) for order in own_orders(plan)]
-    try:
-        return assemble(Candidate(plan.problem, stages, pipelines, stash), orders, plan.provenance.source)
-    except PlanError:
-        return None
+    return Candidate(plan.problem, stages, pipelines, stash), orders
 
 
 def _pieces(plan: Plan, stage: tuple[str, ...], parts: int) -> list[tuple[str, ...]]:

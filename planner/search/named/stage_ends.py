@@ -11,74 +11,104 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
+
+import numpy as np
 
 from ...basics import PlanError
-from ...graph import Candidate
-from ...lower import assemble
+from ...forecast import Timeline
+from ...graph import Candidate, Structured
+from ...lower import Assembled, simulated
 from ...plan import Op, Plan
-from ..common import COUNT, SHARE, Session, moved_end, nearby_cuts, same_devices
+from ..common import COUNT, SHARE, TOLERANCE, Session, moved_end, nearby_cuts, same_devices
 from .finer import in_pieces, sums
 from .kept_orders import own_orders
+from .last_weights import weights_by_sums
+
+Orders = list[list[Op]]
+Score = tuple[float, float]
+"""A plan's step, and the seconds at which its devices are done, together: where several are last, one at a time gains
+no step.
+"""
 
 
 def move_ends(session: Session) -> None:
     """Descends from the best plan."""
-    plan = session.best
-    if plan is None or session.over or session.space.schedule != "search":
+    here = session.best
+    if here is None or session.over or session.space.schedule != "search" or not session.rounds.moves_ends(here):
         return
     end = time.monotonic() + (session.remaining_s if session.clock.fixed else SHARE.stage_ends * session.remaining_s)
-    left = COUNT.stage_ends
-    while left > 0 and plan is not None and session.rounds.moves_ends(plan):
-        for found in islice(_neighbours(plan), left):
+    score, left, found = _score(here, _simulated(here)), COUNT.stage_ends, True
+    while found:
+        found = False
+        for candidate, orders in islice(_neighbours(here), left):
             left -= 1
             if session.over or time.monotonic() >= end:
                 return
-            session.offer(found, found.provenance.source)
-            if session.best is not plan:
-                break
-        else:
-            return
-        plan = session.best
+            with suppress(PlanError):
+                timeline = simulated(candidate, orders)
+                other = _score(candidate, timeline)
+                if _better(other, score):
+                    plan = Assembled(candidate, timeline.jobs.ops, timeline.forecast(), here.provenance.source).plan
+                    if session.offer(plan, plan.provenance.source):
+                        here, score, found = plan, other, True
+                        break
+    if session.best is not None:
+        session.rounds.moves_ends(session.best)
 
 
-def _neighbours(plan: Plan) -> Iterator[Plan]:
-    """Plans with ends of stages elsewhere, that can be run: on one device where sums between replicas take time."""
+def _simulated(plan: Plan) -> Timeline:
+    return simulated(Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash), own_orders(plan))
+
+
+def _score(plan: Structured, timeline: Timeline) -> Score:
+    jobs = timeline.jobs
+    done = np.zeros(len(plan.problem.cluster))
+    np.maximum.at(done, jobs.ops.device, jobs.end[: len(jobs.ops.device)])
+    for (_, stage, _), job in jobs.reduce_job.items():
+        for device in {pipeline.backward[stage] for pipeline in plan.pipelines}:
+            done[device] = max(done[device], jobs.end[job])
+    return timeline.step_s, float(done.sum())
+
+
+def _better(one: Score, other: Score) -> bool:
+    """Whether the step is shorter, or as long and devices are done sooner."""
+    shorter, longer = (other[0] * (1 + sign * TOLERANCE.sums) for sign in (-1, 1))
+    return one[0] < shorter or (one[0] <= longer and one[1] < other[1] * (1 - TOLERANCE.sums))
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[Candidate, Orders]]:
+    """Plans with ends of stages elsewhere; on one device, where sums take time, with weight halves as these ask for."""
     if sums(plan):
-        yield from _on_one_device(plan)
+        for candidate, orders in chain([_cut_at(plan, plan.stages)], _on_one_device(plan)):
+            yield candidate, weights_by_sums(candidate, orders)
     assert plan.forecast is not None
     for stages in nearby_cuts(plan, plan.forecast.step_s):
-        yield from _assembled(plan, Candidate(plan.problem, stages, plan.pipelines, plan.stash))
+        yield _cut_at(plan, stages)
 
 
-def _on_one_device(plan: Plan) -> Iterator[Plan]:
+def _cut_at(plan: Plan, stages: tuple[tuple[str, ...], ...]) -> tuple[Candidate, Orders]:
+    return Candidate(plan.problem, stages, plan.pipelines, plan.stash), own_orders(plan)
+
+
+def _on_one_device(plan: Plan) -> Iterator[tuple[Candidate, Orders]]:
     """Plans with one end between stages of a device elsewhere, left out, or one more."""
-    alike = [same_devices(plan, s) for s in range(len(plan.stages) - 1)]
-    for s in range(len(plan.stages) - 1):
-        if alike[s]:
-            for move in ((s, -1), (s, 1)):
-                stages = moved_end(plan.stages, move)
-                if stages is not None:
-                    yield from _assembled(plan, Candidate(plan.problem, stages, plan.pipelines, plan.stash))
-    for s in range(len(plan.stages) - 1):
-        if alike[s]:
-            yield from _merged(plan, s)
+    alike = [s for s in range(len(plan.stages) - 1) if same_devices(plan, s)]
+    for s in alike:
+        for move in ((s, -1), (s, 1)):
+            stages = moved_end(plan.stages, move)
+            if stages is not None:
+                yield _cut_at(plan, stages)
+    for s in alike:
+        yield _merged(plan, s)
     for s, stage in enumerate(plan.stages):
-        if len(stage) > 1:
+        for size in sorted({1, len(stage) // 2, len(stage) - 1} - {0}) if len(stage) > 1 else ():
             whole = [[each] for each in plan.stages]
-            whole[s] = [stage[: len(stage) // 2], stage[len(stage) // 2 :]]
-            found = in_pieces(plan, whole)
-            if found is not None:
-                yield found
+            whole[s] = [stage[:size], stage[size:]]
+            yield in_pieces(plan, whole)
 
 
-def _assembled(plan: Plan, candidate: Candidate, orders: list[list[Op]] | None = None) -> Iterator[Plan]:
-    """The candidate in these orders, or those of the plan; nothing where it does not run."""
-    with suppress(PlanError):
-        yield assemble(candidate, orders or own_orders(plan), plan.provenance.source)
-
-
-def _merged(plan: Plan, s: int) -> Iterator[Plan]:
+def _merged(plan: Plan, s: int) -> tuple[Candidate, Orders]:
     """The plan with a stage and the next one as one."""
     stages = (*plan.stages[:s], plan.stages[s] + plan.stages[s + 1], *plan.stages[s + 2 :])
 
@@ -91,7 +121,7 @@ def _merged(plan: Plan, s: int) -> Iterator[Plan]:
     )
     stash = tuple(row[: s + 1] + row[s + 2 :] for row in plan.stash)
     orders = [list(_without(order, s)) for order in own_orders(plan)]
-    yield from _assembled(plan, Candidate(plan.problem, stages, pipelines, stash), orders)
+    return Candidate(plan.problem, stages, pipelines, stash), orders
 
 
 def _without(order: list[Op], s: int) -> Iterator[Op]:

@@ -277,17 +277,30 @@ class _Joint:
         self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
         among = self.alive()[: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
-        if several:
-            self._run_of_blocks(self.best, SHARE.blocks)
+        near_s = self.best.step_s * (1 + HOPE.blocks)
+        for one in self.alive() if several else ():
+            if one.step_s <= near_s:
+                self._run_of_blocks(one, SHARE.blocks)
+        if several and flushed(self.space) and self.effort.deterministic_limit is None:
+            self._go_on()
         tried: set[int] = set()
         while rest := [one for one in self.alive() if id(one) not in tried]:
             tried.add(id(rest[0]))
-            if rest[0].of_blocks is not None and rest[0].of_blocks.near:
-                self._run_of_blocks(rest[0], SHARE.blocks_again * self._left)
             self._run(rest[0], 1.0)
         if self.best.found is None:  # proven before any search; what is lacking is said of the largest team
             self._run(max(self.searches, key=lambda one: one.of.point.team), 1.0)
         return self._told()
+
+    def _go_on(self) -> None:
+        """By turns of a part of the time that is left, the point that is then most promising; its blocks where near."""
+        while self._left > SHARE.last_turn and (alive := self.alive()):
+            one, share, before_s = alive[0], SHARE.turn * self._left, self._left
+            if one.of_blocks is not None and one.of_blocks.near:
+                self._run_of_blocks(one, share / 2)
+                share /= 2
+            self._run(one, share)
+            if self._left > before_s - SHARE.idle_turn * share:
+                return
 
     def _grids(self, share: float, most: int, relieved: bool) -> None:
         """The uniform grids of all points together, the most promising first; or those that must be relieved."""

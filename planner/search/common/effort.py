@@ -36,17 +36,21 @@ class Shares:
     """For uniform grids of all points of a family together, before one is searched. Not measured."""
     relieved_grids: float = 0.15
     """For uniform grids whose stashes must be copied or made again in part. Time only. Not measured."""
-    likeliest_point: float = 0.1
+    likeliest_point: float = 0.06
     """For the most promising point of a family, before all others. Not measured."""
-    other_points: float = 0.25
+    other_points: float = 0.16
     """For every other point that may be better still, together: its grids do not show all. Not measured."""
     best_points: float = 0.2
-    """For the most promising of them again, together, before one gets the rest. Not measured."""
-    blocks: float = 0.15
-    """Then for the best of them with whole blocks as layers, where it has their parts. Measured: Llama-7B on a slow
-    network 7.212 s a step without, 7.123 with it; BERT-Large 0.11345 and 0.11265."""
-    blocks_again: float = 0.5
-    """Of what is left, for the same again where that found the best plan, or one nearly as short. Not measured."""
+    """For the most promising of them again, together. Not measured."""
+    blocks: float = 0.1
+    """Then for each that is nearly the best with whole blocks as layers, where it has parts. Measured: Llama-7B on
+    a slow network 7.212 s a step without, 7.123 with it; BERT-Large 0.11345 and 0.11265."""
+    turn: float = 0.5
+    """Of what is left, for the point that is most promising then, again and again. Time only. Not measured."""
+    last_turn: float = 0.1
+    """So much of all is not shared out any more. Time only. Not measured."""
+    idle_turn: float = 0.1
+    """A point that uses no more of its turn has nothing left to try. Time only. Not measured."""
     laps: float = 0.4
     """For one pipeline round and round in a large problem, second after a first plan. Time only. Not measured."""
     scaled_down: float = 0.6
@@ -94,6 +98,9 @@ class Shares:
     """For the first plans with shared optimizers, and then for those with whole ones. Time only. Not measured."""
     quick_turns: float = 0.65
     """The quick plans of all ways to form groups, in turns, before long work on the best. Time only. Not measured."""
+    quick_again: float = 0.25
+    """For those that are left, where the search goes on after its time was over. Time only. Measured: Llama-7B on a slow
+    network, 60 s in parts."""
     quick_turn: float = 0.25
     """Of that, one round of turns, all alike: with half of it for the way that has the best plan so far, 8 devices in
     two to eight groups left a sixth to the one group that was 8 % better in the end. Time only. Not measured."""

@@ -109,7 +109,7 @@ class Steady:
             self.offer_hint(hint)
         with self._compiling() as aside:
             self.plainly()
-            self.explore()
+            self.look()
             run_replicas(self.session, self.take)
             self.mix()
             if aside is not None and self.clock.fixed:
@@ -123,6 +123,7 @@ class Steady:
             if aside is not None and not annealed:
                 self._await(aside)
             self.anew()
+            self.explore()
 
     def plainly(self) -> None:
         """The alternatives without what costs time: stashes kept, then also recomputed, a share of the time for each.
@@ -142,11 +143,23 @@ class Steady:
                 self.explore()
         self.every = every
 
-    def explore(self) -> None:
+    def look(self) -> None:
+        """Alternatives for a share of the time: one that takes all of it would leave none to what they cannot mix."""
+        until_s = self._until_s(SHARE.looked)
+        for alternative in self.every:
+            alternative.deadline = min(self.clock.deadline, until_s)
+        with contextlib.suppress(OutOfTime):
+            self.explore(until_s)
+        for alternative in self.every:
+            alternative.deadline = self.clock.deadline
+
+    def explore(self, until_s: float = math.inf) -> None:
         """A first plan where that takes no time, then alternatives, those with the least bound first."""
         if not self._large(self.every[0]):
             self.first_named()
         while not self.over and not self.proven and (alternative := self.next()) is not None:
+            if time.monotonic() >= until_s:
+                return
             if alternative.least is None:
                 alternative.solve(min(self.best_s, self._least_s()) * (1 - TOLERANCE.same))
             else:

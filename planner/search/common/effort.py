@@ -135,9 +135,6 @@ class Shares:
     mixtures: float = 0.5
     """Plans without a flush whose devices, stash choices and cuts are annealed together. Measured: 43 random problems,
     12 s on one core: before own cuts and named schedules 8 shorter, 2 longer than after them, 3 % in the mean."""
-    patience: float = 0.2
-    """For mixtures with other random numbers without a better plan, before the search without a flush ends. Time only.
-    Measured: one problem of six devices, 30 s: with one run of them it ended after 7 s."""
     stage_ends: float = 0.1
     """For where stages end, of what is left of a round. Time only. Not measured."""
     fewer_first: float = 0.5
@@ -600,6 +597,8 @@ class Mixing:
     """Layers times devices from which on a start gets all these moves; fewer get their part. Not measured."""
     patience: int = 2
     """Rounds without a better plan after which there are no more. Not measured."""
+    turns: int = 5
+    """Times that all of this begins anew, with other random numbers, without a better plan. Not measured."""
     heats: tuple[tuple[float, float], ...] = ((0.05, 0.0), (0.01, 0.5), (0.05, 0.0), (0.02, 20.0))
     """First temperature, and how much evenness counts, of one start and the next. Measured: 80 random problems, 40,000
     moves a start: 19 shorter, 5 longer than with (0.05, 0.0) alone, 3 % in the mean."""

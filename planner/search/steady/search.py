@@ -21,6 +21,7 @@ from ...schedules import ALTERNATING, WEIGHTS
 from ..common import (
     COUNT,
     HOPE,
+    MIXTURE,
     ONE_ORDER,
     SECONDS,
     SHARE,
@@ -62,7 +63,6 @@ class Steady:
         self.session, self.problem, self.space = session, session.problem, session.space
         self.clock, self.incumbent = session.clock, session.incumbent
         self.pool = Pool()
-        self.whole_s = self.clock.deadline - time.monotonic()
         self.every = [replace(a, deadline=self.clock.deadline) for a in alternatives(self.problem, self.space)]
         session.proof.of_asked(bounds.period(self.problem, self.space))
 
@@ -238,14 +238,13 @@ class Steady:
         return True
 
     def anew(self) -> None:
-        """Mixtures with other random numbers, until they have found nothing better for a share of all the time."""
-        patience_s = 0.0 if self.clock.fixed else SHARE.patience * self.whole_s
-        turn, since = 1, time.monotonic()
-        while time.monotonic() < since + patience_s:
+        """Mixtures with other random numbers, until so many times in a row have found nothing better."""
+        turn, left = 1, 0 if self.clock.fixed else MIXTURE.turns
+        while left:
             before_s = self.best_s
             if not self.mixtures(1.0, turn):
                 return
-            turn, since = turn + 1, time.monotonic() if self.best_s < before_s else since
+            turn, left = turn + 1, MIXTURE.turns if self.best_s < before_s else left - 1
 
     def _until_s(self, share: float) -> float:
         """When (time.monotonic()) a share of the time that is left is over; never where only effort counts."""

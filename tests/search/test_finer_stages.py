@@ -132,3 +132,18 @@ def test_weight_halves_at_the_end_come_in_the_order_of_their_sums() -> None:
     for order, sorted_ in zip(mixed, weights_by_sums(split, mixed), strict=True):
         assert [op.stage for op in sorted_[-3:]] == [1, 2, 0]
         assert sorted_[:-3] == order[:-3]
+
+
+def test_a_plan_to_start_from_may_list_its_layers_in_any_order() -> None:
+    """A diamond whose stages are written backwards: ends move by the outermost layers, wherever they are written."""
+    chain = ModelGraph.chain([Layer(f"l{k}", 1.0, 1.0, 1.0, parameter_bytes=100, output_bytes=4) for k in range(8)])
+    ends = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (3, 5), (4, 6), (5, 6), (6, 7)]
+    model = ModelGraph.from_dict({**chain.to_dict(), "edges": [[f"l{a}", f"l{b}"] for a, b in ends]})
+    cluster, workload = Cluster.uniform(2, 1 << 20, Link(400.0)), Workload(8)
+    known = plan(model, cluster, workload, time_limit=20, deterministic_limit=0.3).plan
+    assert known is not None
+    backwards = replace(known, stages=tuple(stage[::-1] for stage in known.stages))
+    found = plan(model, cluster, workload, time_limit=20, deterministic_limit=0.3, hint=backwards).plan
+    assert found is not None
+    assert check(found) == []
+    assert step_s(found) <= step_s(known)

@@ -352,9 +352,14 @@ def _schedule_of(plan: Plan) -> str:
 
 
 def run_hint(session: Session, hint: Plan) -> None:
-    """The caller's plan, simulated on this problem; ignored where it does not apply."""
-    candidate = Candidate(session.problem, hint.stages, hint.pipelines, hint.stash)
+    """The caller's plan, simulated on this problem; ignored where it does not apply.
+
+    Its stages list their layers as the data goes, whoever wrote them: what moves ends of stages takes the outermost.
+    """
+    rank = session.problem.model.rank
     try:
+        stages = tuple(tuple(sorted(stage, key=rank.__getitem__)) for stage in hint.stages)
+        candidate = Candidate(session.problem, stages, hint.pipelines, hint.stash)
         session.offer(assemble(candidate, own_orders(hint), _schedule_of(hint)), "hint")
     except (PlanError, KeyError, IndexError):
         return

@@ -357,9 +357,9 @@ def run_hint(session: Session, hint: Plan) -> None:
     Its stages list their layers as the data goes, whoever wrote them: what moves ends of stages takes the outermost.
     """
     rank = session.problem.model.rank
+    stages = tuple(tuple(sorted(stage, key=lambda name: rank.get(name, -1))) for stage in hint.stages)
+    candidate = Candidate(session.problem, stages, hint.pipelines, hint.stash)
     try:
-        stages = tuple(tuple(sorted(stage, key=rank.__getitem__)) for stage in hint.stages)
-        candidate = Candidate(session.problem, stages, hint.pipelines, hint.stash)
         session.offer(assemble(candidate, own_orders(hint), _schedule_of(hint)), "hint")
     except (PlanError, KeyError, IndexError):
         return

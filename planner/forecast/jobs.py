@@ -104,6 +104,7 @@ class _Reduction:
     latency_s: float
     pairs: list[tuple[int, int]]
     lane: int = -1  # of a sum with other groups of devices: the device whose link to them it occupies
+    on_nic: bool = False  # that link is its NIC
 
 
 def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Jobs:
@@ -285,7 +286,7 @@ def _with_other_groups(plan: Structured, costs: StageCosts, ops: Ops, needs: Nee
                 needs.add(Why.LISTED, np.array([there]), np.array([job]))
                 if behind >= 0:
                     needs.add(Why.GRADIENTS, np.array([job]), np.array([behind]), np.array([taken[1]]))
-                found.append(_Reduction((kind, stage, -1), *taken, [], device))
+                found.append(_Reduction((kind, stage, -1), *taken, [], device, device in workload.across.on_nics))
     return found
 
 
@@ -313,7 +314,8 @@ def _resources(
     for reduction in reductions:
         ends = np.array(reduction.pairs, dtype=np.int64).reshape(-1, 2)
         both = np.concatenate(machine.occupied(ends[:, 0], ends[:, 1]))
-        reduced.append(np.unique(both[both >= 0]))
+        own = [links + reduction.lane, links + devices + reduction.lane] if reduction.on_nic else []
+        reduced.append(np.unique([*both[both >= 0], *own]).astype(np.int64))
     contested = np.unique(np.concatenate([NOWHERE, *reduced]))
     first, second = machine.occupied(ops.device[found.send], ops.device[found.receive])
     first[~_contested(first, links, contested)] = -1
@@ -321,7 +323,7 @@ def _resources(
     outward = ops.kind[copies] == Kind.OFFLOAD.value
     lane = np.where(machine.host_link_used_by[ops.device[copies]] > 1, links + nics + 2 * host + outward, -1)
     hosts = links + nics + 2 * (int(machine.host_link[-1]) + 1)
-    across = np.array([-1 if r.lane < 0 else hosts + r.lane for r in reductions], dtype=np.int64)
+    across = np.array([-1 if r.lane < 0 or r.on_nic else hosts + r.lane for r in reductions], dtype=np.int64)
     numbers = np.arange(len(reduced)) + len(ops)
     job = np.concatenate([found.send, found.send, copies, np.repeat(numbers, list(map(len, reduced))), numbers])
     taken = np.concatenate([first, second, lane, *reduced, across])

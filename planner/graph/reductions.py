@@ -30,23 +30,27 @@ def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], count: int, turns
 
 
 def _ring_seconds(problem: Problem, devices: tuple[int, ...], count: int, turns: int = 2) -> tuple[float, float]:
-    """`reduce_seconds` between these devices and, of one of several equal groups, at the least all others' replicas."""
+    """`reduce_seconds` between these devices and, of one of several equal groups, all others' replicas: then at the
+    least, by the slowest link between these and the fastest between groups."""
     groups, across = problem.workload.groups, problem.workload.across
     if groups == 1 or across is None or not count:
         return reduce_seconds(problem.cluster, devices, count, turns)
-    replicas = len(devices) * groups
+    replicas, here = len(devices) * groups, [problem.cluster.link(a, b) for a, b in ring(devices) if a != b]
     rounds = turns * (replicas - 1)
-    latency_s = problem.cluster.around.collective_s + rounds * across.latency_s
-    return rounds * count * across.seconds_a_byte / replicas, latency_s
+    slowest_s = max(across.seconds_a_byte, *(link.reduce_occupation_s(1) for link in here), 0.0)
+    latency_s = max(across.latency_s, *(link.latency_s for link in here), 0.0)
+    return rounds * count * slowest_s / replicas, problem.cluster.around.collective_s + rounds * latency_s
 
 
 def across(problem: Problem, groups: Sequence[tuple[int, ...]]) -> Across:
     """What a round of a ring between the replicas of a stage in these equal groups takes at the least."""
-    cluster = problem.cluster
-    rings = [[cluster.link(a, b) for a, b in ring(tuple(sorted(members)))] for members in zip(*groups, strict=True)]
+    cluster, replicas = problem.cluster, [tuple(sorted(members)) for members in zip(*groups, strict=True)]
+    rings = [[cluster.link(a, b) for a, b in ring(members)] for members in replicas]
+    nodes = [{cluster.devices[d].node for d in members} for members in replicas]
     return Across(
         min(max(link.reduce_occupation_s(1) for link in links) for links in rings),
         min(max(link.latency_s for link in links) for links in rings),
+        frozenset(k for k, of in enumerate(nodes) if len(of) > 1),
     )
 
 

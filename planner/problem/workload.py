@@ -23,10 +23,14 @@ PRECISIONS = ("fp32", "mixed")
 
 
 class Across(NamedTuple):
-    """What a round of a ring between equal groups of devices takes at the least: seconds a byte and of latency."""
+    """What a round of a ring between equal groups of devices takes at the least: seconds a byte and of latency.
+
+    `on_nics`: devices of a group whose replicas lie in several nodes, so that such a ring needs their NICs.
+    """
 
     seconds_a_byte: float
     latency_s: float
+    on_nics: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,24 @@ def test_a_group_counts_the_sums_with_other_groups(schedule: str, sharded: bool)
     assert named(silent, schedule).forecast.step_s < one.forecast.step_s - 0.5  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "chimera", "dualpipe"])
+def test_sums_between_nodes_are_not_missed_where_groups_lie_side_by_side(
+    schedule: str, near: bool, sharded: bool
+) -> None:
+    """Four nodes of two devices: a group of one device each, or of two nodes; sums of two directions leave the node."""
+    workload = Workload(16, "adam", sharded=sharded)
+    problem = Problem(blocks(8, 4 * GIB), nodes(4, 2, 4e9), workload)
+    groups = ((0, 2, 4, 6), (1, 3, 5, 7)) if near else ((0, 1, 2, 3), (4, 5, 6, 7))
+    alone = replace(workload, micro_batches=8, groups=2, across=across(problem, groups))
+    one = named(Problem(problem.model, problem.cluster.part(groups[0]), alone), schedule)
+    whole = laid(problem, groups, one)
+    assert whole is not None
+    assert one.forecast is not None
+    assert evaluate(whole).step_s == pytest.approx(one.forecast.step_s, rel=1e-9)
+
+
 def test_the_search_finds_replicas_where_they_are_best_and_says_what_it_considered() -> None:
     """Four devices that hold the whole model four times: no bubble at all, but for the reductions."""
     model, cluster, workload = blocks(4, 1 << 20, 1 << 20), nodes(1, 4), Workload(8)

@@ -192,7 +192,7 @@ def _each(session: Session, every: list[Width], phase: Phase, favourite: Width |
 
 
 def _quick(session: Session, every: list[Width], whole: Width, quick: Phase) -> None:
-    """Quick plans of every width that may still be the best, in turns that are alike.
+    """Quick plans of every width that may still be the best, in turns that are alike, until one brings nothing.
 
     At once where time is not what is shared out, or a problem with fewer micro-batches is searched.
     """
@@ -202,11 +202,12 @@ def _quick(session: Session, every: list[Width], whole: Width, quick: Phase) -> 
         return
     while not session.over:
         left = [width for width in every if _hopeful(session, width) and not width.session.rounds.through]
-        if not left:
-            return
+        before_s = session.best_s
         for width in left:
             if not session.over:
                 _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
+        if not left or (math.isfinite(before_s) and session.best_s >= before_s * (1 - TOLERANCE.same)):
+            return
 
 
 def _hopeful(session: Session, width: Width) -> bool:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from ..graph import OFFLOAD
-from .common import HOPE, SHARE, SIZE, Session, policies
+from .common import HOPE, SHARE, SIZE, Session, copies_stashes, policies
 
 
 def by_turns(
@@ -26,6 +26,9 @@ def by_turns(
     """
     known = session.plain
     plain = _plain(session, bound) if known is None else _again(session, known)
+    if known is not None and session.ops > SIZE.exact_first:
+        _leader_first(session, known, named, search)
+        return
     if plain is not None:
         if session.ops <= SIZE.exact_first:
             with session.clock.hurried(SHARE.everything_first):
@@ -64,8 +67,32 @@ def _again(session: Session, plain: Session) -> Session:
     """The same search in another call."""
     if session.incumbent.plain is not None:
         plain.incumbent.start_from(session.incumbent.plain)
+    plain.rounds.take_widths(session.rounds, lambda best: not copies_stashes(best))
     plain.go_on(plain.clock, plain.incumbent.listener)
     return plain
+
+
+def _leader_first(
+    session: Session, plain: Session, named: Callable[[Session], None], search: Callable[[Session], None]
+) -> None:
+    """A round that goes on: most of it for the space that has the best plan, the rest for the other.
+
+    A short round shared out as the first one is would leave none of its parts the time to find anything.
+    """
+    with session.earning("named orders with copies", SHARE.named_first):
+        named(session)
+    leads = session.best is None or session.best is session.incumbent.plain
+    if leads:
+        plain.rounds.go_on()
+        _search_plain(session, plain, search, SHARE.leader)
+        session.rounds.take_up(plain.rounds, plain.best is not None)
+    if not session.done:
+        with session.clock.hurried(1.0 if leads else SHARE.leader):
+            search(session)
+    if not (leads or session.done):
+        plain.rounds.go_on()
+        _search_plain(session, plain, search, 1.0)
+    session.rounds.again()
 
 
 def _look_at_plain(session: Session, plain: Session, search: Callable[[Session], None]) -> None:

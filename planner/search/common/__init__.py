@@ -27,7 +27,7 @@ from .effort import (
     TOLERANCE,
     PhaseShares,
 )
-from .fit import Lack, Shortage, Stale, excess, fits, host_excess, lacking, limits, missing, shortages
+from .fit import Lack, Shortage, Stale, copies_stashes, excess, fits, host_excess, lacking, limits, missing, shortages
 from .groups import Groups, alike, dealt, equal_groups, parts
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
 from .moved_ends import moved_end, nearby_cuts, same_devices
@@ -78,6 +78,7 @@ __all__ = [
     "answered",
     "balanced",
     "binding",
+    "copies_stashes",
     "dealt",
     "describe",
     "equal_groups",

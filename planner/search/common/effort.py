@@ -64,6 +64,8 @@ class Shares:
     """For the space without copies to the host, where there are others."""
     look_without_copies: float = 0.15
     """Of that, for a look: the rest only where what it finds is nearly as good as with copies. Not measured."""
+    leader: float = 0.75
+    """Of a round that goes on, for the space that has the best plan, with copies or without. Not measured."""
     everything_first: float = 0.5
     """For everything, before the space without copies is searched on its own, of small problems. Not measured."""
     with_copies: float = 0.4

@@ -78,11 +78,15 @@ def _over(problem: Problem, forecast: Forecast) -> list[int]:
     return [max(0, peak - limit) for peak, limit in zip(forecast.peak_bytes, limits(problem), strict=True)]
 
 
+def copies_stashes(plan: Plan) -> bool:
+    """Whether some of a plan's stashes are copied to the host."""
+    return any(stash_policy(policy).hosted for row in set(plan.stash) for policy in row)
+
+
 def host_excess(plan: Plan) -> list[int]:
     """Bytes by which offloaded stashes exceed the host memory of every node; 0 where they fit."""
     groups = plan.problem.cluster.node_groups
-    hosted = any(stash_policy(policy).hosted for row in set(plan.stash) for policy in row)
-    if not hosted or all(group.host_memory_bytes is None for group in groups):
+    if not copies_stashes(plan) or all(group.host_memory_bytes is None for group in groups):
         return [0] * len(groups)
     found = simulate(plan).host_memory
     allowed = [math.inf if group.host_memory_bytes is None else group.host_memory_bytes for group in groups]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...basics import end_call
-from ...graph import stash_policy
 from ...plan import Plan
+from .fit import copies_stashes
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Incumbent:
 
     def take(self, plan: Plan, margin: float) -> bool:
         """Keeps a plan that fits where it is shorter by this share; whether it is."""
-        if not any(stash_policy(policy).hosted for row in plan.stash for policy in row):
+        if not copies_stashes(plan):
             plain_s = math.inf if self.plain is None else objective_s(self.plain)
             self.plain = plan if self.plain is None or objective_s(plan) < plain_s else self.plain
         better = self.beaten_by(plan, margin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...basics import OutOfTime
 from ...lower import Assembled
@@ -142,6 +142,14 @@ class Rounds:
         self.widths = {groups: width for groups, width in other.widths.items() if math.isfinite(width.laid_s)}
         self.count, self.resumed = other.count + 1, planned
 
+    def take_widths(self, other: Rounds, allowed: Callable[[Plan], bool]) -> None:
+        """Takes what another search of this problem came to on equal groups, where that is better and allowed here."""
+        for groups, width in other.widths.items():
+            known = self.widths.get(groups)
+            better = known is not None and width.laid_s < known.laid_s
+            if known is not None and better and width.best is not None and allowed(width.best):
+                self.widths[groups] = replace(known, best=width.best, laid_s=width.laid_s)
+
     def keep(self, groups: Groups, width: Earlier) -> None:
         """What the search on a way to form groups came to."""
         self.widths[groups] = width
@@ -160,7 +168,7 @@ class Rounds:
         return self.turns - 1
 
     def credit(self, part: str, found: bool) -> None:
-        """A part of a round has found a shorter plan, or has not: then its share of the next is smaller."""
+        """What is tried in every round has found a shorter plan, or has not: then its share of the next is smaller."""
         before = self.credits.get(part, 1.0)
         self.credits[part] = 1.0 if found else max(ROUND.least_credit, ROUND.idle * before)
 

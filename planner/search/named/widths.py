@@ -140,7 +140,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
     phases.apart(session)  # not as a plan of the whole: other groups get their time as before
-    with session.clock.hurried(SHARE.quick_again if before else SHARE.quick_turns, 0.0):
+    with session.earning("quick plans", SHARE.quick_again if before else SHARE.quick_turns):
         _quick(session, every, whole, phases.quick)
     _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
     phases.apart(session)

@@ -275,7 +275,7 @@ class _Joint:
             self._grids(SHARE.relieved_grids, COUNT.relieved_grids, relieved=True)
         self._some(self.alive()[:1] if several else [], SHARE.likeliest_point)
         self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
-        among = self.alive()[: COUNT.best_points]
+        among = [one for one in self.alive() if one.step_s <= self.best.step_s * (1 + HOPE.point)][: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
         near_s = self.best.step_s * (1 + HOPE.blocks)
         for one in self.alive() if several else ():

@@ -626,6 +626,9 @@ class Hopes:
     """Replicas need not be near each other where reductions take no more than this share of the step."""
     copied: float = 0.5
     """How much of what a host link can take in a step is trusted to be copied beside the computing. Not measured."""
+    point: float = 0.05
+    """A point of a family whose plan takes longer than the best by a smaller share is searched a second time before
+    the most promising has the rest. Not measured."""
     blocks: float = 0.01
     """A plan of whole blocks that takes longer than the best of their parts by a smaller share may soon be shorter.
     Not measured."""

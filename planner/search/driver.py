@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from .. import bounds
 from ..basics import OutOfTime, collecting_seldom, end_asked, heeding_ctrl_c, remembering, time_left, until
@@ -275,6 +276,7 @@ def _copied(session: Session, orders: list[Order]) -> None:
 
 
 def _copied_trials(session: Session, orders: list[Order]) -> Iterator[None]:
+    session.rounds.end_plain_trials()
     yield from _trials(session, orders, (run_relieved, partial(run_mixed, copies=True)))
     if not session.rounds.resumed:  # of these devices there is no plan without copies
         yield from _trials(session, orders, (*KEPT, *CHANGED))
@@ -381,8 +383,17 @@ def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
 
 def _steps(session: Session, orders: list[Order]) -> None:
     """Named schedules step by step, quick ones first; called again, it goes on where time was too short."""
-    steps = (*KEPT, *CHANGED) if session.space.schedule == "search" else NAMED
-    _go_through(session, lambda: _trials(session, orders, steps))
+    steps = KEPT if session.space.schedule == "search" else NAMED
+    more = CHANGED if session.space.schedule == "search" else ()
+    _go_through(
+        session, lambda: chain(_trials(session, orders, steps), _plainly_tried(session), _trials(session, orders, more))
+    )
+
+
+def _plainly_tried(session: Session) -> Iterator[None]:
+    """Notes that of the quick plans only those are left that change what becomes of stashes."""
+    session.rounds.end_plain_trials()
+    yield from ()
 
 
 def _go_through(session: Session, trials: Callable[[], Iterator[None]]) -> None:

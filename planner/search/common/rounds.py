@@ -64,6 +64,7 @@ class Rounds:
         descended: plans whose stash choices have been looked at one by one.
         refined: the last plan that was tried with finer stages; ended: with other ends of stages on one device.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
+        plainly_tried: those have been that leave stashes where they are.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
         grids: points of uniform grids that are still to be tried, with what they are likely to come to in seconds, by
             the sort of grid. relieved_on: the searches on one of several equal groups that fit such points.
@@ -88,6 +89,7 @@ class Rounds:
     ended: Plan | None = None
     trials: Iterator[None] | None = None
     through: bool = False
+    plainly_tried: bool = False
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
     grids: dict[str, list[tuple[float, object]]] = field(default_factory=dict)
@@ -251,6 +253,10 @@ class Rounds:
             self.tries = iter(listed())
         yield from self.tries
         self.tried = True
+
+    def end_plain_trials(self) -> None:
+        """Of the quick plans those are left that change what becomes of stashes."""
+        self.plainly_tried = True
 
     def go_on_with(self, trials: Callable[[], Iterator[None]]) -> Iterator[None]:
         """The quick plans one by one, from where an earlier round of them ended; all have been tried at the end."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ...basics import PlanError
-from ...graph import Candidate, around_step_s, stash_policy
+from ...graph import Candidate, around_step_s, holders, stash_policy
 from ...lower import assemble
 from ...plan import Kind, Op, Pipeline, Plan
 from ..common import SIZE, Session
@@ -55,6 +55,13 @@ def sums(plan: Plan) -> bool:
         if around_step_s(plan.problem, members, int(costs.trained_bytes[s])) > 0:
             return True
     return False
+
+
+def longest_sum_s(candidate: Candidate) -> float:
+    """Seconds of summing the gradients of the stage whose sum takes longest, and of gathering its parameters."""
+    trained = candidate.costs.own_trained_bytes
+    members = holders(candidate).items()
+    return max((around_step_s(candidate.problem, mine, int(trained[s])) for s, mine in members if mine), default=0.0)
 
 
 def finer(plan: Plan, parts: int) -> Plan | None:

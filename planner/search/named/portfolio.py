@@ -18,7 +18,7 @@ from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
 from ..common import HOPE, SIZE, Groups, Session, lacking, remaking
 from .costed import adapts, made_for, rooms_of
-from .finer import offer_finer
+from .finer import longest_sum_s, offer_finer
 from .fullest import in_flight, of_layout, residents
 from .halves import not_split, remade, whole_backwards
 from .kept_orders import own_orders
@@ -128,37 +128,49 @@ def try_layout(
             continue
         if session.space.schedule != "search" and session.rounds.tried_before(layout.name, routes, c, policy):
             continue
-        if bounds.candidate(candidate, shares, session.space.split_backward) >= spare(groups) * session.best_s:
+        saved_s = _saved_s(session, candidate, groups)
+        if bounds.candidate(candidate, shares, session.space.split_backward) >= session.best_s + saved_s:
             continue
-        for found in _ordered(session, candidate, layout, policy, groups, adapting, asked):
+        for found in _ordered(session, candidate, layout, policy, groups, asked, saved_s):
             simulated += 1
             session.remember(found)
             if lacking(found):
                 continue
-            near = groups and found.forecast.step_s < spare(groups) * session.best_s
+            near = saved_s > 0 and found.forecast.step_s < session.best_s + saved_s
             session.offer(found.plan, phase)
             if near:
                 offer_finer(session, found.plan, 2)
     return simulated
 
 
-def spare(groups: Groups) -> float:
-    """Times the best step that a plan is still worth trying: in halves, one on equal groups may be the best."""
-    return HOPE.finer if groups else 1.0
+def _saved_s(session: Session, candidate: Candidate, groups: Groups) -> float:
+    """Seconds by which a plan on equal groups, or on one of them, may be shorter with its stages in halves: its sums
+    are then beside its backwards.
+    """
+    if session.space.schedule != "search" or not (groups or candidate.problem.workload.groups > 1):
+        return 0.0
+    return HOPE.finer * longest_sum_s(candidate)
 
 
 def _ordered(
-    session: Session, candidate: Candidate, layout: Layout, policy: str, groups: Groups, adapting: bool, asked: bool
+    session: Session,
+    candidate: Candidate,
+    layout: Layout,
+    policy: str,
+    groups: Groups,
+    asked: bool,
+    saved_s: float,
 ) -> Iterator[Assembled]:
     """A candidate under orders made for it where these depend on costs, and under the layout's own.
 
-    Those too where replicas share links, of which orders made for costs know nothing.
+    Those too where replicas share links, of which orders made for costs know nothing. `saved_s`: by which they may be
+    shorter later on.
     """
     whole, found = not_split(session.space, candidate), None
-    if adapting:
+    if policy == KEEP and adapts(layout):
         blocks = session.space.schedule != "search" or layout.takes_all_room
         with session.clock.simulating():
-            found = made_for(candidate, layout, whole, groups, blocks, spare(groups) * session.incumbent.worth_s)
+            found = made_for(candidate, layout, whole, groups, blocks, session.incumbent.worth_s + saved_s)
         if found is not None:
             yield found
         own = groups and not layout.takes_all_room and holds(candidate, layout, policy, groups=groups)

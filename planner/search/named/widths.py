@@ -192,7 +192,8 @@ def _each(session: Session, every: list[Width], phase: Phase, favourite: Width |
 
 
 def _quick(session: Session, every: list[Width], whole: Width, quick: Phase) -> None:
-    """Quick plans of every width that may still be the best, in turns that are alike, until one brings nothing.
+    """Quick plans of every width that may still be the best, in turns that are alike, until one brings nothing when all
+    named schedules have been simulated: what changes their stashes takes longest, and comes last.
 
     At once where time is not what is shared out, or a problem with fewer micro-batches is searched.
     """
@@ -206,7 +207,8 @@ def _quick(session: Session, every: list[Width], whole: Width, quick: Phase) -> 
         for width in left:
             if not session.over:
                 _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
-        if not left or (math.isfinite(before_s) and session.best_s >= before_s * (1 - TOLERANCE.same)):
+        idle = math.isfinite(before_s) and session.best_s >= before_s * (1 - TOLERANCE.same)
+        if not left or (idle and all(width.session.rounds.plainly_tried for width in left)):
             return
 
 

@@ -130,6 +130,7 @@ class _Search:
     Attributes:
         bound_s: what every plan takes, before `prove` has looked at its memory. likely_s: a guess at what is found.
         search, of_blocks: of the layers as they are, and of whole blocks.
+        hope: of what a point that found nothing may still find, the part that is left.
     """
 
     of: Chosen
@@ -142,6 +143,7 @@ class _Search:
     search: Search | None = None
     of_blocks: OfBlocks | None = None
     seconds: float = 0.0
+    hope: float = 1.0
 
     def __post_init__(self) -> None:
         self.workload = replace(self.workload, micro_batches=self.of.micro_batches)
@@ -169,7 +171,7 @@ class _Search:
         """What more time may come to: part of the way from the best plan to the bound."""
         if math.isinf(self.step_s):
             return self.likely_s
-        return self.step_s - HOPE.of_gap * max(0.0, self.step_s - self.bound_s)
+        return self.step_s - self.hope * HOPE.of_gap * max(0.0, self.step_s - self.bound_s)
 
     @property
     def plan(self) -> Plan | None:
@@ -275,7 +277,7 @@ class _Joint:
             self._grids(SHARE.relieved_grids, COUNT.relieved_grids, relieved=True)
         self._some(self.alive()[:1] if several else [], SHARE.likeliest_point)
         self._some([one for one in self.alive() if one.found is None], SHARE.other_points)
-        among = [one for one in self.alive() if one.step_s <= self.best.step_s * (1 + HOPE.point)][: COUNT.best_points]
+        among = self.alive()[: COUNT.best_points]
         self._some(among if len(among) > 1 else [], SHARE.best_points)
         near_s = self.best.step_s * (1 + HOPE.blocks)
         for one in self.alive() if several else ():
@@ -295,10 +297,12 @@ class _Joint:
         """By turns of a part of the time that is left, the point that is then most promising; its blocks where near."""
         while self._left > SHARE.last_turn and (alive := self.alive()):
             one, share, before_s = alive[0], SHARE.turn * self._left, self._left
+            step_s = one.step_s
             if one.of_blocks is not None and one.of_blocks.near:
                 self._run_of_blocks(one, share / 2)
                 share /= 2
             self._run(one, share)
+            one.hope = 1.0 if one.step_s < step_s * (1 - TOLERANCE.same) else HOPE.fruitless * one.hope
             if self._left > before_s - SHARE.idle_turn * share:
                 return
 

@@ -33,7 +33,7 @@ from contraflow.planner.schedules import Layout, folded
 from contraflow.planner.search import joint
 from contraflow.planner.search.common import Clock, Groups, Session, equal_groups
 from contraflow.planner.search.named import uniform
-from contraflow.planner.search.named.portfolio import try_layout
+from contraflow.planner.search.named.portfolio import Tried, try_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 cases: Any = importlib.import_module("jobs_cases")
@@ -88,7 +88,8 @@ def test_no_plan_of_a_point_is_shorter_than_the_messages_on_its_busiest_link(see
         cuts, least_s = point.even, point.busiest_link_s(point.even)
         for layout in point.layouts():
             session.incumbent.start_from(None)
-            if try_layout(session, layout, [cuts], layout.name, point.policy, point.of.groups) and least_s:
+            tried = try_layout(session, layout, [cuts], layout.name, point.policy, point.of.groups)
+            if tried.simulated and least_s:
                 assert session.best_s >= least_s * (1 - 1e-9)
                 nearest = min(nearest, session.best_s / least_s)
     assert nearest < 1.3
@@ -136,7 +137,7 @@ def test_orders_made_for_costs_are_those_of_one_group_on_all_of_them(seed: int) 
         groups = tuple(tuple(range(4 * g, 4 * g + 4)) for g in range(width))
         for layout in folded(4, 9):
             session = Session(problem, SearchSpace(), Clock(math.inf, 1.0))
-            assert try_layout(session, layout, [(1, 2, 3, 4, 5, 6, 7)], layout.name, groups=groups)
+            assert try_layout(session, layout, [(1, 2, 3, 4, 5, 6, 7)], layout.name, groups=groups).simulated
             if session.best is not None:
                 assert not check(session.best)
                 steps[layout.name] = session.best_s
@@ -155,8 +156,8 @@ def test_another_call_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPa
     tried: list[tuple[object, ...]] = []
     before = uniform.try_layout
 
-    def noted(session: Session, layout: Layout, cuts: list[Cuts], phase: str, policy: str, groups: Groups) -> int:
-        tried.append((layout.name, layout.orders, layout.pipelines, policy, groups))
+    def noted(session: Session, layout: Layout, cuts: list[Cuts], phase: str, policy: str, groups: Groups) -> Tried:
+        tried.append((layout.name, layout.orders, layout.pipelines, tuple(cuts), policy, groups))
         return before(session, layout, cuts, phase, policy, groups)
 
     monkeypatch.setattr(uniform, "try_layout", noted)

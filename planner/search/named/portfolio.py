@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -103,15 +105,22 @@ def _folds(layout: Layout) -> bool:
 # ------------------------------------------------------------------ simulation
 
 
+class Tried(NamedTuple):
+    """How many plans were simulated, and the least step of those that fit, in seconds; infinite without."""
+
+    simulated: int
+    step_s: float
+
+
 def try_layout(
     session: Session, layout: Layout, cuts: Iterable[Cuts], phase: str, policy: str = KEEP, groups: Groups = ()
-) -> int:
+) -> Tried:
     """Simulates a placed layout on these cuts and offers what fits; cuts whose bound is no better are left out.
 
     `policy`: "keep", or one that makes stashes again. `groups`: equal ones, of whose first the layout is, and which all
-    run it. How many were simulated.
+    run it.
     """
-    simulated = 0
+    simulated, least_s = 0, math.inf
     routes = on_groups(session.problem, groups, unordered(layout)).pipelines if groups else layout.pipelines
     rows = tuple((policy,) * layout.stages for _ in routes)
     shares = tuple(len(route.micro_batches) for route in routes)
@@ -136,11 +145,12 @@ def try_layout(
             session.remember(found)
             if lacking(found):
                 continue
+            least_s = min(least_s, found.forecast.step_s)
             near = saved_s > 0 and found.forecast.step_s < session.best_s + saved_s
             session.offer(found.plan, phase)
             if near:
                 offer_finer(session, found.plan, 2)
-    return simulated
+    return Tried(simulated, least_s)
 
 
 def _saved_s(session: Session, candidate: Candidate, groups: Groups) -> float:

@@ -17,9 +17,9 @@ from ...basics import check_time
 from ...graph import KEEP, SELECTIVE
 from ...partition import Cuts, cut
 from ...schedules import Layout, folded, in_laps
-from ..common import COUNT, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
+from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
 from .equal import Equal, Floats
-from .portfolio import try_layout
+from .portfolio import Tried, try_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +100,14 @@ class Point:
 
     @cached_property
     def likely_s(self) -> float:
-        """A guess at the shortest step: a device's work and the sum of a stage's gradients, or a link's messages."""
-        return max(self.least_s(self.even) + self.of.sum_s(len(self.places)), self.busiest_link_s(self.even))
+        """A guess at the shortest step: a device's work and the gradient sums after it, or a link's messages.
+
+        All but one of a device's sums may run beside the backwards of its last micro-batch.
+        """
+        sum_s = self.of.sum_s(len(self.places))
+        backward_s = (self.done_s[-1] - self.of.forward_s[-1]) / self.speeds[: len(self.of)].sum()
+        after_s = max(sum_s, sum_s * len(self.places) / len(self.of) - backward_s)
+        return max(self.least_s(self.even) + after_s, self.busiest_link_s(self.even))
 
     def least_s(self, cuts: Cuts) -> float:
         """No order of these stages is shorter: a device's work, after the forwards on the way to it."""
@@ -148,14 +154,42 @@ def next_point_s(session: Session) -> float:
 
 
 def try_point(session: Session) -> int:
-    """Simulates the next point; how many plans that were."""
-    point = session.rounds.listed_grid("uniform", lambda: _listed(session)).pop()[1]
+    """Simulates the next point; how many plans that were.
+
+    What it came to beside what was guessed says what other points of its groups are likely to.
+    """
+    points = session.rounds.listed_grid("uniform", lambda: _listed(session))
+    point = points.pop()[1]
     assert isinstance(point, Point)
     check_time()
+    simulated, step_s = _tried(session, point)
+    if math.isfinite(step_s):
+        guess = session.rounds.judge(point.of.groups, step_s / point.likely_s) / HOPE.misjudged
+        points[:] = [(_guess_s(one, point.of, guess, s), one) for s, one in points]
+        points.sort(key=lambda one: -one[0])
+    return simulated
+
+
+def _guess_s(point: object, of: Equal, guess: float, before_s: float) -> float:
+    """What a point is likely to come to: where it is of these groups, so many times what was guessed."""
+    return point.likely_s * guess if isinstance(point, Point) and point.of is of else before_s
+
+
+def _tried(session: Session, point: Point) -> Tried:
+    """A point with all of its orders on the first of its cuts, and with the best of them on the others."""
     worth_s = session.incumbent.worth_s * (1 - TOLERANCE.same)
     cuts = [c for c in point.worthwhile if point.least_s(c) < worth_s] if point.floor_s < worth_s else []
-    layouts = point.layouts() if cuts else ()
-    return sum(try_layout(session, layout, cuts, layout.name, point.policy, point.of.groups) for layout in layouts)
+    layouts, simulated, best_s = list(point.layouts()) if cuts else [], 0, math.inf
+    for c in cuts:
+        steps = []
+        for layout in layouts:
+            tried = try_layout(session, layout, [c], layout.name, point.policy, point.of.groups)
+            simulated += tried.simulated
+            steps.append(tried.step_s)
+        least_s = min(steps)
+        if math.isfinite(least_s):
+            layouts, best_s = [layouts[steps.index(least_s)]], min(best_s, least_s)
+    return Tried(simulated, best_s)
 
 
 def _listed(session: Session) -> list[tuple[float, Point | None]]:

@@ -66,9 +66,8 @@ class Rounds:
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         plainly_tried: those have been that leave stashes where they are.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
-        grids: points of uniform grids that are still to be tried, with what they are likely to come to in seconds, by
-            the sort of grid. misjudged: what plans on equal groups took beside what was guessed.
-        relieved_on: the searches on one of several equal groups that fit such points.
+        guessed: the uniform grids that are still to be tried. grids: points that are, with what they are likely to come
+            to in seconds, by the sort of grid. relieved_on: the searches on one of several equal groups that fit these.
         ledger: what to tell those who ask what was looked at.
         laid: names and steps of plans of one of several equal groups that have been laid on all of them.
         layouts: which layouts have been simulated on which cuts.
@@ -94,7 +93,7 @@ class Rounds:
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
     grids: dict[str, list[tuple[float, object]]] = field(default_factory=dict)
-    misjudged: dict[Groups, float] = field(default_factory=dict)
+    guessed: object = None
     relieved_on: dict[Groups, object] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     laid: set[tuple[str, float]] = field(default_factory=set)
@@ -201,6 +200,12 @@ class Rounds:
             self.grown = made()
         return self.grown
 
+    def guesses(self, made: Callable[[], object]) -> object:
+        """The uniform grids that are still to be tried, listed when they are first asked for."""
+        if self.guessed is None:
+            self.guessed = made()
+        return self.guessed
+
     def hunts(self, made: Callable[[], object]) -> object:
         """The exact search, made when it is first asked for."""
         if self.hunt is None:
@@ -231,11 +236,6 @@ class Rounds:
     def end_descent(self, plan: Plan) -> None:
         """They have been."""
         self.descended.append(plan)
-
-    def judge(self, groups: Groups, ratio: float) -> float:
-        """What a plan on these groups took beside what was guessed; the least such ratio of theirs so far."""
-        self.misjudged[groups] = min(ratio, self.misjudged.get(groups, math.inf))
-        return self.misjudged[groups]
 
     def lays(self, source: str, step_s: float) -> bool:
         """Whether a plan of one group is to be laid on all: once."""

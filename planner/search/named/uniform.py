@@ -17,8 +17,9 @@ from ...basics import check_time
 from ...graph import KEEP, SELECTIVE
 from ...partition import Cuts, cut
 from ...schedules import Layout, folded, in_laps
-from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
+from ..common import COUNT, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
 from .equal import Equal, Floats
+from .likeliest import Likeliest
 from .portfolio import Tried, try_layout
 
 
@@ -99,15 +100,25 @@ class Point:
         return float(self.of.batches * self.done_s[-1] / self.speeds[: len(self.of)].sum())
 
     @cached_property
-    def likely_s(self) -> float:
-        """A guess at the shortest step: a device's work and the gradient sums after it, or a link's messages.
+    def hoped_s(self) -> float:
+        """A guess that takes no search: the shortest step were the work cut as evenly as its layers allow."""
+        speed = self.speeds[: len(self.of)]
+        heaviest_s = float(self.of.batches * np.diff(self.done_s).max() / speed.max())
+        way_s = self.of.forward_s[-1] * (len(self.of) - 1) / (len(self.places) * speed.mean())
+        return max(max(self.floor_s, heaviest_s) + way_s + self.after_s, self.busiest_link_s(self.even))
 
-        All but one of a device's sums may run beside the backwards of its last micro-batch.
-        """
+    @cached_property
+    def likely_s(self) -> float:
+        """The same on the cuts there are: a device's work and the gradient sums after it, or a link's messages."""
+        least_s = min(map(self.least_s, self.worthwhile), default=math.inf)
+        return max(least_s + self.after_s, self.hoped_s)
+
+    @property
+    def after_s(self) -> float:
+        """Seconds of sums after a device's work: all but one may run beside the backwards of its last micro-batch."""
         sum_s = self.of.sum_s(len(self.places))
         backward_s = (self.done_s[-1] - self.of.forward_s[-1]) / self.speeds[: len(self.of)].sum()
-        after_s = max(sum_s, sum_s * len(self.places) / len(self.of) - backward_s)
-        return max(self.least_s(self.even) + after_s, self.busiest_link_s(self.even))
+        return float(max(sum_s, sum_s * len(self.places) / len(self.of) - backward_s))
 
     def least_s(self, cuts: Cuts) -> float:
         """No order of these stages is shorter: a device's work, after the forwards on the way to it."""
@@ -150,29 +161,25 @@ def run_uniform(session: Session) -> None:
 
 def next_point_s(session: Session) -> float:
     """Seconds that the next point is likely to come to at the best; infinite where none is left, or there are none."""
-    return session.rounds.listed_grid("uniform", lambda: _listed(session))[-1][0]
+    return _left(session).next_s()
 
 
 def try_point(session: Session) -> int:
-    """Simulates the next point; how many plans that were.
-
-    What it came to beside what was guessed says what other points of its groups are likely to.
-    """
-    points = session.rounds.listed_grid("uniform", lambda: _listed(session))
-    point = points.pop()[1]
-    assert isinstance(point, Point)
+    """Simulates the next point; how many plans that were."""
+    left = _left(session)
+    point = left.pop()
     check_time()
     simulated, step_s = _tried(session, point)
     if math.isfinite(step_s):
-        guess = session.rounds.judge(point.of.groups, step_s / point.likely_s) / HOPE.misjudged
-        points[:] = [(_guess_s(one, point.of, guess, s), one) for s, one in points]
-        points.sort(key=lambda one: -one[0])
+        left.note(point, step_s)
     return simulated
 
 
-def _guess_s(point: object, of: Equal, guess: float, before_s: float) -> float:
-    """What a point is likely to come to: where it is of these groups, so many times what was guessed."""
-    return point.likely_s * guess if isinstance(point, Point) and point.of is of else before_s
+def _left(session: Session) -> Likeliest[Point]:
+    """The points that have not been simulated; those of the same groups are misjudged alike."""
+    found = session.rounds.guesses(lambda: Likeliest(grid_points(session), lambda point: point.of.groups))
+    assert isinstance(found, Likeliest)
+    return found
 
 
 def _tried(session: Session, point: Point) -> Tried:
@@ -190,12 +197,6 @@ def _tried(session: Session, point: Point) -> Tried:
         if math.isfinite(least_s):
             layouts, best_s = [layouts[steps.index(least_s)]], min(best_s, least_s)
     return Tried(simulated, best_s)
-
-
-def _listed(session: Session) -> list[tuple[float, Point | None]]:
-    """The points of a problem that has them, the most promising last; before them the end."""
-    points = sorted(grid_points(session), key=lambda point: -point.likely_s)
-    return [(math.inf, None), *((point.likely_s, point) for point in points)]
 
 
 def grid_points(session: Session) -> Iterator[Point]:

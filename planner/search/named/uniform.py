@@ -105,7 +105,7 @@ class Point:
         speed = self.speeds[: len(self.of)]
         heaviest_s = float(self.of.batches * np.diff(self.done_s).max() / speed.max())
         way_s = self.of.forward_s[-1] * (len(self.of) - 1) / (len(self.places) * speed.mean())
-        return max(max(self.floor_s, heaviest_s) + way_s + self.after_s, self.busiest_link_s(self.even))
+        return float(max(max(self.floor_s, heaviest_s) + way_s + self.after_s, self.busiest_link_s(self.even)))
 
     @cached_property
     def likely_s(self) -> float:

@@ -33,6 +33,7 @@ class Likeliest(Generic[One]):
     def __init__(self, among: Iterable[One], like: Callable[[One], Hashable]) -> None:
         self.like = like
         self.ratio: dict[Hashable, float] = {}
+        self.in_vain: list[One] = []
         self.heap = [(one.hoped_s, number, False, one) for number, one in enumerate(among)]
         heapq.heapify(self.heap)
 
@@ -51,7 +52,13 @@ class Likeliest(Generic[One]):
         return heapq.heappop(self.heap)[-1]
 
     def note(self, one: One, step_s: float) -> None:
-        """It took so many seconds. The least ratio of its like counts, and may be somewhat too large for others."""
+        """It took so many seconds; infinite where it came to nothing.
+
+        The least ratio of its like counts, and may be somewhat too large for others.
+        """
+        if math.isinf(step_s):
+            self.in_vain.append(one)
+            return
         key = self.like(one)
         self.ratio[key] = min(step_s / one.likely_s, self.ratio.get(key, math.inf))
         self.heap = [(self._again_s(looked, x), number, looked, x) for _, number, looked, x in self.heap]

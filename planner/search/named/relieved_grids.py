@@ -20,7 +20,7 @@ from ...plan import Kind
 from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, policies
 from .relieved import try_relieved, ways
-from .uniform import Point, grid_points
+from .uniform import Point, grid_points, unfit
 from .widths import Width, offered, splits, width_of
 
 
@@ -30,18 +30,19 @@ class Relieved:
 
     kept: Point
     allowed: Collection[str]
+    unfit: bool = False
 
     @cached_property
     def likely_s(self) -> float:
         """A guess at its step: the kept point's, filled and drained, and what is made again beyond what can be copied;
-        infinite where the parameters alone do not fit, or nothing is too much.
+        infinite where the parameters alone do not fit, or nothing is too much, unless no plan was found to fit.
         """
         point, of = self.kept, self.kept.of
         ends = [0, *point.even, -1]
         stashes = of.batches * np.bincount(point.places, np.diff(of.stash_bytes[ends]))
         state = np.bincount(point.places, np.diff(of.state_bytes[ends])) - of.session.chain.shared_bytes
         held, lacks = point.bytes(point.even) - state, point.bytes(point.even) - of.limits
-        if not (lacks > 0).any() or (state > of.limits).any():
+        if not (self.unfit or (lacks > 0).any()) or (state > of.limits).any():
             return math.inf
         moved = stashes * np.clip(lacks / np.maximum(held, 1.0), 0.0, 1.0)
         forward = np.bincount(point.places, np.diff(of.forward_s[ends]) / point.speeds)
@@ -103,7 +104,8 @@ def try_relieved_point(session: Session) -> int:
     inner.incumbent.limit(worth_s)
     allowed = [some for some in ways(inner) if not any(POLICIES[name].names_device for name in some)]
     with session.part(inner, 1.0, 0.0):
-        try_relieved(inner, layout, point.kept.cuts[0], allowed)
+        for cuts in point.kept.cuts:
+            try_relieved(inner, layout, cuts, allowed)
     session.clock.heed(inner.clock)
     if inner.best is not None and inner.best_s < worth_s:
         offered(session, width, inner.best)
@@ -129,11 +131,12 @@ def _listed(session: Session) -> list[tuple[float, Relieved | None]]:
 
 def _points(session: Session, allowed: Collection[str]) -> Iterator[tuple[float, Relieved]]:
     batches, groups = session.problem.workload.micro_batches, set(splits(session.problem, session.space))
+    in_vain = unfit(session)
     for kept in grid_points(session):
         if len(kept.of.groups) > 1 and kept.of.groups not in groups:  # laid together with those that are
             continue
         passes = 2 * batches // len(kept.of.groups) * len(kept.places)
         if kept.policy == KEEP and not kept.folded and len(kept.of) > 1 and passes <= SIZE.one_cut:
-            point = Relieved(kept, allowed)
+            point = Relieved(kept, allowed, kept.key in in_vain)
             if math.isfinite(point.likely_s):
                 yield point.likely_s, point

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ...basics import check_time
 from ...graph import KEEP, SELECTIVE
 from ...partition import Cuts, cut
 from ...schedules import Layout, folded, in_laps
-from ..common import COUNT, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
+from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
 from .equal import Equal, Floats
 from .likeliest import Likeliest
 from .portfolio import Tried, try_layout
@@ -31,6 +31,11 @@ class Point:
     chunks: int
     policy: str
     folded: bool = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it apart from other points of a problem."""
+        return self.of.groups, self.chunks, self.policy, self.folded
 
     @cached_property
     def places(self) -> list[int]:
@@ -105,13 +110,20 @@ class Point:
         speed = self.speeds[: len(self.of)]
         heaviest_s = float(self.of.batches * np.diff(self.done_s).max() / speed.max())
         way_s = self.of.forward_s[-1] * (len(self.of) - 1) / (len(self.places) * speed.mean())
-        return float(max(max(self.floor_s, heaviest_s) + way_s + self.after_s, self.busiest_link_s(self.even)))
+        return self._waiting(float(max(self.floor_s, heaviest_s) + way_s + self.after_s))
 
     @cached_property
     def likely_s(self) -> float:
         """The same on the cuts there are: a device's work and the gradient sums after it, or a link's messages."""
         least_s = min(map(self.least_s, self.worthwhile), default=math.inf)
-        return max(least_s + self.after_s, self.hoped_s)
+        return max(self._waiting(least_s + self.after_s), self.hoped_s)
+
+    def _waiting(self, work_s: float) -> float:
+        """Seconds with what is waited for messages: the more, the fuller the busiest link is, and at the least its
+        messages.
+        """
+        link_s = self.busiest_link_s(self.even)
+        return max(work_s * (1 + HOPE.waiting * min(1.0, link_s / work_s) ** 3), link_s) if work_s else link_s
 
     @property
     def after_s(self) -> float:
@@ -170,14 +182,19 @@ def try_point(session: Session) -> int:
     point = left.pop()
     check_time()
     simulated, step_s = _tried(session, point)
-    if math.isfinite(step_s):
-        left.note(point, step_s)
+    left.note(point, step_s)
     return simulated
 
 
+def unfit(session: Session) -> set[tuple[object, ...]]:
+    """Keys of the points of which no plan fits."""
+    return {point.key for point in _left(session).in_vain}
+
+
 def _left(session: Session) -> Likeliest[Point]:
-    """The points that have not been simulated; those of the same groups are misjudged alike."""
-    found = session.rounds.guesses(lambda: Likeliest(grid_points(session), lambda point: point.of.groups))
+    """The points that have not been simulated; those of the same groups and direction are misjudged alike."""
+    made = partial(Likeliest[Point], like=lambda point: (point.of.groups, point.folded))
+    found = session.rounds.guesses(lambda: made(grid_points(session)))
     assert isinstance(found, Likeliest)
     return found
 
@@ -203,7 +220,7 @@ def grid_points(session: Session) -> Iterator[Point]:
     """All points of a problem that has them: with many ops, and all that such plans use allowed."""
     space = session.space
     asked = space.schedule == "search" and space.pipelines is None and not unknown(session.problem, space)
-    if asked and session.ops > SIZE.exact_first:
+    if asked and session.ops > SIZE.grids:
         yield from _points(session)
 
 

@@ -141,7 +141,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     every.sort(key=lambda width: width.laid_s)
     phases.apart(session)  # not as a plan of the whole: other groups get their time as before
     with session.earning("quick plans", SHARE.quick_again if before else SHARE.quick_turns):
-        _quick(session, every, whole, phases.quick)
+        _quick(session, every, whole, phases.quick, impatient=True)
     _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
     phases.apart(session)
     _bound_widths(session, whole, every)
@@ -191,24 +191,27 @@ def _each(session: Session, every: list[Width], phase: Phase, favourite: Width |
             _run(session, width, phase, SHARE.favourite_width if width is favourite else SHARE.other_width, 0.0)
 
 
-def _quick(session: Session, every: list[Width], whole: Width, quick: Phase) -> None:
-    """Quick plans of every width that may still be the best, in turns that are alike, until one brings nothing when all
-    named schedules have been simulated: what changes their stashes takes longest, and comes last.
+def _quick(session: Session, every: list[Width], whole: Width, quick: Phase, impatient: bool = False) -> None:
+    """Quick plans of every width that may still be the best, in turns that are alike.
 
-    At once where time is not what is shared out, or a problem with fewer micro-batches is searched.
+    `impatient`: until some bring nothing when all named schedules have been simulated; what changes their stashes takes
+    longest, and comes last. At once where time is not what is shared out, or a problem with fewer micro-batches is
+    searched.
     """
     if session.clock.fixed or session.ops > SIZE.one_cut:
         every = sorted(every, key=lambda width: width.laid_s)
         _each(session, every, quick, every[0] if math.isfinite(every[0].laid_s) else whole)
         return
+    idle = 0
     while not session.over:
         left = [width for width in every if _hopeful(session, width) and not width.session.rounds.through]
         before_s = session.best_s
         for width in left:
             if not session.over:
                 _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
-        idle = math.isfinite(before_s) and session.best_s >= before_s * (1 - TOLERANCE.same)
-        if not left or (idle and all(width.session.rounds.plainly_tried for width in left)):
+        found = math.isinf(before_s) or session.best_s < before_s * (1 - TOLERANCE.same)
+        idle = 0 if found or not all(width.session.rounds.plainly_tried for width in left) else idle + 1
+        if not left or (impatient and idle == COUNT.idle_turns):
             return
 
 
@@ -253,7 +256,10 @@ def width_of(session: Session, groups: Groups) -> Width:
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
     sides = problem.workload.groups * len(groups)
-    workload = replace(problem.workload, micro_batches=batches, groups=sides, across=across(problem, groups))
+    sums = across(problem, groups)
+    if _cheap(problem, groups):  # replicas may lie together in the end, where sums need no NIC
+        sums = sums._replace(on_nics=frozenset())
+    workload = replace(problem.workload, micro_batches=batches, groups=sides, across=sums)
     small = Problem(problem.model, problem.cluster.part(groups[0]), workload)
     alone = None if session.space.replicas is None else 1
     space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)

@@ -130,7 +130,8 @@ class _Search:
     Attributes:
         bound_s: what every plan takes, before `prove` has looked at its memory. likely_s: a guess at what is found.
         search, of_blocks: of the layers as they are, and of whole blocks.
-        hope: of what a point that found nothing may still find, the part that is left.
+        hope: of what a point that found nothing may still find, the part that is left; hope_of_blocks: the same of its
+            plans of whole blocks.
     """
 
     of: Chosen
@@ -144,6 +145,7 @@ class _Search:
     of_blocks: OfBlocks | None = None
     seconds: float = 0.0
     hope: float = 1.0
+    hope_of_blocks: float = 1.0
 
     def __post_init__(self) -> None:
         self.workload = replace(self.workload, micro_batches=self.of.micro_batches)
@@ -299,8 +301,9 @@ class _Joint:
             one, share, before_s = alive[0], SHARE.turn * self._left, self._left
             step_s = one.step_s
             if one.of_blocks is not None and one.of_blocks.near:
-                self._run_of_blocks(one, share / 2)
-                share /= 2
+                self._run_of_blocks(one, share * one.hope_of_blocks / 2)
+                share *= 1 - one.hope_of_blocks / 2
+                one.hope_of_blocks = 1.0 if one.step_s < step_s * (1 - TOLERANCE.same) else HOPE.fruitless
             self._run(one, share)
             one.hope = 1.0 if one.step_s < step_s * (1 - TOLERANCE.same) else HOPE.fruitless * one.hope
             if self._left > before_s - SHARE.idle_turn * share:

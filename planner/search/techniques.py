@@ -13,6 +13,8 @@ from collections.abc import Callable
 from ..graph import OFFLOAD
 from .common import HOPE, SHARE, SIZE, Session, copies_stashes, policies
 
+_NAMED = "named orders with copies"
+
 
 def by_turns(
     session: Session,
@@ -36,7 +38,7 @@ def by_turns(
             if not session.done:
                 _look_at_plain(session, plain, search)
         else:
-            with session.clock.hurried(SHARE.named_first, 0.0):
+            with session.earning(_NAMED, SHARE.named_first):
                 named(session)
             _look_at_plain(session, plain, search)
             session.rounds.take_up(plain.rounds, plain.best is not None)
@@ -79,7 +81,7 @@ def _leader_first(
 
     A short round shared out as the first one is would leave none of its parts the time to find anything.
     """
-    with session.earning("named orders with copies", SHARE.named_first):
+    with session.earning(_NAMED, SHARE.named_first):
         named(session)
     leads = session.best is None or session.best is session.incumbent.plain
     if leads:

@@ -63,6 +63,7 @@ class Rounds:
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
         refined: the last plan that was tried with finer stages; ended: with other ends of stages on one device.
+        parted: the last plan on all groups of whose part on this group was asked.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         plainly_tried: those have been that leave stashes where they are.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
@@ -86,6 +87,7 @@ class Rounds:
     widths: dict[Groups, Earlier] = field(default_factory=dict)
     descended: list[Plan] = field(default_factory=list)
     refined: Plan | None = None
+    parted: Plan | None = None
     ended: Plan | None = None
     trials: Iterator[None] | None = None
     through: bool = False
@@ -170,10 +172,13 @@ class Rounds:
         self.turns += 1
         return self.turns - 1
 
-    def credit(self, part: str, found: bool) -> None:
-        """What is tried in every round has found a shorter plan, or has not: then its share of the next is smaller."""
+    def credit(self, part: str, found: bool, idle: float = ROUND.idle) -> None:
+        """What is tried in every round has found a shorter plan, or has not: then its share of the next is smaller.
+
+        idle: by how much.
+        """
         before = self.credits.get(part, 1.0)
-        self.credits[part] = 1.0 if found else max(ROUND.least_credit, ROUND.idle * before)
+        self.credits[part] = 1.0 if found else max(ROUND.least_credit, idle * before)
 
     def race(self) -> int:
         """The number of the next search of orders: no two have the same random numbers."""
@@ -221,6 +226,12 @@ class Rounds:
         """Whether a plan is still to be tried with finer stages: once."""
         new = plan is not self.refined
         self.refined = plan
+        return new
+
+    def parts(self, plan: Plan) -> bool:
+        """Whether this group's part of a plan is still to be taken over: once."""
+        new = plan is not self.parted
+        self.parted = plan
         return new
 
     def moves_ends(self, plan: Plan) -> bool:

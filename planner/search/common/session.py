@@ -12,7 +12,7 @@ from ...plan import Plan, Problem
 from ...problem import SearchSpace
 from .clock import Clock
 from .considered import Ledger
-from .effort import SIZE, TOLERANCE
+from .effort import ROUND, SIZE, TOLERANCE
 from .fit import fits
 from .groups import Groups
 from .incumbent import Incumbent, OnProgress, Progress
@@ -172,15 +172,16 @@ class Session:
             yield
 
     @contextmanager
-    def earning(self, name: str, share: float) -> Iterator[None]:
+    def earning(self, name: str, share: float, fixed: float | None = None) -> Iterator[None]:
         """A share of the time for what is tried in every round, less where it found nothing in those before.
 
-        Where effort is limited time is not, and what is tried takes no effort.
+        It takes no effort; where that is limited, and not time, the share is `fixed`, or what it is at first.
         """
         before_s, credit = self.best_s, self.rounds.credits.get(name, 1.0)
-        with self.clock.hurried(1.0 if self.clock.fixed else share * credit, 0.0):
+        whole = share if fixed is None else fixed
+        with self.clock.hurried(whole if self.clock.fixed else share * credit, 0.0):
             yield
-        self.rounds.credit(name, self.best_s < before_s * (1 - TOLERANCE.same))
+        self.rounds.credit(name, self.best_s < before_s * (1 - TOLERANCE.same), ROUND.idle_quick)
 
     def without_copies(self) -> Session:
         """A search without copies to the host, from the best such plan on; what it finds is offered to this one."""

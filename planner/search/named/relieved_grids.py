@@ -77,7 +77,7 @@ class Relieved:
 def run_relieved_grids(session: Session) -> None:
     """Fits the most promising points, until no other is likely to be better or a share of the time is over."""
     fitted = 0
-    with session.earning("relieved grids", SHARE.relieved_grids):
+    with session.earning("relieved grids", SHARE.relieved_grids, 1.0):
         while fitted < COUNT.relieved_grids and not session.done and next_relieved_s(session) < session.best_s:
             fitted += try_relieved_point(session)
 

@@ -166,7 +166,7 @@ def _layouts(devices: int, batches: int, chunks: int) -> tuple[Layout, ...]:
 def run_uniform(session: Session) -> None:
     """Simulates the most promising points until no other can be better, or a share of the time is over."""
     simulated = 0
-    with session.earning("uniform grids", SHARE.uniform):
+    with session.earning("uniform grids", SHARE.uniform, 1.0):
         while simulated < COUNT.uniform and not session.done and math.isfinite(next_point_s(session)):
             simulated += try_point(session)
 

@@ -37,6 +37,7 @@ from ..common import (
     objective_s,
 )
 from .finer import offer_finer, run_finer
+from .first_group import of_first_group
 from .kept_orders import own_orders
 from .least_memory import overfull_here
 from .on_groups import named_on
@@ -292,6 +293,7 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
     with session.part(inner, share, effort):
         try:
             if inner is not session:  # what the phase before has found
+                _take_part(session, width)
                 run_finer(inner)
                 move_ends(inner)
             phase(inner, width.orders)
@@ -310,6 +312,16 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
         if not session.over and inner.rounds.lays(found.source, found.forecast.step_s):
             step_s = offered(session, width, found.plan)
             width.laid_s = width.laid_s if step_s is None else min(width.laid_s, step_s)
+
+
+def _take_part(session: Session, width: Width) -> None:
+    """The search on a group goes on from the best plan of the whole, where that is one of these groups."""
+    plan, inner = session.best, width.session
+    if plan is None or objective_s(plan) >= inner.best_s or not inner.rounds.parts(plan):
+        return
+    part, most = of_first_group(inner.problem, width.groups, plan), inner.space.pipelines
+    if part is not None and (most is None or len({p.forward for p in part.pipelines}) <= most):
+        inner.offer(part, part.provenance.source)
 
 
 def _others(session: Session, width: Width) -> list[Assembled]:

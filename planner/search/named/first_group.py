@@ -12,17 +12,22 @@ from ..common import Groups
 from .kept_orders import own_orders
 
 
+def lies_on(groups: Groups, plan: Plan) -> bool:
+    """Whether every pipeline of a plan stays in one of these groups, and every group has some."""
+    home = {d: g for g, devices in enumerate(groups) for d in devices}
+    homes = [{home.get(d) for d in (*p.forward, *p.backward)} for p in plan.pipelines]
+    return all(len(mine) == 1 for mine in homes) and set().union(*homes) == set(range(len(groups)))
+
+
 def of_first_group(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
     """The plan's part on the first group, for the problem of that group alone; what `laid` makes a plan on all of.
 
     None where a pipeline leaves its group, some group has none, stashes are shipped, the first group has another number
     of micro-batches than its problem, or the part does not run alone.
     """
-    home = {d: g for g, devices in enumerate(groups) for d in devices}
-    homes = [{home.get(d) for d in (*p.forward, *p.backward)} for p in plan.pipelines]
-    if any(len(mine) != 1 for mine in homes) or set().union(*homes) != set(range(len(groups))):
+    if not lies_on(groups, plan):
         return None
-    rows = [row for row, mine in enumerate(homes) if mine == {0}]
+    rows = [row for row, pipeline in enumerate(plan.pipelines) if pipeline.forward[0] in groups[0]]
     if any(ship_target(policy) is not None for row in rows for policy in plan.stash[row]):
         return None
     batches = sorted(m for row in rows for m in plan.pipelines[row].micro_batches)

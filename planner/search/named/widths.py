@@ -37,7 +37,7 @@ from ..common import (
     objective_s,
 )
 from .finer import offer_finer, run_finer
-from .first_group import of_first_group
+from .first_group import lies_on, of_first_group
 from .kept_orders import own_orders
 from .least_memory import overfull_here
 from .on_groups import named_on
@@ -137,6 +137,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     if session.space.replicas is None:
         every.insert(len(every) if idle else 0, whole)
     session.parts.update((width.groups, width.session) for width in every if width is not whole)
+    if session.best is not None and not any(lies_on(groups, session.best) for groups in ways):
+        whole.laid_s = min(whole.laid_s, session.best_s)
     _bound_widths(session, whole, every)
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)

@@ -192,8 +192,9 @@ def unfit(session: Session) -> set[tuple[object, ...]]:
 
 
 def _left(session: Session) -> Likeliest[Point]:
-    """The points that have not been simulated; those of the same groups and direction are misjudged alike."""
-    made = partial(Likeliest[Point], like=lambda point: (point.of.groups, point.folded))
+    """The points that have not been simulated; those of the same groups, direction and about as many
+    stages a device are misjudged alike."""
+    made = partial(Likeliest[Point], like=lambda point: (point.of.groups, point.folded, point.chunks.bit_length()))
     found = session.rounds.guesses(lambda: made(grid_points(session)))
     assert isinstance(found, Likeliest)
     return found

@@ -296,10 +296,13 @@ class _Joint:
         return self._told()
 
     def _go_on(self) -> None:
-        """By turns of a part of the time that is left, the point that is then most promising; its blocks where near."""
+        """By turns of a part of the time that is left: the point with the best plan, then the one that is most
+        promising, and again; its blocks where near.
+        """
+        turns = 0
         while self._left > SHARE.last_turn and (alive := self.alive()):
-            one, share, before_s = alive[0], SHARE.turn * self._left, self._left
-            step_s = one.step_s
+            one = self.best if turns % 2 == 0 and self.best in alive else alive[0]
+            turns, share, before_s, step_s = turns + 1, SHARE.turn * self._left, self._left, one.step_s
             if one.of_blocks is not None and one.of_blocks.near:
                 self._run_of_blocks(one, share * one.hope_of_blocks / 2)
                 share *= 1 - one.hope_of_blocks / 2

@@ -68,6 +68,12 @@ def test_what_came_to_nothing_says_nothing_of_its_like() -> None:
     assert left.next_s() == pytest.approx(1.05)
 
 
+def test_where_nothing_takes_time_nothing_is_misjudged() -> None:
+    left = Likeliest([Guess(0.0, 0.0, 0, 0.0), Guess(0.0, 0.0, 0, 0.0)], lambda one: one.sort)
+    left.note(left.pop(), 0.0)
+    assert left.next_s() == 0.0
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "interleaved-2", "chimera"])
 @pytest.mark.parametrize("width", [2, 3])
 def test_the_part_on_the_first_group_is_what_was_laid_on_all(schedule: str, width: int) -> None:

@@ -49,12 +49,7 @@ def sums(plan: Plan) -> bool:
         return False
     if any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines):
         return False
-    costs = Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash).costs
-    for s in range(len(plan.stages)):
-        members = tuple(sorted({pipeline.backward[s] for pipeline in plan.pipelines}))
-        if around_step_s(plan.problem, members, int(costs.trained_bytes[s])) > 0:
-            return True
-    return False
+    return longest_sum_s(Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash)) > 0
 
 
 def longest_sum_s(candidate: Candidate) -> float:

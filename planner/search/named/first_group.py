@@ -8,15 +8,14 @@ from ...basics import PlanError
 from ...graph import Candidate, ship_target
 from ...lower import assemble
 from ...plan import Pipeline, Plan, Problem
-from ..common import Groups
+from ..common import Groups, parts
 from .kept_orders import own_orders
 
 
 def lies_on(groups: Groups, plan: Plan) -> bool:
     """Whether every pipeline of a plan stays in one of these groups, and every group has some."""
-    home = {d: g for g, devices in enumerate(groups) for d in devices}
-    homes = [{home.get(d) for d in (*p.forward, *p.backward)} for p in plan.pipelines]
-    return all(len(mine) == 1 for mine in homes) and set().union(*homes) == set(range(len(groups)))
+    found = parts(plan, groups)
+    return found is not None and len(found) == len(groups)
 
 
 def of_first_group(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:

@@ -60,7 +60,8 @@ class Likeliest(Generic[One]):
             self.in_vain.append(one)
             return
         key = self.like(one)
-        self.ratio[key] = min(step_s / one.likely_s, self.ratio.get(key, math.inf))
+        ratio = step_s / one.likely_s if one.likely_s > 0 else 1.0  # nothing takes time
+        self.ratio[key] = min(ratio, self.ratio.get(key, math.inf))
         self.heap = [(self._again_s(looked, x), number, looked, x) for _, number, looked, x in self.heap]
         heapq.heapify(self.heap)
 

@@ -35,7 +35,7 @@ class Relieved:
     @cached_property
     def likely_s(self) -> float:
         """A guess at its step: the kept point's, filled and drained, and what is made again beyond what can be copied;
-        infinite where the parameters alone do not fit, or nothing is too much, unless no plan was found to fit.
+        infinite where the parameters alone do not fit, or nothing is too much, unless its plans came to nothing.
         """
         point, of = self.kept, self.kept.of
         ends = [0, *point.even, -1]

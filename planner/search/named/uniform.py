@@ -187,13 +187,14 @@ def try_point(session: Session) -> int:
 
 
 def unfit(session: Session) -> set[tuple[object, ...]]:
-    """Keys of the points of which no plan fits."""
+    """Keys of the points that came to nothing: no plan of theirs fits, or none could be the best."""
     return {point.key for point in _left(session).in_vain}
 
 
 def _left(session: Session) -> Likeliest[Point]:
-    """The points that have not been simulated; those of the same groups, direction and about as many
-    stages a device are misjudged alike."""
+    """The points that have not been simulated; misjudged alike are those of the same groups and direction with about as
+    many stages a device.
+    """
     made = partial(Likeliest[Point], like=lambda point: (point.of.groups, point.folded, point.chunks.bit_length()))
     found = session.rounds.guesses(lambda: made(grid_points(session)))
     assert isinstance(found, Likeliest)

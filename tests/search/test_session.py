@@ -14,10 +14,10 @@ from instances import uniform
 
 from contraflow.planner import search
 from contraflow.planner.basics import WorkloadError
-from contraflow.planner.plan import PROVEN_GAP, Plan, gap_of
+from contraflow.planner.plan import PROVEN_GAP, Plan, Problem, gap_of
 from contraflow.planner.problem import Cluster, SearchSpace, Workload
 from contraflow.planner.search import frontier
-from contraflow.planner.search.common import Clock, Earlier, Incumbent, Rounds, told, unanswered
+from contraflow.planner.search.common import SECONDS, Clock, Earlier, Incumbent, Rounds, Session, told, unanswered
 from contraflow.planner.search.common.answer import Proven
 from contraflow.planner.search.common.proof import Proof
 from contraflow.planner.search.driver import plan
@@ -186,3 +186,14 @@ def test_a_part_of_a_round_that_found_nothing_gets_less_of_the_next() -> None:
         assert rounds.credits == {"race": credit}
     rounds.credit("race", True)
     assert rounds.credits == {"race": 1.0}
+
+
+def test_what_had_no_time_to_find_anything_gets_no_less_of_the_next_round() -> None:
+    given = Problem(uniform(4, 1, 2), Cluster.uniform(2, 100), Workload(4))
+    session = Session(given, SearchSpace(), Clock(time.monotonic() + 60))
+    with session.earning("grids", 0.5):
+        pass
+    assert "grids" not in session.rounds.credits
+    with session.earning("grids", 0.5):
+        time.sleep(SECONDS.tried)
+    assert session.rounds.credits["grids"] < 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from ...plan import Plan, Problem
 from ...problem import SearchSpace
 from .clock import Clock
 from .considered import Ledger
-from .effort import ROUND, SIZE, TOLERANCE
+from .effort import ROUND, SECONDS, SIZE, TOLERANCE
 from .fit import fits
 from .groups import Groups
 from .incumbent import Incumbent, OnProgress, Progress
@@ -173,15 +174,17 @@ class Session:
 
     @contextmanager
     def earning(self, name: str, share: float, fixed: float | None = None) -> Iterator[None]:
-        """A share of the time for what is tried in every round, less where it found nothing in those before.
+        """A share of the time for what is tried in every round, less where it had its time and found nothing before.
 
         It takes no effort; where that is limited, and not time, the share is `fixed`, or what it is at first.
         """
-        before_s, credit = self.best_s, self.rounds.credits.get(name, 1.0)
+        before_s, began, credit = self.best_s, time.monotonic(), self.rounds.credits.get(name, 1.0)
         whole = share if fixed is None else fixed
         with self.clock.hurried(whole if self.clock.fixed else share * credit, 0.0):
             yield
-        self.rounds.credit(name, self.best_s < before_s * (1 - TOLERANCE.same), ROUND.idle_quick)
+        found = self.best_s < before_s * (1 - TOLERANCE.same)
+        if found or time.monotonic() - began >= SECONDS.tried:
+            self.rounds.credit(name, found, ROUND.idle_quick)
 
     def without_copies(self) -> Session:
         """A search without copies to the host, from the best such plan on; what it finds is offered to this one."""

@@ -7,6 +7,7 @@ with the reductions between them, and simulated as a whole.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -140,10 +141,12 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     if session.best is not None and not any(lies_on(groups, session.best) for groups in ways):
         whole.laid_s = min(whole.laid_s, session.best_s)
     _bound_widths(session, whole, every)
+    # a first look may have ended before anything was tried
+    again = bool(before) and all(width.session.rounds.plainly_tried for width in every if _hopeful(session, width))
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
     phases.apart(session)  # not as a plan of the whole: other groups get their time as before
-    with session.earning("quick plans", SHARE.quick_again if before else SHARE.quick_turns):
+    with session.earning("quick plans", SHARE.quick_again if again else SHARE.quick_turns):
         _quick(session, every, whole, phases.quick, impatient=True)
     _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
     phases.apart(session)
@@ -153,7 +156,7 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.proof.of_searched(phases.bound(width.session))
         _bound_widths(session, whole, every)
-    probing = session.space.schedule == "search" and (session.clock.fixed or not before)
+    probing = session.space.schedule == "search" and (session.clock.fixed or not again)
     for _ in range(COUNT.probed_widths if probing else 0):
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
@@ -195,27 +198,29 @@ def _each(session: Session, every: list[Width], phase: Phase, favourite: Width |
 
 
 def _quick(session: Session, every: list[Width], whole: Width, quick: Phase, impatient: bool = False) -> None:
-    """Quick plans of every width that may still be the best, in turns that are alike.
+    """Quick plans of every width that may still be the best, in turns: the next is whose took least time so far.
 
     `impatient`: until some bring nothing when all named schedules have been simulated; what changes their stashes takes
-    longest, and comes last. At once where time is not what is shared out, or a problem with fewer micro-batches is
-    searched.
+    longest, and comes last, but is all there is where no plan is yet near what is expected. At once where time is not
+    what is shared out, or a problem with fewer micro-batches is searched.
     """
     if session.clock.fixed or session.ops > SIZE.one_cut:
         every = sorted(every, key=lambda width: width.laid_s)
         _each(session, every, quick, every[0] if math.isfinite(every[0].laid_s) else whole)
         return
-    idle = 0
+    enough_s = HOPE.unlikely * expected_s(session.problem, session.space) if impatient else 0.0
+    idle, spent_s = 0, dict.fromkeys((width.groups for width in every), 0.0)
     while not session.over:
         left = [width for width in every if _hopeful(session, width) and not width.session.rounds.through]
-        before_s = session.best_s
-        for width in left:
-            if not session.over:
-                _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
+        if not left or (impatient and idle >= COUNT.idle_turns * len(left) and session.best_s <= enough_s):
+            return
+        width, before_s, began = min(left, key=lambda width: spent_s[width.groups]), session.best_s, time.monotonic()
+        _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
+        spent_s[width.groups] += max(
+            SECONDS.tick, time.monotonic() - began
+        )  # what is tried may take longer than it may
         found = math.isinf(before_s) or session.best_s < before_s * (1 - TOLERANCE.same)
         idle = 0 if found or not all(width.session.rounds.plainly_tried for width in left) else idle + 1
-        if not left or (impatient and idle == COUNT.idle_turns):
-            return
 
 
 def _hopeful(session: Session, width: Width) -> bool:

@@ -20,7 +20,8 @@ KERNELS = "numba keeps what it compiled by the kernel's own file"
 ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
-    "modulo/kernel.py": dict.fromkeys(("CLOSE", "NEVER", "_FINE", "_PROBES"), KERNELS),
+    "modulo/gaps.py": dict.fromkeys(("CLOSE", "NEVER"), KERNELS),
+    "modulo/kernel.py": dict.fromkeys(("_FINE", "_PROBES"), KERNELS),
     "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has")
     | {"CLOSED": "stands for a place, not for an amount"},
     "periodic/kernel.py": dict.fromkeys(("AHEAD", "NEVER", "RULES", "_CLOSE"), KERNELS),
@@ -33,7 +34,7 @@ ELSEWHERE = {
     "periodic/cases.py": {"LAST": "marks the end of a pass"},
     "periodic/block.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "modulo/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
-    "steady/mixture_plans.py": dict.fromkeys(("_AHEAD", "_CLOSE"), "ticks of a list's order"),
+    "steady/mixture_plans.py": dict.fromkeys(("_AHEAD", "_FREED", "_TICKS"), "ticks of a list's order"),
     "separate/dispatch.py": {"NEVER": KERNELS},
     "separate/tables.py": dict.fromkeys(
         ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE"), "rows of tables"
@@ -54,6 +55,7 @@ ELSEWHERE = {
 COMPILED = {f"orders/{name}.py" for name in ("kernels", "greedy", "anneal")} | {
     "jit/draws.py",
     "modulo/anneal.py",
+    "modulo/gaps.py",
     "modulo/kernel.py",
     "periodic/dispatch.py",
     "periodic/kernel.py",
@@ -67,7 +69,6 @@ PLAIN = {0.0, 0.5, 1.0, 2.0}
 TINY = {
     ("steady/bisect.py", 1e-300),
     ("steady/chains.py", 1e-300),
-    ("steady/mixture_plans.py", 1e-8),
     ("orders/anneal.py", 1e-300),
     ("separate/anneal.py", 1e-300),
 }

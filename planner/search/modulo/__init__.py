@@ -1,12 +1,12 @@
 """Plans without a flush whose passes repeat every period: devices, stash choices and cuts annealed together.
 
-A compiled timetable (`kernel.py`) gives every pass of one micro-batch its time within a period and adds up what devices
-hold; annealing (`anneal.py`) changes decisions. Imports `common` and the rooms below the search. Begin with
-`tables.py`: what is decided.
+A compiled timetable (`kernel.py`, on `gaps.py` and `passes.py`) gives every pass of one micro-batch its time within a
+period and adds up what devices hold; annealing (`anneal.py`) changes decisions. Imports `common` and the rooms below
+the search. Begin with `tables.py`: what is decided.
 """
 
 from .arm import Allowed, Arm, Heat
-from .kernel import NEVER
+from .gaps import NEVER
 from .ready import compiled, compiling, warm
 from .tables import (
     BACKWARD,
@@ -20,6 +20,7 @@ from .tables import (
     RECEIVING,
     RECOMPUTE,
     RETURNING,
+    SENDING,
     SENT,
     WEIGHTS,
     Case,
@@ -40,6 +41,7 @@ __all__ = [
     "RECEIVING",
     "RECOMPUTE",
     "RETURNING",
+    "SENDING",
     "SENT",
     "WEIGHTS",
     "Allowed",

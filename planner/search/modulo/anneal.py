@@ -9,7 +9,9 @@ import numba
 import numpy as np
 
 from ..jit import draw, lean, pick
-from .kernel import NEVER, least_s, value_of
+from .gaps import NEVER
+from .kernel import value_of
+from .passes import least_s
 from .tables import BACK_FIRST, CLOSED, EARLY, END, FRONT, HALVED, HOST, KEEP, LATE, POLICY, REAR
 
 

@@ -23,13 +23,14 @@ AHEAD, BEHIND, EARLY = range(3)
 CLOSED = -1.0
 """In their place: further out as far as the op beside it, so that no gap is left."""
 
-FORWARD, BACKWARD, SENT, RECEIVING, LEFT, FETCHED, FETCHING, RETURNED, RETURNING, WEIGHTS = range(10)
+FORWARD, BACKWARD, SENT, SENDING, RECEIVING, LEFT, FETCHED, FETCHING, RETURNED, RETURNING, WEIGHTS = range(11)
 """Rows of times, by stage, in seconds: when a micro-batch's forward begins, and its backward, with what it recomputes;
-when its stash begins its way to its backward's device, when the op began that this runs then, and when it has left;
+when its stash begins its way to its backward's device, when the ops began that its forward's device and this run then,
+and when it has left;
 when one begins to come back from the host, and when that op began; when new parameters begin their way to the forward's
 device, and when that asks for them, behind a forward of the stage that runs then; when the gradients of a stage's
 parameters begin, behind that of its input, not a number where they are one op."""
-TIMES = 10
+TIMES = 11
 
 
 class Case(NamedTuple):
@@ -78,18 +79,26 @@ class Case(NamedTuple):
 class Work(NamedTuple):
     """Scratch of one thread.
 
-    lasts [F, B with R, R, B with R until others have its gradient; stages], starts [F, B with R; stages]: seconds.
-    busy [begin, end; devices, many]: sorted within a period; held: how many, by device; wrapped: when the op began,
-    before 0, that ends in this period. spans [device, begin, end, bytes; many]: what is held; noted: how many. times,
-    sizes [devices, many]: changes of memory within a period; changes: how many. base: bytes all the time. load:
-    seconds a micro-batch of devices; link, nic, copies: of what moves.
+    lasts [F, B with R, R, B with R until others have its gradient; stages], starts [F, B with R; stages], copied [to
+    the host, from it; stages], sent, left [stages]: seconds.
+    busy [begin, end; devices and both directions of every host link, many]: sorted within a period; held: how many, by
+    device; wrapped: when the op began, before 0, that ends in this period. frees [devices, stages]: when, within a
+    period, a device waits until a stash has left; freed: how many.
+    spans [device, begin, end, bytes; many]: what is held; noted: how many. times, sizes [devices, many]: changes of
+    memory within a period; changes: how many. base: bytes all the time. load: seconds a micro-batch of devices; link,
+    nic, copies: of what moves.
     """
 
     lasts: Floats
     starts: Floats
+    copied: Floats
+    sent: Floats
+    left: Floats
     busy: Floats
     held: Ints
     wrapped: Floats
+    frees: Floats
+    freed: Ints
     times: Floats
     sizes: Floats
     changes: Ints
@@ -104,21 +113,27 @@ class Work(NamedTuple):
 
 def scratch(case: Case, stages: int) -> Work:
     """Scratch space for a case and so many stages at most."""
-    devices = len(case.speed)
+    devices, hosts = len(case.speed), int(case.host.max()) + 1
+    lines = devices + 2 * hosts
     return Work(
         lasts=np.zeros((4, stages)),
         starts=np.zeros((2, stages)),
-        busy=np.zeros((2, devices, 4 * stages + 2)),
-        held=np.zeros(devices, dtype=np.int64),
+        copied=np.zeros((2, stages)),
+        sent=np.zeros(stages),
+        left=np.zeros(stages),
+        busy=np.zeros((2, lines, 4 * stages + 2)),
+        held=np.zeros(lines, dtype=np.int64),
         times=np.zeros((devices, 32 * stages)),
         sizes=np.zeros((devices, 32 * stages)),
         changes=np.zeros(devices, dtype=np.int64),
-        wrapped=np.zeros(devices),
+        wrapped=np.zeros(lines),
+        frees=np.zeros((devices, stages)),
+        freed=np.zeros(devices, dtype=np.int64),
         spans=np.zeros((4, 16 * stages)),
         noted=np.zeros(1, dtype=np.int64),
         base=np.zeros(devices),
         load=np.zeros(devices),
         link=np.zeros((devices, devices)),
         nic=np.zeros((2, devices)),
-        copies=np.zeros((2, int(case.host.max()) + 1)),
+        copies=np.zeros((2, hosts)),
     )

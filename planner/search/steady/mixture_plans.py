@@ -36,8 +36,9 @@ POLICIES = {modulo.KEEP: KEEP, modulo.LATE: KEEP, modulo.RECOMPUTE: RECOMPUTE, m
 CODES = {KEEP: modulo.KEEP, RECOMPUTE: modulo.RECOMPUTE, OFFLOAD: modulo.HOST}
 _MOVE, _FREE, _COMPUTE = range(3)
 """What comes first at equal times."""
-_CLOSE, _AHEAD = 1e-8, 3
-"""Times are whole numbers of this share of the period; what moves is listed so many before its time."""
+_TICKS, _AHEAD, _FREED = 10**8, 3, 6
+"""Times are whole numbers, so many a period, the same for every micro-batch; what moves is listed so many before its
+time, and what waits until something has left before that."""
 
 
 @dataclass(frozen=True)
@@ -144,48 +145,51 @@ def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[li
     A stash that has left is freed where the times say so, so what follows may use its memory; where it arrives, it is
     asked for before the op that runs then.
     """
-    lines: list[list[tuple[int, int, float, int, Op]]] = [[] for _ in candidate.problem.cluster.devices]
-    arriving: defaultdict[tuple[int, int], list[tuple[float, int, Op]]] = defaultdict(list)
+    lines: list[list[tuple[int, int, int, int, Op]]] = [[] for _ in candidate.problem.cluster.devices]
+    arriving: defaultdict[tuple[int, int], list[tuple[int, int, int, Op]]] = defaultdict(list)
     (pipeline,), (row,) = candidate.pipelines, candidate.stash
-    close, at = _CLOSE * period, times.tolist()
+    at = [[0 if math.isnan(time) else round(time / period * _TICKS) for time in row] for row in times.tolist()]
+    halved = ~np.isnan(times[modulo.WEIGHTS])
     for s, text in enumerate(row):
         here, there, policy = pipeline.forward[s], pipeline.backward[s], stash_policy(text)
         apart, behind = here != there and not policy.hosted, 2 * len(row) - s
         passes = [(here, modulo.FORWARD, s, Kind.F)]
-        if math.isnan(at[modulo.WEIGHTS][s]):
-            passes.append((there, modulo.BACKWARD, 2 * behind, Kind.B))
-        else:
+        if halved[s]:
             passes += [(there, modulo.BACKWARD, 2 * behind, Kind.I), (there, modulo.WEIGHTS, 2 * behind, Kind.W)]
+        else:
+            passes.append((there, modulo.BACKWARD, 2 * behind, Kind.B))
         if policy.remade:
             passes.append((there, modulo.BACKWARD, behind, Kind.R))
         if policy.hosted:
             passes.append((here, modulo.FORWARD, len(row), Kind.OFFLOAD))
         for i, m in enumerate(pipeline.micro_batches):
-            begin = [time[s] + i * period for time in at]
-            listed_at = [0 if math.isnan(time) else round(time / close) for time in begin]
+            begin = [time[s] + i * _TICKS for time in at]
             for d, which, number, kind in passes:
-                lines[d].append((listed_at[which], _COMPUTE, begin[which], number, Op(kind, s, m)))
+                lines[d].append((begin[which], _COMPUTE, begin[which], number, Op(kind, s, m)))
 
-            def moves(d: int, which: int, begins: int, order: int, op: Op) -> None:
-                lines[d].append((listed_at[which] - _AHEAD, order, begin[begins], s, op))  # noqa: B023
+            def moves(d: int, at: int, begins: int, order: int, op: Op) -> None:
+                lines[d].append((at, order, begin[begins], s, op))  # noqa: B023
 
+            left = begin[modulo.LEFT] - _FREED
             if apart:
-                moves(here, modulo.SENT, modulo.SENT, _MOVE, Op(Kind.SEND_S, s, m, there))
-                receive = Op(Kind.RECV_S, s, m, here)
-                arriving[here, there].append((begin[modulo.SENT], listed_at[modulo.RECEIVING] - _AHEAD, receive))
+                leaving, asked = begin[modulo.SENDING] - _AHEAD, begin[modulo.RECEIVING] - _AHEAD
+                moves(here, leaving, modulo.SENT, _MOVE, Op(Kind.SEND_S, s, m, there))
+                key = begin[modulo.SENDING], begin[modulo.SENT]
+                arriving[here, there].append((*key, asked, Op(Kind.RECV_S, s, m, here)))
+                left = max(left, leaving)  # nothing takes no time
             if policy.hosted:
-                moves(there, modulo.FETCHING, modulo.FETCHED, _MOVE, Op(Kind.FETCH, s, m))
+                moves(there, begin[modulo.FETCHING] - _AHEAD, modulo.FETCHED, _MOVE, Op(Kind.FETCH, s, m))
             if apart or policy.hosted:
-                moves(here, modulo.LEFT, modulo.LEFT, _FREE, Op(Kind.FREE, s, m))
+                moves(here, left, modulo.LEFT, _FREE, Op(Kind.FREE, s, m))
     for s, source, target in parameter_returns(candidate, candidate.costs):
         for m in update_ends(candidate):
-            last = modulo.BACKWARD if math.isnan(at[modulo.WEIGHTS][s]) else modulo.WEIGHTS
-            posted = at[last][s] + m * period + _AHEAD * close  # right behind the backward
-            asked = round((at[modulo.RETURNING][s] + m * period) / close) - _AHEAD
-            arriving[source, target].append((posted, asked, Op(Kind.RECV_P, s, m, source)))
+            last = modulo.WEIGHTS if halved[s] else modulo.BACKWARD
+            posted = at[last][s] + m * _TICKS + _AHEAD  # right behind the backward
+            asked = at[modulo.RETURNING][s] + m * _TICKS - _AHEAD
+            arriving[source, target].append((posted, posted, asked, Op(Kind.RECV_P, s, m, source)))
     for (_, target), mine in arriving.items():
-        last = min(asked for _, asked, _ in mine)
-        for sent, asked, op in sorted(mine):  # in the order in which they are sent
+        last = min(asked for *_, asked, _ in mine)
+        for _, sent, asked, op in sorted(mine):  # in the order in which they are sent
             last = max(last, asked)
             lines[target].append((last, _MOVE, sent, op.stage, op))
     return [_needed([op for *_, op in sorted(line)]) for line in lines]

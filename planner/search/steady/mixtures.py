@@ -22,8 +22,11 @@ from ...plan import Plan
 from ...problem import WEIGHT_POLICIES
 from .. import modulo
 from ..common import MIXTURE, SECONDS, TOLERANCE, Session, balanced, priced
+from .alternatives import orders
 from .build import excess_for_long
+from .chains import refined
 from .mixture_plans import CODES, Method, built, case_of
+from .own_cuts import of_search
 from .tables import Split
 
 Take = Callable[[Assembled], bool]
@@ -103,12 +106,28 @@ class Mixtures:
         seed, best = (self.session.seed + self.turn * 104_729) * 7919, self.session.best
         for method in self.methods:
             known = [] if best is None else [stages for stages in (self.described(best),) if stages is not None]
+            if not self.turn:
+                known += self._whatever_fits(method)
             known += [waiting for stages in known if (waiting := self._waiting(stages)) != stages]
             for n, stages in enumerate([*known, *self._plain(method)]):
                 if len(stages) <= method.stages:
                     arm = modulo.Arm.of(self.cases[method], stages, method.stages, self._cap_s, seed + n)
                     hot, even = MIXTURE.heats[n % len(MIXTURE.heats)]
                     yield Line(method, arm, modulo.Heat(hot, hot * MIXTURE.cooled, even))
+
+    def _whatever_fits(self, method: Method) -> Iterator[Described]:
+        """The best pairs of cuts for any amount of memory: what they take too much of may wait, or go, elsewhere."""
+        for chains in of_search(self.session, self.take, orders):
+            if len(chains.terms.split.groups) > 1 or chains.method != method.name:
+                continue
+            found = chains.without_limits()
+            if found is not None:
+                cuts, forward, backward = refined(found.pieces, len(self.chain))
+                ends = (*cuts, len(self.chain))
+                yield [
+                    (end, ahead.device, back.device, CODES[back.choice.stash])
+                    for end, ahead, back in zip(ends, forward, backward, strict=True)
+                ]
 
     @property
     def _cap_s(self) -> float:

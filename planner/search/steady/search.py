@@ -122,7 +122,7 @@ class Steady:
             self.polish()
             if aside is not None and not annealed:
                 self._await(aside)
-            self.anew()
+            self.anew(1 if annealed else 0)
             self.explore()
 
     def plainly(self) -> None:
@@ -237,9 +237,9 @@ class Steady:
         self.session.ledger.note("mixtures", self.session.proof.asked_s, mixtures.found_s, "simulated")
         return True
 
-    def anew(self) -> None:
+    def anew(self, turn: int) -> None:
         """Mixtures with other random numbers, until so many times in a row have found nothing better."""
-        turn, left = 1, 0 if self.clock.fixed else MIXTURE.turns
+        left = 0 if self.clock.fixed else MIXTURE.turns
         while left:
             before_s = self.best_s
             if not self.mixtures(1.0, turn):

@@ -96,11 +96,15 @@ class TwoChains:
 
     def shortest_of_memory(self) -> None:
         """A plan to say what is missing, where nothing has been simulated."""
-        everything = 1 << 62
-        without = replace(self.terms, spare=dict.fromkeys(self.terms.order, -everything))
-        found = least_chains(without, 0.0, self.cap_s) if not self.simulated else None
+        found = self.without_limits() if not self.simulated else None
         if found is not None:
             self.tried(found.pieces, found.period_s)
+
+    def without_limits(self) -> Solution | None:
+        """The least period of any pair of cuts, stashes kept, with all the memory that there may be."""
+        everything = 1 << 62
+        spare = dict.fromkeys(self.terms.order, -everything)
+        return least_chains(replace(self.terms, choices=self.terms.choices[:1], spare=spare), 0.0, self.cap_s)
 
     @property
     def hopeless(self) -> bool:

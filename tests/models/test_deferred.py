@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import whole_modules
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -90,6 +90,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **loose}
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4), st.integers(0, 99))
 def test_values_are_those_of_a_build_in_memory(kinds: list[str], seed: int) -> None:
     """Bit by bit, whichever part is made first or alone; also those of views, and of what is no parameter."""

@@ -216,6 +216,13 @@ def test_plans_run_at_the_period_and_in_the_memory_that_were_promised(limit: int
     assert sum(kept) >= 10
 
 
+def test_no_memory_at_all_is_infeasible() -> None:
+    for limit in (0, 1):
+        given = problem(limit)
+        found = plan(given.model, given.cluster, given.workload, SearchSpace(asynchronous=("stash",)), time_limit=2)
+        assert found.status == "infeasible"
+
+
 def test_what_is_forbidden_is_not_used() -> None:
     space = SearchSpace(asynchronous=("stash",), separate_backward=False, offload=False)
     session, _ = annealed(problem(9000), space)

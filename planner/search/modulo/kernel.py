@@ -207,6 +207,7 @@ def hold_versions(c, dec, count, period, w):
             w.base[a] += c.lent[j] - c.lent[i] + trained
             back = w.starts[1, s] + w.lasts[1, s]  # what is on its way back does not change while it is
             way = trained * c.pace[b, a]
+            # one update may not have arrived when the next leaves, but only if every period has one
             span(w, b, back, back + (way if c.update == 1 else min(way, period)), trained)
         if c.versions == 1:
             w.base[b] += math.ceil((flying - 1.0) / c.update - CLOSE) * trained
@@ -219,13 +220,9 @@ def hold_versions(c, dec, count, period, w):
 @lean
 def in_flight(c, dec, s, period, w):
     """Micro-batches from a forward to the STEP whose parameters it finds."""
-    j = dec[END, s]
-    i = dec[END, s - 1] if s else 0
-    a, b = dec[FRONT, s], dec[REAR, s]
+    i, j = dec[END, s - 1] if s else 0, dec[END, s]
     trip = w.starts[1, s] + w.lasts[1, s] - w.starts[0, s]
-    if a == b:
-        return math.ceil(trip / period - CLOSE)
-    trip += message_s(c, b, a, c.trained[j] - c.trained[i])
+    trip += message_s(c, dec[REAR, s], dec[FRONT, s], c.trained[j] - c.trained[i])
     return math.ceil(trip / period - CLOSE)
 
 
@@ -249,7 +246,7 @@ def lacking(c, dec, slack, lowered, count, period, w):
     for d in range(len(c.speed)):
         over = most(w, d) + lowered[d] - c.limit[d]
         if over > 0.0:
-            worst = max(worst, over / c.limit[d])
+            worst = max(worst, over / max(1.0, c.limit[d]))
     return worst
 
 

@@ -216,9 +216,7 @@ def _quick(session: Session, every: list[Width], whole: Width, quick: Phase, imp
             return
         width, before_s, began = min(left, key=lambda width: spent_s[width.groups]), session.best_s, time.monotonic()
         _run(session, width, quick, SHARE.quick_turn / len(left), 0.0)
-        spent_s[width.groups] += max(
-            SECONDS.tick, time.monotonic() - began
-        )  # what is tried may take longer than it may
+        spent_s[width.groups] += max(SECONDS.tick, time.monotonic() - began)  # a single trial may take longer
         found = math.isinf(before_s) or session.best_s < before_s * (1 - TOLERANCE.same)
         idle = 0 if found or not all(width.session.rounds.plainly_tried for width in left) else idle + 1
 

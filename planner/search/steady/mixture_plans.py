@@ -142,8 +142,8 @@ def built(split: Split, method: Method, arm: modulo.Arm) -> Assembled | None:
 def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[list[Op]]:
     """The passes of all micro-batches and the ends of what moves, at their times, device by device.
 
-    A stash that has left is freed where the times say so, so what follows may use its memory; where it arrives, it is
-    asked for before the op that runs then.
+    A stash that has left is freed where the times say so, so what follows may use its memory; what is sent, or asked
+    for, stands behind the op that has ended before.
     """
     lines: list[list[tuple[int, int, int, int, Op]]] = [[] for _ in candidate.problem.cluster.devices]
     arriving: defaultdict[tuple[int, int], list[tuple[int, int, int, Op]]] = defaultdict(list)
@@ -167,20 +167,18 @@ def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[li
             for d, which, number, kind in passes:
                 lines[d].append((begin[which], _COMPUTE, begin[which], number, Op(kind, s, m)))
 
-            def moves(d: int, at: int, begins: int, order: int, op: Op) -> None:
-                lines[d].append((at, order, begin[begins], s, op))  # noqa: B023
-
             left = begin[modulo.LEFT] - _FREED
             if apart:
                 leaving, asked = begin[modulo.SENDING] - _AHEAD, begin[modulo.RECEIVING] - _AHEAD
-                moves(here, leaving, modulo.SENT, _MOVE, Op(Kind.SEND_S, s, m, there))
                 key = begin[modulo.SENDING], begin[modulo.SENT]
+                lines[here].append((leaving, _MOVE, begin[modulo.SENT], s, Op(Kind.SEND_S, s, m, there)))
                 arriving[here, there].append((*key, asked, Op(Kind.RECV_S, s, m, here)))
-                left = max(left, leaving)  # nothing takes no time
+                left = max(left, leaving)  # no bytes have left when they begin to
             if policy.hosted:
-                moves(there, begin[modulo.FETCHING] - _AHEAD, modulo.FETCHED, _MOVE, Op(Kind.FETCH, s, m))
+                fetching = begin[modulo.FETCHING] - _AHEAD
+                lines[there].append((fetching, _MOVE, begin[modulo.FETCHED], s, Op(Kind.FETCH, s, m)))
             if apart or policy.hosted:
-                moves(here, left, modulo.LEFT, _FREE, Op(Kind.FREE, s, m))
+                lines[here].append((left, _FREE, begin[modulo.LEFT], s, Op(Kind.FREE, s, m)))
     for s, source, target in parameter_returns(candidate, candidate.costs):
         for m in update_ends(candidate):
             last = modulo.WEIGHTS if halved[s] else modulo.BACKWARD

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -24,9 +25,10 @@ from .. import modulo
 from ..common import MIXTURE, SECONDS, TOLERANCE, Session, balanced, priced
 from .alternatives import orders
 from .build import excess_for_long
-from .chains import refined
+from .chains import Crossing, Terms, refined
 from .mixture_plans import CODES, Method, built, case_of
-from .own_cuts import of_search
+from .own_cuts import rules_of
+from .separate import without_limits
 from .tables import Split
 
 Take = Callable[[Assembled], bool]
@@ -117,16 +119,18 @@ class Mixtures:
 
     def _whatever_fits(self, method: Method) -> Iterator[Described]:
         """The best pairs of cuts for any amount of memory: what they take too much of may wait, or go, elsewhere."""
-        for chains in of_search(self.session, self.take, orders):
-            if len(chains.terms.split.groups) > 1 or chains.method != method.name:
-                continue
-            found = chains.without_limits()
+        problem = self.session.problem
+        count = min(len(problem.cluster), 2 * len(self.chain))
+        rules = rules_of(problem, method.name, 1, count) if self.allowed.apart else None
+        for order, shared in product(orders(problem, count) if rules is not None else (), (False, True)):
+            assert rules is not None
+            terms = Terms(self.split, order, rules, (Crossing(KEEP, 1.0),), shared)
+            found = without_limits(terms, min(self.session.best_s * (1 - TOLERANCE.same), self._cap_s))
             if found is not None:
                 cuts, forward, backward = refined(found.pieces, len(self.chain))
                 ends = (*cuts, len(self.chain))
                 yield [
-                    (end, ahead.device, back.device, CODES[back.choice.stash])
-                    for end, ahead, back in zip(ends, forward, backward, strict=True)
+                    (end, a.device, b.device, modulo.KEEP) for end, a, b in zip(ends, forward, backward, strict=True)
                 ]
 
     @property

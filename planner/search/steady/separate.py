@@ -96,15 +96,9 @@ class TwoChains:
 
     def shortest_of_memory(self) -> None:
         """A plan to say what is missing, where nothing has been simulated."""
-        found = self.without_limits() if not self.simulated else None
+        found = None if self.simulated else without_limits(self.terms, self.cap_s)
         if found is not None:
             self.tried(found.pieces, found.period_s)
-
-    def without_limits(self) -> Solution | None:
-        """The least period of any pair of cuts, stashes kept, with all the memory that there may be."""
-        everything = 1 << 62
-        spare = dict.fromkeys(self.terms.order, -everything)
-        return least_chains(replace(self.terms, choices=self.terms.choices[:1], spare=spare), 0.0, self.cap_s)
 
     @property
     def hopeless(self) -> bool:
@@ -298,6 +292,12 @@ class TwoChains:
         way = self.tried(pieces, least_s * len(self.terms.split.groups))
         if way is not None and way.excess.total:
             self.slower(pieces, least_s * len(self.terms.split.groups))
+
+
+def without_limits(terms: Terms, cap_s: float) -> Solution | None:
+    """The least period of any pair of cuts, up to a cap, with all the memory that there may be; of one group."""
+    everything = 1 << 62
+    return least_chains(replace(terms, spare=dict.fromkeys(terms.order, -everything)), 0.0, cap_s)
 
 
 def require_runs(candidate: Candidate) -> None:

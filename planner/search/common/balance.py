@@ -1,8 +1,9 @@
 """Cuts for routes that visit devices repeatedly, or in both directions: all devices should be done at the same time.
 
 A device is busy for the load of all its stages, after the first micro-batch has come to it. Whole layers rarely come
-out even, so a good cut puts more where less has to be waited for; the boundaries are moved at random, one or two at a
-time, towards the least such sum on the worst device, from the dynamic programme's cut of equal stages on.
+out even, so a good cut puts more where less has to be waited for; boundaries are moved at random, one or two or a run of
+them, towards the least such sum on the worst device, from the dynamic programme's cut of equal stages on; first downhill
+alone, then annealed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ def _balanced(chain: Chain, route: Order, twin: Order) -> Cuts | None:
     load = work.load_of(now)
     cost = least = work.cost(now, load)
     for k in range(COUNT.balanced):
+        left = 2 * (1 - k / COUNT.balanced)
+        worse = HOPE.slack * rng.random() * left if left < 1 else 0.0
         ends, changed = _moved(now, rng)
         if not all(ends[at - 1] < ends[at] < ends[at + 1] for at in changed):  # a stage would be empty
             continue
         after = work.moved(load, now, ends, changed)
         other = work.cost(ends, after)
-        if other <= cost * (1 + HOPE.slack * rng.random() * (1 - k / COUNT.balanced)):
+        if other <= cost * (1 + worse):
             now, load, cost = ends, after, other
             if cost < least:
                 best, least = now, cost
@@ -50,8 +53,16 @@ def _balanced(chain: Chain, route: Order, twin: Order) -> Cuts | None:
 
 
 def _moved(ends: Sequence[int], rng: random.Random) -> tuple[list[int], set[int]]:
-    """One or two boundaries moved by a layer, and which."""
+    """One or two boundaries moved by a layer, or neighbours in one direction, and which.
+
+    Neighbours that move together hand a layer on from a stage to one far from it, whatever lies between.
+    """
     found, changed = list(ends), set()
+    if rng.random() < HOPE.handed_on:
+        first, last = sorted((rng.randrange(1, len(ends) - 1), rng.randrange(1, len(ends) - 1)))
+        by = rng.choice((-1, 1))
+        found[first : last + 1] = [end + by for end in found[first : last + 1]]
+        return found, set(range(first, last + 1))
     for _ in range(rng.randint(1, 2)):
         at = rng.randrange(1, len(ends) - 1)
         found[at] += rng.choice((-1, 1))

@@ -290,8 +290,9 @@ class Counts:
     """Arms of the race that windows go on from, beside the best plan."""
     seeds_a_round: int = 64
     """Races of one round at most, so that no two rounds race alike: no effort."""
-    balanced: int = 1500
-    """Random moves of boundaries in search of a cut that finishes all devices together."""
+    balanced: int = 2000
+    """Random moves of boundaries in search of a cut that finishes all devices together. Measured: 40 layers, two or
+    three stages a device: 0.6 % above the best of eight ways to look in the mean, with 3000 0.4 %; 14 ms."""
     layer_orders: int = 2
     """Orders of a graph's layers that are searched beside the file's, at most. Not measured."""
     frontier_limits: int = 3
@@ -674,8 +675,12 @@ class Hopes:
     Not measured."""
     worst: float = 24.0
     """Exponent by which the worst device counts most in a cut."""
+    handed_on: float = 0.6
+    """Share of random moves of boundaries that move a run of them in one direction. Measured: 100 routes of random
+    problems 0.02 % above the best of eight ways to look in the mean, at most 0.8 %; 0.4 and 6 % without such moves."""
     slack: float = 0.2
-    """How much worse a moved boundary may make a cut at first."""
+    """How much worse a moved boundary may make a cut, where moves downhill alone have ended. Measured: 160 routes of
+    12 layers 0.00 % above the best, with 0.1 0.03 %, with moves downhill alone 0.6 %."""
     update_room: tuple[float, ...] = (0.5, 1.0)
     """Shares of an update's STEP that every micro-batch leaves time for, in variants."""
     narrower: float = 0.7

@@ -18,7 +18,7 @@ from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
 from ...schedules import Layout, build, capped, known, spelled_out, variants
-from ..common import HOPE, SIZE, Groups, Session, lacking, remaking
+from ..common import HOPE, SIZE, Groups, Session, balanced, lacking, remaking
 from .costed import adapts, made_for, rooms_of
 from .finer import longest_sum_s, offer_finer
 from .fullest import in_flight, of_layout, residents
@@ -82,6 +82,8 @@ def _cuts(session: Session, layout: Layout, most: int) -> Iterator[Cuts | None]:
     every = compositions(len(chain), layout.stages, most)
     if layout.takes_all_room:
         yield cut(chain, devices, [0] * layout.stages, buffers=0)
+    if most and len(set(devices)) < layout.stages and len(layout.pipelines) == 1:
+        yield balanced(chain, devices)
     for b in (2, 0):
         yield cut(chain, devices, flights, buffers=b, share=share, replicas=2 if share < 1 else 1)
     for b in (2, 0) if every is None and _folds(layout) else ():

@@ -102,7 +102,7 @@ class _Part:
 def _in_turn(session: Session, orders: list[Order], hunt: Hunt, until: float, share: PhaseShares, turn: int) -> None:
     """The same parts in another order, time alone being short: what comes first may take all of a short round.
 
-    What found nothing gets less in the next round, where others may find more.
+    What had its time and found nothing gets less in the next round, where others may find more.
     """
     parts = _parts(session, orders, hunt, until, share)
     first = turn % len(parts)
@@ -110,10 +110,12 @@ def _in_turn(session: Session, orders: list[Order], hunt: Hunt, until: float, sh
     for n, part in enumerate(parts):
         left = sum(other.share for other in parts[n:])
         if not _done(session) and part.share > 0:
-            before = session.best_s
+            before_s, began = session.best_s, time.monotonic()
             with session.clock.hurried(part.share / left):
                 part.run()
-            session.rounds.credit(part.name, session.best_s < before * (1 - TOLERANCE.same))
+            found = session.best_s < before_s * (1 - TOLERANCE.same)
+            if found or time.monotonic() - began >= SECONDS.tried:
+                session.rounds.credit(part.name, found)
 
 
 def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, share: PhaseShares) -> list[_Part]:

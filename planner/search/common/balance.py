@@ -1,9 +1,9 @@
 """Cuts for routes that visit devices repeatedly, or in both directions: all devices should be done at the same time.
 
 A device is busy for the load of all its stages, after the first micro-batch has come to it. Whole layers rarely come
-out even, so a good cut puts more where less has to be waited for; boundaries are moved at random, one or two or a run of
-them, towards the least such sum on the worst device, from the dynamic programme's cut of equal stages on; first downhill
-alone, then annealed.
+out even, so a good cut puts more where less has to be waited for. From the dynamic programme's cut of equal stages on,
+boundaries are moved at random, one or two or a run of them, towards the least such sum on the worst device: first
+downhill alone, then annealed.
 """
 
 from __future__ import annotations

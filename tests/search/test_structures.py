@@ -72,6 +72,24 @@ def test_cuts_are_close_to_the_best_of_all(route: tuple[int, ...], twin: tuple[i
     assert done_s(problem, route, twin, found) <= 1.03 * best
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_layers_are_handed_on_past_stages_that_are_full(back: bool) -> None:
+    """77 layers and a first one of 3.4 on 13 devices, two stages each, round and round or back: at most 7 a device.
+
+    Equal stages leave 4 layers beside the long one, or two stages of 4 on its neighbours, 12 devices away from room.
+    """
+    layers = [Layer(f"l{k}", x := 3.4 if k == 0 else 1.0, 2 * x) for k in range(78)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(13), Workload(17))
+    lap = tuple(range(13))
+    route = lap + (lap[::-1] if back else lap)
+    found = balanced(Chain.of(problem), route)
+    assert found is not None
+    loads = dict.fromkeys(lap, 0.0)
+    for device, (first, end) in zip(route, itertools.pairwise((0, *found, 78)), strict=True):
+        loads[device] += sum(layer.forward_s for layer in layers[first:end])
+    assert max(loads.values()) == pytest.approx(7.0)
+
+
 def test_two_directions_share_what_one_cannot() -> None:
     """Nine equal layers on four devices: 3 on some device one way; 2.5 both ways, where a pair has 5 or 4."""
     layers = [Layer(f"l{k}", 1.0, 2.0) for k in range(9)]

@@ -72,6 +72,8 @@ def _round(session: Session, orders: list[Order], hunt: Hunt, until: float) -> N
     if session.separate and not session.done:
         _place(session, orders, exact)
     if _only_two_devices(session) and not _done(session):  # races and windows know one device a stage
+        if _reordered(session):
+            _race(session, orders, share, 1.0)
         hunt.run((1 - exact) * whole * (1.0 if fixed else SHARE.exact_again), until)
         search_separate(session, orders, session.clock.budget(1.0))
         return
@@ -129,7 +131,7 @@ def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, shar
     if session.separate:
         mine = SHARE.two_devices * (1 - share.exact)
         parts.append(_Part("two devices", mine, lambda: search_separate(session, orders, clock.budget(1.0))))
-    if not _only_two_devices(session):
+    if not _only_two_devices(session) or _reordered(session):
         parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced)))
     return [replace(part, share=part.share * session.rounds.credits.get(part.name, 1.0)) for part in parts]
 
@@ -146,6 +148,20 @@ def _done(session: Session) -> bool:
 def _only_two_devices(session: Session) -> bool:
     """Whether nothing but plans with two devices a stage can still be shorter, or fit."""
     return session.only_two_devices or (session.proof.hopeless and session.separate)
+
+
+def _reordered(session: Session) -> bool:
+    """Whether orders of the best plan may be shorter although none of the shapes searched is: where its stages have
+    replicas each in its own number, bounds of shapes do not speak of it.
+    """
+    plan = session.best
+    if plan is None or any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines):
+        return False
+    if len({len({pipeline.forward[s] for pipeline in plan.pipelines}) for s in range(len(plan.stages))}) == 1:
+        return False
+    candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
+    least_s = bounds.candidate(candidate, None, session.space.split_backward)
+    return least_s < session.incumbent.aim_s * (1 - TOLERANCE.same)
 
 
 def _place(session: Session, orders: list[Order], exact: float) -> None:

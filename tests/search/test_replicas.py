@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from itertools import permutations, product
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from contraflow.planner.plan import Kind, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.improve import improve
 from contraflow.planner.search.named import run_replicas
 
 VGG16 = Path(__file__).parents[1] / "data" / "pipedream" / "vgg16" / "graph.txt"
@@ -163,6 +165,21 @@ def test_a_heavy_layer_gets_more_devices_than_a_light_one() -> None:
     assert found.plan is not None
     assert widths_of(found.plan) == (3, 2)
     assert (found.status, seconds(found.plan)) == ("optimal", pytest.approx(3.0))
+
+
+def test_orders_of_replicas_are_searched_though_no_other_shape_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2-1, backwards in one op: halves bring the last gradient earlier. Bounds speak of plans without such stages."""
+    layers = [Layer(n, s, s, s, stash_bytes=1, weight_stash_bytes=1) for n, s in (("a", 2.0), ("b", 1.0), ("c", 1.0))]
+    start = spread(ModelGraph.chain(layers), [2, 1], Workload(6), Cluster.uniform(3, 1000))
+    for others in ("search_separate", "Hunt.run"):
+        monkeypatch.setattr(f"contraflow.planner.search.improve.{others}", lambda *_, **__: None)
+    session = Session(start.problem, SearchSpace(), Clock(time.monotonic() + 60, 4.0))
+    assert session.offer(start, "here")
+    session.separate = True
+    session.proof.of_shapes(seconds(start), seconds(start), planned=True)
+    assert session.only_two_devices
+    improve(session, [(0, 1, 2)])
+    assert session.best_s < seconds(start)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])

@@ -37,18 +37,29 @@ Described = list[tuple[int, int, int, int]]
 
 @dataclass(eq=False)
 class Line:
-    """An arm, its weight policy, how it anneals, and the least period of its plans that were simulated."""
+    """An arm, its weight policy, how it anneals, and what it may decide.
+
+    offered_s: the least period that was promised of a plan of it that fits; simulated_s: what that plan's is.
+    """
 
     method: Method
     arm: modulo.Arm
     heat: modulo.Heat
+    allowed: modulo.Allowed
     offered_s: float = math.inf
+    simulated_s: float = 0.0
+
+    @property
+    def worth_s(self) -> float:
+        """The period of its decisions: what the timetable says, or the simulation where that was longer."""
+        offered = self.arm.period_s >= self.offered_s * (1 - TOLERANCE.same)
+        return max(self.arm.period_s, self.simulated_s) if offered else self.arm.period_s
 
 
 def _promising(lines: list[Line], most: int) -> list[Line]:
-    """So many of sorted lines: the best of every heat, some of which are slower to show, then the others."""
-    first = list({line.heat: line for line in reversed(lines)}.values())
-    first.sort(key=lambda line: line.arm.period_s)
+    """So many of sorted lines: the best of every kind, some of which are slower to show, then the others."""
+    first = list({(line.heat, line.allowed): line for line in reversed(lines)}.values())
+    first.sort(key=lambda line: line.worth_s)
     return [*first, *(line for line in lines if line not in first)][:most]
 
 
@@ -94,7 +105,7 @@ class Mixtures:
 
     def run(self) -> None:
         """Anneals from the best plan, and from plain ones, in rounds; the most promising go on. Raises OutOfTime."""
-        lines = [line for line in self._starts() if line.arm.evaluate(self.allowed) < modulo.NEVER]
+        lines = [line for line in self._starts() if line.arm.evaluate(line.allowed) < modulo.NEVER]
         lines.sort(key=lambda line: line.arm.period_s)
         for most, share, moves in MIXTURE.rounds:
             lines = self._round(_promising(lines, most), share, moves)
@@ -115,7 +126,22 @@ class Mixtures:
                 if len(stages) <= method.stages:
                     arm = modulo.Arm.of(self.cases[method], stages, method.stages, self._cap_s, seed + n)
                     hot, even = MIXTURE.heats[n % len(MIXTURE.heats)]
-                    yield Line(method, arm, modulo.Heat(hot, hot * MIXTURE.cooled, even))
+                    allowed = self._allowed_of(stages, n // len(MIXTURE.heats) + self.turn, plain=n >= len(known))
+                    yield Line(method, arm, modulo.Heat(hot, hot * MIXTURE.cooled, even), allowed)
+
+    def _allowed_of(self, stages: Described, number: int, plain: bool) -> modulo.Allowed:
+        """What a line may decide that begins with these stages: some may do less, and are sooner annealed.
+
+        Every other one whose stages have one device each keeps it so; every other time that all begins anew, `plain`
+        lines keep to the stash choices that they begin with.
+        """
+        menu, apart = self.allowed.menu, self.allowed.apart
+        if all(front == rear for _, front, rear, _ in stages) and number % 2 == 0:
+            apart = False
+        if plain and self.turn % 2 == 0:
+            used = {modulo.KEEP, modulo.LATE, *(code for *_, code in stages)}
+            menu = tuple(code for code in menu if code in used)
+        return modulo.Allowed(menu if apart else tuple(code for code in menu if code != modulo.LATE), apart)
 
     def _whatever_fits(self, method: Method) -> Iterator[Described]:
         """The best pairs of cuts for any amount of memory: what they take too much of may wait, or go, elsewhere."""
@@ -190,7 +216,7 @@ class Mixtures:
     def _round(self, lines: list[Line], share: float, most: int) -> list[Line]:
         """Every line is annealed with an equal part of a share of the time, or effort, that is left, and offered."""
         budget, size = self.session.clock.budget(share), len(self.chain) * len(self.session.problem.cluster)
-        most = max(MIXTURE.least_moves, int(most * min(1.0, size / MIXTURE.full)))
+        most = max(MIXTURE.least_moves, int(most * min(1.0, size / MIXTURE.full) * MIXTURE.longer**self.turn))
         until_s = min(budget.deadline, time.monotonic() + share * max(0.0, self.session.remaining_s))
         for n, line in enumerate(lines):
             if self._over():
@@ -198,11 +224,11 @@ class Mixtures:
             check_time()
             moves = min(most, self._moves(line, budget.effort, until_s, len(lines) - n, len(lines)))
             began = time.monotonic()
-            line.arm.improve(self.allowed, moves, line.heat, self._stop)
+            line.arm.improve(line.allowed, moves, line.heat, self._stop)
             self._moves_s = (time.monotonic() - began) / moves
             self._offer(line)
         self.session.clock.spend(share)
-        return sorted(lines, key=lambda line: line.arm.period_s)
+        return sorted(lines, key=lambda line: line.worth_s)
 
     def _moves(self, line: Line, effort: float, until_s: float, left: int, lines: int) -> int:
         """How many moves a line gets."""
@@ -210,7 +236,7 @@ class Mixtures:
             return max(MIXTURE.least_moves, int(effort / lines * MIXTURE.rate / line.arm.count))
         if not self._moves_s:
             began = time.monotonic()
-            line.arm.improve(self.allowed, MIXTURE.least_moves, line.heat, self._stop)
+            line.arm.improve(line.allowed, MIXTURE.least_moves, line.heat, self._stop)
             self._moves_s = max((time.monotonic() - began) / MIXTURE.least_moves, SECONDS.shortest)
         each_s = max(0.0, until_s - time.monotonic()) / left
         return max(MIXTURE.least_moves, int(each_s / self._moves_s))
@@ -236,10 +262,11 @@ class Mixtures:
                 if not excess.total:
                     line.offered_s = line.arm.period_s
                     found = replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
+                    line.simulated_s = found.forecast.objective_s
                     if self.take(found):
-                        self.found_s = found.forecast.objective_s
+                        self.found_s = line.simulated_s
                     return
             if not any(excess.devices):
                 return
             line.arm.lower(list(excess.devices))
-            line.arm.improve(self.allowed, MIXTURE.least_moves, modulo.Heat(MIXTURE.cold, MIXTURE.cold), self._stop)
+            line.arm.improve(line.allowed, MIXTURE.least_moves, modulo.Heat(MIXTURE.cold, MIXTURE.cold), self._stop)

@@ -20,7 +20,7 @@ from ...lower import assembled
 from ...partition import QUARTERS, Block, Blocks, Floats, OnBlocks, StashChoice, choices, cut_replicated, deal, sloping
 from ...plan import Kind, Op, Pipeline, Plan
 from ...problem import WEIGHT_POLICIES
-from ..common import COUNT, SHARE, TOLERANCE, Session, priced
+from ..common import COUNT, HOPE, SHARE, TOLERANCE, Session, priced
 from ..named import Order, device_rounds, most_stages, replicable, widths_of
 from .build import LATE, NEVER, SOON, Excess, excess_for_long, one_stage, with_period
 from .programme import Stage
@@ -369,8 +369,9 @@ def _run(session: Session, take: Take) -> None:
         ways = [part.way(blocks, expected_s, more, alike) for alike in (False, True) for more in (0, 1)]
         tries = [part.fitted(way) for way in dict.fromkeys([*ways, *part.fewer(blocks)])]
         best += [(one.score, number, part, one) for one in tries if one is not None]
-    for _, _, part, one in sorted(best, key=lambda entry: entry[:2])[: COUNT.polished_spreads]:
-        part.improve(one)
+    for score, _, part, one in sorted(best, key=lambda entry: entry[:2])[: COUNT.polished_spreads]:
+        if score[1] <= HOPE.replicated * session.best_s:
+            part.improve(one)
 
 
 def _expected(session: Session, take: Take) -> list[tuple[float, int, Replicas, Blocks]]:

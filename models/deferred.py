@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -53,15 +54,18 @@ class _Values:
 
 @dataclass(eq=False)
 class _Made:
-    """One operator; `seeded`: the generator's state that the user gave before it; `before`: where it draws from."""
+    """One operator; `seeded`: the generator's state that the user gave before it, or the number of the draw after whose
+    it was put back, -1 for that of the start; `before`, `after`: where it draws from, and where that leads.
+    """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: list[_Place]
     draws: bool
-    seeded: Tensor | None = None
+    seeded: Tensor | int | None = None
     before: Tensor | None = None
+    after: Tensor | None = None
 
     def takes(self) -> Iterator[_Place]:
         """The tensors that it takes."""
@@ -86,6 +90,7 @@ class Record:
 
     def __post_init__(self) -> None:
         self.state = self._reached = self.start
+        self._marks = {_digest(self.start): -1}
 
     def place(self, tensor: Tensor) -> _Place:
         """Where a tensor without memory lies."""
@@ -110,14 +115,26 @@ class Record:
         tree_map_only(FakeTensor, lambda t: gives.append(self.place(t)), out)
         one = _Made(func, taken_args, taken_kwargs, gives, draws)
         if draws:
-            with _disable_current_modes():
-                now = torch.get_rng_state()
-                one.seeded = None if torch.equal(now, self.state) else now
-            self.state = now
+            one.seeded = self._given_since()
+            self._mark(len(self.made))
         number = len(self.made)
         self.made.append(one)
         for storage in {p.storage for p in (*gives, *(one.takes() if func._schema.is_mutable else ()))}:
             self.writers.setdefault(storage, []).append(number)
+
+    def _given_since(self) -> Tensor | int | None:
+        """The state that the generator was given since the last draw; the number of a draw if it had it after that."""
+        with _disable_current_modes():
+            now = torch.get_rng_state()
+            return None if torch.equal(now, self.state) else self._marks.get(_digest(now), now)
+
+    def _mark(self, number: int) -> None:
+        """Leaves the generator in a state that it had nowhere else, so that the same seed given again is seen."""
+        with _disable_current_modes():
+            torch.rand(number + 1)
+            while (digest := _digest(torch.get_rng_state())) in self._marks:
+                torch.rand(1)
+            self._marks[digest], self.state = number, torch.get_rng_state()
 
     def _taken(self, tensor: Tensor) -> Any:
         """Of what was made elsewhere, and may be written to there, its values of now."""
@@ -153,7 +170,8 @@ class Record:
                 else:
                     one.func(*_scratch(one.args), **_scratch(one.kwargs))
                 if number in passed:
-                    self._reached, self.drawn = torch.get_rng_state(), number + 1
+                    self._reached = one.after = torch.get_rng_state()
+                    self.drawn = number + 1
             for storage in {place.storage for place in places} & self.given.keys():
                 there[storage] = self.given[storage]().contiguous().untyped_storage()
             return [_lying(place, there) for place in places]
@@ -161,8 +179,15 @@ class Record:
     def _seed(self, one: _Made) -> None:
         """What the operator draws comes from where it did in the construction."""
         if one.before is None:
-            one.before = self._reached if one.seeded is None else one.seeded
+            one.before = self._reached if one.seeded is None else self._state_of(one.seeded)
         torch.set_rng_state(one.before)
+
+    def _state_of(self, seeded: Tensor | int) -> Tensor:
+        if isinstance(seeded, Tensor):
+            return seeded
+        found = self.start if seeded < 0 else self.made[seeded].after
+        assert found is not None  # draws are made in order
+        return found
 
     def _needed(self, storages: set[int]) -> set[int]:
         found: set[int] = set()
@@ -175,6 +200,10 @@ class Record:
                     seen |= more
                     waiting += more
         return found
+
+
+def _digest(state: Tensor) -> bytes:
+    return blake2b(state.numpy().tobytes(), digest_size=16).digest()
 
 
 def _state() -> Tensor:

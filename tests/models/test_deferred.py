@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import whole_modules
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -62,6 +62,28 @@ class Seeding(nn.Module):
         self.after = nn.Linear(3, 3)
 
 
+class SeedingAlike(nn.Module):
+    """Seeds the generator with the same number every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layer = nn.Linear(3, 3)
+
+
+class Apart(nn.Module):
+    """Draws what leaves the generator as it was, by a seed and without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.seeded = nn.Linear(3, 3)
+        with torch.random.fork_rng(devices=[]):
+            self.apart = nn.Linear(3, 3)
+        self.after = nn.Linear(3, 3)
+
+
 def orthogonal() -> nn.Module:
     """A start that is computed of what is drawn, in two factors."""
     layer = nn.Linear(5, 5)
@@ -79,6 +101,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
     "elsewhere": Elsewhere,
     "seeding": Seeding,
+    "alike": SeedingAlike,
+    "apart": Apart,
     "orthogonal": orthogonal,
 }
 
@@ -90,6 +114,9 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **loose}
 
 
+@example(["seeding", "seeding"], 0)
+@example(["alike", "alike", "linear"], 1)
+@example(["linear", "apart", "apart"], 2)
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4), st.integers(0, 99))
 def test_values_are_those_of_a_build_in_memory(kinds: list[str], seed: int) -> None:

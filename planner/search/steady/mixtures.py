@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -224,11 +225,24 @@ class Mixtures:
             check_time()
             moves = min(most, self._moves(line, budget.effort, until_s, len(lines) - n, len(lines)))
             began = time.monotonic()
-            line.arm.improve(line.allowed, moves, line.heat, self._stop)
+            self._improve(line, moves)
             self._moves_s = (time.monotonic() - began) / moves
             self._offer(line)
         self.session.clock.spend(share)
         return sorted(lines, key=lambda line: line.worth_s)
+
+    def _improve(self, line: Line, moves: int) -> None:
+        """One annealing on a thread of its own: it ends when time is up or Ctrl-C comes, whatever is left of it."""
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(line.arm.improve, line.allowed, moves, line.heat, self._stop)
+            try:
+                while wait([running], timeout=SECONDS.progress).not_done:
+                    if self.session.over:
+                        self._stop[0] = 1
+            except KeyboardInterrupt:
+                self._stop[0] = 1
+                self.session.clock.interrupt()
+            running.result()
 
     def _moves(self, line: Line, effort: float, until_s: float, left: int, lines: int) -> int:
         """How many moves a line gets."""

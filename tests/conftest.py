@@ -16,11 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: small tensors gain nothing from threads
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("untimed", deadline=None)  # machines are shared: how long an example takes says nothing
+settings.load_profile("untimed")
 
 for helper in ("async_plans", "commands", "editing", "naive", "own_models", "routes", "runs", "steady_plans"):
     pytest.register_assert_rewrite(helper)

@@ -315,11 +315,23 @@ def run_other_cuts(session: Session, order: Order) -> Iterator[None]:
 def _placed(session: Session, order: Order) -> Iterator[tuple[Layout, Iterator[Cuts]]]:
     """Named schedules of the space on these devices, and their cuts."""
     count, batches = len(order), session.problem.workload.micro_batches
+    routed: dict[tuple[Pipeline, ...], list[Layout]] = {}
     for layout in named_layouts(session.space, count, batches, len(session.chain)):
         if layout.stages <= len(session.chain):
             placed = place(layout, order, len(session.problem.cluster))
             large = 2 * batches * layout.stages > SIZE.one_cut
-            yield placed, cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
+            cuts = cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
+            alike = routed.setdefault(placed.pipelines, [])
+            alike.append(placed)
+            yield placed, _with_cuts_of(session, alike, cuts) if placed.takes_all_room else cuts
+
+
+def _with_cuts_of(session: Session, alike: list[Layout], cuts: Iterator[Cuts]) -> Iterator[Cuts]:
+    """The cuts, and after the first one those that suit what layouts of the same routes hold."""
+    yield from islice(cuts, 1)
+    for layout in alike:
+        yield from islice(cuts_for(session, layout, 0), 1)
+    yield from cuts
 
 
 def caps(stages: int, large: bool) -> list[int]:

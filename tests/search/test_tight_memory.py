@@ -24,7 +24,15 @@ from contraflow.planner.search.common.fit import lacking
 from contraflow.planner.search.common.shapes import balanced
 from contraflow.planner.search.named.fitted import run_first_plan, run_mixed
 from contraflow.planner.search.named.fullest import fullest, in_flight, of_layout
-from contraflow.planner.search.named.portfolio import device_orders, holds, not_split, whole_backwards
+from contraflow.planner.search.named.portfolio import (
+    device_orders,
+    holds,
+    not_split,
+    run_lightest,
+    run_named,
+    run_other_cuts,
+    whole_backwards,
+)
 from contraflow.planner.search.named.widths import Phases, search_widths, splits
 from contraflow.planner.search.scale.scaled_down import left_out
 
@@ -194,6 +202,31 @@ def test_named_schedules_with_several_stages_a_device_are_tried_too() -> None:
 
 
 # ---------------------------------------------------------------- groups, and few micro-batches
+
+
+@pytest.mark.parametrize(
+    ("devices", "per_device", "batches", "first", "last", "stashes"),
+    [(3, 5, 16, 3, 1, 5), (5, 3, 16, 2, 1, 5), (7, 4, 16, 3, 2, 8), (7, 3, 16, 1, 2, 6)],
+)
+def test_no_v_by_name_is_shorter_than_what_the_named_schedules_start_the_search_with(
+    devices: int, per_device: int, batches: int, first: int, last: int, stashes: int
+) -> None:
+    """Which building blocks fit depends on the cut, and the best cut may be one for another V's stashes."""
+    layer = Layer("l", 1.0, 1.0, 0.75, parameter_bytes=0, stash_bytes=STASH, output_bytes=0)
+    weights = [first, *([1] * (devices * per_device - 2)), last]
+    layers = [
+        replace(layer, name=f"l{k}", forward_s=w, backward_input_s=w, backward_weight_s=0.75 * w)
+        for k, w in enumerate(weights)
+    ]
+    cluster = Cluster.uniform(devices, 1 << 40, Link(math.inf, 0.25))
+    problem = Problem(ModelGraph.chain(layers), cluster, Workload(batches, memory_limit_bytes=stashes * STASH))
+    searched = session(problem, replace(ONE_WAY, recompute=False, offload=False))
+    for run in (run_lightest, run_named, run_other_cuts):
+        for _ in run(searched, tuple(range(devices))):
+            pass
+    for name in ("zb-v", "v-half", "v-min", "v-auto"):
+        found = plan(problem.model, cluster, problem.workload, replace(searched.space, schedule=name), 5).plan
+        assert found is None or searched.best_s <= found.forecast.step_s * (1 + 1e-9), name
 
 
 def test_the_width_with_the_best_first_plan_gets_its_quick_plans_first() -> None:

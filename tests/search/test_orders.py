@@ -236,6 +236,25 @@ def test_devices_that_share_a_host_link_are_not_folded() -> None:
     assert mirror(replace(given, stash=away, problem=replace(given.problem, cluster=shared))) is None
 
 
+def test_steps_of_a_devices_stages_come_one_after_another_behind_all_else() -> None:
+    """Exactly so without sums: two and three stages a device, whose optimizers take as long as their backwards."""
+    for chunks in (2, 3):
+        layers = [
+            Layer(f"l{k}", 1.0, 1.0, 1.0, parameter_bytes=100 * (1 + k % 3), stash_bytes=1, output_bytes=1)
+            for k in range(3 * chunks)
+        ]
+        device = DeviceType("x", PLENTY, memory_bandwidth=500.0)
+        cluster = Cluster((NodeGroup(1, 3, device, Link(), None, Link()),))
+        problem = Problem(ModelGraph.chain(layers), cluster, Workload(4, optimizer="adam"))
+        route = tuple(range(3)) * chunks
+        stages = tuple((layer.name,) for layer in layers)
+        arm = Arm(Candidate(problem, stages, (Pipeline(route, route, tuple(range(4))),)), True, False, 1)
+        for improved in (False, True):
+            arm.improve(200, 0.0, GO) if improved else arm.start(8, 0.0, GO)
+            assert step_of(assemble(arm.candidate, arm.ops_by_device())) == pytest.approx(arm.seconds, rel=1e-9)
+        assert arm.arrays.done.tolist() == pytest.approx([chunks * x for x in arm.arrays.tail[:3]])
+
+
 def test_never_longer_than_the_simulator_says() -> None:
     """Reductions, optimizer steps and network cards only add: random candidates on one node and two."""
     compared = 0

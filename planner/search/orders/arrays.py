@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from ...basics import PlanError
 from ...bounds import finish_seconds
-from ...graph import OFFLOAD, SHIP, Candidate, StashPolicy, ship_target, stash_policy, static_bytes
+from ...graph import (
+    OFFLOAD,
+    SHIP,
+    Candidate,
+    StashPolicy,
+    gather_seconds,
+    holders,
+    ship_target,
+    stash_policy,
+    static_bytes,
+    step_seconds,
+)
 from ...plan import Pipeline
 from ...problem import StageCosts
 from ..common import limits
@@ -101,8 +112,20 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
         _offsets(np.bincount(home, times, devices)), home, duration, need, delta, units.batches, halves, remade, away,
         np.array(tail, dtype=np.float64), *_copies(candidate, pipelines, place), *into, *outof, source, target, lag,
         work, link, limit, np.bincount(home, times * duration, devices).astype(np.float64),
+        _done(candidate, place),
         _offsets(np.bincount(units.home, minlength=devices)), order, devices * devices + 2 * devices,
     )  # fmt: skip
+
+
+def _done(candidate: Candidate, place: Mapping[int, int]) -> Floats:
+    """By device, the seconds of the steps of its stages, which come after all else, and of the shortest gathering."""
+    owners, costs, found = holders(candidate), candidate.costs, np.zeros(len(candidate.problem.cluster))
+    for d, at in place.items():
+        mine = {s for pipeline in candidate.pipelines for s, on in enumerate(pipeline.backward) if on == d}
+        steps = sum(step_seconds(candidate, costs, s, d, owners) for s in mine)
+        gathers = (gather_seconds(candidate.problem, owners[s], int(costs.own_trained_bytes[s])) for s in mine)
+        found[at] = max(found[at], steps + min(map(sum, gathers), default=0.0))
+    return found
 
 
 def knows(candidate: Candidate) -> bool:

@@ -131,7 +131,8 @@ def build(a, w, rules):
         k = w.counts[o]
         finish = write(a, w, d, o, now)
         w.clock[d] = finish
-        makespan = max(makespan, finish)
+        if w.written[d] == a.first[d + 1]:
+            makespan = max(makespan, finish + a.done[d])
         if kind <= B:
             send(a, w, d, o, k, finish, 0)
         if k + 1 == a.batches[u] and (kind == W or (kind == B and not a.split[u])):

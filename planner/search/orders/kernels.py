@@ -40,7 +40,7 @@ class Arrays(NamedTuple):
     links), lent (whose guests its stashes are: home * devices + target; -1: no other device's). in/out: edges of
     (F or B, unit) in CSR form. By edge: source type, target device, lag (seconds after the message has left), work
     (seconds on its link), link. By device: limit (bytes), load (seconds), and its units, those that a micro-batch
-    reaches first in front.
+    reaches first in front; done (seconds after its last op at least).
     """
 
     first: Ints
@@ -69,6 +69,7 @@ class Arrays(NamedTuple):
     edge_link: Ints
     limit: Ints
     load: Floats
+    done: Floats
     unit_first: Ints
     unit: Ints
     links: int
@@ -290,7 +291,7 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
             if w.held[d] + a.need[o] > a.limit[d]:
                 return NEVER
             now = write(a, w, d, o, begin)
-            if now + w.left[d] > worst:
+            if now + w.left[d] + a.done[d] > worst:
                 return NEVER
             p += 1
             left -= 1
@@ -314,9 +315,9 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
                 now = write(a, w, d, x, now)
                 if w.counts[x] == a.batches[x - W * units]:
                     makespan = max(makespan, now + a.tail[x - W * units])
+            makespan = max(makespan, now + a.done[d])
         w.pointer[d] = p
         w.clock[d] = now
-        makespan = max(makespan, now)
     if left > 0 or makespan > worst or (len(w.guests) > 0 and not hosted(a, w)):
         return NEVER
     return makespan
@@ -335,6 +336,12 @@ def critical(a, w, makespan, path, state):
         o = (W if a.split[u] else B) * units + u
         p = w.place[o, a.batches[u] - 1]
         if w.start[p] + a.duration[o] + a.tail[u] >= makespan - close:
+            ends += 1
+            if draw(state) * ends < 1.0:
+                position = p
+    for d in range(len(a.done)):
+        p = a.first[d + 1] - 1
+        if p >= a.first[d] and w.start[p] + a.duration[w.full[p]] + a.done[d] >= makespan - close:
             ends += 1
             if draw(state) * ends < 1.0:
                 position = p

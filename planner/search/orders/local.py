@@ -50,6 +50,8 @@ def tails(a, w, reader):
         w.far[q] = far
         if q + 1 < a.first[a.home[o] + 1]:
             far = max(far, a.duration[w.full[q + 1]] + w.rest[q + 1])
+        else:
+            far = max(far, a.done[a.home[o]])
         w.rest[q] = far
 
 
@@ -126,7 +128,7 @@ def promised(a, w, i, j):
         w.mark[p] = serial
         w.moved[q] = p
         now = w.head[p] + a.duration[c]
-    longest, after = 0.0, 0.0
+    longest, after = 0.0, a.done[d]
     if hi + 1 < a.first[d + 1]:
         after = a.duration[w.full[hi + 1]] + w.rest[hi + 1]
     for q in range(hi, lo - 1, -1):

@@ -131,7 +131,7 @@ class _Search:
         bound_s: what every plan takes, before `prove` has looked at its memory. likely_s: a guess at what is found.
         search, of_blocks: of the layers as they are, and of whole blocks.
         hope: of what a point that found nothing may still find, the part that is left; hope_of_blocks: the same of its
-            plans of whole blocks.
+            plans of whole blocks. owed: of a turn, to its plans of whole blocks.
     """
 
     of: Chosen
@@ -146,6 +146,7 @@ class _Search:
     seconds: float = 0.0
     hope: float = 1.0
     hope_of_blocks: float = 1.0
+    owed: float = 0.0
 
     def __post_init__(self) -> None:
         self.workload = replace(self.workload, micro_batches=self.of.micro_batches)
@@ -227,6 +228,25 @@ class _Search:
         if self.search is not None and self.search.session.best_s < self.step_s:
             self.found = answer(self.search.session, self.search.orders, None)
 
+    def turn_of_blocks(self) -> bool:
+        """Whether its next turn is for its plans of whole blocks: every other one where there is hope, and less often.
+
+        A turn is for one of the two: halves of short ones would be too short for either.
+        """
+        if self.of_blocks is None or not self.of_blocks.near:
+            return False
+        self.owed += self.hope_of_blocks / 2
+        turn = self.owed >= 1 / 2
+        self.owed -= turn
+        return turn
+
+    def heed(self, of_blocks: bool, found: bool) -> None:
+        """A turn has found a shorter plan, or has not."""
+        if of_blocks:
+            self.hope_of_blocks = 1.0 if found else HOPE.fruitless
+        else:
+            self.hope = 1.0 if found else HOPE.fruitless * self.hope
+
     def told(self, best_s: float, chosen: bool) -> PointFound:
         """What became of the point."""
         said = "searched"
@@ -302,14 +322,12 @@ class _Joint:
         turns = 0
         while self._left > SHARE.last_turn and (alive := self.alive()):
             one = self.best if turns % 2 == 0 and self.best in alive else alive[0]
-            turns, share, before_s, step_s = turns + 1, SHARE.turn * self._left, self._left, one.step_s
-            if one.of_blocks is not None and one.of_blocks.near:
-                self._run_of_blocks(one, share * one.hope_of_blocks / 2)
-                share *= 1 - one.hope_of_blocks / 2
-                one.hope_of_blocks = 1.0 if one.step_s < step_s * (1 - TOLERANCE.same) else HOPE.fruitless
-            self._run(one, share)
-            one.hope = 1.0 if one.step_s < step_s * (1 - TOLERANCE.same) else HOPE.fruitless * one.hope
-            if self._left > before_s - SHARE.idle_turn * share:
+            turns, before_s, step_s = turns + 1, self._left, one.step_s
+            share = max(SHARE.turn * self._left, min(self._left, SHARE.least_turn))
+            of_blocks = one.turn_of_blocks()
+            (self._run_of_blocks if of_blocks else self._run)(one, share)
+            one.heed(of_blocks, one.step_s < step_s * (1 - TOLERANCE.same))
+            if not of_blocks and self._left > before_s - SHARE.idle_turn * share:
                 return
 
     def _grids(self, share: float, most: int, relieved: bool) -> None:

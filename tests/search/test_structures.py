@@ -19,11 +19,12 @@ from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.schedules import build
 from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.balance import balanced
+from contraflow.planner.search.common.effort import RACE
 from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
 from contraflow.planner.search.orders.kernels import Ints
 from contraflow.planner.search.orders.race import Race
-from contraflow.planner.search.orders.search import _known
+from contraflow.planner.search.orders.search import _known, search_orders
 from contraflow.planner.search.techniques import by_turns
 
 
@@ -180,6 +181,51 @@ def test_a_race_without_arms_starts_again() -> None:
     Race(whole, [Unlucky(candidate, True, False, 0)], 0.2, "test").run()
     assert len(set(begun)) > 3
     assert whole.best is not None
+
+
+def test_a_race_that_is_cut_short_goes_on_where_it_was() -> None:
+    """Every start gets its effort once, in however many runs, and then the race ends."""
+    problem = uneven(16, 0, 4)
+    whole, begun = session(problem), list[int]()
+
+    class Slow(Arm):
+        def improve(self, moves: int, target_s: float, stop: Ints) -> None:
+            begun.append(self.seed)
+            time.sleep(0.08)
+            super().improve(1, target_s, stop)
+
+    found = structures(problem, whole.space, whole.chain, [(0, 1, 2, 3)])
+    arms = [Slow(c, True, False, k, bound_s=bound(c, True)) for k, c in enumerate(found)]
+    assert len(arms) > 4
+    race, runs = Race(whole, arms, 50.0, "test", horizon_s=4.0), 0
+    race._calibrate = lambda: None  # type: ignore[method-assign]
+    firsts = [arm.seed for arm in arms]
+    while not set(firsts) <= set(begun):
+        known = len(begun)
+        race.run(time.monotonic() + 0.12)
+        runs += 1
+        assert not race.ended
+        assert known < len(begun) < known + len(arms)
+    assert runs > 1
+    assert [seed for seed in begun if seed in firsts][: len(arms)] == firsts  # none of them twice before all had theirs
+    race.run(time.monotonic() + 20.0)
+    assert race.ended
+    assert whole.best is not None
+
+
+def test_a_search_of_orders_goes_on_with_the_race_that_it_left() -> None:
+    """And with the best plan that others have found meanwhile."""
+    problem = uneven(16, 0, 4)
+    whole = session(problem)
+    candidate = next(structures(problem, whole.space, whole.chain, [(0, 1, 2, 3)]))
+    paused = Race(whole, [Arm(candidate, True, False, 0)], 1.0, "test", horizon_s=60.0)
+    whole.rounds.end_race([], paused)
+    whole.incumbent.start_from(named(problem))
+    search_orders(whole, [(0, 1, 2, 3)], RACE.least, math.inf)
+    assert whole.rounds.races == 0  # no other has begun
+    assert whole.rounds.paused is paused
+    assert paused.used_s > 0
+    assert any(arm.candidate.stages == named(problem).stages for arm in paused.arms)
 
 
 def test_a_tightened_order_goes_back_to_the_one_it_began_with() -> None:

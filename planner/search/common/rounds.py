@@ -57,7 +57,8 @@ class Rounds:
         blocks, grown: the searches for periodic blocks and for rules that are grown, which go on where they ended.
         races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
         credits: by the part of a round, what its share is multiplied by; 1 where it is not there.
-        hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with.
+        hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with;
+            paused: that search, where it had too little time.
         placed: the same of the search for forward and backward devices.
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
@@ -81,6 +82,7 @@ class Rounds:
     credits: dict[str, float] = field(default_factory=dict)
     hunt: object = None
     arms: list[object] = field(default_factory=list)
+    paused: object = None
     placed: list[object] = field(default_factory=list)
     resumed: bool = False
     seen: list[Assembled] = field(default_factory=list)
@@ -185,9 +187,9 @@ class Rounds:
         self.races += 1
         return COUNT.seeds_a_round * self.count + self.races - 1
 
-    def end_race(self, arms: Sequence[object]) -> None:
-        """What a search of orders ended with, best first: the next one goes on from these."""
-        self.arms = list(arms[: COUNT.polished])
+    def end_race(self, arms: Sequence[object], paused: object = None) -> None:
+        """What a search of orders ended with, best first: the next one goes on from these; or with what is paused."""
+        self.arms, self.paused = list(arms[: COUNT.polished]), paused
 
     def end_placing(self, arms: Sequence[object]) -> None:
         """The same for forward and backward devices."""

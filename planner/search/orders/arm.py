@@ -33,7 +33,7 @@ class Arm:
     """A structure, searched with its own random numbers.
 
     seconds: makespan of `order`, NEVER without one. bound_s: no order of the structure takes less. known: the order it
-    was given, to go back to.
+    was given, to go back to. offered_s: makespan of the order that was simulated last.
     """
 
     candidate: Candidate
@@ -46,6 +46,7 @@ class Arm:
     rounds: int = 0
     bound_s: float = 0.0
     known: Ints | None = None
+    offered_s: float = NEVER
     arrays: Arrays = field(init=False)
     state: NDArray[np.uint64] = field(init=False)
 

@@ -2,14 +2,14 @@
 
 Rounds are synchronous and every arm has its own random numbers, so that the outcome depends on seed and effort, not
 on the number of threads or the weather. Effort is counted in runs of one op; RACE.rate of them are one unit of
-deterministic time, about a second.
+deterministic time, about a second. A race whose time is cut short goes on where it was when it gets more.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain
@@ -27,14 +27,31 @@ from .recut import recut
 
 
 class Race:
-    """Arms that compete for effort (in units of deterministic time, see `Races`)."""
+    """Arms that compete for effort (in units of deterministic time, see `Races`).
 
-    def __init__(self, session: Session, arms: Sequence[Arm], effort: float, phase: str, offers: bool = True) -> None:
+    horizon_s: seconds that the race takes in all, over several runs; those of the first where it is infinite. With a
+    deterministic limit `effort` counts. ended: whether it has had that, or nothing is left to be raced. best: the best
+    plan when it was run last.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        arms: Sequence[Arm],
+        effort: float,
+        phase: str,
+        offers: bool = True,
+        horizon_s: float = math.inf,
+    ) -> None:
         self.session, self.arms, self.effort, self.phase, self.offers = session, list(arms), effort, phase, offers
         self.stop = np.zeros(1, dtype=np.int64)
         self.spent = 0.0
         self.fresh = 0
-        self.deadline = math.inf
+        self.deadline, self.horizon_s = math.inf, horizon_s
+        self.began = self.used_s = 0.0
+        self.ended = False
+        self.best: Plan | None = None
+        self.course = self._running()
         self.tighter: dict[int, int] = {}
         self.reached: list[Arm] = []
 
@@ -46,21 +63,40 @@ class Race:
         An arm that has reached its own bound leaves the race; the best of those come last.
         """
         self.deadline = min(self.session.clock.deadline, math.inf if deadline is None else deadline)
+        self.began = time.monotonic()
+        if math.isinf(self.horizon_s) and math.isfinite(self.deadline):
+            self.horizon_s = self.deadline - self.began
+        self.stop[0] = 0
+        self.ended = all(not self._over() for _ in self.course)
+        self.used_s += time.monotonic() - self.began
+        self.best = self.session.best
+        return self._ranked() + [arm for arm in self.reached if not self.offers]
+
+    def join(self, arms: Sequence[Arm]) -> None:
+        """Others that race from now on."""
+        self.arms += self._open(arms)
+
+    def _running(self) -> Iterator[None]:
+        """The race, a moment after every part of it that may be the last for now."""
         self.arms = self._open(self.arms)
         self._calibrate()
         restarts = self._thin_out()
         structures = _structures(self.arms)
-        self._all(self._begin, RACE.first * self.effort)
-        if not self._over():
-            self._branch(RACE.restarts * (self.effort - self.spent), restarts)
+        yield from self._all(self._begin, RACE.first * self.effort)
+        yield from self._branch(RACE.restarts * (self.effort - self.spent), restarts)
         for most, share in RACE.rounds:
-            self._next_round(most, share)
-        while not self._over() and self.spent < self.effort:
-            if not self.arms and not self._afresh(structures):
-                break
-            self._next_round(RACE.rounds[-1][0], 1.0)
-        self._rank()
-        return self.arms + [arm for arm in self.reached if not self.offers]
+            yield from self._next_round(most, share)
+        while self.spent < self.effort:
+            if not self.arms:
+                yield from self._afresh(structures)
+                if not self.arms:
+                    return
+            yield from self._next_round(RACE.rounds[-1][0], 1.0)
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds that the race has left."""
+        return self.horizon_s - self.used_s - (time.monotonic() - self.began)
 
     def _open(self, arms: Sequence[Arm]) -> list[Arm]:
         """Those whose bound does not say that they come too late, or that they do not fit at all."""
@@ -69,18 +105,17 @@ class Race:
             self.session.ledger.note(describe(arm.candidate), arm.bound_s, None)
         return [arm for arm in arms if arm.bound_s < aim_s]
 
-    def _afresh(self, structures: Sequence[Arm]) -> bool:
-        """Other starts of the structures that may still be best, where no arm is left; whether there are any."""
+    def _afresh(self, structures: Sequence[Arm]) -> Iterator[None]:
+        """Other starts of the structures that may still be best, where no arm is left."""
         self.fresh += 1
         self.arms = [arm.again(RACE.fewest * self.fresh) for arm in self._open(structures)]
-        self._all(self._begin, RACE.first * (self.effort - self.spent))
-        return bool(self.arms)
+        yield from self._all(self._begin, RACE.first * (self.effort - self.spent))
 
-    def _next_round(self, most: int, share: float) -> None:
+    def _next_round(self, most: int, share: float) -> Iterator[None]:
         """The best arms, and variations of them, get a share of the effort that is left."""
-        self._rank()
+        self.arms = self._ranked()
         self._drop(most)
-        if not self.arms or self._over() or self.spent >= self.effort:
+        if not self.arms or self.spent >= self.effort:
             return
         if self.offers:
             self.arms = [arm if self._over() else recut(arm) for arm in self.arms]
@@ -88,7 +123,7 @@ class Race:
         elsewhere = self._cut_elsewhere(best_s)
         self._mutate(best_s)
         self.arms += elsewhere
-        self._all(Arm.improve, share * (self.effort - self.spent))
+        yield from self._all(Arm.improve, share * (self.effort - self.spent))
 
     def _drop(self, most: int) -> None:
         """Only the best arms stay; one of them has no copies to the host, which windows could not improve later."""
@@ -99,8 +134,8 @@ class Race:
         self.arms = stay
 
     def _calibrate(self) -> None:
-        """Without a deterministic limit, the effort that the time left allows, measured on one order."""
-        if self.session.clock.fixed or not math.isfinite(self.deadline):
+        """Without a deterministic limit, the effort that its time allows, measured on one order."""
+        if self.session.clock.fixed or not math.isfinite(self.horizon_s):
             return
         for arm in self.arms:
             trial = arm.again(1)
@@ -111,7 +146,7 @@ class Race:
             began, moves = time.monotonic(), 1 + int(RACE.trial / max(1, arm.ops))
             trial.improve(moves, 0.0, self.stop)
             rate = moves * arm.ops / max(SECONDS.tick, time.monotonic() - began)
-            self.effort = max(0.0, self.deadline - time.monotonic()) * self.session.workers * rate / RACE.rate
+            self.effort = max(0.0, self._left_s) * self.session.workers * rate / RACE.rate
             return
 
     def _cut_elsewhere(self, best_s: float) -> list[Arm]:
@@ -148,38 +183,50 @@ class Race:
             self.arms = list(dict.fromkeys(turns))[: max(RACE.fewest, int(most * RACE.of_starts))]
         return max(len(RACE.restarted), most - len(self.arms))
 
-    def _branch(self, effort: float, restarts: int) -> None:
+    def _branch(self, effort: float, restarts: int) -> Iterator[None]:
         """More starts for the structures that did best."""
-        self._rank()
-        best, earlier = _structures(self.arms), self.arms
-        share = min(1.0, restarts / sum(RACE.restarted))
-        self.arms = [
+        earlier, share = self._ranked(), min(1.0, restarts / sum(RACE.restarted))
+        more = [
             arm.again(k)
-            for arm, count in zip(best, RACE.restarted, strict=False)
+            for arm, count in zip(_structures(earlier), RACE.restarted, strict=False)
             for k in range(max(1, round(share * count)))
         ]
-        self._all(self._begin, effort)
-        self.arms += earlier
+        self.arms = more + earlier
+        yield from self._all(self._begin, effort, len(more))
 
-    def _all(self, task: Callable[[Arm, int, float, Ints], None], effort: float) -> None:
-        """One round: every arm gets an equal part of the effort; then what is better is offered."""
-        if not self.session.clock.meter.go():
-            return
-        began = time.monotonic()
-        share = effort / max(1, len(self.arms))
+    def _all(
+        self, task: Callable[[Arm, int, float, Ints], None], effort: float, count: int | None = None
+    ) -> Iterator[None]:
+        """One round: every arm, or so many of the first, get an equal part of the effort; what is better is offered.
 
-        def one(arm: Arm) -> None:
+        Where time is up before, the arms that have not begun get theirs when the race goes on.
+        """
+        waiting = set(range(len(self.arms) if count is None else count))
+        share = effort / max(1, len(waiting))
+
+        def one(n: int) -> None:
+            if self.stop[0]:
+                return
+            waiting.discard(n)
+            arm = self.arms[n]
             target_s = max(self._target, arm.bound_s * (1 + TOLERANCE.same))
             task(arm, max(ANNEALING.least_moves, int(share * RACE.rate / max(1, arm.ops))), target_s, self.stop)
 
-        self._round([partial(one, arm) for arm in self.arms])
-        self.spent += max(effort, SECONDS.tick)
-        self.session.clock.meter.count(effort)
-        self._offer()
-        if not self.session.clock.fixed and math.isfinite(self.deadline) and self.stop[0] == 0:
-            taken, left = time.monotonic() - began, self.deadline - time.monotonic()
-            if taken > SECONDS.timed:
-                self.effort = self.spent + max(0.0, left) * effort / taken
+        while waiting and self.session.clock.meter.go():
+            began, before = time.monotonic(), len(waiting)
+            self._round([partial(one, n) for n in sorted(waiting)])
+            done = effort * (before - len(waiting)) / max(1, before)
+            effort -= done
+            self.spent += max(done, SECONDS.tick)
+            self.session.clock.meter.count(done)
+            self._offer()
+            if not self.session.clock.fixed and math.isfinite(self.horizon_s) and self.stop[0] == 0:
+                taken = time.monotonic() - began
+                if taken > SECONDS.timed:
+                    self.effort = self.spent + max(0.0, self._left_s) * done / taken
+            if waiting:
+                yield
+        yield
 
     @staticmethod
     def _begin(arm: Arm, moves: int, target_s: float, stop: Ints) -> None:
@@ -211,7 +258,7 @@ class Race:
             for future in futures:
                 future.result()
 
-    def _rank(self) -> None:
+    def _ranked(self) -> list[Arm]:
         """Arms with orders, by turns the best and the most promising; without those that cannot become the best."""
         for arm in self.arms if self.offers else ():
             step_s = None if arm.order is None else max(arm.seconds, arm.bound_s)
@@ -223,7 +270,7 @@ class Race:
         if not (hopeful or self.offers):
             hopeful = ranked[:1]
         turns = chain.from_iterable(zip(hopeful, sorted(hopeful, key=promise), strict=True))
-        self.arms = list(dict.fromkeys(turns))
+        return list(dict.fromkeys(turns))
 
     # ------------------------------------------------------------ offers
 
@@ -234,8 +281,13 @@ class Race:
         for n, arm in enumerate(self.arms):
             if self.session.over:
                 return
-            if arm.order is None or arm.seconds >= self.session.best_s * (1 - TOLERANCE.same):
+            if (
+                arm.order is None
+                or arm.seconds >= self.session.best_s * (1 - TOLERANCE.same)
+                or arm.seconds == arm.offered_s
+            ):
                 continue
+            arm.offered_s = arm.seconds
             plan = simulated(arm)
             if plan is None:
                 arm.order, arm.seconds = None, NEVER

@@ -11,6 +11,7 @@ from ..common import (
     ANNEALING,
     HOPE,
     RACE,
+    ROUND,
     SHARE,
     SIZE,
     Order,
@@ -32,20 +33,39 @@ from .ready import KERNELS
 def search_orders(session: Session, orders: list[Order], seconds: float, limit: float) -> list[Arm]:
     """Improves session.best by annealing orders of many structures for `seconds`, or `limit` units of effort.
 
-    Every call of a session has random numbers of its own. Returns the arms that may still be improved, best first.
+    Every race of a session has random numbers of its own. One that is cut short goes on in the next call: starts that
+    get a tenth of a second again and again lead nowhere. Returns the arms that may still be improved, best first.
     """
     if limit < RACE.least_effort or seconds < RACE.least or not KERNELS.ready(session.clock, seconds):
         return []
+    end, race, found = time.monotonic() + seconds, session.rounds.paused, list[Arm]()
+    if isinstance(race, Race):
+        race.join(_known(session) if session.best is not race.best else [])
+        found = _raced(session, race, end)
+        if not race.ended or session.over or end - time.monotonic() < RACE.least:
+            return found
+    race = _race(session, orders, end, limit)
+    return found if race is None else _raced(session, race, end)
+
+
+def _raced(session: Session, race: Race, end: float) -> list[Arm]:
+    """What a race comes to by `end`; it is kept for the next call where it has not ended."""
+    found = race.run(end)
+    session.rounds.end_race(found, None if race.ended or session.clock.fixed else race)
+    return found
+
+
+def _race(session: Session, orders: list[Order], end: float, limit: float) -> Race | None:
+    """A race of all structures, or of those that did best with few micro-batches; None where there are none."""
     if RECOMPUTE in policies(session.problem, session.space):
         for _ in keep_what_fits(session):
             if session.over:
-                return []
+                return None
     candidates = [c for c in _candidates(session, orders) if _ops(c) <= SIZE.annealed_ops]
     if not candidates:
-        return []
-    number = session.rounds.race()
+        return None
+    number, seconds = session.rounds.race(), end - time.monotonic()
     effort = limit if math.isfinite(limit) else seconds * session.workers
-    end = time.monotonic() + seconds
     copies = 2 if len(candidates) <= SIZE.two_starts else 1
     arms = [
         arm
@@ -57,15 +77,15 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
         race = Race(
             session, list(small.values()), SHARE.fewer_first * effort, "order search, few micro-batches", offers=False
         )
-        best = race.run(time.monotonic() + SHARE.fewer_first * seconds)
+        best = race.run(end - (1 - SHARE.fewer_first) * seconds)
         full = {(id(arm.candidate), arm.split, arm.folded): arms[n] for n, arm in small.items()}
         starts = [arm.stretched(full[id(arm.candidate), arm.split, arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
     arms += [*_known(session), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
-    arms = Race(session, arms, effort, "order search").run(end)
-    session.rounds.end_race(arms)
-    return arms
+    least_s = RACE.whole * ROUND.growth ** (session.rounds.races - 1)
+    least_s = min(least_s, RACE.of_call * session.clock.call_remaining_s)
+    return Race(session, arms, effort, "order search", horizon_s=max(end - time.monotonic(), least_s))
 
 
 def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:

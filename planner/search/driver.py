@@ -59,6 +59,7 @@ from .named import (
     run_lightest,
     run_mixed,
     run_named,
+    run_nearby,
     run_other_cuts,
     run_relieved,
     run_relieved_grids,
@@ -96,6 +97,7 @@ KEPT: tuple[Step, ...] = (
     run_eager,
     run_mixed,
     run_other_cuts,
+    run_nearby,
 )
 CHANGED: tuple[Step, ...] = (
     run_relieved,
@@ -109,6 +111,7 @@ CHANGED: tuple[Step, ...] = (
 NAMED: tuple[Step, ...] = (
     run_named,
     run_other_cuts,
+    run_nearby,
     run_mixed,
     partial(run_mixed, copies=True),
     run_relieved,

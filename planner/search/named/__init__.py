@@ -13,6 +13,7 @@ from .halves import not_split, whole_backwards
 from .kept_orders import own_orders
 from .laps import holds_all, run_laps
 from .least_memory import overfull, overfull_here, run_least_memory
+from .nearby import run_nearby
 from .portfolio import (
     Order,
     cuts_for,
@@ -63,6 +64,7 @@ __all__ = [
     "run_lightest",
     "run_mixed",
     "run_named",
+    "run_nearby",
     "run_other_cuts",
     "run_remade",
     "run_relieved",

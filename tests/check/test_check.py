@@ -155,7 +155,7 @@ def test_layers_must_be_cut_into_stages_exactly_once(plan: Plan) -> None:
         assert codes(replace(plan, stages=stages)) == {"stages"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_structure_is_judged_without_raising(data: st.DataObject) -> None:
     """Any routes, micro-batches and policies."""

@@ -364,7 +364,7 @@ def mutate(draw: st.DrawFn, orders: Orders) -> None:
         order.insert(n, draw(OPS))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_whatever_the_checker_accepts_can_run(data: st.DataObject) -> None:
     """Mutated plans: check never raises, what it accepts simulates, and what it calls a deadlock does not."""

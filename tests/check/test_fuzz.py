@@ -34,7 +34,7 @@ from contraflow.planner.runs.trace_file import load_trace
 from contraflow.planner.simulate import evaluate, simulate
 
 fuzzed = settings(
-    max_examples=60, derandomize=True, deadline=None, database=None,
+    max_examples=60, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 Reader = Callable[[Path], Any]

@@ -25,7 +25,7 @@ def plans(seed: int, *policies: str) -> list[Plan]:
     return plans_of(random_candidate(seed, policies=policies or ("offload", "ship")), seed, 1, False)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_every_stash_is_back_before_its_backward_and_copies_take_turns(seed: int) -> None:
     for plan in plans(seed):
@@ -53,7 +53,7 @@ def test_every_stash_is_back_before_its_backward_and_copies_take_turns(seed: int
                     assert ops_home[Op(Kind.B, m.op.stage, m.op.micro_batch)].start_s >= m.arrival_s
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_every_byte_is_given_back(seed: int) -> None:
     for plan in plans(seed):
@@ -64,14 +64,14 @@ def test_every_byte_is_given_back(seed: int) -> None:
         assert all(memory.bytes[-1] == 0 for memory in timeline.host_memory)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_times_and_memory_equal_a_naive_account(seed: int) -> None:
     for plan in plans(seed):
         assert_forecast(plan)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS)
 def test_copies_that_take_no_time_cost_no_time(seed: int) -> None:
     for plan in plans(seed, "offload"):
@@ -84,7 +84,7 @@ def test_copies_that_take_no_time_cost_no_time(seed: int) -> None:
         assert simulate(away).step_s == simulate(kept).step_s
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS)
 def test_given_places_stay(seed: int) -> None:
     """Lists stripped of their messages are completed to the same places of copies."""

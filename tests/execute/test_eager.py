@@ -145,7 +145,7 @@ class Wired(nn.Module):
         return x + (self.stack[2] @ self.a.weight).mean() * self.norm.bias
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     chain=st.lists(
         st.lists(st.sampled_from(["linear", "both", "normed", "chunks", "frozen", "aside"]), max_size=4),

@@ -105,7 +105,7 @@ def test_a_checkpoint_goes_on_under_another_placement(tmp_path: Path) -> None:
         assert_same(name, result.state[name], reference)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_placement_of_both_devices_is_executed_exactly(data: st.DataObject) -> None:
     """Two stages on up to four devices, any policies, any lead: losses of two steps and memory."""

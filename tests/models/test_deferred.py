@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import whole_modules
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -117,7 +117,6 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 @example(["seeding", "seeding"], 0)
 @example(["alike", "alike", "linear"], 1)
 @example(["linear", "apart", "apart"], 2)
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4), st.integers(0, 99))
 def test_values_are_those_of_a_build_in_memory(kinds: list[str], seed: int) -> None:
     """Bit by bit, whichever part is made first or alone; also those of views, and of what is no parameter."""

@@ -281,7 +281,7 @@ def _recomputed(op: Op, stages: set[int]) -> list[Op]:
     return [op._replace(kind=Kind.R), op] if op.kind is Kind.B and op.stage in stages else [op]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(candidates())
 def test_every_assembled_plan_is_clean_and_repeats(case: tuple[Candidate, list[tuple[Op, ...]]]) -> None:
     """The checker agrees; a file keeps it; a longer run is clean too, and its beginning is the plan."""

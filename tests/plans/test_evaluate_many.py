@@ -75,7 +75,7 @@ def test_every_case_is_that_of_the_plan_alone(
         assert tuple(found.peak_bytes[k]) == alone.peak_bytes
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(1e-6, 1e3), st.integers(0, 2**32))
 def test_costs_in_another_unit_scale_the_compute(factor: float, seed: int) -> None:
     """Without messages a step of all costs times a factor is the step times it; and more of any cost is never less."""

@@ -156,13 +156,13 @@ def agrees(problem: GraphProblem) -> None:
     assert graph_problem.objective(problem, found.partition) == found.objective
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems())
 def test_all_ideals_give_the_best_of_all_partitions(problem: GraphProblem) -> None:
     agrees(problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems())
 def test_the_solver_gives_the_best_of_all_partitions(problem: GraphProblem) -> None:
     """Without the dynamic programme over all ideals, from nothing or from the chain of one order."""

@@ -74,7 +74,7 @@ def test_what_is_read_back_is_the_plan(name: str, tmp_path: Path) -> None:
     assert again.forecast.bound_s <= again.forecast.step_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000))
 def test_random_plans_are_expressed_whole_or_refused(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """What torch has no words for is named; all else comes back op by op."""

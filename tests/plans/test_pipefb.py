@@ -41,7 +41,7 @@ def test_an_odd_number_of_devices_is_refused(devices: int) -> None:
         build("pipefb", devices, 8)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.sampled_from([Link(), Link(5.0, 0.2)]))
 def test_every_size_is_executable_and_as_stale_as_its_forwards_are_ahead(
     stages: int, update: int, updates: int, link: Link

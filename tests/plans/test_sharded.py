@@ -46,7 +46,7 @@ def plans(seed: int) -> list[Plan]:
     return plans_of(candidate_of(seed), seed, 2, seed % 2 == 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 @example(609)  # a TIE and a GATHER that are ready at once
 @example(54543)
@@ -63,7 +63,7 @@ def test_what_the_checker_accepts_of_edited_lists_is_accounted_for(seed: int) ->
             assert_forecast(other)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS)
 def test_files_keep_it(seed: int) -> None:
     for plan in plans(seed):
@@ -82,7 +82,7 @@ def test_old_files_are_not_sharded() -> None:
         Workload.from_dict({"micro_batches": 4, "groups": 2})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_every_fault_around_a_gather_is_named(seed: int) -> None:
     for plan in plans(seed):
@@ -105,7 +105,7 @@ def test_every_fault_around_a_gather_is_named(seed: int) -> None:
                 assert "unexpected-op" in codes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS)
 def test_unsharded_plans_have_no_gather(seed: int) -> None:
     for plan in plans(seed):
@@ -131,7 +131,7 @@ def test_parts_cover_all_and_are_whole_units(trained: int, parts: int) -> None:
             assert size % element == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS)
 def test_optimizers_are_shared_out_and_nothing_else(seed: int) -> None:
     found = candidate_of(seed)

@@ -36,7 +36,7 @@ def plans(seed: int) -> list[Plan]:
     return plans_of(random_candidate(seed, policies=()), seed, 1, False)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_generated_plans_pass_the_checker_and_respect_every_rule(seed: int) -> None:
     """No two ops of a device overlap, every message waits for its producer and arrives before its consumer."""
@@ -63,7 +63,7 @@ def test_generated_plans_pass_the_checker_and_respect_every_rule(seed: int) -> N
             assert message.arrival_s - message.end_s == pytest.approx(link.latency_s)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS)
 def test_links_and_network_cards_carry_one_message_at_a_time(seed: int) -> None:
     for plan in plans(seed):
@@ -81,7 +81,7 @@ def test_links_and_network_cards_carry_one_message_at_a_time(seed: int) -> None:
                 assert b.start_s >= a.end_s - 1e-9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SEEDS)
 def test_times_and_memory_equal_a_naive_account(seed: int) -> None:
     for plan in plans(seed):

@@ -190,7 +190,7 @@ def check_static(found: Plan, costs: StageCosts) -> None:
         assert parts.get("optimizer", 0) == (2 * once(trained) + 4 * tensors) * adam
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, apart=st.booleans())
 def test_random_ties_keep_every_rule(seed: int, apart: bool) -> None:
     """Checked, unchanged by the file, in time, held once, and no shorter than any bound."""

@@ -127,13 +127,13 @@ def agrees(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(instances())
 def test_the_best_piper_configuration_is_the_best_of_all(content: dict[str, Any]) -> None:
     agrees(content)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(instances())
 def test_no_bound_lies_above_the_best_where_orders_are_all_that_is_tried(content: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -184,7 +184,7 @@ def profiles(draw: st.DrawFn) -> pipedream.PipeDreamProfile:
     return pipedream.parse("\n".join(lines), "x")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(profiles(), st.integers(1, 4), st.integers(1, 4), st.sampled_from([math.inf, 20_000.0, 40_000.0]))
 def test_the_best_replicas_of_a_profile_are_the_best_of_all(
     profile: pipedream.PipeDreamProfile, devices: int, replicas: int, limit: float
@@ -199,7 +199,7 @@ def test_the_best_replicas_of_a_profile_are_the_best_of_all(
     assert found.objective == pytest.approx(expected, rel=1e-7)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(profiles(), st.integers(1, 4))
 def test_ideals_of_small_borders_prove_the_best_where_all_are_too_many(
     profile: pipedream.PipeDreamProfile, devices: int
@@ -211,7 +211,7 @@ def test_ideals_of_small_borders_prove_the_best_where_all_are_too_many(
     assert (found.status, found.objective) == ("optimal", pytest.approx(expected, rel=1e-7))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(instances(), st.floats(0.1, 40))
 def test_no_stages_within_a_load_end_elsewhere_than_at_ideals_of_small_borders(
     content: dict[str, Any], load: float
@@ -236,7 +236,7 @@ def test_no_stages_within_a_load_end_elsewhere_than_at_ideals_of_small_borders(
 # ------------------------------------------------------------------ the parts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3), min_size=1, max_size=6),
     st.integers(0, 40),

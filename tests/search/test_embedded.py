@@ -86,7 +86,7 @@ def objective(made: Plan) -> float:
     return simulate(made).forecast().objective_s
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(KINDS), SEEDS)
 def test_batches_are_one_plan_at_a_time(kind: str, seed: int) -> None:
     """Costs and orders in a batch, and the plan from its file: what each comes to alone."""
@@ -112,7 +112,7 @@ def test_batches_are_one_plan_at_a_time(kind: str, seed: int) -> None:
     assert check(read) == check(made)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(SEEDS, st.sampled_from(SPACES), st.sampled_from((0.05, 0.3)))
 @example(1008769, SearchSpace(), 0.3)
 def test_a_hint_is_never_lost(seed: int, space: SearchSpace, drift: float) -> None:
@@ -130,7 +130,7 @@ def test_a_hint_is_never_lost(seed: int, space: SearchSpace, drift: float) -> No
     assert objective(again) <= objective(moved) * (1 + 1e-9)
 
 
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14)
 @given(SEEDS, st.sampled_from((*SPACES, SearchSpace("1f1b"), SearchSpace("pipedream"))), st.integers(1, 3))
 def test_a_listener_hears_better_plans_and_may_end_the_call(seed: int, space: SearchSpace, most: int) -> None:
     """Steps never grow; the call ends with the best heard, soon."""
@@ -150,7 +150,7 @@ def test_a_listener_hears_better_plans_and_may_end_the_call(seed: int, space: Se
         assert objective(made) <= steps[-1] * (1 + 1e-9)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(SEEDS)
 def test_every_limit_has_its_nearest_plan(seed: int) -> None:
     """Of a frontier: what fits there, and nothing that fits is faster; rows are points."""
@@ -175,7 +175,7 @@ def test_every_limit_has_its_nearest_plan(seed: int) -> None:
     assert [step for step in table["step_s"] if not math.isnan(step or math.nan)] == steps
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_sizes_between_two_that_were_measured_lie_between_them(seed: int) -> None:
     """Of every figure of every layer; the measured ones are themselves, whatever else was measured."""

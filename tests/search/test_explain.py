@@ -41,7 +41,7 @@ def waits(plan: Plan) -> tuple[Timeline, tuple[IdleSpan, ...]]:
     return timeline, idle_spans(plan, timeline, limits)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 100_000), st.booleans(), st.booleans())
 def test_causes_add_up_to_the_bubble_and_what_ifs_to_forecasts(seed: int, apart: bool, split: bool) -> None:
     """Of every device of 200 random plans: spans lie between what it computes, and fill the step with it."""

@@ -71,7 +71,7 @@ def some_cut(rng: random.Random, model: ModelGraph) -> tuple[str, ...]:
     return tuple(sorted(rng.sample(names[1:], rng.randint(0, len(names) - 1)), key=names.index))
 
 
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14)
 @given(st.integers(0, 2**20), st.sampled_from(ASKED))
 def test_every_plan_has_the_stages_asked_for(seed: int, space: SearchSpace) -> None:
     """With a flush and without, searched and named, on replicas: checked, within memory, told as simulated."""
@@ -97,7 +97,7 @@ def test_every_plan_has_the_stages_asked_for(seed: int, space: SearchSpace) -> N
         assert found.bound_s <= found.plan.forecast.objective_s * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**20))
 def test_stages_as_layers_cost_what_the_stages_do(seed: int) -> None:
     """Seconds and bytes of the model whose layers are the stages, but for what layers of one give each other."""

@@ -49,7 +49,7 @@ def case(candidate: Candidate) -> Case:
     return case_of(candidate, frozenset(), [candidate.problem.workload.micro_batches])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     devices=st.integers(2, 5), chunks=st.integers(1, 4), back=st.booleans(), batches=st.integers(1, 10),
     memory=st.integers(1, 6), costs=st.tuples(*(st.integers(4, 50) for _ in range(4))), seed=st.integers(0, 5),

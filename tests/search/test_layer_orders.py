@@ -102,7 +102,7 @@ def test_without_a_flush_too(space: SearchSpace) -> None:
         assert "one order of the layers" in found.among.space
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**20), devices=st.integers(2, 4), slow=st.booleans(), flush=st.booleans())
 def test_never_worse_than_the_order_of_the_file(seed: int, devices: int, slow: bool, flush: bool) -> None:
     link = Link(500.0, 0.0) if slow else Link()

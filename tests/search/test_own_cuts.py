@@ -100,7 +100,7 @@ def test_stashes_wait_where_there_is_room() -> None:
 # ---------------------------------------------------------------- bounds
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_the_bound_of_two_sides_is_the_least_of_all_cuts(seed: int) -> None:
     """Against every cut of both chains and every split of the devices."""
@@ -149,7 +149,7 @@ def problem_of(seed: int) -> tuple[ModelGraph, Cluster, int | None]:
 
 
 @pytest.mark.slow
-@settings(max_examples=2, deadline=None, derandomize=True)
+@settings(max_examples=2, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_never_worse_than_without(seed: int) -> None:
     """Than forward nodes and backward nodes by name, and than one device a stage."""

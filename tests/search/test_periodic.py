@@ -58,7 +58,7 @@ def test_half_the_memory_of_1f1b_is_no_reason_to_wait() -> None:
     assert found.forecast.step_s <= 16 * 300 + 550
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     devices=st.integers(2, 5), batches=st.integers(1, 12), memory=st.integers(1, 5), together=st.integers(1, 3),
     costs=st.tuples(*(st.integers(1, 50) for _ in range(4))), seed=st.integers(0, 5),

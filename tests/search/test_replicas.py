@@ -64,7 +64,7 @@ def test_vgg_16_is_cut_as_pipedream_published(devices: int, widths: tuple[int, .
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_stages_on_blocks_cost_less(seed: int) -> None:
     """Against every cut and every number of replicas; prices differ by layers, devices and place."""
     rng = np.random.default_rng(seed)

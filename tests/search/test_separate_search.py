@@ -93,7 +93,7 @@ def run(problem: Problem, dec: Ints) -> tuple[float, int, Plan | None]:
     return seconds, int(work.device[OVER].max()), made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(decided())
 def test_the_simulator_agrees_with_the_dispatcher(case: tuple[Problem, Ints]) -> None:
     """Whatever is decided: complete lists that never deadlock, take no longer than was said, and hold no more.

@@ -173,7 +173,7 @@ def candidate_of(seed: int) -> Candidate:
     return replace(found, problem=problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1 << 20))
 def test_no_bound_is_above_a_plan_whichever_way_it_holds_its_optimizers(seed: int) -> None:
     """Of the candidate, and of the space under limits that are exactly what the plan needs."""

@@ -42,7 +42,7 @@ def run_nearby(session: Session, order: Order) -> Iterator[None]:
 def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None]:
     """From a plan of a layout, to the next cut on which its orders take less, as long as there is one, and time."""
     asked, improved = session.space.schedule != "search", True
-    share = 1.0 if session.clock.fixed else SHARE.nearby_named if asked else SHARE.nearby
+    share = 1.0 if session.clock.fixed else SHARE.nearby
     end, left = time.monotonic() + share * max(0.0, session.remaining_s), None if asked else COUNT.nearby_cuts
     while improved:
         improved = False

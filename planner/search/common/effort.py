@@ -163,6 +163,8 @@ class Sizes:
     """Ops from which on every schedule is simulated on one cut only, and a smaller problem comes first."""
     steady_variants: int = 60_000
     """Ops from which on only few variants of a plan without a flush are simulated."""
+    nearby_ops: int = 200_000
+    """F, I and W of all cuts together that a named schedule tries next to its best one. Not measured."""
     lap_chunks: int = 4
     """Stages a device at most of one pipeline that goes round and round, first in a large problem. Not measured."""
     lap_ops: int = 400_000

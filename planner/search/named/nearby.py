@@ -43,13 +43,15 @@ def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None
     """From a plan of a layout, to the next cut on which its orders take less, as long as there is one, and time."""
     asked, improved = session.space.schedule != "search", True
     share = 1.0 if session.clock.fixed else SHARE.nearby
-    end, left = time.monotonic() + share * max(0.0, session.remaining_s), None if asked else COUNT.nearby_cuts
+    end = time.monotonic() + share * max(0.0, session.remaining_s)
+    left = SIZE.nearby_ops // (3 * _batches(session) * layout.stages)
+    left = left if asked else min(left, COUNT.nearby_cuts)
     while improved:
         improved = False
         for stages in islice(nearby_cuts(here.candidate, here.forecast.step_s), left):
             if session.over or time.monotonic() >= end:
                 return
-            left = None if left is None else left - 1
+            left -= 1
             candidate = Candidate(session.problem, stages, layout.pipelines, here.candidate.stash)
             other = _made(session, candidate, layout, math.inf if asked else here.forecast.step_s)
             yield

@@ -44,8 +44,7 @@ def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None
     asked, improved = session.space.schedule != "search", True
     share = 1.0 if session.clock.fixed else SHARE.nearby
     end = time.monotonic() + share * max(0.0, session.remaining_s)
-    left = SIZE.nearby_ops // (3 * _batches(session) * layout.stages)
-    left = left if asked else min(left, COUNT.nearby_cuts)
+    left = min(COUNT.nearby_cuts, SIZE.nearby_ops // (3 * _batches(session) * layout.stages))
     while improved:
         improved = False
         for stages in islice(nearby_cuts(here.candidate, here.forecast.step_s), left):

@@ -12,31 +12,67 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 
+from ... import bounds
 from ...basics import PlanError
 from ...graph import KEEP, Candidate
 from ...lower import Assembled
-from ...plan import Pipeline
 from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, Session, lacking, nearby_cuts
 from .costed import adapts, made_for
 from .halves import not_split
-from .portfolio import Order, named_layouts, place
+from .portfolio import Order, cuts_for, named_layouts, place
 
 
 def run_nearby(session: Session, order: Order) -> Iterator[None]:
-    """Descends from the best cut of each of the layouts that are nearly the best, the best one first."""
-    layouts = {x.name: x for x in named_layouts(session.space, len(order), _batches(session), len(session.chain))}
-    descended = 0
-    for found in _best_first(session):
-        if found.forecast.step_s > HOPE.nearby * session.best_s or descended == COUNT.nearby or session.proven:
+    """Descends from the best cut of each of the layouts that are nearly the best, the best one first.
+
+    Not where time would be up after a few cuts.
+    """
+    clock = session.clock
+    if not clock.fixed and SHARE.nearby * clock.remaining_s < COUNT.nearby_least * clock.longest_s:
+        return
+    starts: list[tuple[Layout, Assembled]] = []
+    for layout in _layouts(session, order):
+        if session.done:
             return
-        layout = layouts.get(found.source)
-        if layout is None or not adapts(layout) or 2 * _batches(session) * layout.stages > SIZE.one_cut:
-            continue
-        placed = place(layout, order, len(session.problem.cluster))
-        if placed.pipelines == found.candidate.pipelines and len(placed.pipelines) == 1:
-            descended += 1
-            yield from _descend(session, placed, found)
+        found = _start(session, layout)
+        yield
+        if found is not None:
+            starts.append((layout, found))
+    for layout, found in sorted(starts, key=lambda start: start[1].forecast.step_s)[: COUNT.nearby]:
+        if session.proven or found.forecast.step_s > HOPE.nearby * session.best_s:
+            return
+        yield from _descend(session, layout, found)
+
+
+def _layouts(session: Session, order: Order) -> Iterator[Layout]:
+    """Those of one pipeline on these devices whose orders are made for costs, of problems with several cuts."""
+    count, batches, layers = len(order), session.problem.workload.micro_batches, len(session.chain)
+    for layout in named_layouts(session.space, count, batches, layers):
+        small = 2 * batches * layout.stages <= SIZE.one_cut
+        if small and layout.stages <= layers and len(layout.pipelines) == 1 and adapts(layout):
+            yield place(layout, order, len(session.problem.cluster))
+
+
+def _start(session: Session, layout: Layout) -> Assembled | None:
+    """What takes least of what was simulated of a layout and fits, else it on its first cut; nothing hopeless."""
+    worth_s = HOPE.nearby * session.best_s
+    known = [
+        one
+        for one in session.seen
+        if one.source == layout.name and one.candidate.pipelines == layout.pipelines and _kept(one) and not lacking(one)
+    ]
+    if known:
+        return min(known, key=lambda one: one.forecast.step_s)
+    for cuts in islice(cuts_for(session, layout, 0), 1):
+        candidate = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
+        if bounds.candidate(candidate, None, session.space.split_backward) < worth_s:
+            return _made(session, candidate, layout, worth_s)
+    return None
+
+
+def _kept(one: Assembled) -> bool:
+    return all(policy == KEEP for row in one.candidate.stash for policy in row)
 
 
 def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None]:
@@ -44,7 +80,7 @@ def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None
     asked, improved = session.space.schedule != "search", True
     share = 1.0 if session.clock.fixed else SHARE.nearby
     end = time.monotonic() + share * max(0.0, session.remaining_s)
-    left = min(COUNT.nearby_cuts, SIZE.nearby_ops // (3 * _batches(session) * layout.stages))
+    left = min(COUNT.nearby_cuts, SIZE.nearby_ops // (3 * session.problem.workload.micro_batches * layout.stages))
     while improved:
         improved = False
         for stages in islice(nearby_cuts(here.candidate, here.forecast.step_s), left):
@@ -67,18 +103,3 @@ def _made(session: Session, candidate: Candidate, layout: Layout, worth_s: float
     with suppress(PlanError), session.clock.simulating():
         return made_for(candidate, layout, not_split(session.space, candidate), (), blocks, worth_s)
     return None
-
-
-def _batches(session: Session) -> int:
-    return session.problem.workload.micro_batches
-
-
-def _best_first(session: Session) -> list[Assembled]:
-    """Of every layout and its routes, what took least of what was simulated with all stashes kept, and fits."""
-    found: dict[tuple[str, tuple[Pipeline, ...]], Assembled] = {}
-    for one in session.seen:
-        of, kept = (one.source, one.candidate.pipelines), all(p == KEEP for row in one.candidate.stash for p in row)
-        known = found.get(of)
-        if kept and (known is None or one.forecast.step_s < known.forecast.step_s) and not lacking(one):
-            found[of] = one
-    return sorted(found.values(), key=lambda one: one.forecast.step_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -33,16 +33,19 @@ def run_nearby(session: Session, order: Order) -> Iterator[None]:
         return
     starts: list[tuple[Layout, Assembled]] = []
     for layout in _layouts(session, order):
+        starts += [(layout, found) for found in _starts(session, layout)]
+        yield
         if session.done:
             return
-        found = _start(session, layout)
-        yield
-        if found is not None:
-            starts.append((layout, found))
-    for layout, found in sorted(starts, key=lambda start: start[1].forecast.step_s)[: COUNT.nearby]:
-        if session.proven or found.forecast.step_s > HOPE.nearby * session.best_s:
+    starts.reverse()
+    begun: set[Hashable] = set()
+    for layout, found in sorted(starts, key=lambda start: start[1].forecast.step_s):
+        if session.proven or found.forecast.step_s > HOPE.nearby * session.best_s or len(begun) == COUNT.nearby:
             return
-        yield from _descend(session, layout, found)
+        at = layout.pipelines, found.candidate.stages
+        if at not in begun:  # of those alike the last takes all room, and begins
+            begun.add(at)
+            yield from _descend(session, layout, found)
 
 
 def _layouts(session: Session, order: Order) -> Iterator[Layout]:
@@ -54,21 +57,22 @@ def _layouts(session: Session, order: Order) -> Iterator[Layout]:
             yield place(layout, order, len(session.problem.cluster))
 
 
-def _start(session: Session, layout: Layout) -> Assembled | None:
-    """What takes least of what was simulated of a layout and fits, else it on its first cut; nothing hopeless."""
+def _starts(session: Session, layout: Layout) -> Iterator[Assembled]:
+    """What takes least of what was simulated of a layout and fits, and it on its first cut; nothing hopeless.
+
+    From the two a descent may come to different ends.
+    """
     worth_s = HOPE.nearby * session.best_s
-    known = [
-        one
-        for one in session.seen
-        if one.source == layout.name and one.candidate.pipelines == layout.pipelines and _kept(one) and not lacking(one)
-    ]
-    if known:
-        return min(known, key=lambda one: one.forecast.step_s)
-    for cuts in islice(cuts_for(session, layout, 0), 1):
+    alike = (x for x in session.seen if x.source == layout.name and x.candidate.pipelines == layout.pipelines)
+    known = min((x for x in alike if _kept(x) and not lacking(x)), key=lambda x: x.forecast.step_s, default=None)
+    if known is not None:
+        yield known
+    for cuts in islice(cuts_for(session, layout, SIZE.listed_cuts), 1):
         candidate = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
         if bounds.candidate(candidate, None, session.space.split_backward) < worth_s:
-            return _made(session, candidate, layout, worth_s)
-    return None
+            found = _made(session, candidate, layout, worth_s)
+            if found is not None and (known is None or found.candidate.stages != known.candidate.stages):
+                yield found
 
 
 def _kept(one: Assembled) -> bool:

@@ -260,7 +260,7 @@ class Counts:
     devices and 512 micro-batches each takes 0.14 s."""
     stage_ends: int = 300
     """Plans next to the best one whose stages end elsewhere. Not measured."""
-    nearby: int = 4
+    nearby: int = 6
     """Named schedules that descend from their best cut. Not measured."""
     nearby_least: int = 5
     """None begins where its time is up after so many. Time only. Not measured."""

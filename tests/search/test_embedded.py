@@ -7,6 +7,7 @@ import json
 import math
 import random
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ from contraflow.planner import (
     plan_to_dict,
     simulate,
 )
-from contraflow.planner.search.common import fits
+from contraflow.planner.plan import Problem
+from contraflow.planner.search.common import Clock, Session, fits
+from contraflow.planner.search.steady import search_steady
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 embed: Any = importlib.import_module("embed")
@@ -110,6 +113,18 @@ def test_batches_are_one_plan_at_a_time(kind: str, seed: int) -> None:
     read = plan_from_dict(json.loads(json.dumps(plan_to_dict(made))))
     assert read == made
     assert check(read) == check(made)
+
+
+def test_a_hint_without_a_flush_is_not_lost_where_time_is_up_before_the_search_begins() -> None:
+    """On a busy machine it may be."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=1) for k in range(4)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(2, 1 << 30), Workload(4))
+    space = SearchSpace(asynchronous=("stash",))
+    hint = plan(problem.model, problem.cluster, problem.workload, space, 5).plan
+    assert hint is not None
+    found = search_steady(Session(problem, space, Clock(time.monotonic() - 1.0)), hint)
+    assert found.plan is not None
+    assert objective(found.plan) == objective(hint)
 
 
 @settings(max_examples=8)

@@ -103,10 +103,8 @@ class Steady:
 
     # ---------------------------------------------------------------- the search
 
-    def run(self, hint: Plan | None) -> None:
-        """The hint, all alternatives, and where these leave a gap, named schedules and what is next to the best."""
-        if hint is not None and hint.weights in self.space.asynchronous:
-            self.offer_hint(hint)
+    def run(self) -> None:
+        """All alternatives, and where these leave a gap, named schedules and what is next to the best."""
         with self._compiling() as aside:
             self.plainly()
             self.look()
@@ -179,7 +177,9 @@ class Steady:
         return solved[0] if solved else min(still, key=lambda a: a.below_s)
 
     def offer_hint(self, hint: Plan) -> None:
-        """Offers the caller's plan as it is on this problem; nothing where it does not apply."""
+        """Offers the caller's plan as it is on this problem, whatever time is left; nothing where it does not apply."""
+        if hint.weights not in self.space.asynchronous:
+            return
         candidate = Candidate(self.problem, hint.stages, hint.pipelines, hint.stash, hint.weights)
         try:
             self.offer(assemble(candidate, own_orders(hint), "search"), "hint")
@@ -423,8 +423,10 @@ def search_steady(session: Session, hint: Plan | None) -> Result:
     """
     search = Steady(session)
     try:
+        if hint is not None:
+            search.offer_hint(hint)
         with contextlib.suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
-            search.run(hint)
+            search.run()
         return search.answer()
     except KeyboardInterrupt:
         session.clock.interrupt()

@@ -241,7 +241,7 @@ def test_the_search_finds_them_beside_everything_else() -> None:
     given, space = problem(4400), SearchSpace(asynchronous=("stash",))
     session = Session(given, space, Clock(time.monotonic() + 300, 2.0))
     search = Steady(session)
-    search.run(None)
+    search.run()
     assert session.best is not None
     assert session.best_s < 24
     assert np.isfinite(search.answer().bound_s)

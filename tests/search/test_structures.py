@@ -228,6 +228,14 @@ def test_a_search_of_orders_goes_on_with_the_race_that_it_left() -> None:
     assert any(arm.candidate.stages == named(problem).stages for arm in paused.arms)
 
 
+def test_a_long_search_has_any_number_of_races() -> None:
+    problem = uneven(16, 0, 4)
+    whole = session(problem)
+    whole.rounds.races = 5000
+    search_orders(whole, [(0, 1, 2, 3)], 2 * RACE.least, math.inf)
+    assert whole.rounds.races == 5001
+
+
 def test_a_tightened_order_goes_back_to_the_one_it_began_with() -> None:
     """Where less memory than it takes is left, but enough for the first; and is lost where neither fits."""
     problem = uneven(16, 0, 4)

@@ -4,6 +4,7 @@ The first plans of every search, which no answer may be worse than. Imports sche
 with `portfolio.py`, then `fitted.py` for tight memory.
 """
 
+from .callers_plan import run_hint
 from .costed import timing_of
 from .eager import run_eager
 from .fewer import run_fewer
@@ -21,7 +22,6 @@ from .portfolio import (
     place,
     run_at_once,
     run_capped,
-    run_hint,
     run_lightest,
     run_named,
     run_other_cuts,

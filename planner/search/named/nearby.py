@@ -69,9 +69,10 @@ def _starts(session: Session, layout: Layout) -> Iterator[Assembled]:
         yield known
     for cuts in islice(cuts_for(session, layout, SIZE.listed_cuts), 1):
         candidate = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
-        if bounds.candidate(candidate, None, session.space.split_backward) < worth_s:
+        new = known is None or candidate.stages != known.candidate.stages
+        if new and bounds.candidate(candidate, None, session.space.split_backward) < worth_s:
             found = _made(session, candidate, layout, worth_s)
-            if found is not None and (known is None or found.candidate.stages != known.candidate.stages):
+            if found is not None:
                 yield found
 
 

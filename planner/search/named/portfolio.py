@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,17 +13,16 @@ import numpy as np
 from ... import bounds
 from ...basics import PerCall, PerObject, PlanError, ScheduleError, check_time
 from ...graph import KEEP, Candidate, stash_policy
-from ...lower import Assembled, assemble, assembled
+from ...lower import Assembled, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
-from ...plan import Op, Pipeline, Plan, Problem
+from ...plan import Op, Pipeline, Problem
 from ...problem import SearchSpace
-from ...schedules import Layout, build, capped, known, spelled_out, variants
+from ...schedules import Layout, build, capped, variants
 from ..common import HOPE, SIZE, Groups, Session, balanced, lacking, remaking
 from .costed import adapts, made_for, rooms_of
 from .finer import longest_sum_s, offer_finer
 from .fullest import in_flight, of_layout, residents
 from .halves import not_split, remade, whole_backwards
-from .kept_orders import own_orders
 from .on_groups import on_groups, unordered
 
 Order = tuple[int, ...]
@@ -327,11 +326,13 @@ def _placed(session: Session, order: Order) -> Iterator[tuple[Layout, Iterator[C
 
 
 def _with_cuts_of(session: Session, alike: list[Layout], cuts: Iterator[Cuts]) -> Iterator[Cuts]:
-    """The cuts, and after the first one those that suit what layouts of the same routes hold."""
-    yield from islice(cuts, 1)
-    for layout in alike:
-        yield from islice(cuts_for(session, layout, 0), 1)
-    yield from cuts
+    """The cuts, and after the first one those that suit what layouts of the same routes hold; each once."""
+    others = chain.from_iterable(islice(cuts_for(session, layout, 0), 1) for layout in alike)
+    seen: set[Cuts] = set()
+    for one in chain(islice(cuts, 1), others, cuts):
+        if one not in seen:
+            seen.add(one)
+            yield one
 
 
 def caps(stages: int, large: bool) -> list[int]:
@@ -378,24 +379,3 @@ def run_lightest(session: Session, order: Order) -> Iterator[None]:
         placed = place(layout, order, len(session.problem.cluster))
         try_layout(session, placed, [found[0]], "one in flight")
     yield
-
-
-def _schedule_of(plan: Plan) -> str:
-    """What a plan says where it came from, if that is a schedule's name; else it was searched for."""
-    name, replicas = spelled_out(plan.provenance.source)
-    groups = "" if replicas is None else f", {replicas} replicas"
-    return f"{name if known(name) else 'search'}{groups}"
-
-
-def run_hint(session: Session, hint: Plan) -> None:
-    """The caller's plan, simulated on this problem; ignored where it does not apply.
-
-    Its stages list their layers as the data goes, whoever wrote them: what moves ends of stages takes the outermost.
-    """
-    rank = session.problem.model.rank
-    stages = tuple(tuple(sorted(stage, key=lambda name: rank.get(name, -1))) for stage in hint.stages)
-    candidate = Candidate(session.problem, stages, hint.pipelines, hint.stash)
-    try:
-        session.offer(assemble(candidate, own_orders(hint), _schedule_of(hint)), "hint")
-    except (PlanError, KeyError, IndexError):
-        return

@@ -83,7 +83,7 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
     arms += [*_known(session), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
-    least_s = RACE.whole * ROUND.growth ** (session.rounds.races - 1)
+    least_s = RACE.whole * ROUND.growth ** min(RACE.doublings, session.rounds.races - 1)
     least_s = min(least_s, RACE.of_call * session.clock.call_remaining_s)
     return Race(session, arms, effort, "order search", horizon_s=max(end - time.monotonic(), least_s))
 

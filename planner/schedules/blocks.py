@@ -85,6 +85,8 @@ def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Tim
     for d, *seconds in zip(route, timing.forward_s, timing.input_s, timing.weight_s, strict=True):
         work[d] += sum(seconds)
     shortest_s = max(work)
+    if shortest_s <= 0:  # nothing takes any time
+        return None
     forwards, backwards = _offsets(block, timing, shortest_s / 6)
     for k in range(LONGEST):
         period = shortest_s * SLOWER**k

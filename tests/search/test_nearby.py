@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
 from contraflow.planner.graph import Candidate
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import build
@@ -40,10 +40,10 @@ def test_no_cut_next_to_the_one_that_is_found_has_shorter_orders(
     for run in (run_named, run_nearby):
         for _ in run(searched, order):
             pass
-    plan, layout = searched.best, build(name, devices, batches)
-    assert plan is not None
-    assert check(plan) == []
-    for stages in nearby_cuts(plan, searched.best_s):
+    found_plan, layout = searched.best, build(name, devices, batches)
+    assert found_plan is not None
+    assert check(found_plan) == []
+    for stages in nearby_cuts(found_plan, searched.best_s):
         candidate = Candidate(searched.problem, stages, layout.pipelines)
         found = made_for(candidate, layout, not_split(searched.space, candidate), (), True, float("inf"))
         assert found is None or found.forecast.step_s >= searched.best_s * (1 - 1e-9)
@@ -57,3 +57,18 @@ def test_where_an_end_decides_how_long_others_wait_the_cut_moves() -> None:
     before_s = searched.best_s
     list(run_nearby(searched, order))
     assert searched.best_s < before_s
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "v-auto"])
+def test_layers_that_take_no_time_have_a_plan(name: str) -> None:
+    """Their blocks have no period."""
+    layers = [Layer(f"l{k}", 0.0, 0.0, 0.0, stash_bytes=1, output_bytes=1) for k in range(8)]
+    made = plan(
+        ModelGraph.chain(layers),
+        Cluster.uniform(2, 1 << 30, Link(1e9)),
+        Workload(4),
+        SearchSpace(schedule=name),
+        time_limit=2,
+    )
+    assert made.plan is not None
+    assert check(made.plan) == []

@@ -32,11 +32,15 @@ def run_nearby(session: Session, order: Order) -> Iterator[None]:
     if not clock.fixed and SHARE.nearby * clock.remaining_s < COUNT.nearby_least * clock.longest_s:
         return
     starts: list[tuple[Layout, Assembled]] = []
+    end = clock.budget(SHARE.nearby).deadline
     for layout in _layouts(session, order):
-        starts += [(layout, found) for found in _starts(session, layout)]
-        yield
-        if session.done:
-            return
+        for found in _starts(session, layout):
+            starts.append((layout, found))
+            yield
+            if session.done:
+                return
+        if time.monotonic() >= end:
+            break
     starts.reverse()
     begun: set[Hashable] = set()
     for layout, found in sorted(starts, key=lambda start: start[1].forecast.step_s):
@@ -58,16 +62,16 @@ def _layouts(session: Session, order: Order) -> Iterator[Layout]:
 
 
 def _starts(session: Session, layout: Layout) -> Iterator[Assembled]:
-    """What takes least of what was simulated of a layout and fits, and it on its first cut; nothing hopeless.
+    """What takes least of what was simulated of a layout and fits, and it on its first cuts; nothing hopeless.
 
-    From the two a descent may come to different ends.
+    From each a descent may come to another end.
     """
     worth_s = HOPE.nearby * session.best_s
     alike = (x for x in session.seen if x.source == layout.name and x.candidate.pipelines == layout.pipelines)
     known = min((x for x in alike if _kept(x) and not lacking(x)), key=lambda x: x.forecast.step_s, default=None)
     if known is not None:
         yield known
-    for cuts in islice(cuts_for(session, layout, SIZE.listed_cuts), 1):
+    for cuts in islice(cuts_for(session, layout, SIZE.listed_cuts), COUNT.nearby_starts):
         candidate = Candidate(session.problem, session.chain.stages(cuts), layout.pipelines)
         new = known is None or candidate.stages != known.candidate.stages
         if new and bounds.candidate(candidate, None, session.space.split_backward) < worth_s:
@@ -83,8 +87,7 @@ def _kept(one: Assembled) -> bool:
 def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None]:
     """From a plan of a layout, to the next cut on which its orders take less, as long as there is one, and time."""
     asked, improved = session.space.schedule != "search", True
-    share = 1.0 if session.clock.fixed else SHARE.nearby
-    end = time.monotonic() + share * max(0.0, session.remaining_s)
+    end = session.clock.budget(SHARE.nearby).deadline
     left = min(COUNT.nearby_cuts, SIZE.nearby_ops // (3 * session.problem.workload.micro_batches * layout.stages))
     while improved:
         improved = False
@@ -96,7 +99,6 @@ def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None
             other = _made(session, candidate, layout, math.inf if asked else here.forecast.step_s)
             yield
             if other is not None and other.forecast.step_s < here.forecast.step_s:
-                session.remember(other)
                 session.offer(other.plan, layout.name)
                 here, improved = other, True
                 break

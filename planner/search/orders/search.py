@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 
 from ...graph import OFFLOAD, RECOMPUTE, Candidate
+from ...plan import Plan
 from ..common import (
     ANNEALING,
+    COUNT,
     HOPE,
     RACE,
     ROUND,
@@ -17,6 +19,7 @@ from ..common import (
     Order,
     Session,
     binding,
+    lacking,
     policies,
     resized,
     routes,
@@ -82,7 +85,7 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         starts = [arm.stretched(full[id(arm.candidate), arm.split, arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
-    arms += [*_known(session), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
+    arms += [*_known(session, COUNT.next_best), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
     least_s = RACE.whole * ROUND.growth ** min(RACE.doublings, session.rounds.races - 1)
     least_s = min(least_s, RACE.of_call * session.clock.call_remaining_s)
     return Race(session, arms, effort, "order search", horizon_s=max(end - time.monotonic(), least_s))
@@ -132,11 +135,25 @@ def _fewer(session: Session, arms: list[Arm]) -> dict[int, Arm]:
     }  # fmt: skip
 
 
-def _known(session: Session) -> list[Arm]:
-    """The best plan so far as an arm; where memory binds, also one with room for tensors in transit."""
-    plan = session.best
-    if plan is None:
-        return []
+def _known(session: Session, others: int = 0) -> list[Arm]:
+    """The best plan so far as an arm, and so many of the next best that were simulated, each on a cut of its own.
+
+    Those too since a worse plan may lead to a better one than the best does. Where memory binds, each also with room
+    for tensors in transit.
+    """
+    plans = [] if session.best is None else [session.best]
+    cuts = {plan.stages for plan in plans}
+    for found in sorted(session.seen, key=lambda one: one.forecast.step_s) if others else ():
+        if len(plans) > others:
+            break
+        if found.candidate.stages not in cuts and not lacking(found):
+            cuts.add(found.candidate.stages)
+            plans.append(found.plan)
+    return [arm for plan in plans for arm in _arms_of(session, plan)]
+
+
+def _arms_of(session: Session, plan: Plan) -> list[Arm]:
+    """A plan as arms; none where they do not know its stashes or devices."""
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
     separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
     if separate or not knows(candidate) or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:

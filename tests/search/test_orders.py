@@ -24,7 +24,7 @@ from contraflow.planner.problem.workload import Workload
 from contraflow.planner.schedules import build as schedule
 from contraflow.planner.search.common.effort import ANNEALING
 from contraflow.planner.search.common.shapes import resized
-from contraflow.planner.search.orders import anneal, kernels, local
+from contraflow.planner.search.orders import anneal, follow, kernels, local
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.arrays import mirror, scratch
 from contraflow.planner.search.orders.kernels import NEVER, Arrays, Ints
@@ -375,12 +375,56 @@ def test_what_a_move_promises(policy: str) -> None:
     assert close > 0.7 * longer
 
 
+@pytest.mark.parametrize("silent", [True, False], ids=["quiet links", "busy links"])
+def test_what_follows_from_a_move(silent: bool) -> None:
+    """Heads, arrivals and tails after any moves, one after another, are those of the order run from its start."""
+    rng, followed, refused = random.Random(silent), 0, 0
+    for seed in range(40):
+        arm = arms_for(seed, "recompute", silent)[0]
+        assert arm.order is not None
+        a, w, whole, order = arm.arrays, scratch(arm.arrays), scratch(arm.arrays), arm.order.copy()
+        reader, total = np.zeros(len(a.edge_lag), dtype=np.int64), len(order)
+        local.consumers(a, reader)
+        x = follow.Queue(
+            np.zeros(total), np.zeros(total, np.int64), np.zeros(total, np.bool_), np.zeros((5, total)),
+            np.zeros(1, np.int64),
+        )  # fmt: skip
+        run(a, order, w)
+        local.tails(a, w, reader)
+        for _ in range(50):
+            d = rng.randrange(len(a.first) - 1)
+            i, j = (rng.randrange(int(a.first[d]), int(a.first[d + 1])) for _ in range(2))
+            if local.promised(a, w, i, j) >= NEVER:
+                continue
+            moved = order.tolist()
+            moved.insert(j, moved.pop(i))
+            true = run(a, np.array(moved), whole)
+            made = follow.follow(a, w, x, reader, min(i, j), max(i, j), 10 * arm.seconds)
+            if true >= NEVER or made >= NEVER:
+                assert true >= NEVER or x.looked[0] >= total
+                refused += 1
+                run(a, order, w)
+                local.tails(a, w, reader)
+                assert not x.queued.any()
+                continue
+            order = np.array(moved)
+            local.tails(a, whole, reader)
+            assert made == pytest.approx(true, rel=1e-12)
+            for name in ("full", "count_at", "place", "room"):
+                assert np.array_equal(getattr(w, name), getattr(whole, name)), name
+            for name in ("start", "rest", "far", "arrive"):
+                assert getattr(w, name) == pytest.approx(getattr(whole, name), rel=1e-9, abs=1e-9), name
+            followed += 1
+    assert followed > 200
+    assert refused > 5
+
+
 def test_annealing_stops_at_its_target() -> None:
     """Rounds without an end return at once when the order is no longer than what was asked for."""
     arm = Arm(uneven(4, 8, 8), True, False, 1)
     arm.start(20, 0.0, GO)
     target = 1.02 * arm.seconds
-    for _ in range(len(ANNEALING.fills)):
+    for _ in range(len(ANNEALING.hot)):
         arm.improve(10**12, max(target, arm.seconds), GO)
     assert arm.seconds <= target
 

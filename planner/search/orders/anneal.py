@@ -9,8 +9,14 @@ import numba
 import numpy as np
 
 from ..jit import draw
+from .follow import Queue, follow
 from .kernels import _CLOSE, NEVER, W, critical, run
 from .local import consumers, promised, tails
+
+BACK, FAR = 20_000, 1.01
+"""After so many moves without a better order, one that is so many times as long is left for the best."""
+LOOK = 3
+"""Runs of one op that an op costs whose head or tail changes: it has to be queued."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -60,14 +66,34 @@ def _path(a, w, fill, begin_at, makespan, path, state, index):
 
 
 @numba.njit(cache=True, nogil=True)
+def proposed(path, length, n, begin_at, stop_at, state):
+    """A move at random, mostly of an op on the critical path: from where to where within its device's sequence."""
+    i = path[int(draw(state) * length)] if length > 0 and draw(state) < 0.85 else int(draw(state) * n)
+    r = draw(state)
+    by = 1 + int(draw(state) * (3 if r < 0.6 else (12 if r < 0.88 else 50)))
+    d = 0
+    while stop_at[d] <= i:
+        d += 1
+    return i, (max(begin_at[d], i - by) if draw(state) < 0.55 else min(stop_at[d] - 1, i + by))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def accepted(value, temperature, state):
+    """The longest makespan that is accepted this time."""
+    return value - temperature * np.log(draw(state) + 1e-300) + _CLOSE * value
+
+
+@numba.njit(cache=True, nogil=True)
 def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
     """Anneals `order` (complete) in place to the best one found; returns its makespan, NEVER where it cannot run.
 
     effort: in runs of one op. hot, cold: first and last temperature in seconds. Stops at `target` seconds. fill: as in
     kernels.run. A move is accepted when the new makespan is below a level drawn beforehand, so that hopeless runs stop
-    early; where the order is complete what a move promises (`local.py`) is looked at first. w, v: scratch. `stop`: an
-    array of one number; annealing ends when it is no longer 0.
+    early. w, v: scratch. `stop`: an array of one number; annealing ends when it is no longer 0. Of orders that are
+    complete and keep their stashes on their devices only what a move changes is run again (`follow.py`).
     """
+    if fill < 0.0 and not a.away.any():
+        return _by_blocks(a, w, order, effort, hot, cold, target, state, stop)
     total = len(order)
     devices = len(a.first) - 1
     seq, path, index = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
@@ -77,11 +103,6 @@ def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
     if value >= NEVER:
         return value
     order[:] = w.full
-    local = fill < 0.0 and not a.away.any()
-    reader = np.zeros(len(a.edge_lag), np.int64)
-    consumers(a, reader)
-    if local:
-        tails(a, w, reader)
     best, best_seq = value, seq.copy()
     length = _path(a, w, fill, begin_at, value, path, state, index)
     cooling = np.log(cold / hot) / max(1, effort)
@@ -90,41 +111,90 @@ def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
         temperature = hot * np.exp(cooling * spent)
         spent += 1
         since += 1
-        i = path[int(draw(state) * length)] if length > 0 and draw(state) < 0.85 else int(draw(state) * n)
-        r = draw(state)
-        by = 1 + int(draw(state) * (3 if r < 0.6 else (12 if r < 0.88 else 50)))
-        d = 0
-        while stop_at[d] <= i:
-            d += 1
-        j = max(begin_at[d], i - by) if draw(state) < 0.55 else min(stop_at[d] - 1, i + by)
+        i, j = proposed(path, length, n, begin_at, stop_at, state)
         if i == j or (abs(i - j) == 1 and seq[i] == seq[j]):
             continue
-        level = value - temperature * np.log(draw(state) + 1e-300) + _CLOSE * value
-        if local:
-            spent += 2 * abs(i - j)
-            if promised(a, w, i, j) > level:
-                continue
         shift(seq, i, j)
-        new = run(a, v, seq, begin_at, stop_at, fill, level)
+        new = run(a, v, seq, begin_at, stop_at, fill, accepted(value, temperature, state))
         spent += v.ran[0]
         if new >= NEVER:
             shift(seq, j, i)
         else:
             value = new
             w, v = v, w
-            if local:
-                tails(a, w, reader)
-                spent += total
             if value < best - _CLOSE * best:
                 best, since = value, 0
                 order[:] = w.full
                 best_seq[:] = seq
             length = _path(a, w, fill, begin_at, value, path, state, index)
-        if since >= 20000 and value > best * 1.01:
+        if since >= BACK and value > best * FAR:
             seq[:] = best_seq
             since = 0
             value = run(a, w, seq, begin_at, stop_at, fill, NEVER)
-            if local:
-                tails(a, w, reader)
             length = _path(a, w, fill, begin_at, value, path, state, index)
     return best
+
+
+@numba.njit(cache=True, nogil=True)
+def _by_blocks(a, w, order, effort, hot, cold, target, state, stop):
+    """The same, where heads and tails of the current order are kept: a move costs what it changes."""
+    total = len(order)
+    begin_at, stop_at = a.first[:-1].copy(), a.first[1:].copy()
+    seq, path, reader = order.copy(), np.empty(total, np.int64), np.zeros(len(a.edge_lag), np.int64)
+    x = Queue(
+        np.empty(total), np.empty(total, np.int64), np.zeros(total, np.bool_), np.empty((5, total)),
+        np.zeros(1, np.int64),
+    )  # fmt: skip
+    consumers(a, reader)
+    value = _from_the_start(a, w, seq, begin_at, stop_at, reader)
+    if value >= NEVER:
+        return value
+    first = best = value
+    given = order.copy()
+    length = critical(a, w, value, path, state)
+    cooling = np.log(cold / hot) / max(1, effort)
+    spent = since = 0
+    while spent < effort and best > target and stop[0] == 0:
+        temperature = hot * np.exp(cooling * spent)
+        spent += 1
+        since += 1
+        i, j = proposed(path, length, total, begin_at, stop_at, state)
+        if i == j or (abs(i - j) == 1 and seq[i] == seq[j]):
+            continue
+        level = accepted(value, temperature, state)
+        spent += 2 * abs(i - j)
+        if promised(a, w, i, j) > level:
+            continue
+        new = follow(a, w, x, reader, min(i, j), max(i, j), level)
+        shift(seq, i, j)
+        spent += LOOK * x.looked[0]
+        if new >= NEVER:
+            new = _from_the_start(a, w, seq, begin_at, stop_at, reader) if x.looked[0] >= total else NEVER
+            spent += 2 * total
+            if new > level:
+                shift(seq, j, i)
+                value = _from_the_start(a, w, seq, begin_at, stop_at, reader)
+                continue
+        value = new
+        if value < best - _CLOSE * best:
+            best, since = value, 0
+            order[:] = seq
+        if since >= BACK and value > best * FAR:
+            seq[:] = order
+            since = 0
+            value = _from_the_start(a, w, seq, begin_at, stop_at, reader)
+        length = critical(a, w, value, path, state)
+    best = run(a, w, order, begin_at, stop_at, -1.0, NEVER)
+    if best >= NEVER:
+        order[:] = given
+        return first
+    return best
+
+
+@numba.njit(cache=True, nogil=True)
+def _from_the_start(a, w, seq, begin_at, stop_at, reader):
+    """Runs a complete order, and sets its tails."""
+    value = run(a, w, seq, begin_at, stop_at, -1.0, NEVER)
+    if value < NEVER:
+        tails(a, w, reader)
+    return value

@@ -14,9 +14,9 @@ from ...basics import drop_stale
 from ...graph import KEEP, OFFLOAD, SHIP, Candidate, stash_policy
 from ...partition import QUARTERS
 from ...plan import Op
-from ..common import ANNEALING, nearby_cuts
+from ..common import ANNEALING, SECONDS, nearby_cuts
 from ..jit import SOURCES, draw
-from . import anneal, greedy, kernels, local
+from . import anneal, follow, greedy, kernels, local
 from .arrays import build, mirror, scratch
 from .kernels import NEVER, Arrays, Ints
 from .stretch import stretch, windows
@@ -25,7 +25,7 @@ from .translate import from_ops, remade, to_ops, weave
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-drop_stale((anneal.anneal, greedy.hunt, local.tails), (kernels, local, *SOURCES))
+drop_stale((anneal.anneal, greedy.hunt, local.tails, follow.follow), (kernels, local, follow, *SOURCES))
 
 
 @dataclass(eq=False)
@@ -126,8 +126,9 @@ class Arm:
         """One annealing from the best order, with the effort of so many runs of it; cooler in later rounds."""
         if self.order is None:
             return
-        fill = ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)]
-        hot = ANNEALING.hot[min(self.rounds, len(ANNEALING.hot) - 1)] * self.seconds
+        fill = ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)] if self.arrays.away.any() else -1.0
+        op_s = max(float(self.arrays.load.sum()) / max(1, self.ops), SECONDS.tick)
+        hot = ANNEALING.hot[min(self.rounds, len(ANNEALING.hot) - 1)] * op_s
         self.rounds += 1
         order = self.order.copy()
         seconds = anneal.anneal(

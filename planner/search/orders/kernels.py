@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ..jit import draw
+from ..jit import draw, inlined, lean
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -118,7 +117,7 @@ class Work(NamedTuple):
     moved: Ints
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def write(a, w, d, o, begin):
     """Puts the next op of type o of device d at its time into the complete order; returns its end."""
     q = w.written[d]
@@ -138,7 +137,7 @@ def write(a, w, d, o, begin):
     return begin + a.duration[o]
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def send(a, w, d, o, k, finish, top):
     """Sends what the k-th op of type o made and wakes the devices that get it; returns the new top of the stack."""
     for x in range(a.out_first[o], a.out_first[o + 1]):
@@ -155,14 +154,14 @@ def send(a, w, d, o, k, finish, top):
     return top
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def copy(work, engine, link_free, now):
     """Starts a copy on an engine; returns when it has left."""
     link_free[engine] = max(now, link_free[engine]) + work
     return link_free[engine]
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def leave(a, w, d, u, k, now):
     """The stash of a forward that has ended leaves its device."""
     w.gone[u, k] = copy(a.copy_work[u], a.copy_out[u], w.link_free, now)
@@ -173,7 +172,7 @@ def leave(a, w, d, u, k, now):
         w.most_guests[x] = max(w.most_guests[x], w.guests[x])
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def come_back(a, w, d, u, k, now):
     """A stash comes back: from the host behind all that has left before, from another device once it is there."""
     t = max(now, w.gone[u, k] + a.copy_lag[u])
@@ -185,17 +184,19 @@ def come_back(a, w, d, u, k, now):
     w.back[u, k] = copy(a.copy_work[u], a.copy_in[u], w.link_free, t) + a.copy_lag[u]
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def hosted(a, w):
     """Whether every device had room for the most guests that it had, beside the most of its own."""
     devices = len(a.first) - 1
-    w.peak[:] = w.peak - a.limit
     for x in range(len(w.most_guests)):
         w.peak[x % devices] += w.most_guests[x]
-    return w.peak.max() <= 0
+    fits = True
+    for d in range(devices):
+        fits &= w.peak[d] <= a.limit[d]
+    return fits
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def arrival(a, w, o, k):
     """When the inputs of the k-th op of type o are there; -1 when that is not known yet."""
     t = 0.0
@@ -207,7 +208,7 @@ def arrival(a, w, o, k):
     return t
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def reset(a, w):
     """Before the first op."""
     w.counts[:] = 0
@@ -220,11 +221,12 @@ def reset(a, w):
     w.most_guests[:] = 0
     w.clock[:] = 0.0
     w.held[:] = 0
-    w.left[:] = a.load
-    w.written[:] = a.first[:-1]
+    for d in range(len(a.load)):
+        w.left[d] = a.load[d]
+        w.written[d] = a.first[d]
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def run(a, w, seq, begin_at, stop_at, fill, worst):
     """Makespan of an order, every op as early as it can; NEVER when it cannot run, does not fit, or passes `worst`.
 
@@ -323,7 +325,7 @@ def run(a, w, seq, begin_at, stop_at, fill, worst):
     return makespan
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def critical(a, w, makespan, path, state):
     """Fills `path` with positions of a critical path of the order evaluated last, its end first; returns the length."""
     units = len(a.batches)

@@ -18,12 +18,11 @@ device are exact. It takes time in proportion to the block, not to the order.
 
 from __future__ import annotations
 
-import numba
-
+from ..jit import inlined, lean
 from .kernels import NEVER, B, F, R, W
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def consumers(a, reader):
     """By edge, the type of op that reads what it brings."""
     for o in range(len(a.in_first) - 1):
@@ -31,7 +30,7 @@ def consumers(a, reader):
             reader[a.in_edge[x]] = o
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def tails(a, w, reader):
     """Tails of the order evaluated last, which was complete: whole (rest), and without the device's next op (far)."""
     units = len(a.batches)
@@ -55,14 +54,14 @@ def tails(a, w, reader):
         w.rest[q] = far
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def missing(w, o, k, lo, hi, serial):
     """Whether the k-th op of type o has not run when the block has come so far."""
     p = w.place[o, k]
     return p > hi or (p >= lo and w.mark[p] != serial)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def begin(a, w, o, k, lo, hi, serial):
     """When an op of the block can start for what it reads; negative where it cannot run there."""
     units = len(a.batches)
@@ -92,7 +91,7 @@ def begin(a, w, o, k, lo, hi, serial):
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def promised(a, w, i, j):
     """Seconds of the longest path through the block when the op at position i moves to j; NEVER where that cannot be.
 

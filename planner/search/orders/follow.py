@@ -231,9 +231,7 @@ def tails_again(a, w, x, reader, lo, hi):
             continue
         w.rest[q] = now
         p = q - 1
-        if p >= a.first[a.home[o]] and (
-            a.duration[o] + now > w.rest[p] or a.duration[o] + before >= w.rest[p]
-        ):
+        if p >= a.first[a.home[o]] and (a.duration[o] + now > w.rest[p] or a.duration[o] + before >= w.rest[p]):
             n = enter(x, n, p, -w.start[p])
         if o >= (B + 1) * units:
             continue

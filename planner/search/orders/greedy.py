@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ..jit import draw
+from ..jit import draw, lean
 from .kernels import NEVER, B, R, W, arrival, reset, send, write
 
 ALTERNATE, PICK_F, PICK_B, CAP_FIRST, CAP_LAST, LATER_FIRST, LATER_LAST, WAIT_FIRST, WAIT_LAST, AHEAD, RESERVE = range(
@@ -24,14 +24,15 @@ wait of at least this share of its length. RESERVE: later units' stashes for whi
 PARAMETERS = 11
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def build(a, w, rules):
     """Fills w.full with an order by these rules; returns its makespan, NEVER where the rules get stuck."""
     units = len(a.batches)
     devices = len(a.first) - 1
     reset(a, w)
     w.queued[:] = True
-    last = np.zeros(devices, dtype=np.int64)
+    last = w.pointer
+    last[:] = 0
     left = a.first[devices]
     makespan = 0.0
     stalled = 0
@@ -172,7 +173,7 @@ def hunt(a, w, tries, target, state, best, best_rules, stop):
     return best_value
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def invent(rules, widest, state):
     """Random rules; `widest`: the most stashes that any device holds."""
     for j in (ALTERNATE, PICK_F, PICK_B):
@@ -188,7 +189,7 @@ def invent(rules, widest, state):
     rules[RESERVE] = 1 + (0 if draw(state) < 0.5 else int(draw(state) * 3))
 
 
-@numba.njit(cache=True, nogil=True)
+@lean
 def vary(rules, state):
     """Changes one of the rules a little."""
     j = int(draw(state) * PARAMETERS)

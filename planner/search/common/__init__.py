@@ -30,7 +30,7 @@ from .effort import (
 from .fit import Lack, Shortage, Stale, copies_stashes, excess, fits, host_excess, lacking, limits, missing, shortages
 from .groups import Groups, alike, dealt, equal_groups, parts
 from .incumbent import Incumbent, OnProgress, Progress, objective_s
-from .moved_ends import moved_end, nearby_cuts, same_devices
+from .moved_ends import moved_end, nearby_cuts, random_cut, same_devices
 from .proof import Proof
 from .rounds import Earlier, Rounds
 from .session import Session
@@ -92,6 +92,7 @@ __all__ = [
     "missing",
     "moved_end",
     "nearby_cuts",
+    "random_cut",
     "objective_s",
     "parts",
     "pays",

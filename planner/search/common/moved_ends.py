@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 
@@ -25,6 +26,14 @@ def nearby_cuts(plan: Structured, worth_s: float) -> list[Stages]:
         if stages is not None and busiest_s < worth_s:
             found.setdefault(stages, busiest_s)
     return sorted(found, key=found.__getitem__)
+
+
+def random_cut(plan: Structured, rng: random.Random) -> Stages:
+    """The cut after up to three moves of ends at random; the plan's own where it has no ends that may move."""
+    ends, stages = [s for s in range(len(plan.stages) - 1) if not same_devices(plan, s)], plan.stages
+    for _ in range(rng.randint(1, COUNT.random_moves) if ends else 0):
+        stages = moved_end(stages, (rng.choice(ends), rng.choice((-1, 1)))) or stages
+    return stages
 
 
 def moved_end(stages: Stages, move: Move) -> Stages | None:
@@ -87,4 +96,4 @@ class _Works:
         return stages if stages != self.plan.stages else None, max(busy_s)
 
 
-__all__ = ["moved_end", "nearby_cuts", "same_devices"]
+__all__ = ["moved_end", "nearby_cuts", "random_cut", "same_devices"]

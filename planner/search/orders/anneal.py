@@ -13,11 +13,6 @@ from .follow import Queue, follow
 from .kernels import _CLOSE, NEVER, W, critical, run
 from .local import consumers, promised, tails
 
-BACK, FAR = 20_000, 1.01
-"""After so many moves without a better order, one that is so many times as long is left for the best."""
-LOOK = 3
-"""Runs of one op that an op costs whose head or tail changes: it has to be queued."""
-
 
 @numba.njit(cache=True, nogil=True)
 def strip(a, order, fill, seq, begin_at, stop_at):
@@ -127,7 +122,7 @@ def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
                 order[:] = w.full
                 best_seq[:] = seq
             length = _path(a, w, fill, begin_at, value, path, state, index)
-        if since >= BACK and value > best * FAR:
+        if since >= 20_000 and value > best * 1.01:
             seq[:] = best_seq
             since = 0
             value = run(a, w, seq, begin_at, stop_at, fill, NEVER)
@@ -167,7 +162,7 @@ def _by_blocks(a, w, order, effort, hot, cold, target, state, stop):
             continue
         new = follow(a, w, x, reader, min(i, j), max(i, j), level)
         shift(seq, i, j)
-        spent += LOOK * x.looked[0]
+        spent += 3 * x.looked[0]  # they are queued
         if new >= NEVER:
             new = _from_the_start(a, w, seq, begin_at, stop_at, reader) if x.looked[0] >= total else NEVER
             spent += 2 * total
@@ -179,7 +174,7 @@ def _by_blocks(a, w, order, effort, hot, cold, target, state, stop):
         if value < best - _CLOSE * best:
             best, since = value, 0
             order[:] = seq
-        if since >= BACK and value > best * FAR:
+        if since >= 20_000 and value > best * 1.01:
             seq[:] = order
             since = 0
             value = _from_the_start(a, w, seq, begin_at, stop_at, reader)

@@ -59,6 +59,11 @@ class Arm:
         """Ops of the order: what one evaluation costs."""
         return int(self.arrays.first[-1])
 
+    @property
+    def route(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of every pipeline's stages, forwards and backwards."""
+        return tuple(row for pipe in self.candidate.pipelines for row in (pipe.forward, pipe.backward))
+
     def ops_by_device(self) -> list[list[Op]]:
         """The best order as compute orders of the whole cluster."""
         assert self.order is not None
@@ -179,9 +184,13 @@ class Arm:
         cuts = nearby_cuts(self.candidate, worth_s)
         if not cuts:
             return None
-        candidate = replace(self.candidate, stages=cuts[int(self._draw() * len(cuts))])
+        return self.cut_as(cuts[int(self._draw() * len(cuts))], worth_s)
+
+    def cut_as(self, stages: tuple[tuple[str, ...], ...], worth_s: float) -> Arm | None:
+        """The arm's order on another cut; None where it does not run or fit there, or the bound leaves no hope."""
+        candidate = replace(self.candidate, stages=stages)
         least_s = bound(candidate, self.split)
-        if least_s >= worth_s:
+        if self.order is None or least_s >= worth_s:
             return None
         other = replace(
             self, candidate=candidate, order=None, seconds=NEVER, seed=self.seed + 32452843, bound_s=least_s,

@@ -343,13 +343,12 @@ def test_an_annealed_order_is_complete(fill: float) -> None:
             assert np.array_equal(np.sort(order), np.sort(start.order))
 
 
-@pytest.mark.parametrize("policy", ["keep", "recompute"])
+@pytest.mark.parametrize("policy", ["keep", "recompute", "offload"])
 def test_what_a_move_promises(policy: str) -> None:
     """An op that stays has the longest path through it; a move that is refused cannot run; the others' promises are
     mostly exact, where they lengthen the order."""
     rng, close, longer, refused = random.Random(policy), 0, 0, 0
-    for seed in range(40):
-        arm = arms_for(seed, policy, silent=True)[0]
+    for arm in (arm for seed in range(40) for arm in arms_for(seed, policy, silent=True)[:1]):
         assert arm.order is not None
         a, w = arm.arrays, scratch(arm.arrays)
         makespan = run(a, arm.order, w)
@@ -371,17 +370,20 @@ def test_what_a_move_promises(policy: str) -> None:
                 longer += 1
                 close += promised == pytest.approx(true, rel=1e-9)
     assert refused > 100
-    assert longer > 100
-    assert close > 0.7 * longer
+    assert longer > 50
+    assert close > (0.6 if policy == "offload" else 0.7) * longer  # copies wait for their engines, too
 
 
+@pytest.mark.parametrize("policy", ["recompute", "offload"])
 @pytest.mark.parametrize("silent", [True, False], ids=["quiet links", "busy links"])
-def test_what_follows_from_a_move(silent: bool) -> None:
-    """Heads, arrivals and tails after any moves, one after another, are those of the order run from its start."""
-    rng, followed, refused = random.Random(silent), 0, 0
-    for seed in range(40):
-        arm = arms_for(seed, "recompute", silent)[0]
+def test_what_follows_from_a_move(policy: str, silent: bool) -> None:
+    """Heads, arrivals, copies and tails after moves, one after another, are those of the order run from its start."""
+    rng, followed, refused, copies = random.Random(silent), 0, 0, 0
+    for arm in (arm for seed in range(40) for arm in arms_for(seed, policy, silent)[:1]):
         assert arm.order is not None
+        if not anneal.alone(arm.arrays):
+            continue
+        copies += arm.arrays.away.any()
         a, w, whole, order = arm.arrays, scratch(arm.arrays), scratch(arm.arrays), arm.order.copy()
         reader, total = np.zeros(len(a.edge_lag), dtype=np.int64), len(order)
         local.consumers(a, reader)
@@ -412,11 +414,14 @@ def test_what_follows_from_a_move(silent: bool) -> None:
             assert made == pytest.approx(true, rel=1e-12)
             for name in ("full", "count_at", "place", "room"):
                 assert np.array_equal(getattr(w, name), getattr(whole, name)), name
-            for name in ("start", "rest", "far", "arrive"):
-                assert getattr(w, name) == pytest.approx(getattr(whole, name), rel=1e-9, abs=1e-9), name
+            away = np.arange(int(a.batches.max())) < (a.batches * a.away)[:, None]
+            for name in ("start", "rest", "far", "arrive", "gone", "back"):
+                of = away if name in ("gone", "back") else slice(None)
+                assert getattr(w, name)[of] == pytest.approx(getattr(whole, name)[of], rel=1e-9, abs=1e-9), name
             followed += 1
     assert followed > 200
     assert refused > 5
+    assert (copies > 10) == (policy == "offload")
 
 
 def test_annealing_stops_at_its_target() -> None:

@@ -357,9 +357,9 @@ class Annealing:
     """Annealing of one order: its starts, rules and temperatures."""
 
     fills: tuple[float, ...] = (0.5, -1.0, 1.0, -1.0)
-    """Rules for weight halves (kernels.run) by turns where stashes leave their devices; below 0 they move like every
-    op, as they always do elsewhere. Measured: 8 devices, 32 micro-batches, 2 s: 0.5 % above the bound without a rule,
-    1.3 to 1.9 % with."""
+    """Rules for weight halves (kernels.run) by turns where stashes go to other devices or over links that devices
+    share; below 0 they move like every op, as they always do elsewhere. Measured: 8 devices, 32 micro-batches, 2 s: 0.5
+    % above the bound without a rule, 1.3 to 1.9 % with."""
     hot: tuple[float, ...] = (0.05, 0.2, 0.15, 0.1)
     """First temperature, in ops of mean length, round by round. Measured: 4 to 16 devices, 5 rounds of 0.05 to 1.2 s:
     from 0.05 to 1 no clear difference, 2 is worse; 3 to 6 (0.02 to 0.005 of the makespan) find nothing with 16x64."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ..jit import draw
+from ..jit import draw, lean
 from .follow import Queue, follow
 from .kernels import _CLOSE, NEVER, W, critical, run
 from .local import consumers, promised, tails
@@ -78,6 +78,18 @@ def accepted(value, temperature, state):
     return value - temperature * np.log(draw(state) + 1e-300) + _CLOSE * value
 
 
+@lean
+def alone(a):
+    """Whether stashes that leave have engines of their device's own."""
+    for u in range(len(a.batches)):
+        if a.away[u] and a.lent[u] >= 0:
+            return False
+        for v in range(u):
+            if a.away[u] and a.away[v] and a.copy_out[u] == a.copy_out[v] and a.home[u] != a.home[v]:
+                return False
+    return True
+
+
 @numba.njit(cache=True, nogil=True)
 def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
     """Anneals `order` (complete) in place to the best one found; returns its makespan, NEVER where it cannot run.
@@ -85,9 +97,9 @@ def anneal(a, w, v, order, effort, hot, cold, target, fill, state, stop):
     effort: in runs of one op. hot, cold: first and last temperature in seconds. Stops at `target` seconds. fill: as in
     kernels.run. A move is accepted when the new makespan is below a level drawn beforehand, so that hopeless runs stop
     early. w, v: scratch. `stop`: an array of one number; annealing ends when it is no longer 0. Of orders that are
-    complete and keep their stashes on their devices only what a move changes is run again (`follow.py`).
+    complete, and whose copies nobody else's hold up, only what a move changes is run again (`follow.py`).
     """
-    if fill < 0.0 and not a.away.any():
+    if fill < 0.0 and alone(a):
         return _by_blocks(a, w, order, effort, hot, cold, target, state, stop)
     total = len(order)
     devices = len(a.first) - 1

@@ -131,7 +131,9 @@ class Arm:
         """One annealing from the best order, with the effort of so many runs of it; cooler in later rounds."""
         if self.order is None:
             return
-        fill = ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)] if self.arrays.away.any() else -1.0
+        fill = (
+            ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)] if not anneal.alone(self.arrays) else -1.0
+        )
         op_s = max(float(self.arrays.load.sum()) / max(1, self.ops), SECONDS.tick)
         hot = ANNEALING.hot[min(self.rounds, len(ANNEALING.hot) - 1)] * op_s
         self.rounds += 1

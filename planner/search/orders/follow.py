@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import lean
-from .kernels import NEVER, B, Floats, Ints, W
+from .kernels import FETCH, FREE, NEVER, B, F, Floats, Ints, W
+from .local import tail
 
 
 class Queue(NamedTuple):
@@ -161,6 +162,77 @@ def send_again(a, w, x, reader, n, q, end):
 
 
 @lean
+def leaves_before(a, w, q, d):
+    """The position of the last forward before q whose stash leaves its device; -1 where there is none."""
+    units = len(a.batches)
+    for p in range(q - 1, a.first[d] - 1, -1):
+        if w.full[p] < units and a.away[w.full[p]]:
+            return p
+    return -1
+
+
+@lean
+def comes_next(a, w, q, d, step):
+    """The position of the next copy back after q, or before it (step -1); -1 where there is none."""
+    units = len(a.batches)
+    p = q + step
+    while a.first[d] <= p < a.first[d + 1]:
+        if w.full[p] >= FETCH * units:
+            return p
+        p += step
+    return -1
+
+
+@lean
+def leave_again(a, w, x, n, q, end):
+    """The copy of the stash that the forward at position q leaves; returns how many positions are queued."""
+    units, u, k = len(a.batches), w.full[q], w.count_at[q]
+    d = a.home[u]
+    p = leaves_before(a, w, q, d)
+    t = (end if p < 0 else max(end, w.gone[w.full[p], w.count_at[p]])) + a.copy_work[u]
+    before = w.gone[u, k]
+    if t == before:
+        return n
+    w.gone[u, k] = t
+    p = w.place[FREE * units + u, k]
+    if t > w.start[p] or before >= w.start[p]:
+        n = enter(x, n, p, max(w.start[p], t))
+    p = w.place[FETCH * units + u, k]
+    n = enter(x, n, p, w.start[p])
+    for p in range(q + 1, a.first[d + 1]):  # copies back wait until all has left
+        o = w.full[p]
+        if o >= FETCH * units or (o < units and a.away[o]):
+            n = enter(x, n, p, w.start[p])
+        if o < units and a.away[o]:
+            break
+    return n
+
+
+@lean
+def come_back_again(a, w, x, n, q, begin):
+    """The copy back at position q; returns how many positions are queued."""
+    units, k = len(a.batches), w.count_at[q]
+    u = w.full[q] - FETCH * units
+    d = a.home[u]
+    t = max(begin, w.gone[u, k] + a.copy_lag[u])
+    p = leaves_before(a, w, q, d)
+    if p >= 0:
+        t = max(t, w.gone[w.full[p], w.count_at[p]])
+    p = comes_next(a, w, q, d, -1)
+    if p >= 0:
+        other = w.full[p] - FETCH * units
+        t = max(t, w.back[other, w.count_at[p]] - a.copy_lag[other])
+    t += a.copy_work[u] + a.copy_lag[u]
+    if t == w.back[u, k]:
+        return n
+    w.back[u, k] = t
+    p = w.place[B * units + u, k]
+    n = enter(x, n, p, max(w.start[p], t))
+    p = comes_next(a, w, q, d, 1)
+    return n if p < 0 else enter(x, n, p, w.start[p])
+
+
+@lean
 def heads(a, w, x, reader, lo, hi, worst):
     """Heads after a block has changed; False where one passes `worst`, ops wait for one another, or all are changed."""
     units = len(a.batches)
@@ -178,6 +250,10 @@ def heads(a, w, x, reader, lo, hi, worst):
         if o < (B + 1) * units:
             for y in range(a.in_first[o], a.in_first[o + 1]):
                 begin = max(begin, w.arrive[a.in_edge[y], k])
+            if o >= units and a.away[o - B * units]:
+                begin = max(begin, w.back[o - B * units, k])
+        elif FREE * units <= o < FETCH * units:
+            begin = max(begin, w.gone[o - FREE * units, k])
         before = w.start[q]
         end = begin + a.duration[o]
         if end > worst or x.looked[0] >= len(w.full):
@@ -190,26 +266,11 @@ def heads(a, w, x, reader, lo, hi, worst):
                 n = enter(x, n, q + 1, max(end, later))
         if o < (B + 1) * units:
             n = send_again(a, w, x, reader, n, q, end)
+            if o < units and a.away[o]:
+                n = leave_again(a, w, x, n, q, end)
+        elif o >= FETCH * units:
+            n = come_back_again(a, w, x, n, q, begin)
     return True
-
-
-@lean
-def tail(a, w, reader, q):
-    """Sets the tail of the op at position q without its device's next op; returns it with that."""
-    units = len(a.batches)
-    o, k = w.full[q], w.count_at[q]
-    kind = o // units
-    u = o - kind * units
-    far = a.tail[u] if k + 1 == a.batches[u] and (kind == W or (kind == B and not a.split[u])) else 0.0
-    if kind <= B:
-        for y in range(a.out_first[o], a.out_first[o + 1]):
-            e = a.out_edge[y]
-            c = reader[e]
-            far = max(far, a.edge_work[e] + a.edge_lag[e] + a.duration[c] + w.rest[w.place[c, k]])
-    w.far[q] = far
-    if q + 1 < a.first[a.home[o] + 1]:
-        return max(far, a.duration[w.full[q + 1]] + w.rest[q + 1])
-    return max(far, a.done[a.home[o]])
 
 
 @lean
@@ -232,6 +293,14 @@ def tails_again(a, w, x, reader, lo, hi):
         w.rest[q] = now
         p = q - 1
         if p >= a.first[a.home[o]] and (a.duration[o] + now > w.rest[p] or a.duration[o] + before >= w.rest[p]):
+            n = enter(x, n, p, -w.start[p])
+        p, way = -1, 0.0
+        if FREE * units <= o < FETCH * units:
+            p, way = w.place[F * units + o - FREE * units, k], a.copy_work[o - FREE * units]
+        elif B * units <= o < (B + 1) * units and a.away[o - B * units]:
+            u = o - B * units
+            p, way = w.place[FETCH * units + u, k], a.copy_work[u] + a.copy_lag[u] + a.duration[o]
+        if p >= 0 and (way + now > w.far[p] or way + before >= w.far[p]):
             n = enter(x, n, p, -w.start[p])
         if o >= (B + 1) * units:
             continue

@@ -19,7 +19,7 @@ device are exact. It takes time in proportion to the block, not to the order.
 from __future__ import annotations
 
 from ..jit import inlined, lean
-from .kernels import NEVER, B, F, R, W
+from .kernels import FETCH, FREE, NEVER, B, F, R, W
 
 
 @lean
@@ -31,27 +31,35 @@ def consumers(a, reader):
 
 
 @lean
+def tail(a, w, reader, q):
+    """Sets the tail of the op at position q without its device's next op; returns it with that."""
+    units = len(a.batches)
+    o, k = w.full[q], w.count_at[q]
+    kind = o // units
+    u = o - kind * units
+    far = a.tail[u] if k + 1 == a.batches[u] and (kind == W or (kind == B and not a.split[u])) else 0.0
+    if kind <= B:
+        for y in range(a.out_first[o], a.out_first[o + 1]):
+            e = a.out_edge[y]
+            c = reader[e]
+            far = max(far, a.edge_work[e] + a.edge_lag[e] + a.duration[c] + w.rest[w.place[c, k]])
+        if kind == F and a.away[u]:
+            far = max(far, a.copy_work[u] + w.rest[w.place[FREE * units + u, k]])
+    elif kind == FETCH:
+        c = B * units + u
+        far = a.copy_work[u] + a.copy_lag[u] + a.duration[c] + w.rest[w.place[c, k]]
+    w.far[q] = far
+    if q + 1 < a.first[a.home[o] + 1]:
+        return max(far, a.duration[w.full[q + 1]] + w.rest[q + 1])
+    return max(far, a.done[a.home[o]])
+
+
+@lean
 def tails(a, w, reader):
     """Tails of the order evaluated last, which was complete: whole (rest), and without the device's next op (far)."""
-    units = len(a.batches)
     for x in range(w.ran[0] - 1, -1, -1):
         q = w.rank[x]
-        o = w.full[q]
-        k = w.count_at[q]
-        kind = o // units
-        u = o - kind * units
-        far = a.tail[u] if k + 1 == a.batches[u] and (kind == W or (kind == B and not a.split[u])) else 0.0
-        if kind <= B:
-            for y in range(a.out_first[o], a.out_first[o + 1]):
-                e = a.out_edge[y]
-                c = reader[e]
-                far = max(far, a.edge_work[e] + a.edge_lag[e] + a.duration[c] + w.rest[w.place[c, k]])
-        w.far[q] = far
-        if q + 1 < a.first[a.home[o] + 1]:
-            far = max(far, a.duration[w.full[q + 1]] + w.rest[q + 1])
-        else:
-            far = max(far, a.done[a.home[o]])
-        w.rest[q] = far
+        w.rest[q] = tail(a, w, reader, q)
 
 
 @inlined
@@ -59,6 +67,13 @@ def missing(w, o, k, lo, hi, serial):
     """Whether the k-th op of type o has not run when the block has come so far."""
     p = w.place[o, k]
     return p > hi or (p >= lo and w.mark[p] != serial)
+
+
+@inlined
+def left(a, w, u, k, lo):
+    """When the stash of a forward that has run will have left, its engine being free."""
+    p = w.place[F * len(a.batches) + u, k]
+    return w.head[p] + a.duration[F * len(a.batches) + u] + a.copy_work[u] if p >= lo else w.gone[u, k]
 
 
 @inlined
@@ -75,7 +90,18 @@ def begin(a, w, o, k, lo, hi, serial):
         return -1.0
     if kind == R and missing(w, F * units + u, k, lo, hi, serial):
         return -1.0
+    if kind == FREE:
+        return -1.0 if missing(w, F * units + u, k, lo, hi, serial) else left(a, w, u, k, lo)
+    if kind == FETCH:
+        return -1.0 if missing(w, FREE * units + u, k, lo, hi, serial) else 0.0
     found = 0.0
+    if kind == B and a.away[u]:
+        if missing(w, FETCH * units + u, k, lo, hi, serial):
+            return -1.0
+        found = w.back[u, k]
+        p = w.place[FETCH * units + u, k]
+        if p >= lo:
+            found = max(w.head[p], left(a, w, u, k, lo) + a.copy_lag[u]) + a.copy_work[u] + a.copy_lag[u]
     if kind <= B:
         for x in range(a.in_first[o], a.in_first[o + 1]):
             e = a.in_edge[x]
@@ -95,7 +121,7 @@ def begin(a, w, o, k, lo, hi, serial):
 def promised(a, w, i, j):
     """Seconds of the longest path through the block when the op at position i moves to j; NEVER where that cannot be.
 
-    The order evaluated last was complete, keeps its stashes on their devices, and has its tails.
+    The order evaluated last was complete and has its tails; of stashes that leave a device none does to another one.
     """
     o = w.full[i]
     d = a.home[o]

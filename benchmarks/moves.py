@@ -1,6 +1,6 @@
 """How fast the annealing of orders judges moves, and what that brings, against another checkout.
 
-A V of two stages a device, layers of uneven costs, at the memory of 1F1B; the same starts by random rules in both. Told
+A V of two stages a device, layers of uneven costs, a quarter more than the memory of 1F1B; the same starts by random rules in both. Told
 are the moves that one annealing without a filling rule judges in a second, and how far the best order is above the
 structure's bound after 1, 2, 4 and 8 seconds of annealing as a race does it, in the mean over seeds. Seconds are those
 of the processor, and checkouts take turns. Of a checkout whose annealing runs the whole order for every move the moves
@@ -67,7 +67,7 @@ def _arm(devices: int, batches: int, seed: int):  # type: ignore[no-untyped-def]
         )
         for k in range(2 * devices)
     ]  # fmt: skip
-    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(devices, devices * SHARE), Workload(batches))
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(devices, devices * SHARE * 5 // 4), Workload(batches))
     route = (*range(devices), *reversed(range(devices)))
     candidate = Candidate(problem, tuple((x.name,) for x in layers), (Pipeline(route, route, tuple(range(batches))),))
     arm = arms_of(candidate, True, seed, 1)[0]

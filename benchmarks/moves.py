@@ -1,9 +1,9 @@
 """How fast the annealing of orders judges moves, and what that brings, against another checkout.
 
-A V of two stages a device, layers of uneven costs, a quarter more than the memory of 1F1B; the same starts by random rules in both. Told
-are the moves that one annealing without a filling rule judges in a second, and how far the best order is above the
-structure's bound after 1, 2, 4 and 8 seconds of annealing as a race does it, in the mean over seeds. Seconds are those
-of the processor, and checkouts take turns. Of a checkout whose annealing runs the whole order for every move the moves
+A V of two stages a device, layers of uneven costs, six tenths of 1F1B's memory; starts by random rules. Told
+are the moves that one annealing without a filling rule judges in a second, as warm as each has its last one, and how
+far the best order is above the structure's bound after 1, 2, 4 and 8 seconds of annealing as a race does it, in the
+mean over seeds. Seconds are those of the processor, and checkouts take turns. Of a checkout whose annealing runs the whole order for every move the moves
 are those it was given; of this one those that were looked at, of which it runs what may be accepted.
 
     python benchmarks/moves.py --against /path/to/another/checkout --seeds 3        6 minutes on one core
@@ -67,25 +67,28 @@ def _arm(devices: int, batches: int, seed: int):  # type: ignore[no-untyped-def]
         )
         for k in range(2 * devices)
     ]  # fmt: skip
-    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(devices, devices * SHARE * 5 // 4), Workload(batches))
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(devices, devices * SHARE * 3 // 5), Workload(batches))
     route = (*range(devices), *reversed(range(devices)))
     candidate = Candidate(problem, tuple((x.name,) for x in layers), (Pipeline(route, route, tuple(range(batches))),))
     arm = arms_of(candidate, True, seed, 1)[0]
-    arm.start(200, 0.0, np.zeros(1, dtype=np.int64))
+    while arm.order is None:
+        arm.start(200, 0.0, np.zeros(1, dtype=np.int64))
     return arm
 
 
 def _rate(arm) -> float:  # type: ignore[no-untyped-def]
     """Moves judged in a second by one annealing of half a second or more."""
+    from contraflow.planner.search.common import ANNEALING
     from contraflow.planner.search.orders import anneal
     from contraflow.planner.search.orders.arrays import scratch
 
-    hot, stop, whole = 0.003 * arm.seconds, np.zeros(1, dtype=np.int64), not hasattr(anneal, "promised")
+    stop, whole = np.zeros(1, dtype=np.int64), not hasattr(anneal, "promised")
+    hot = ANNEALING.hot[-1] * (arm.seconds if whole else float(arm.arrays.load.sum()) / arm.ops)
     moves = 200 if whole else 200 * arm.ops
     while True:
         order, works = arm.order.copy(), [scratch(arm.arrays) for _ in range(1 if whole else 2)]
         began = time.process_time()
-        anneal.anneal(arm.arrays, *works, order, moves, hot, 0.05 * hot, 0.0, -1.0, arm.state.copy(), stop)
+        anneal.anneal(arm.arrays, *works, order, moves, hot, ANNEALING.cooled * hot, 0.0, -1.0, arm.state.copy(), stop)
         took = time.process_time() - began
         if took > SLICE_S:
             return (moves if whole else sum(int(work.ran[1]) for work in works)) / took

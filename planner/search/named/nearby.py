@@ -32,7 +32,7 @@ def run_nearby(session: Session, order: Order) -> Iterator[None]:
     if not clock.fixed and SHARE.nearby * clock.remaining_s < COUNT.nearby_least * clock.longest_s:
         return
     starts: list[tuple[Layout, Assembled]] = []
-    end = clock.budget(SHARE.nearby).deadline
+    end, all_end = (clock.budget(share).deadline for share in (SHARE.nearby, SHARE.all_nearby))
     for layout in _layouts(session, order):
         for found in _starts(session, layout):
             starts.append((layout, found))
@@ -49,7 +49,7 @@ def run_nearby(session: Session, order: Order) -> Iterator[None]:
         at = layout.pipelines, found.candidate.stages
         if at not in begun:  # of those alike the last takes all room, and begins
             begun.add(at)
-            yield from _descend(session, layout, found)
+            yield from _descend(session, layout, found, all_end)
 
 
 def _layouts(session: Session, order: Order) -> Iterator[Layout]:
@@ -84,10 +84,10 @@ def _kept(one: Assembled) -> bool:
     return all(policy == KEEP for row in one.candidate.stash for policy in row)
 
 
-def _descend(session: Session, layout: Layout, here: Assembled) -> Iterator[None]:
+def _descend(session: Session, layout: Layout, here: Assembled, end: float) -> Iterator[None]:
     """From a plan of a layout, to the next cut on which its orders take less, as long as there is one, and time."""
     asked, improved = session.space.schedule != "search", True
-    end = session.clock.budget(SHARE.nearby).deadline
+    end = min(end, session.clock.budget(SHARE.nearby).deadline)
     left = min(COUNT.nearby_cuts, SIZE.nearby_ops // (3 * session.problem.workload.micro_batches * layout.stages))
     while improved:
         improved = False

@@ -144,13 +144,15 @@ class Race:
             yield from self._all(Arm.improve, RACE.first * (self.effort - self.spent))
 
     def _neighbours(self, arm: Arm) -> Iterator[Arm]:
-        """A reached arm's order on the cuts next to its own."""
-        for stages in nearby_cuts(arm.candidate, self.session.incumbent.aim_s):
+        """A reached arm's order on the cuts next to its own, those first whose busiest device computes least."""
+        for stages in nearby_cuts(arm.candidate, self.session.incumbent.aim_s)[: RACE.looked]:
             yield from self._on_cut(arm, stages)
 
     def _walked(self, arm: Arm) -> Iterator[Arm]:
-        """The same on cuts at random whose bounds are hardly worse than that of the one before."""
-        here, least_s = arm.candidate, arm.bound_s
+        """The same on cuts at random whose bounds are hardly worse than that of the one before; a few times from each."""
+        here, least_s, tried = arm.candidate, arm.bound_s, self.session.rounds.tried_before
+        if all(tried("walk", number, here.pipelines, here.stash, here.stages) for number in range(RACE.walks)):
+            return
         for _ in range(RACE.walked):
             other = replace(here, stages=random_cut(here, self.random))
             bound_s = NEVER if self._over() or other.stages == here.stages else bound(other, arm.split)

@@ -1,10 +1,11 @@
 """How fast the annealing of orders judges moves, and what that brings, against another checkout.
 
-A V of two stages a device, layers of uneven costs, six tenths of 1F1B's memory; starts by random rules. Told
-are the moves that one annealing without a filling rule judges in a second, as warm as each has its last one, and how
-far the best order is above the structure's bound after 1, 2, 4 and 8 seconds of annealing as a race does it, in the
-mean over seeds. Seconds are those of the processor, and checkouts take turns. Of a checkout whose annealing runs the whole order for every move the moves
-are those it was given; of this one those that were looked at, of which it runs what may be accepted.
+A V of two stages a device, layers of uneven costs, six tenths of 1F1B's memory; starts by random rules. Told are the
+moves that one annealing without a filling rule judges in a second, as warm as each has its last one, and how far the
+best order is above the structure's bound after 1, 2, 4 and 8 seconds of annealing as a race does it, in the mean over
+seeds. Seconds are those of the processor, and checkouts take turns. Of a checkout whose annealing runs the whole order
+for every move the moves are those it was given; of this one those that were looked at, of which it runs what may be
+accepted.
 
     python benchmarks/moves.py --against /path/to/another/checkout --seeds 3        6 minutes on one core
 

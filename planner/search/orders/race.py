@@ -149,7 +149,7 @@ class Race:
             yield from self._on_cut(arm, stages)
 
     def _walked(self, arm: Arm) -> Iterator[Arm]:
-        """A reached arm's order on the cuts next to its own, where the busiest device computes least first."""
+        """The same on cuts at random whose bounds are hardly worse than the one before; a few times from each."""
         here, least_s, tried = arm.candidate, arm.bound_s, self.session.rounds.tried_before
         if all(tried("walk", number, here.pipelines, here.stash, here.stages) for number in range(RACE.walks)):
             return

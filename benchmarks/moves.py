@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from checkouts import Figures, measured_in
 from tables import Table, origin, savable
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,9 +33,6 @@ SECONDS = (1, 2, 4, 8)
 SLICE_S = 0.5
 """One annealing, about."""
 SHARE = 1 << 16
-
-Figures = dict[str, float]
-"""By size and what was measured."""
 
 
 def measured_here(seed: int) -> Figures:
@@ -110,21 +105,6 @@ def _gaps(arm) -> dict[int, float]:  # type: ignore[no-untyped-def]
     return found
 
 
-def measured_in(tree: Path, seed: int) -> Figures:
-    """Of a checkout, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
-        (Path(folder) / "contraflow").symlink_to(tree.resolve())
-        path = os.pathsep.join((folder, str(Path(__file__).parent)))
-        made = subprocess.run(
-            [sys.executable, __file__, "--here", str(seed)], env=os.environ | {"PYTHONPATH": path},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if made.returncode:
-        sys.exit(f"{tree}: {made.stderr.strip().splitlines()[-1]}")
-    found: Figures = json.loads(made.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> int:
     """Prints rates and gaps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -140,7 +120,7 @@ def main() -> int:
     runs: dict[Path, list[Figures]] = {tree: [] for tree in trees}
     for seed in range(options.seeds):
         for tree in trees:
-            runs[tree].append(measured_in(tree, seed))
+            runs[tree].append(measured_in(tree, __file__, "--here", str(seed)))
             print(f"seed {seed}: {tree}", file=sys.stderr)
     rows = []
     for what in runs[ROOT][0]:

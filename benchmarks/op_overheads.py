@@ -15,22 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
+from checkouts import Figures, measured_in
 from tables import Table, origin, savable
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, SAMPLES, MICRO_BATCHES = "mlp-deep", 8, 8
 PLANS = {"whole": ("gpipe", 2), "1f1b": ("1f1b", 1)}
 WARMUPS, STEPS = 4, 20
-
-Figures = dict[str, float]
-"""Seconds by what they are of."""
 
 
 def measured_here() -> Figures:
@@ -76,21 +72,6 @@ def measured_here() -> Figures:
     return found
 
 
-def measured_in(tree: Path) -> Figures:
-    """Figures of a checkout's executor, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
-        (Path(folder) / "contraflow").symlink_to(tree.resolve())
-        path = os.pathsep.join((folder, str(Path(__file__).parent)))
-        made = subprocess.run(
-            [sys.executable, __file__, "--here"], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-    if made.returncode:
-        sys.exit(f"{tree}: {made.stderr.strip().splitlines()[-1]}")
-    found: Figures = json.loads(made.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> int:
     """Prints microseconds, and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +87,7 @@ def main() -> int:
     runs: dict[Path, list[Figures]] = {tree: [] for tree in trees}
     for k in range(options.rounds):
         for tree in reversed(trees) if k % 2 else trees:
-            runs[tree].append(measured_in(tree))
+            runs[tree].append(measured_in(tree, __file__, "--here"))
             print(f"round {k + 1} of {options.rounds}: {tree}", file=sys.stderr)
     rows = []
     for what in runs[ROOT][0]:

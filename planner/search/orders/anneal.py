@@ -1,4 +1,8 @@
-"""Annealing of per-device orders: one op moves within its device's sequence, the whole order is run again."""
+"""Annealing of per-device orders: one op moves within its device's sequence.
+
+What that changes is run again (`follow.py`); the whole order is where a rule fills in weight halves, or where copies of
+several devices share an engine.
+"""
 
 # mypy: disable-error-code="no-untyped-def"
 # compiled functions: numba infers their types from Arrays and Work
@@ -82,10 +86,12 @@ def accepted(value, temperature, state):
 def alone(a):
     """Whether stashes that leave have engines of their device's own."""
     for u in range(len(a.batches)):
-        if a.away[u] and a.lent[u] >= 0:
+        if not a.away[u]:
+            continue
+        if a.lent[u] >= 0:
             return False
         for v in range(u):
-            if a.away[u] and a.away[v] and a.copy_out[u] == a.copy_out[v] and a.home[u] != a.home[v]:
+            if a.away[v] and a.copy_out[u] == a.copy_out[v] and a.home[u] != a.home[v]:
                 return False
     return True
 

@@ -8,13 +8,11 @@ deterministic time, about a second. A race whose time is cut short goes on where
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 
@@ -22,21 +20,9 @@ from ...basics import PlanError
 from ...graph import KEEP, OFFLOAD, SHIP, stash_policy
 from ...lower import assemble
 from ...plan import Plan
-from ..common import (
-    ANNEALING,
-    COUNT,
-    HOPE,
-    RACE,
-    SECONDS,
-    TOLERANCE,
-    Session,
-    describe,
-    excess,
-    nearby_cuts,
-    policies,
-    random_cut,
-)
-from .arm import Arm, bound
+from ..common import ANNEALING, COUNT, HOPE, RACE, SECONDS, TOLERANCE, Session, describe, excess, policies
+from .arm import Arm
+from .elsewhere import Elsewhere
 from .kernels import NEVER, Ints
 from .recut import recut
 
@@ -69,8 +55,7 @@ class Race:
         self.course = self._running()
         self.tighter: dict[int, int] = {}
         self.reached: list[Arm] = []
-        self.ended_arms: list[Arm] = []
-        self.random = random.Random(min((arm.seed for arm in arms), default=0))
+        self.elsewhere = Elsewhere(session, min((arm.seed for arm in arms), default=0), self._over)
 
     # ------------------------------------------------------------ running
 
@@ -123,52 +108,14 @@ class Race:
         for arm in arms if self.offers else ():
             self.session.ledger.note(describe(arm.candidate), arm.bound_s, None)
         hopeful = [arm for arm in arms if arm.bound_s < aim_s]
-        self._end(arm for arm in arms if arm.bound_s >= aim_s)
+        self.elsewhere.end(arm for arm in arms if arm.bound_s >= aim_s)
         return hopeful
 
-    def _end(self, arms: Iterable[Arm]) -> None:
-        """Remembers the best orders of arms whose bounds are reached: only other cuts can be better."""
-        known = [*self.ended_arms, *(arm for arm in arms if arm.order is not None)]
-        best = {arm.candidate.stages: arm for arm in sorted(known, key=lambda arm: -arm.seconds)}
-        self.ended_arms = sorted(best.values(), key=lambda arm: arm.seconds)[: RACE.mutated]
-
     def _next_to_ended(self) -> Iterator[None]:
-        """Cuts next to those whose bounds are reached, with the orders from there, where their bounds are better; then
-        cuts farther away.
-        """
-        ended = self.ended_arms if self.offers else []
-        for cuts in (*map(self._neighbours, ended), *map(self._walked, ended)):
-            if not self.arms:
-                self.arms = list(islice(cuts, RACE.neighbours))
+        """Other cuts than those whose bounds are reached."""
+        self.arms = self.elsewhere.arms() if self.offers else []
         if self.arms:
             yield from self._all(Arm.improve, RACE.first * (self.effort - self.spent))
-
-    def _neighbours(self, arm: Arm) -> Iterator[Arm]:
-        """A reached arm's order on the cuts next to its own, those first whose busiest device computes least."""
-        for stages in nearby_cuts(arm.candidate, self.session.incumbent.aim_s)[: RACE.looked]:
-            yield from self._on_cut(arm, stages)
-
-    def _walked(self, arm: Arm) -> Iterator[Arm]:
-        """The same on cuts at random whose bounds are hardly worse than the one before; a few times from each."""
-        here, least_s, tried = arm.candidate, arm.bound_s, self.session.rounds.tried_before
-        if all(tried("walk", number, here.pipelines, here.stash, here.stages) for number in range(RACE.walks)):
-            return
-        for _ in range(RACE.walked):
-            other = replace(here, stages=random_cut(here, self.random))
-            bound_s = NEVER if self._over() or other.stages == here.stages else bound(other, arm.split)
-            if bound_s < least_s * (1 + RACE.uphill * self.random.random()):
-                here, least_s = other, bound_s
-                yield from self._on_cut(arm, other.stages)
-
-    def _on_cut(self, arm: Arm, stages: tuple[tuple[str, ...], ...]) -> Iterator[Arm]:
-        """The arm's order on a cut that has not been looked at, where it may become the best."""
-        known = ("next to", arm.candidate.pipelines, arm.candidate.stash, stages)
-        if self._over() or self.session.rounds.tried_before(*known):
-            return
-        best_s = self.session.incumbent.aim_s
-        other = arm.cut_as(stages, best_s * (1 - TOLERANCE.same))
-        if other is not None and other.seconds < RACE.mutant * best_s:
-            yield other
 
     def _afresh(self, structures: Sequence[Arm]) -> Iterator[None]:
         """Other starts of the structures that may still be best, where no arm is left."""
@@ -338,7 +285,7 @@ class Race:
         best_s = min(ranked[0].seconds, self.session.incumbent.aim_s if self.offers else NEVER) if ranked else NEVER
         hopeful = [arm for arm in ranked if arm.bound_s < best_s * (1 - TOLERANCE.same)]
         self.reached += [arm for arm in ranked[:1] if arm not in hopeful]
-        self._end(arm for arm in ranked if arm.bound_s >= best_s * (1 - TOLERANCE.same))
+        self.elsewhere.end(arm for arm in ranked if arm.bound_s >= best_s * (1 - TOLERANCE.same))
         if not (hopeful or self.offers):
             hopeful = ranked[:1]
         turns = chain.from_iterable(zip(hopeful, sorted(hopeful, key=promise), strict=True))

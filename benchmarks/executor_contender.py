@@ -60,11 +60,17 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender by name. `peer`: the schedule of torch's that runs on the job's stages (None: our executor)."""
+    """A contender by name.
+
+    Attributes:
+        peer: the schedule of torch's that runs on the job's stages (None: our executor).
+        pauses: of ours, whether ops pause where ranks have cores of their own.
+    """
 
     name: str
     job: Job
     peer: str | None = None
+    pauses: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,15 @@ Rounds = list[list[Outcome]]
 class Ours:
     """One rank of the executor."""
 
-    def __init__(self, job: Job, transport: GlooTransport) -> None:
+    def __init__(self, job: Job, transport: GlooTransport, pauses: bool = True) -> None:
+        transport.pauses = transport.pauses and pauses
         plan, rank = job.plan, transport.rank
         model = find_model(plan, job.model)
         data = find_data(model, job.options.data)
         shapes = match_model(plan, model, data, job.dtype)
-        blueprint = Blueprint(plan, model, data, shapes, job.options.seed, job.training, job.dtype)
+        blueprint = Blueprint(
+            plan, model, data, shapes, job.options.seed, job.training, job.dtype, pauses=transport.pauses
+        )
         replicas = build_replicas(job, blueprint, rank)
         worker = Worker(blueprint, transport, replicas)
         self._work = TrainingWork(worker)
@@ -195,7 +204,7 @@ def _step(contender: Contender, step: int) -> Outcome:
 
 def _made(entry: Entry, rank: int) -> Contender:
     if entry.peer is None:
-        return Ours(entry.job, GlooTransport(entry.job.groups))
+        return Ours(entry.job, GlooTransport(entry.job.groups), entry.pauses)
     if entry.peer == PIPELINE:
         from any_model_speed import Pipelined
 

@@ -48,7 +48,8 @@ def detect(
     """
     import torch
 
-    from ..measure import cores, detect_cluster
+    from ..measure import detect_cluster
+    from ..place import cores
     from ..run import run_plan
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -264,7 +264,7 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
 
 
 def _tell_of_few_cores(asked: Asked) -> None:
-    from ..measure import at_once, cores
+    from ..place import at_once, cores
 
     needed = max(asked.teams) * asked.threads
     load = at_once(asked.threads) if asked.load is None else asked.load

@@ -12,13 +12,11 @@ from .environment import report
 if TYPE_CHECKING:
     from .analytic import PRECISIONS, analytic_profile
     from .detect import detect_cluster
-    from .profile import at_once, cores, default_load, profile_model
+    from .profile import default_load, profile_model
 
 __all__ = [
     "PRECISIONS",
     "analytic_profile",
-    "at_once",
-    "cores",
     "default_load",
     "detect_cluster",
     "profile_model",

@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from ...planner.problem import Cluster, DeviceType, Link, NodeGroup, Overhead
 from ..basics import RunError
+from ..place import cores
 from .cluster_text import cluster_toml
 from .environment import memory_bytes
 from .gpus import Gpus, found_gpus
 from .machine import ROUNDS, Machine, Seat, link_to, measured
 from .overhead import Train, overhead_among
-from .profile import cores
 from .ranks import among, under_a_launcher
 
 

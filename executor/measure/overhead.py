@@ -27,7 +27,8 @@ from ...planner.problem import Cluster, Link, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import capped
 from ..basics import RunOptions
-from .profile import at_once, profile_model
+from ..place import at_once
+from .profile import profile_model
 
 MODEL = "mlp-deep"
 """Eight layers of a few microseconds."""

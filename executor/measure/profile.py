@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from ...models.once import kept
 from ...models.protocol import build_shapes
 from ...models.wiring import Inputs, carried, each
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
+from ..place import at_once
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, require_compiler, why_uncompiled, wide
 from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
 from .between import Between, Handed
@@ -301,16 +301,6 @@ def default_load(device: str, threads: int) -> int:
     if device != "cpu":
         return 1
     return min(MOST_LOAD, at_once(threads))
-
-
-def at_once(threads: int) -> int:
-    """How many processes of so many threads this computer's cores run at a time, at least 1."""
-    return max(1, cores() // threads)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _now(device: torch.device) -> float:

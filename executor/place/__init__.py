@@ -5,6 +5,7 @@ implementation (docs/cuda.md).
 """
 
 from .choice import place_of, require_device
+from .core_count import at_once, cores
 from .lanes import Lanes
 from .memory import StorageTracker, unique_bytes
 from .place import CPU, Mark, Place, Side, Times
@@ -19,6 +20,8 @@ __all__ = [
     "Side",
     "StorageTracker",
     "Times",
+    "at_once",
+    "cores",
     "place_of",
     "require_device",
     "unique_bytes",

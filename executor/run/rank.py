@@ -337,6 +337,7 @@ def blueprint_of(job: Job, device: torch.device = CPU.device, transport: Transpo
         engine=options.engine,
         device=device,
         compiled=options.compiled,
+        pauses=transport is not None and transport.pauses,
         smaller=smaller,
         lane=lane_of(job.plan, 0 if transport is None else transport.seat.lane),
         among_team=alone if transport is None else transport.gather_team,

@@ -9,6 +9,7 @@ from .eager import EagerProgram
 from .eager_probe import isolated
 from .engines import Building, EngineNotice, alone, build_program, warn
 from .packing import PackedStash, Stash, StashLayout, View
+from .pauses import pause
 from .precision import HALVES, autocasting, build_lowered, half_of, lower, output_like, run_dtype, wide
 from .protocol import AnyProgram, Gradients, WeightStash, gradients_of, ones_like
 from .random_state import layer_seed, own_random_state
@@ -50,6 +51,7 @@ __all__ = [
     "ones_like",
     "output_like",
     "own_random_state",
+    "pause",
     "require_compiler",
     "run_dtype",
     "shared_by",

@@ -14,6 +14,7 @@ from ..basics import Engine
 from .compiled import compile_program
 from .eager import EagerProgram
 from .eager_probe import isolated
+from .pauses import with_pauses
 from .program import StageProgram
 from .protocol import AnyProgram
 from .selfcheck import ProgramMismatch
@@ -38,6 +39,7 @@ class Building:
         check_seed: of the random layers in the self-check; None: no check.
         stash_limit: as of an `EagerProgram`.
         compiled: whether graphs go through torch's compiler.
+        pauses: whether those that do not pause between operators, see `pauses`.
         sharing: where a graph may have been traced before.
         among_team: what all ranks of a team say, by lane, when each says something: they run one engine.
     """
@@ -46,6 +48,7 @@ class Building:
     check_seed: int | None = None
     stash_limit: int = 0
     compiled: bool = False
+    pauses: bool = False
     sharing: Sharing = traced_anew
     among_team: Callable[[str | None], list[str | None]] = alone
 
@@ -69,8 +72,8 @@ def build_program(
 
     def traced() -> StageProgram:
         program = StageProgram.of(isolated(layers), x, target)
-        if how.compiled:
-            compile_program(program)
+        if not (how.compiled and compile_program(program)) and how.pauses:
+            program.replace_parts(lambda _, part: with_pauses(part))
         return program
 
     def graph() -> AnyProgram:

@@ -17,6 +17,7 @@ from torch._guards import detect_fake_mode
 
 from ...models.wiring import Carried, carried, tensors_of
 from .packing import Stash, StashLayout, TensorSpec, pieces, spec
+from .pauses import note_pauses
 from .protocol import Gradients, WeightStash, ones_like, require_alike
 from .random_state import layer_seed, own_random_state, reseed
 from .selfcheck import ProgramMismatch, check_program
@@ -381,8 +382,7 @@ class StageProgram:
 
 def _runnable(part: GraphPart) -> _Program:
     """The program without its fake tensors, callable with one list of arguments."""
-    for node in part.program.graph.nodes:
-        node.meta.clear()
+    note_pauses(part.program)
     program: _Program = part.program.forward
     return program
 

@@ -136,7 +136,7 @@ class Blueprint:
     Attributes:
         shapes: of what every stage takes, of a full micro-batch; smaller: of those of fewer samples, by their number.
         device: where this rank computes. alike: what its micro-batches have in common so far.
-        compiled: as in `RunOptions`.
+        compiled: as in `RunOptions`. pauses: see `Transport`.
         lane: whose part of every layer it builds, where a device is a team. among_team: see `Building`.
     """
 
@@ -150,6 +150,7 @@ class Blueprint:
     engine: Engine = "auto"
     device: torch.device = CPU.device
     compiled: bool | None = None
+    pauses: bool = False
     smaller: Mapping[int, Shapes] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike, compare=False)
     lane: Lane | None = None
@@ -279,7 +280,7 @@ class Blueprint:
         return compiled_stages(self.plan, self.compiled)
 
     def _sharing(self, compiled: bool) -> Sharing:
-        return shared_by(self.model, self.seed, self.dtype, compiled, self.lane)
+        return shared_by(self.model, self.seed, self.dtype, compiled, self.pauses, self.lane)
 
     def _program(
         self, layers: StageLayers, samples: int, x: Carried, target: Tensor | None, seed: int | None, compiled: bool
@@ -292,6 +293,7 @@ class Blueprint:
             seed,
             self._stash_bytes(layers.layer_ids),
             compiled=compiled,
+            pauses=self.pauses,
             sharing=self._sharing(compiled),
             among_team=self.among_team,
         )

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from ...planner.plan import IN_LINE, Kind, Op
 from ..basics import Aborted, ExecutionError
+from ..stage import pause
 from ..state import MiniBatches
 from .course import Course
 from .finite import NotFinite
@@ -76,6 +77,7 @@ class Interpreter:
         self._worker, self._work = worker, work
         self._handlers = work.handlers
         self._place, self._observer = worker.place, worker.observer
+        self._pauses = worker.transport.pauses
         self._known: tuple[Course, list[Due]] | None = None
 
     def run(self, course: Course, first: int) -> Iterator[StepRecord]:
@@ -141,6 +143,8 @@ class Interpreter:
             for stage, version in due.dropped:
                 state.versions[stage].drop(version)
             self._observer.end(record)
+            if self._pauses:
+                pause()
         except (Aborted, KeyboardInterrupt):
             raise
         except Exception as error:

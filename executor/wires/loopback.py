@@ -29,6 +29,12 @@ def all_here() -> bool:
     return local == world if local is not None else _meeting_place() is not None
 
 
+def ranks_here() -> int:
+    """How many ranks of the default process group are on this machine, by what torchrun has set; without it all."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdecimal() else dist.get_world_size()
+
+
 def local_store(rank: int, world: int, limit: timedelta) -> Any:
     """The store at which ranks meet, served by rank 0 on MASTER_ADDR alone, where that is the loopback; else None.
 

@@ -57,7 +57,7 @@ class NcclTransport:
         wires: between the hosts, for barriers and objects.
     """
 
-    queues = True
+    queues, pauses = True, False
 
     def __init__(self, wires: Transport, plan: Plan, place: Place, timeout_s: float = BACKSTOP_S) -> None:
         self.rank, self.seat = wires.rank, wires.seat

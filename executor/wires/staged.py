@@ -25,7 +25,7 @@ class StagedTransport:
         place: where the tensors are. reason: why no messages go from GPU to GPU.
     """
 
-    queues = False
+    queues, pauses = False, False
 
     def __init__(self, wires: Transport, place: Place, reason: str) -> None:
         self.reason = reason

@@ -120,7 +120,7 @@ class _Collective:
 class ThreadTransport:
     """One thread's end of a `Hub` (see `Transport`)."""
 
-    queues = False
+    queues, pauses = False, False
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank, self.seat = rank, Seat(rank)

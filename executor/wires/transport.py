@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..place import at_once
+from .loopback import ranks_here
 from .seat import Seat
 
 BACKSTOP_S = 86400.0
@@ -46,11 +48,13 @@ class Transport(Protocol):
 
     Attributes:
         rank, world_size: the device, and how many there are. seat: where exactly.
+        pauses: whether ops should pause now and then: threads of its own carry messages, on the cores of the ranks.
     """
 
     rank: int
     world_size: int
     seat: Seat
+    pauses: bool
 
     @property
     def queues(self) -> bool:
@@ -101,7 +105,9 @@ class Transport(Protocol):
 class GlooTransport:
     """torch.distributed with gloo, on the default process group, which must exist.
 
-    gloo's isend is a rendezvous: it completes when the receive is posted, and tells only those who wait.
+    gloo's isend is a rendezvous: it completes when the receive is posted, and tells only those who wait. A thread of
+    gloo's carries it, also what is small: the sender's must hear of the receive. Where ranks share cores they do not
+    pause for it: whatever else computes there would go on instead.
 
     Args:
         groups: ranks per group name; created here, in the same order on every rank. One group per use:
@@ -120,6 +126,7 @@ class GlooTransport:
     ) -> None:
         self.seat = Seat.of(dist.get_rank(), team)
         self.rank, self.world_size = self.seat.device, dist.get_world_size() // team
+        self.pauses = 1 < ranks_here() <= at_once(torch.get_num_threads())
         self._everybody: Any = dist.group.WORLD  # asked directly: isend looks it up again, and takes half as long again
         self._timeout = timedelta(seconds=timeout_s)
         self._groups = {name: self._group(ranks, name in whole) for name, ranks in groups.items()}

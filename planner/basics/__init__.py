@@ -33,6 +33,7 @@ from .limits import (
     MOST_STEP_BYTES,
     UNLIMITED_BYTES,
 )
+from .loops import Loops
 from .reading import (
     any_number,
     file_name,
@@ -61,6 +62,7 @@ __all__ = [
     "InputError",
     "LEAST_CORES",
     "LEAST_RATE",
+    "Loops",
     "MOST_BYTES",
     "MOST_COUNTED_BYTES",
     "MOST_DEVICES",

@@ -5,11 +5,10 @@ One function, written once: run as plain Python for small graphs and compiled by
 
 from __future__ import annotations
 
-import functools
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from ..basics import OutOfTime, check_time, on_disk, time_left
+from ..basics import Loops, OutOfTime, check_time, time_left
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +21,6 @@ WORTH = 400_000
 """
 JOB_S = 1e-6
 """Time that plain Python takes for a job."""
-COMPILATION_S, LOADING_S = 10.0, 3.0
-"""Time left in which the loop can be compiled, or loaded from disk, on a slow and busy computer too."""
 
 
 def serve(
@@ -95,39 +92,7 @@ def by_predecessor(
         waiting[after[k]] += 1
 
 
-class Loops:
-    """The two loops as plain Python or compiled, whichever answers sooner in the time that is left.
-
-    Attributes:
-        plain_jobs: jobs of graphs that are not small which plain Python has served so far.
-    """
-
-    def __init__(self) -> None:
-        self.plain_jobs = 0
-
-    def compiled(self, jobs: int) -> bool:
-        """Whether the next graph, of so many jobs, is one for the compiled loops."""
-        if self.in_memory:
-            return True
-        if jobs <= SMALL or self.plain_jobs + jobs <= WORTH:
-            return False
-        left_s = time_left()
-        return left_s > COMPILATION_S or (left_s > LOADING_S and all(map(on_disk, self.functions)))
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether they have been compiled or loaded."""
-        return "functions" in vars(self) and all(function.signatures for function in self.functions)
-
-    @functools.cached_property
-    def functions(self) -> tuple[Any, Any]:
-        """`serve` and `by_predecessor` as numba runs them."""
-        import numba
-
-        return numba.njit(cache=True)(serve), numba.njit(cache=True)(by_predecessor)
-
-
-_loops = Loops()
+_loops = Loops(serve, by_predecessor, small=SMALL, worth=WORTH)
 
 
 def run_jobs(
@@ -151,10 +116,8 @@ def run_jobs(
     first = np.zeros(jobs + 1, dtype=np.int64)
     np.cumsum(np.bincount(before, minlength=jobs), out=first[1:])
     if not _loops.compiled(jobs):
-        if jobs > SMALL:
-            _loops.plain_jobs += jobs
-            if time_left() < jobs * JOB_S:
-                raise OutOfTime(f"no time to serve {jobs} jobs")
+        if jobs > SMALL and time_left() < jobs * JOB_S:
+            raise OutOfTime(f"no time to serve {jobs} jobs")
         waiting = np.bincount(after, minlength=jobs)
         waiting[idle] = -1
         by_source = np.argsort(before, kind="stable")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..plan import Op
-from .layout import forward, input_backward
 from .squeezed import Run, Squeeze
 from .timing import ROUNDING, Timing
 
-Orders = list[list[Op]]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Block(NamedTuple):
@@ -66,9 +66,8 @@ def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: f
     few = min(micro_batches, FEW * len(timing.room_bytes))
     found: list[tuple[float, int, Squeeze]] = []
     for k, block in enumerate(BLOCKS):
-        orders = repeated(block, route, micro_batches, timing)
-        if orders is not None:
-            squeeze = Squeeze(orders, route, timing)
+        squeeze = repeated(block, route, micro_batches, timing)
+        if squeeze is not None:
             run = squeeze.first(few).run(*GAPS[0])
             if run.fits:
                 found.append((run.step_s, k, squeeze))
@@ -79,8 +78,10 @@ def adapted(route: Sequence[int], micro_batches: int, timing: Timing, worth_s: f
     return [best, *(run for gaps in GAPS[1:] if (run := best.given.run(*gaps)).fits)]
 
 
-def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Timing) -> Orders | None:
-    """Orders of F and I of the block repeated with the shortest period that fits; None where none does."""
+def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Timing) -> Squeeze | None:
+    """F and I of the block repeated with the shortest period that fits; None where none does."""
+    import numpy as np
+
     work = [0.0] * len(timing.room_bytes)
     for d, *seconds in zip(route, timing.forward_s, timing.input_s, timing.weight_s, strict=True):
         work[d] += sum(seconds)
@@ -88,20 +89,25 @@ def repeated(block: Block, route: Sequence[int], micro_batches: int, timing: Tim
     if shortest_s <= 0:  # nothing takes any time
         return None
     forwards, backwards = _offsets(block, timing, shortest_s / 6)
-    for k in range(LONGEST):
-        period = shortest_s * SLOWER**k
-        if _fits(route, timing, period, forwards, backwards):
-            break
-    else:
+    stages = np.argsort(route, kind="stable").reshape(-1, 2)  # [devices, 2]
+    periods = np.array([shortest_s * SLOWER**k for k in range(LONGEST)])
+    (fitting,) = np.nonzero(_fits(stages, timing, periods, forwards, backwards))
+    if not len(fitting):
         return None
-    times: list[list[tuple[float, Op]]] = [[] for _ in work]
-    for s, d in enumerate(route):
-        for m in range(micro_batches):
-            times[d] += [
-                (m * period + forwards[s], forward(s, m)),
-                (m * period + backwards[s], input_backward(s, m)),
-            ]
-    return [[op for _, op in sorted(listed)] for listed in times]
+    offsets, period = np.array([*forwards, *backwards]), periods[fitting[0]]
+    return Squeeze(_unrolled(stages, micro_batches, period, offsets), micro_batches, route, timing)
+
+
+def _unrolled(
+    stages: NDArray[np.int64], micro_batches: int, period: float, offsets: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """By device, ops in the order in which they begin; those that begin together as their codes say (see `Squeeze`)."""
+    import numpy as np
+
+    units, numbers = np.hstack([stages, stages + stages.size]), np.arange(micro_batches)
+    codes = (units[:, :, None] * micro_batches + numbers).reshape(len(units), -1)
+    begin_s = (numbers * period + offsets[units][:, :, None]).reshape(codes.shape)
+    return np.take_along_axis(codes, np.lexsort((codes, begin_s), axis=-1), axis=-1)
 
 
 def _offsets(block: Block, timing: Timing, slot: float) -> tuple[list[float], list[float]]:
@@ -122,19 +128,19 @@ def _offsets(block: Block, timing: Timing, slot: float) -> tuple[list[float], li
 
 
 def _fits(
-    route: Sequence[int], timing: Timing, period: float, forwards: Sequence[float], backwards: Sequence[float]
-) -> bool:
-    """Whether every device has room for what is alive when an F begins, between F and I, in the steady state."""
-    stages: list[list[int]] = [[] for _ in timing.room_bytes]
-    for s, d in enumerate(route):
-        stages[d].append(s)
-    for mine, room in zip(stages, timing.room_bytes, strict=True):
-        for begin in [forwards[s] for s in mine]:
-            alive = 0.0
-            for s in mine:
-                begun = math.floor((begin - forwards[s]) / period + ROUNDING)
-                ended = math.floor((begin - backwards[s]) / period - ROUNDING)
-                alive += (begun - ended) * timing.stash_bytes[s]
-            if alive > room * (1 + ROUNDING):
-                return False
-    return True
+    stages: NDArray[np.int64],
+    timing: Timing,
+    periods: NDArray[np.float64],
+    forwards: Sequence[float],
+    backwards: Sequence[float],
+) -> NDArray[np.bool_]:
+    """By period, whether devices have room for what is alive when an F begins, between F and I, in the steady state."""
+    import numpy as np
+
+    forward, backward, stash = (np.array(each)[stages] for each in (forwards, backwards, timing.stash_bytes))
+    since = forward[:, :, None] - np.stack([forward, backward])[:, :, None, :]  # [F or I, device, F begins, stage]
+    begun = np.floor(since[0] / periods[:, None, None, None] + ROUNDING)
+    ended = np.floor(since[1] / periods[:, None, None, None] - ROUNDING)
+    alive = ((begun - ended) * stash[:, None, :]).sum(axis=-1)  # [period, device, F begins]
+    room = np.array(timing.room_bytes)[:, None] * (1 + ROUNDING)
+    return np.asarray((alive <= room).all(axis=(1, 2)))

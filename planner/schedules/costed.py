@@ -51,7 +51,7 @@ def _placed(layout: Layout, timing: Timing, worth_s: float) -> list[Listed | Run
     """The layout's own order of F and I with different gaps, and as it is; nothing where F and I do not fit."""
     orders = [[op for op in order if op.kind is not Kind.W] for order in layout.orders]
     route = layout.pipelines[0].forward
-    squeeze = Squeeze(orders, route, timing)
+    squeeze = Squeeze.of_orders(orders, route, timing)
     first = squeeze.run(*OUT_OF_TURN[0])
     if not first.fits or first.step_s > HOPELESS * worth_s:
         return []

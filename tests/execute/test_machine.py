@@ -26,7 +26,8 @@ from contraflow.executor.measure.companions import Pace, companions
 from contraflow.executor.measure.detect import Found, detect_cluster
 from contraflow.executor.measure.environment import memory_bytes
 from contraflow.executor.measure.overhead import measure_overhead
-from contraflow.executor.measure.profile import cores, profile_model
+from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.place import cores
 from contraflow.executor.run.launch import run_plan
 from contraflow.models import LayeredModel, resolve
 from contraflow.planner import Cluster, ModelGraph, Plan, check, simulate

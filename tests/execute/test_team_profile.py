@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from runs import SAMPLES, profile
 
 from contraflow.__main__ import cli
-from contraflow.executor import measure
+from contraflow.executor import measure, place
 from contraflow.executor.basics import ExecutionError
 from contraflow.executor.measure.analytic import analytic_profile
 from contraflow.models import resolve
@@ -79,7 +79,7 @@ def test_a_model_without_a_parallel_plan_is_refused() -> None:
 
 def test_more_ranks_than_cores_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One line; they are measured all the same."""
-    monkeypatch.setattr(measure, "cores", lambda: 1)
+    monkeypatch.setattr(place, "cores", lambda: 1)
     monkeypatch.setattr(measure, "profile_model", lambda *_, ways, **__: {"ways": ways})
     done = CliRunner().invoke(cli, ["profile", "gpt-tiny", "--team", "2", "-o", str(tmp_path / "model.json")])
     assert done.exit_code == 0, done.output

@@ -26,7 +26,7 @@ from contraflow.planner import (
     evaluate_orders,
 )
 from contraflow.planner import plan as search
-from contraflow.planner.graph import kernel
+from contraflow.planner.basics import Loops
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
 
@@ -65,7 +65,7 @@ def test_every_case_is_that_of_the_plan_alone(
     """Steps and peaks, in plain Python and compiled."""
     plan = planned(schedule, memory)
     assert memory > TIGHT or {policy for row in plan.stash for policy in row} != {"keep"}
-    monkeypatch.setattr(kernel.Loops, "compiled", lambda *_: compiled)
+    monkeypatch.setattr(Loops, "compiled", lambda *_: compiled)
     cases = np.random.default_rng(7).uniform(0.2, 3.0, (5, 6, 3))
     found = evaluate_many(plan, cases, memory=True)
     for k, seconds in enumerate(cases):

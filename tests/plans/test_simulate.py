@@ -17,6 +17,8 @@ from instances import named, one_layer_a_stage, uniform
 from naive import assert_forecast
 from random_plans import plans_of, random_candidate, tied
 
+from contraflow.planner import basics
+from contraflow.planner.basics import Loops
 from contraflow.planner.basics.deadline import OutOfTime, until
 from contraflow.planner.check import check
 from contraflow.planner.graph import Candidate, StageCosts, kernel
@@ -161,27 +163,24 @@ def test_evaluate_under_other_costs() -> None:
 def test_compiled_and_plain_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """One definition, two ways to run it: plain at first, compiled where that pays."""
     plan = named("chimera", 8, 32, 1, 2)
-    loops = kernel.Loops()
+    loops = Loops(kernel.serve, kernel.by_predecessor, small=0, worth=kernel.WORTH)
     monkeypatch.setattr(kernel, "_loops", loops)
-    monkeypatch.setattr(kernel, "SMALL", 0)
     plain = evaluate(plan)
-    assert loops.plain_jobs > 0
+    assert loops.plain > 0
     assert not loops.in_memory
-    monkeypatch.setattr(kernel, "WORTH", loops.plain_jobs)
+    loops.worth = loops.plain
     assert evaluate(plan) == plain
     assert loops.in_memory
-    assert loops.plain_jobs == kernel.WORTH
+    assert loops.plain == loops.worth
 
 
 def test_nothing_is_compiled_for_a_call_that_must_end_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain Python serves a large graph where the time left is less than a compilation takes."""
     plan = named("chimera", 8, 32, 1, 2)
-    loops = kernel.Loops()
+    loops = Loops(kernel.serve, kernel.by_predecessor, small=0, worth=0)
     monkeypatch.setattr(kernel, "_loops", loops)
-    monkeypatch.setattr(kernel, "SMALL", 0)
-    monkeypatch.setattr(kernel, "WORTH", 0)
-    monkeypatch.setattr(kernel, "on_disk", lambda function: False)
-    with until(time.monotonic() + kernel.COMPILATION_S - 1):
+    monkeypatch.setattr(basics.loops, "on_disk", lambda function: False)
+    with until(time.monotonic() + basics.loops.COMPILATION_S - 1):
         evaluate(plan)
     assert not loops.in_memory
     with pytest.raises(OutOfTime), until(time.monotonic() - 1):

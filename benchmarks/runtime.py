@@ -25,6 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -42,6 +43,7 @@ from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.run.launch import prepare, run_plan
 from contraflow.models import resolve
 from contraflow.planner import Cluster, Link, ModelGraph, Plan, SearchSpace, Workload, plan
+from contraflow.planner.basics import ScheduleError
 from contraflow.planner.graph import RECOMPUTE
 from contraflow.planner.runs import calibrate
 
@@ -114,8 +116,9 @@ def plans(graph: ModelGraph, cluster: Cluster, names: Sequence[str], search_s: f
             space, policy = SearchSpace(schedule="gpipe", replicas=len(cluster)), ""
         elif name == SEARCHED:
             space = SearchSpace(separate_backward=False)
-        seconds = search_s if name == SEARCHED else 10.0
-        found = plan(graph, cluster, Workload(MICRO_BATCHES), space, seconds, 0, 2).plan
+        seconds, found = search_s if name == SEARCHED else 10.0, None
+        with suppress(ScheduleError):  # fewer layers than it has stages
+            found = plan(graph, cluster, Workload(MICRO_BATCHES), space, seconds, 0, 2).plan
         if found is not None:
             yield name, restashed(found, policy) if policy else found
 

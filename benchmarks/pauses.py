@@ -1,8 +1,7 @@
 """What pauses of ops for the threads that carry messages bring, plan by plan.
 
-Two gloo processes of one thread train every plan twice, with and without pauses, in the same processes and by turns, in
-each model's usual order of plans; told are medians over rounds. With more `--processes` than cores ranks do not pause,
-whoever asks, and both are the same.
+Two gloo processes of one thread hold every plan twice, with pauses and without, and train them by turns; told are
+medians over rounds. With more `--processes` than cores ranks do not pause, whoever asks, and both are the same.
 
     python benchmarks/pauses.py --save       3 models, about 4 minutes on two free cores
 """
@@ -46,7 +45,7 @@ def entries(model: str, processes: int) -> Iterator[Entry]:
 
 
 def rows(model: str, options: argparse.Namespace) -> Iterator[list[str]]:
-    """A row a plan: milliseconds of a step without and with pauses, the median of their ratios, the quarter's."""
+    """A row a plan: milliseconds of a step without and with pauses, and the median of their ratios."""
     found = compete(list(entries(model, options.processes)), Pacing(3, options.rounds, options.seconds), lambda _: None)
     for name, rounds in found.items():
         other = found.get(f"{name} without")

@@ -103,8 +103,9 @@ def savable(parser: argparse.ArgumentParser) -> None:
 
 
 def origin() -> Origin:
-    """Of what this process is about to measure."""
-    typed = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    """Of what this process is about to measure; paths of this machine alone are told by their last part."""
+    given = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    typed = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *given]
     return Origin(shlex.join(typed), commit(), machine(), datetime.now(UTC).date().isoformat())
 
 

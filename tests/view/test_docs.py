@@ -207,3 +207,11 @@ def test_tables_between_marks_are_made_from_what_was_measured(monkeypatch: pytes
     saved = {path.relative_to(tables.RESULTS).with_suffix("").as_posix() for path in tables.RESULTS.rglob("*.json")}
     assert {name for name in saved if not name.startswith("reliability/")} == shown
     assert [first for path in tables.RESULTS.glob("*.md") for first in tables.typed(path.read_text())] == []
+
+
+def test_what_was_typed_is_told_without_this_machines_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a file whose place matters to nobody else the name is enough."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables: Any = importlib.import_module("tables")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/runtime.py", "--state", str(tmp_path / "kept.json"), "--rounds", "3"])
+    assert tables.origin().command == "python benchmarks/runtime.py --state kept.json --rounds 3"

@@ -126,7 +126,7 @@ class GlooTransport:
     ) -> None:
         self.seat = Seat.of(dist.get_rank(), team)
         self.rank, self.world_size = self.seat.device, dist.get_world_size() // team
-        self.pauses = 1 < ranks_here() <= at_once(torch.get_num_threads())
+        self.pauses = dist.get_world_size() > 1 and ranks_here() <= at_once(torch.get_num_threads())
         self._everybody: Any = dist.group.WORLD  # asked directly: isend looks it up again, and takes half as long again
         self._timeout = timedelta(seconds=timeout_s)
         self._groups = {name: self._group(ranks, name in whole) for name, ranks in groups.items()}

@@ -19,7 +19,7 @@ def found(methods: tuple[str, ...], devices: int = 4, bandwidth: float | None = 
     layers = [Layer(f"l{k}", 1.0, 1.0, 0.0, parameter_bytes=100) for k in range(devices)]
     kind = DeviceType("toy", 10**6, 1.0, bandwidth)
     asked = (ModelGraph.chain(layers), Cluster((NodeGroup(1, devices, kind),)), Workload(micro_batches=16))
-    result = plan(*asked, SearchSpace(asynchronous=methods, pipelines=1, **space), time_limit=10, workers=1)
+    result = plan(*asked, SearchSpace(asynchronous=methods, pipelines=1, **space), time_limit=5, workers=1)
     assert result.plan is not None
     assert not check(result.plan)
     assert result.bound_s <= result.seconds

@@ -170,7 +170,7 @@ def test_less_memory_than_stashing_needs_is_met_by_copies_and_recomputation() ->
     assert away.plan is not None
     assert OFFLOAD in away.plan.stash[0]
     no_copies = SearchSpace(asynchronous=("stash",), offload=False, separate_backward=False)
-    again = search(model, cluster, Workload(24, memory_limit_bytes=limit), no_copies).plan
+    again = search(model, cluster, Workload(24, memory_limit_bytes=limit), no_copies, 8).plan
     assert again is not None
     assert RECOMPUTE in again.stash[0]
     assert check(again) == []
@@ -214,7 +214,7 @@ def test_some_micro_batches_of_a_stage_are_recomputed_where_only_some_have_to_be
     """The first of three equal stages has room for two of the three stashes that a full pipeline has there."""
     layers = [Layer(f"layer{k}", 1.0, 2.0, separable=False, stash_bytes=1000, output_bytes=10) for k in range(3)]
     cluster = Cluster.uniform(3, 2300, Link(1e6))
-    found = solved(ModelGraph.chain(layers), cluster, "2bw", update_every=4)
+    found = solved(ModelGraph.chain(layers), cluster, "2bw", seconds=8, update_every=4)
     assert found.plan is not None
     assert {row[0] for row in found.plan.stash} == {KEEP, RECOMPUTE}
     assert 3.0 < period(found) < 4.0
@@ -258,7 +258,7 @@ def test_no_plan_says_which_staleness_is_needed() -> None:
     """Tied parameters are stepped before the next backward, so the forward before it misses an update."""
     model = replace(uniform(2, 1.0, 2.0, parameter_bytes=10), shared=(SharedParameters(("layer0", "layer1"), 1),))
     cluster = Cluster.uniform(2, 32)  # one device cannot hold both layers
-    found = solved(model, cluster, "stash", staleness_limit=0)
+    found = solved(model, cluster, "stash", seconds=5, staleness_limit=0)
     assert (found.status, found.violations) == ("unknown", (Stale(0, 1),))
     assert "at least 1" in str(found.violations[0])
 

@@ -150,6 +150,27 @@ def test_arms_that_come_too_late_take_no_start_from_those_that_may_win() -> None
     assert all(arm.order is None for arm in late)
 
 
+def test_arms_at_their_bounds_leave_half_of_the_places_to_others() -> None:
+    """They may shorten the best plan by a hundredth; what is a quarter longer for now may come to half."""
+    problem = uneven(16, 0, 4)
+    plan = named(problem)
+    candidate = Candidate(problem, plan.stages, plan.pipelines, plan.stash)
+    arms = [Arm(candidate, True, False, k) for k in range(9)]
+    for arm in arms:
+        arm.seed_with(plan.orders)
+    best_s = arms[0].seconds
+    for n, arm in enumerate(arms):
+        arm.bound_s = (0.99 if n < 6 else 0.5) * best_s
+        arm.seconds = best_s if n < 6 else 1.25 * best_s
+    for most, kept in ((8, arms[:4] + arms[6:] + arms[4:5]), (4, [*arms[:2], *arms[6:8]]), (2, [arms[0], arms[6]])):
+        race = Race(session(problem), arms, 1.0, "test")
+        race._drop(most)
+        assert race.arms == kept
+    race.arms = arms[:6]
+    race._drop(4)
+    assert race.arms == arms[:4]
+
+
 def test_plans_with_copies_are_raced_and_their_stash_choices_change() -> None:
     """The best plan goes on as an arm where it offloads, too, and varies in what it offloads."""
     problem = uneven(16, 0, 4, batches=48, memory=400)

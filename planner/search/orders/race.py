@@ -140,9 +140,13 @@ class Race:
     def _drop(self, most: int) -> None:
         """Only the best arms stay; one of them has no copies to the host, which windows could not improve later.
 
-        One has another route than the best, where there is one that is not far behind: cuts of one route are alike.
+        At most half of them are near their bounds, where others may come to far less. One has another route than the
+        best, where there is one that is not far behind: cuts of one route are alike.
         """
-        stay, leave = self.arms[:most], self.arms[most:]
+        narrow = [arm for arm in self.arms if self._narrow(arm)]
+        last = narrow[max(1, most // 2) :]
+        ranked = [arm for arm in self.arms if arm not in last] + last
+        stay, leave = ranked[:most], ranked[most:]
         if most >= RACE.other_route and stay and all(arm.route == stay[0].route for arm in stay):
             near = (arm for arm in leave if arm.route != stay[0].route and arm.seconds < RACE.mutant * stay[0].seconds)
             stay[-1] = next(near, stay[-1])
@@ -150,6 +154,15 @@ class Race:
         if spare is not None and all(map(_copies, stay)):
             stay[-1] = spare
         self.arms = stay
+
+    def _narrow(self, arm: Arm) -> bool:
+        """Whether it can shorten the best plan by a small part, at most, of what another arm may."""
+        hopeful = [other for other in self.arms if other.order is not None]
+        best_s = min((other.seconds for other in hopeful), default=NEVER)
+        if self.offers:
+            best_s = min(best_s, self.session.incumbent.aim_s)
+        least_s = min((other.bound_s for other in hopeful), default=NEVER)
+        return best_s - arm.bound_s < RACE.narrow * (best_s - least_s)
 
     def _calibrate(self) -> None:
         """Without a deterministic limit, the effort that its time allows, measured on one order."""
@@ -206,7 +219,7 @@ class Race:
         earlier, share = self._ranked(), min(1.0, restarts / sum(RACE.restarted))
         more = [
             arm.again(k)
-            for arm, count in zip(_structures(earlier), RACE.restarted, strict=False)
+            for arm, count in zip(sorted(_structures(earlier), key=self._narrow), RACE.restarted, strict=False)
             for k in range(max(1, round(share * count)))
         ]
         self.arms = more + earlier

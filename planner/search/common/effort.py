@@ -452,9 +452,9 @@ class Races:
     mutant: float = 1.1
     """Times the best arm's makespan up to which a variation stays. Not measured."""
     narrow: float = 0.1
-    """An arm is near its bound where it may shorten the best plan by such a part, at most, of what another may, and leaves
-    half of the places to those. Measured: 11 devices with 45 % of the memory, host links, 30 s, four seeds: 141.8 to
-    144.7; without 155.8 to 157.2, all effort on one direction, whose bound is 156.0."""
+    """An arm is near its bound where it may shorten the best plan by such a part, at most, of what another may: it and
+    its like leave half of the places to others. Measured: 11 devices, 45 % of the memory, host links, 30 s, four seeds:
+    141.8 to 144.7; without 155.8 to 157.2, all effort on one direction, whose bound is 156.0."""
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (4, 0.35), (2, 0.5), (2, 1.0))
     """How many arms stay on, round after round, and the share of the effort left that each round takes."""
     other_route: int = 4

@@ -158,11 +158,15 @@ def table() -> Iterator[Job]:
     yield Job("Llama-7B, 4 x 4 A100-40GB, 10 Gb/s, 64 samples", SLOW_7B, slow, 64, MIXED, file="llama-7b-slow")
 
 
+HEADS = {"gpt2": 12, "bert-large": 16, "bert-48": 16, "gpt2-64": 20, "llama-7b": 32}
+"""Of attention, by model: a team divides them equally."""
+
+
 def drawn(seed: int, count: int) -> Iterator[Job]:
     """Jobs that nobody was shown: models, devices, nodes, links, memory and samples at random."""
     for number in range(count):
         dice = random.Random(f"{seed}/{number}")
-        model = dice.choice(("gpt2", "bert-large", "bert-48", "gpt2-64", "llama-7b"))
+        model = dice.choice(tuple(HEADS))
         kind = dice.choice(("A100-40GB", "A100-80GB", "H100-80GB", "A10-24GB", "RTX-4090-24GB"))
         each = dice.choice((1, 2, 4, 8))
         groups = dice.choice([n for n in (1, 2, 4, 8) if 4 <= n * each <= 16])
@@ -170,7 +174,7 @@ def drawn(seed: int, count: int) -> Iterator[Job]:
         kept = PRESETS[kind].memory_bytes
         memory = int(dice.choice((1.0, 1.0, 0.6, 0.4)) * kept) if model != "llama-7b" else kept
         samples = dice.choice((16, 32, 64, 128))
-        teams = ",".join(str(t) for t in (1, 2, 4, 8) if t <= each)
+        teams = ",".join(str(t) for t in (1, 2, 4, 8) if t <= each and HEADS[model] % t == 0)
         costs = Costs(model, kind, "bf16", teams, "1,2,4", f"{inside / 1e9:g}GB/s,5us")
         cluster = Cluster(
             (NodeGroup(groups, each, PRESETS[kind], Link(inside, 5e-6), None, HOST),), Link(between, 20e-6)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from ..graph import OFFLOAD
-from .common import HOPE, SHARE, SIZE, Session, copies_stashes, policies
+from .common import HOPE, SECONDS, SHARE, SIZE, Session, copies_stashes, policies
 
 _NAMED = "named orders with copies"
 
@@ -28,7 +28,7 @@ def by_turns(
     """
     known = session.plain
     plain = _plain(session, bound) if known is None else _again(session, known)
-    if known is not None and session.ops > SIZE.exact_first:
+    if known is not None and (session.ops > SIZE.exact_first or _short(session)):
         _leader_first(session, known, named, search)
         return
     if plain is not None:
@@ -74,26 +74,39 @@ def _again(session: Session, plain: Session) -> Session:
     return plain
 
 
+def _short(session: Session) -> bool:
+    """Whether there is too little time for two spaces."""
+    return not session.clock.fixed and session.remaining_s < SECONDS.both_spaces
+
+
 def _leader_first(
     session: Session, plain: Session, named: Callable[[Session], None], search: Callable[[Session], None]
 ) -> None:
     """A round that goes on: most of it for the space that has the best plan, the rest for the other.
 
-    A short round shared out as the first one is would leave none of its parts the time to find anything.
+    A short round shared out as the first one is would leave none of its parts the time to find anything. The shortest
+    are for one of the two, every third for the other.
     """
     with session.earning(_NAMED, SHARE.named_first):
         named(session)
-    leads = session.best is None or session.best is session.incumbent.plain
-    if leads:
+
+    def without_copies(share: float) -> None:
         plain.rounds.go_on()
-        _search_plain(session, plain, search, SHARE.leader)
+        _search_plain(session, plain, search, share)
         session.rounds.take_up(plain.rounds, plain.best is not None)
-    if not session.done:
-        with session.clock.hurried(1.0 if leads else SHARE.leader):
+
+    def everything(share: float) -> None:
+        with session.clock.hurried(share):
             search(session)
-    if not (leads or session.done):
-        plain.rounds.go_on()
-        _search_plain(session, plain, search, 1.0)
+
+    spaces = [without_copies, everything]
+    if session.best is not None and session.best is not session.incumbent.plain:
+        spaces.reverse()
+    if _short(session):
+        spaces = spaces[1:] if session.rounds.others_turn() else spaces[:1]
+    for n, searched in enumerate(spaces):
+        if not session.done:
+            searched(SHARE.leader if n + 1 < len(spaces) else 1.0)
     session.rounds.again()
 
 

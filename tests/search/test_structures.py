@@ -307,6 +307,26 @@ def test_the_space_without_copies_is_left_where_plans_with_copies_are_far_ahead(
     assert turns[:2] == [False, True]
 
 
+def test_a_short_round_that_goes_on_is_for_one_space() -> None:
+    """Two are for the one that has the best plan, every third for the other."""
+    problem = uneven(16, 0, 4, batches=48, memory=400)
+    whole, turns = session(problem), []
+    whole.clock.deadline = time.monotonic() + 5
+    fast = named(problem)
+
+    def search(part: Session) -> None:
+        turns.append(part.space.offload)
+        part.incumbent.start_from(fast)
+        if not part.space.offload:
+            part.incumbent.plain = fast
+
+    by_turns(whole, lambda _: 1.0, lambda _: None, search)
+    turns.clear()
+    for _ in range(6):
+        by_turns(whole, lambda _: 1.0, lambda _: None, search)
+    assert turns == [False, False, True] * 2
+
+
 def _remade() -> list[list[Op]]:
     """The orders of 1F1B, every forward once more before its backward."""
     found: list[list[Op]] = []

@@ -20,7 +20,7 @@ from contraflow.planner.search import driver
 from contraflow.planner.search.common import Clock, Session, parts
 from contraflow.planner.search.common.considered import describe
 from contraflow.planner.search.named.portfolio import device_orders, run_named
-from contraflow.planner.search.named.widths import laid, splits
+from contraflow.planner.search.named.widths import _next, laid, splits, width_of
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
 from contraflow.planner.search.scale.scaled_down import fewer_batches, take_over
@@ -253,3 +253,25 @@ def test_a_large_problem_on_two_groups_does_not_begin_with_a_plan_on_one() -> No
         session = Session(problem, SearchSpace(replicas=replicas), Clock(time.monotonic() + 60, None))
         driver._first_of_many(session, device_orders(problem, session.stages))
         assert (session.best is not None) == planned
+
+
+def test_the_most_promising_group_has_turns_while_the_best_finds_nothing() -> None:
+    """Two groups are a hundredth behind four and may come to a twentieth less: two turns in vain are enough."""
+    cluster = nodes(1, 8)
+    whole = Session(Problem(blocks(8), cluster, Workload(16)), SearchSpace(), Clock(time.monotonic() + 60))
+    every = [width_of(whole, groups) for groups in splits(whole.problem, whole.space)]
+    two, four = (next(width for width in every if len(width.groups) == count) for count in (2, 4))
+    whole.incumbent.start_from(named(whole.problem, "gpipe"))
+    four.laid_s, two.laid_s = whole.best_s, 1.01 * whole.best_s
+    for width in (two, four):
+        width.session.proof.of_searched(0.95 * whole.best_s)
+    turns = []
+    for _ in range(6):
+        turns.append(_next(whole, [two, four]))
+        whole.rounds.heed(turns[-1][0].groups, False)
+    assert turns == [(four, True), (two, True), (four, True), (two, True), (four, False), (four, False)]
+    whole.rounds.heed(two.groups, True)
+    assert whole.rounds.leads
+    assert _next(whole, [two, four]) == (four, True)
+    whole.rounds.heed(four.groups, False)
+    assert _next(whole, [two, four]) == (two, True)

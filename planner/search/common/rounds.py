@@ -10,7 +10,7 @@ from ...basics import OutOfTime
 from ...lower import Assembled
 from ...plan import Plan
 from .considered import Ledger
-from .effort import COUNT, ROUND, SIZE
+from .effort import COUNT, HOPE, ROUND, SIZE
 from .fit import lacking
 from .groups import Groups
 
@@ -71,6 +71,9 @@ class Rounds:
         guessed: the uniform grids that are still to be tried. grids: points that are, with what they are likely to come
             to in seconds, by the sort of grid. relieved_on: the searches on one of several equal groups that fit these.
         ledger: what to tell those who ask what was looked at.
+        short: rounds that were too short for two spaces.
+        hopes: what is hoped of ways to form groups that had turns and found nothing, as a part of what was at first.
+            leads: whether the next turn is for the one with the best plan.
         laid: names and steps of plans of one of several equal groups that have been laid on all of them.
         layouts: which layouts have been simulated on which cuts.
         simulated: named orders with every stash kept, which all searches of one problem share, whatever they allow.
@@ -100,6 +103,9 @@ class Rounds:
     guessed: object = None
     relieved_on: dict[Groups, object] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    short: int = 0
+    hopes: dict[Groups, float] = field(default_factory=dict)
+    leads: bool = True
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
     blocks: object = None
@@ -161,6 +167,11 @@ class Rounds:
         """What the search on a way to form groups came to."""
         self.widths[groups] = width
 
+    def heed(self, groups: Groups, found: bool) -> None:
+        """A turn of a way to form groups has found a shorter plan, or has not: then the next is for another."""
+        self.hopes[groups] = 1.0 if found else HOPE.fruitless * self.hopes.get(groups, 1.0)
+        self.leads = found or not self.leads
+
     def resume(self, known: bool) -> None:
         """The quick plans are known only if these are too."""
         self.resumed &= known
@@ -173,6 +184,11 @@ class Rounds:
         """How many rounds were there before: in each another part comes first."""
         self.turns += 1
         return self.turns - 1
+
+    def others_turn(self) -> bool:
+        """Whether a round too short for two spaces is for the one that has not the best plan."""
+        self.short += 1
+        return self.short % ROUND.other_space == 0
 
     def credit(self, part: str, found: bool, idle: float = ROUND.idle) -> None:
         """What is tried in every round has found a shorter plan, or has not: then its share of the next is smaller.

@@ -146,7 +146,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     _each(session, every, phases.first)
     every.sort(key=lambda width: width.laid_s)
     phases.apart(session)  # not as a plan of the whole: other groups get their time as before
-    with session.earning("quick plans", SHARE.quick_again if again else SHARE.quick_turns):
+    quick = SHARE.quick_again if again else SHARE.quick_on if before else SHARE.quick_turns
+    with session.earning("quick plans", quick):
         _quick(session, every, whole, phases.quick, impatient=True)
     _each(session, [width for width in every if width is not whole], lambda inner, _: phases.apart(inner))
     phases.apart(session)
@@ -158,6 +159,8 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         _bound_widths(session, whole, every)
     probing = session.space.schedule == "search" and (session.clock.fixed or not again)
     for _ in range(COUNT.probed_widths if probing else 0):
+        if not session.clock.fixed and SHARE.probe * session.remaining_s < SECONDS.width_turn:
+            break
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
         if session.over or not hopeful or len(still) < 2:
@@ -166,8 +169,12 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         _bound_widths(session, whole, every)
     done: list[Width] = []
     while not session.over and (hopeful := [w for w in every if w not in done and _open(session, w)]):
-        left_s, width = session.remaining_s, min(hopeful, key=lambda width: (width.laid_s, width.guess_s))
-        _further(session, width, phases, 1.0)
+        left_s, width, rival = session.remaining_s, *_next(session, hopeful)
+        by_turns = rival and not session.clock.fixed and session.space.schedule == "search"
+        share = max(SHARE.width_turn, min(1.0, SECONDS.width_turn / max(SECONDS.tick, left_s))) if by_turns else 1.0
+        before_s = width.laid_s
+        _further(session, width, phases, share)
+        session.rounds.heed(width.groups, width.laid_s < before_s * (1 - TOLERANCE.same))
         _bound_widths(session, whole, every)
         if session.clock.fixed or session.space.schedule != "search":
             break
@@ -177,6 +184,23 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
         session.rounds.keep(width.groups, width.earlier())
         if width is not whole:
             _note(session, width)
+
+
+def _next(session: Session, hopeful: list[Width]) -> tuple[Width, bool]:
+    """The width with the best plan, or by turns, where that finds nothing, the most promising of the others.
+
+    Those that had a turn and found nothing promise less than before, until none seems to come to less than the best;
+    whether one does.
+    """
+    leader = min(hopeful, key=lambda width: (width.laid_s, width.guess_s))
+
+    def hoped_s(width: Width) -> float:
+        hope = HOPE.of_gap * session.rounds.hopes.get(width.groups, 1.0)
+        step_s = width.laid_s if math.isfinite(width.laid_s) else HOPE.unlaid * session.best_s
+        return step_s - hope * max(0.0, step_s - width.session.bound_s)
+
+    others = [width for width in hopeful if width is not leader and hoped_s(width) < session.best_s]
+    return (leader if session.rounds.leads else min(others, key=hoped_s, default=leader)), bool(others)
 
 
 def quick_on_widths(session: Session, orders: list[Order], first: Phase, quick: Phase) -> None:

@@ -53,7 +53,7 @@ def _balanced(chain: Chain, route: Order, twin: Order) -> Cuts | None:
         np.random.default_rng(stages).random(COUNT.balanced * RANDOM).tolist(),
     ]  # fmt: skip
     mean = each * len(routes) * load[-1] / sum(speeds.values()) or 1.0
-    rest = (HOPE.slack, HOPE.handed_on, each, mean, HOPE.uneven / stages, HOPE.worst)
+    rest: list[float] = [HOPE.slack, HOPE.handed_on, each, mean, HOPE.uneven / stages, HOPE.worst]
     if _loops.compiled(COUNT.balanced * stages):
         arrays = list(map(np.array, work))
         _loops.functions[0](*arrays, *rest)

@@ -20,6 +20,7 @@ KERNELS = "numba keeps what it compiled by the kernel's own file"
 ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
+    "common/balancing.py": {"RANDOM": KERNELS},
     "modulo/gaps.py": dict.fromkeys(("CLOSE", "NEVER"), KERNELS),
     "modulo/kernel.py": dict.fromkeys(("_FINE", "_PROBES"), KERNELS),
     "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has")

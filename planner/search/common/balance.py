@@ -14,14 +14,10 @@ from typing import Any
 from ...basics import Loops
 from ...partition import Chain, Cuts, cut
 from .balancing import RANDOM, descend
-from .effort import COUNT, HOPE
+from .effort import COUNT, HOPE, SIZE
 
 Order = tuple[int, ...]
-WORTH = 1_000_000
-"""Moves times stages that plain Python makes until what is compiled is worth loading: half a second. Not measured."""
-_BEST = 1
-"""Where `descend` leaves the best boundaries."""
-_loops = Loops(descend, small=0, worth=WORTH)
+_loops = Loops(descend, small=0, worth=SIZE.balanced_plainly)
 
 
 def balanced(chain: Chain, route: Order, twin: Order = ()) -> Cuts | None:
@@ -54,12 +50,10 @@ def _balanced(chain: Chain, route: Order, twin: Order) -> Cuts | None:
     ]  # fmt: skip
     mean = each * len(routes) * load[-1] / sum(speeds.values()) or 1.0
     rest: list[float] = [HOPE.slack, HOPE.handed_on, each, mean, HOPE.uneven / stages, HOPE.worst]
-    if _loops.compiled(COUNT.balanced * stages):
-        arrays = list(map(np.array, work))
-        _loops.functions[0](*arrays, *rest)
-        return tuple(arrays[_BEST][1:-1].tolist())
-    descend(*work, *rest)
-    return tuple(work[_BEST][1:-1])
+    compiled = _loops.compiled(COUNT.balanced * stages)
+    find, work = (_loops.functions[0], list(map(np.array, work))) if compiled else (descend, work)
+    find(*work, *rest)
+    return tuple(int(end) for end in work[1][1:-1])
 
 
 def _arrivals(route: Order) -> list[int]:

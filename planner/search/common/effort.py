@@ -108,15 +108,15 @@ class Shares:
     other_width: float = 0.12
     """The quick plans of another way. Time only."""
     width_turn: float = 0.5
-    """Of what is left, for a way to form groups, that with the best plan and another by turns. Time only. Measured:
-    with `quick_on`, `both_spaces` and cheaper cuts, six random jobs, 30 s: 3 shorter (0.8 to 2.7 %), 1 longer (0.07 %);
+    """Of what is left, for a way to form groups, that with the best plan and another by turns. Time only.
+    Measured: with `quick_on`, `both_spaces` and cheaper cuts, six random jobs, 30 s: 3 shorter (0.8 to 2.7 %);
     BERT-Large on 8 RTX 4090, 60 s: 0.1155 s a step, 0.1175 where all that was left was for groups of two devices."""
     first_sharing: float = 0.05
     """For the first plans with shared optimizers, and then for those with whole ones. Time only. Not measured."""
     quick_turns: float = 0.65
     """The quick plans of all ways to form groups, in turns, before long work on the best. Time only. Not measured."""
     quick_on: float = 0.4
-    """The same in a later call that goes on with them. Time only. Measured with turns, above."""
+    """The same in a later call that goes on with them. Time only. Measured: with `width_turn`."""
     quick_again: float = 0.25
     """For those that are left, where the search goes on after its time was over. Time only. Not measured."""
     quick_turn: float = 0.25
@@ -246,6 +246,9 @@ class Sizes:
     found. Not measured."""
     mixed_devices: int = 64
     """Devices up to which plans without a flush are annealed. Not measured."""
+    balanced_plainly: int = 1_000_000
+    """Moves of boundaries times stages that plain Python makes until what is compiled is worth loading: half a second.
+    Not measured."""
     shared_cuts: int = 18
     """Such cuts up to which a device may run any two intervals, one forward and one backward; beyond, the same one, or
     both at an end of the model. Not measured."""

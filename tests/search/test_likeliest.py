@@ -12,8 +12,8 @@ from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Wo
 from contraflow.planner.graph import across
 from contraflow.planner.plan import Problem
 from contraflow.planner.search.named.first_group import lies_on, of_first_group
+from contraflow.planner.search.named.laying import laid
 from contraflow.planner.search.named.likeliest import Likeliest
-from contraflow.planner.search.named.widths import laid
 
 
 @dataclass

@@ -24,6 +24,7 @@ from contraflow.planner.search.common.fit import lacking
 from contraflow.planner.search.common.shapes import balanced
 from contraflow.planner.search.named.fitted import run_first_plan, run_mixed
 from contraflow.planner.search.named.fullest import fullest, in_flight, of_layout
+from contraflow.planner.search.named.laying import splits
 from contraflow.planner.search.named.nearby import run_nearby
 from contraflow.planner.search.named.portfolio import (
     device_orders,
@@ -34,7 +35,7 @@ from contraflow.planner.search.named.portfolio import (
     run_other_cuts,
     whole_backwards,
 )
-from contraflow.planner.search.named.widths import Phases, search_widths, splits
+from contraflow.planner.search.named.widths import Phases, search_widths
 from contraflow.planner.search.scale.scaled_down import left_out
 
 STASH, INPUT = 1 << 20, 1 << 12

@@ -19,8 +19,9 @@ from contraflow.planner.schedules import build
 from contraflow.planner.search import driver
 from contraflow.planner.search.common import Clock, Session, parts
 from contraflow.planner.search.common.considered import describe
+from contraflow.planner.search.named.laying import laid, splits
 from contraflow.planner.search.named.portfolio import device_orders, run_named
-from contraflow.planner.search.named.widths import _next, laid, splits, width_of
+from contraflow.planner.search.named.widths import _next, width_of
 from contraflow.planner.search.orders.arm import Arm
 from contraflow.planner.search.orders.recut import recut
 from contraflow.planner.search.scale.scaled_down import fewer_batches, take_over

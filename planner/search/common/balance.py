@@ -46,13 +46,16 @@ def _balanced(chain: Chain, route: Order, twin: Order) -> Cuts | None:
         load, forward,
         [devices.index(d) for one in routes for d in one], [1 / speeds[d] for one in routes for d in one],
         [mark for one in routes for mark in _arrivals(one)],
-        np.random.default_rng(stages).random(COUNT.balanced * RANDOM).tolist(),
     ]  # fmt: skip
+    randoms = np.random.default_rng(stages).random(COUNT.balanced * RANDOM)
     mean = each * len(routes) * load[-1] / sum(speeds.values()) or 1.0
     rest: list[float] = [HOPE.slack, HOPE.handed_on, each, mean, HOPE.uneven / stages, HOPE.worst]
-    compiled = _loops.compiled(COUNT.balanced * stages)
-    find, work = (_loops.functions[0], list(map(np.array, work))) if compiled else (descend, work)
-    find(*work, *rest)
+    if _loops.compiled(COUNT.balanced * stages):
+        work = [*map(np.array, work), randoms]
+        _loops.functions[0](*work, *rest)
+    else:
+        work = [*work, randoms.tolist()]
+        descend(*work, *rest)
     return tuple(int(end) for end in work[1][1:-1])
 
 

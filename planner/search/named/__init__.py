@@ -13,6 +13,7 @@ from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
 from .halves import not_split, whole_backwards
 from .kept_orders import own_orders
 from .laps import holds_all, run_laps
+from .laying import splits
 from .least_memory import overfull, overfull_here, run_least_memory
 from .nearby import run_nearby
 from .portfolio import (
@@ -34,7 +35,7 @@ from .replicas import device_rounds, most_stages, replicable, run_replicas, widt
 from .stage_ends import move_ends
 from .stash_choices import TURNS, lightened, with_choices, with_recomputation
 from .uniform import next_point_s, run_uniform, try_point
-from .widths import Phases, expected_s, quick_on_widths, search_widths, splits
+from .widths import Phases, expected_s, quick_on_widths, search_widths
 
 __all__ = [
     "Order",

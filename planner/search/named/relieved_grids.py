@@ -19,9 +19,10 @@ from ...graph import KEEP, OFFLOAD, POLICIES, RECOMPUTE, SELECTIVE
 from ...plan import Kind
 from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, policies
+from .laying import splits
 from .relieved import try_relieved, ways
 from .uniform import Point, grid_points, unfit
-from .widths import Width, offered, splits, width_of
+from .widths import Width, offered, width_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ...basics import PlanError, ScheduleError
-from ...bounds import any_plan, load, possible
-from ...graph import Candidate, across, around_step_s, ship_target
-from ...lower import Assembled, assemble
+from ...basics import ScheduleError
+from ...bounds import any_plan, possible
+from ...graph import across
+from ...lower import Assembled
 from ...partition import Chain
 from ...plan import Plan, Problem
 from ...problem import SearchSpace
@@ -31,15 +31,12 @@ from ..common import (
     Progress,
     Rounds,
     Session,
-    dealt,
-    equal_groups,
-    fits,
     lacking,
     objective_s,
 )
 from .finer import offer_finer, run_finer
 from .first_group import lies_on, of_first_group
-from .kept_orders import own_orders
+from .laying import best_laid, cheap, reduction_s, splits
 from .least_memory import overfull_here
 from .on_groups import named_on
 from .portfolio import Order, device_orders
@@ -60,38 +57,6 @@ class Phases:
     quick: Phase
     long: Phase
     apart: Callable[[Session], None]
-
-
-def splits(problem: Problem, space: SearchSpace) -> Iterator[Groups]:
-    """Every way to form equal groups: neighbours together, and, where that is something else, replicas together.
-
-    Groups are equal when their devices are of the same kinds, and lie in nodes in the same way. None where at most
-    two pipelines are allowed: these are for the two directions.
-    """
-    devices = len(problem.cluster)
-    allowed = space.pipelines if space.pipelines is not None else (1 if space.schedule != "search" else devices)
-    most = min(problem.workload.micro_batches, devices, allowed if allowed > 2 else 1)
-    for width in range(2, most + 1) if space.replicas is None else (space.replicas,):
-        size = devices // width
-        if width < 2 or devices % width or not 0 < size <= len(problem.model.layers):
-            continue
-        equal = equal_groups(problem, width)
-        yield from equal[:1] if equal and _cheap(problem, equal[0]) else equal
-
-
-def _cheap(problem: Problem, groups: Groups) -> bool:
-    """Whether reducing the gradients of equal stages between these groups takes little of the step."""
-    return _reduction_s(problem, groups) <= HOPE.cheap_reduction * load(problem)
-
-
-def _reduction_s(problem: Problem, groups: Groups) -> float:
-    """Seconds of adding up the gradients of one device's equal share of the parameters between the groups.
-
-    Where optimizers are shared, of gathering these parameters as well.
-    """
-    members = tuple(group[-1] for group in groups)
-    trained = sum(x.trained_bytes for x in problem.model.layers) // len(groups[0])
-    return around_step_s(problem, members, trained)
 
 
 @dataclass(eq=False)
@@ -157,9 +122,19 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
             if width is not whole and not session.over and _open(session, width):
                 width.session.proof.of_searched(phases.bound(width.session))
         _bound_widths(session, whole, every)
-    probing = session.space.schedule == "search" and (session.clock.fixed or not again)
-    for _ in range(COUNT.probed_widths if probing else 0):
-        if not session.clock.fixed and SHARE.probe * session.remaining_s < SECONDS.width_turn:
+    _at_length(session, whole, every, phases, again)
+    for width in every:
+        session.rounds.keep(width.groups, width.earlier())
+        if width is not whole:
+            _note(session, width)
+
+
+def _at_length(session: Session, whole: Width, every: list[Width], phases: Phases, again: bool) -> None:
+    """Long work: a look at the most promising widths, unless there was one in an earlier call, then turns."""
+    timed = not session.clock.fixed
+    looks = session.space.schedule == "search" and not (timed and again)
+    for _ in range(COUNT.probed_widths if looks else 0):
+        if timed and SHARE.probe * session.remaining_s < SECONDS.width_turn:
             break
         still = [width for width in every if _open(session, width)]
         hopeful = [width for width in still if not width.ended]
@@ -170,20 +145,16 @@ def search_widths(session: Session, orders: list[Order], ways: list[Groups], pha
     done: list[Width] = []
     while not session.over and (hopeful := [w for w in every if w not in done and _open(session, w)]):
         left_s, width, rival = session.remaining_s, *_next(session, hopeful)
-        by_turns = rival and not session.clock.fixed and session.space.schedule == "search"
-        share = max(SHARE.width_turn, min(1.0, SECONDS.width_turn / max(SECONDS.tick, left_s))) if by_turns else 1.0
-        before_s = width.laid_s
+        before_s, share = width.laid_s, 1.0
+        if rival and timed and session.space.schedule == "search":
+            share = max(SHARE.width_turn, min(1.0, SECONDS.width_turn / max(SECONDS.tick, left_s)))
         _further(session, width, phases, share)
         session.rounds.heed(width.groups, width.laid_s < before_s * (1 - TOLERANCE.same))
         _bound_widths(session, whole, every)
-        if session.clock.fixed or session.space.schedule != "search":
+        if not timed or session.space.schedule != "search":
             break
         if session.remaining_s > left_s - SECONDS.no_progress:
             done.append(width)
-    for width in every:
-        session.rounds.keep(width.groups, width.earlier())
-        if width is not whole:
-            _note(session, width)
 
 
 def _next(session: Session, hopeful: list[Width]) -> tuple[Width, bool]:
@@ -287,7 +258,7 @@ def width_of(session: Session, groups: Groups) -> Width:
     batches = -(-problem.workload.micro_batches // len(groups))
     sides = problem.workload.groups * len(groups)
     sums = across(problem, groups)
-    if _cheap(problem, groups):  # replicas may lie together in the end, where sums need no NIC
+    if cheap(problem, groups):  # replicas may lie together in the end, where sums need no NIC
         sums = sums._replace(on_nics=frozenset())
     workload = replace(problem.workload, micro_batches=batches, groups=sides, across=sums)
     small = Problem(problem.model, problem.cluster.part(groups[0]), workload)
@@ -305,13 +276,13 @@ def width_of(session: Session, groups: Groups) -> Width:
         if known is not None and known.best is not None and known.best is not inner.best:
             inner.incumbent.take(known.best, TOLERANCE.sums)
             inner.rounds.join(known)
-        return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups) > 0, laid_s)
+        return Width(inner, groups, device_orders(small, inner.stages), reduction_s(problem, groups) > 0, laid_s)
     inner = session.inner(small, space, heard, Rounds.after(known, session.rounds.simulated.of(groups)))
     if known is not None:
         inner.incumbent.start_from(known.best)
     fits = possible(small, space) and not overfull_here(inner)
     inner.proof.of_searched(any_plan(small, space.split_backward) if fits else math.inf)
-    return Width(inner, groups, device_orders(small, inner.stages), _reduction_s(problem, groups) > 0, laid_s)
+    return Width(inner, groups, device_orders(small, inner.stages), reduction_s(problem, groups) > 0, laid_s)
 
 
 def _run(session: Session, width: Width, phase: Phase, share: float, effort: float) -> None:
@@ -370,7 +341,7 @@ def _lays(inner: Session, plan: Plan) -> bool:
 
 def offered(session: Session, width: Width, plan: Plan) -> float | None:
     """Lays a group's plan on all groups and offers it: its step in seconds, infinite if it does not run; or None."""
-    found, most = _best_laid(session.problem, width.groups, plan), session.space.pipelines
+    found, most = best_laid(session.problem, width.groups, plan), session.space.pipelines
     if found is None or (most is not None and len({p.forward for p in found.pipelines}) > most):
         return math.inf
     assert found.forecast is not None
@@ -417,32 +388,3 @@ def _alone_s(problem: Problem, groups: Groups) -> float:
 
 def _used(problem: Problem, groups: Groups) -> int:
     return min(len(groups[0]), len(problem.model.layers))
-
-
-# ------------------------------------------------------------------ laying out
-
-
-def _best_laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
-    """A plan of one group on all of them, replicas together where that is shorter and has no search of its own."""
-    if not _cheap(problem, groups):
-        return laid(problem, groups, plan)
-    found = [laid(problem, each, plan) for each in equal_groups(problem, len(groups))]
-    fitting = [one for one in found if one is not None and fits(one)]
-    return min(fitting, key=objective_s, default=next((one for one in found if one is not None), None))
-
-
-def laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
-    """A plan of one group on all of them, micro-batches dealt out in turns; None where it does not run."""
-    routed, orders = dealt(problem, groups, plan.pipelines, own_orders(plan))
-    stash = tuple(tuple(_moved(policy, devices) for policy in plan.stash[row]) for _, row, devices in routed)
-    pipelines = tuple(pipeline for pipeline, _, _ in routed)
-    try:
-        candidate = Candidate(problem, plan.stages, pipelines, stash)
-        return assemble(candidate, orders, named_on(groups, plan.provenance.source))
-    except PlanError:
-        return None
-
-
-def _moved(policy: str, devices: tuple[int, ...]) -> str:
-    target = ship_target(policy)
-    return policy if target is None else f"ship>{devices[target]}"

@@ -143,8 +143,8 @@ class Race:
         At most half of them are near their bounds, where others may come to far less. One has another route than the
         best, where there is one that is not far behind: cuts of one route are alike.
         """
-        narrow = [arm for arm in self.arms if self._narrow(arm)]
-        last = narrow[max(1, most // 2) :]
+        near_s = self._near_s
+        last = [arm for arm in self.arms if arm.bound_s > near_s][max(1, most // 2) :]
         ranked = [arm for arm in self.arms if arm not in last] + last
         stay, leave = ranked[:most], ranked[most:]
         if most >= RACE.other_route and stay and all(arm.route == stay[0].route for arm in stay):
@@ -155,14 +155,15 @@ class Race:
             stay[-1] = spare
         self.arms = stay
 
-    def _narrow(self, arm: Arm) -> bool:
-        """Whether it can shorten the best plan by a small part, at most, of what another arm may."""
+    @property
+    def _near_s(self) -> float:
+        """Arms with bounds above this may shorten the best plan by a small part, at most, of what another may."""
         hopeful = [other for other in self.arms if other.order is not None]
         best_s = min((other.seconds for other in hopeful), default=NEVER)
         if self.offers:
             best_s = min(best_s, self.session.incumbent.aim_s)
         least_s = min((other.bound_s for other in hopeful), default=NEVER)
-        return best_s - arm.bound_s < RACE.narrow * (best_s - least_s)
+        return best_s - RACE.narrow * (best_s - least_s) if hopeful else NEVER
 
     def _calibrate(self) -> None:
         """Without a deterministic limit, the effort that its time allows, measured on one order."""
@@ -217,9 +218,11 @@ class Race:
     def _branch(self, effort: float, restarts: int) -> Iterator[None]:
         """More starts for the structures that did best."""
         earlier, share = self._ranked(), min(1.0, restarts / sum(RACE.restarted))
+        near_s = self._near_s
+        structures = sorted(_structures(earlier), key=lambda arm: arm.bound_s > near_s)
         more = [
             arm.again(k)
-            for arm, count in zip(sorted(_structures(earlier), key=self._narrow), RACE.restarted, strict=False)
+            for arm, count in zip(structures, RACE.restarted, strict=False)
             for k in range(max(1, round(share * count)))
         ]
         self.arms = more + earlier

@@ -6,9 +6,11 @@ import random
 
 import pytest
 
-from contraflow.planner import Cluster, Layer, ModelGraph, Workload
+from contraflow.planner import Cluster, Layer, Link, ModelGraph, Workload
 from contraflow.planner.partition import Chain
 from contraflow.planner.plan import Problem
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search.common import balance
 
 
@@ -39,3 +41,15 @@ def test_compiled_it_finds_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) 
     assert plain is not None
     ends = [0, *plain, len(chain)]
     assert all(a < b for a, b in zip(ends, ends[1:], strict=False))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_device_may_be_as_good_as_none(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes 1e30 times as long has no more layers than stages, and no number overflows."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, output_bytes=1) for k in range(9)]
+    kinds = (DeviceType("fast", 1 << 30, 1.0), DeviceType("slow", 1 << 30, 1e-30))
+    cluster = Cluster(tuple(NodeGroup(1, 1, kind, Link(1e9)) for kind in kinds))
+    monkeypatch.setattr(balance._loops, "compiled", lambda pieces: compiled)
+    cuts = balance._balanced(Chain.of(Problem(ModelGraph.chain(layers), cluster, Workload(4))), (0, 1, 0, 1), ())
+    assert cuts is not None
+    assert (cuts[1] - cuts[0]) + (9 - cuts[2]) == 2

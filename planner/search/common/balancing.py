@@ -87,10 +87,12 @@ def descend(
                 if new[k] > 0 and (first[device[k]] < 0 or there < first[device[k]]):
                     first[device[k]] = there
                 there += (forward[trial[s + 1]] - forward[trial[s]]) * pace[k]
-        total = 0.0
+        most = total = 0.0
         for d in range(devices):
-            total += ((each * after[d] + first[d]) / mean) ** worst
-        value = total ** (1 / worst) + even * after[devices] / usual
+            most = max(most, each * after[d] + first[d])
+        for d in range(devices):  # of the worst, whose own power may be more than a number holds
+            total += ((each * after[d] + first[d]) / (most if most > 0 else 1.0)) ** worst
+        value = most / mean * total ** (1 / worst) + even * after[devices] / usual
         if move >= 0 and value > cost * (1 + uphill):
             for s in range(low, high + 1):
                 trial[s] = ends[s]

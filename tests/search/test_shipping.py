@@ -14,12 +14,14 @@ from contraflow.planner.forecast import simulate_orders
 from contraflow.planner.graph import SHIP, Candidate, ship_target
 from contraflow.planner.lower.plans import assembled
 from contraflow.planner.partition import QUARTERS
-from contraflow.planner.plan import Problem
+from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.schedules import Layout, build
 from contraflow.planner.search.common import Clock, Session, limits
 from contraflow.planner.search.named.halves import whole_backwards
 from contraflow.planner.search.named.relief import Relief, with_quarters
 from contraflow.planner.search.named.relieved import try_relieved
+from contraflow.planner.search.orders.arm import Arm
+from contraflow.planner.search.orders.race import simulated
 from contraflow.planner.search.proofs import unrestricted
 from contraflow.planner.search.scale import take_over
 
@@ -112,9 +114,8 @@ def random_problem(rng: random.Random) -> tuple[Problem, Layout]:
     return Problem(ModelGraph.chain(layers), Cluster.uniform(devices, 1 << 40, link), Workload(batches)), layout
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_no_bound_is_above_a_plan_that_ships(seed: int) -> None:
-    """Random stashes shipped anywhere, as many as they are: under just the memory that the plan takes, and without."""
+def shipping_somewhere(seed: int) -> tuple[Plan, float]:
+    """A plan with random stashes shipped anywhere, under just the memory that it takes; and its step with more."""
     rng = random.Random(seed)
     problem, layout = random_problem(rng)
     devices = len(problem.cluster)
@@ -126,14 +127,33 @@ def test_no_bound_is_above_a_plan_that_ships(seed: int) -> None:
         guests[p, s] = [f"{SHIP}>{rng.choice(others)}" for _ in range(rng.randint(1, QUARTERS))]
     found = assembled(with_quarters(candidate, guests), layout.orders)
     tight = replace(problem, workload=replace(problem.workload, memory_limit_bytes=max(found.forecast.peak_bytes)))
-    made = assembled(replace(found.candidate, problem=tight), layout.orders).plan
+    return assembled(replace(found.candidate, problem=tight), layout.orders).plan, found.forecast.step_s
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_bound_is_above_a_plan_that_ships(seed: int) -> None:
+    """Random stashes shipped anywhere, as many as they are: under just the memory that the plan takes, and without."""
+    made, roomy_s = shipping_somewhere(seed)
     assert check(made) == []
-    step_s = found.forecast.step_s * (1 + 1e-9)
+    tight = made.problem
+    step_s = roomy_s * (1 + 1e-9)
     same = Candidate(tight, made.stages, made.pipelines, made.stash)
     shares = tuple(len(pipeline.micro_batches) for pipeline in made.pipelines)
     assert bounds.candidate(same, shares) <= step_s
     for space in (SearchSpace(), SearchSpace(recompute=False, offload=False)):
         assert bounds.space(tight, unrestricted(tight, space)) <= step_s
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_plans_that_ship_are_raced(seed: int) -> None:
+    """Whatever fits goes on as an arm, and its order as a plan: the race counts guests more carefully than plans do."""
+    made, _ = shipping_somewhere(seed)
+    arm = Arm(Candidate(made.problem, made.stages, made.pipelines, made.stash), True, False, seed).seeded(made.orders)
+    assert arm.order is not None
+    found = simulated(arm)
+    assert found is not None
+    assert found.stash == made.stash
+    assert not arm.lowered or max(arm.lowered) <= 0
 
 
 @pytest.mark.parametrize("seed", range(40))

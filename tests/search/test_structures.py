@@ -11,7 +11,7 @@ import pytest
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
 from contraflow.planner.graph import Candidate
-from contraflow.planner.lower.plans import assemble
+from contraflow.planner.lower.plans import assemble, assembled
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.plan import Kind, Op, Plan, Problem
 from contraflow.planner.problem.cluster import NodeGroup
@@ -24,7 +24,7 @@ from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
 from contraflow.planner.search.orders.kernels import Ints
 from contraflow.planner.search.orders.race import Race
-from contraflow.planner.search.orders.search import _known, search_orders
+from contraflow.planner.search.orders.search import _horizon_s, _known, _on_other_cuts, search_orders
 from contraflow.planner.search.techniques import by_turns
 
 
@@ -119,6 +119,11 @@ def named(problem: Problem) -> Plan:
     return assemble(Candidate(problem, stages, layout.pipelines), layout.orders)
 
 
+def arm_of(problem: Problem) -> Arm:
+    plan = named(problem)
+    return Arm(Candidate(problem, plan.stages, plan.pipelines, plan.stash), True, False, 0)
+
+
 def test_an_order_that_is_known_is_raced_however_little_effort_there_is() -> None:
     """Structures without an order leave first, those with many ops before others."""
     problem = uneven(16, 0, 4)
@@ -185,6 +190,54 @@ def test_plans_with_copies_are_raced_and_their_stash_choices_change() -> None:
     assert {policy for found in varied for row in found.candidate.stash for policy in row} >= {"keep", "offload"}
     for found in varied:
         assemble(found.candidate, found.ops_by_device())
+
+
+def test_what_the_best_plan_copies_is_also_made_again_in_a_race() -> None:
+    """From both it goes on: copies may be what leads nowhere."""
+    problem = uneven(16, 0, 4, batches=48, memory=400)
+    whole, plain = session(problem, 1.0), named(problem)
+    away = Candidate(problem, plain.stages, plain.pipelines, (("offload", "keep", "keep", "keep"),))
+    whole.incumbent.start_from(assemble(away, plain_orders()))
+    rows = {arm.candidate.stash for arm in _known(whole)}
+    assert rows == {(("offload", "keep", "keep", "keep"),), (("recompute", "keep", "keep", "keep"),)}
+
+
+def test_plans_of_one_cut_are_raced_with_other_stashes() -> None:
+    problem = uneven(16, 0, 4, batches=48)
+    whole, plain = session(problem, 1.0), named(problem)
+    for row in ("keep", "offload", "recompute"):
+        policies = ((row, "keep", "keep", "keep"),)
+        made = assembled(Candidate(problem, plain.stages, plain.pipelines, policies), plain_orders())
+        whole.rounds.remember(made, math.inf)
+    arms = _known(whole, 2)
+    assert len({arm.candidate.stages for arm in arms}) == 1
+    assert len({arm.candidate.stash for arm in arms}) == 2
+
+
+def test_every_race_has_other_cuts() -> None:
+    """Few structures begin on their own and on another cut; of many, every other one, but in the first race."""
+    problem = uneven(16, 0, 4)
+    whole = session(problem)
+    few = list(itertools.islice(structures(problem, whole.space, whole.chain, [(0, 1, 2, 3)]), 6))
+    races = [list(_on_other_cuts(whole, few, number)) for number in (1, 2, 3)]
+    for found in races:
+        assert found[::2] == few
+        assert all(one.stages != other.stages for one, other in zip(found[::2], found[1::2], strict=True))
+    assert len({tuple(one.stages for one in found) for found in races}) == 3
+    many = few * 4
+    assert list(_on_other_cuts(whole, many, 1)) == many
+    changed = [one.stages != other.stages for one, other in zip(_on_other_cuts(whole, many, 2), many, strict=True)]
+    assert changed == [True, False] * 12
+
+
+def test_small_orders_are_raced_for_a_while_and_then_anew() -> None:
+    """However long the call is; large ones as long as it is."""
+    whole = session(uneven(16, 0, 4))
+    small, large = ([arm_of(uneven(16, 0, 4, batches=batches))] for batches in (8, 4000))
+    whole.rounds.races = 1
+    assert _horizon_s(whole, small, 0.3) == RACE.whole
+    assert _horizon_s(whole, small, 40.0) == RACE.whole
+    assert _horizon_s(whole, large, 40.0) == 40.0
 
 
 def test_a_race_without_arms_starts_again() -> None:

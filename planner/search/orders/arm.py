@@ -92,6 +92,22 @@ class Arm:
             if self.known is None or self.order is not before:
                 self.known = known
 
+    def seeded(self, orders: Sequence[Sequence[Op]]) -> Arm:
+        """The arm started from a plan's orders; with more memory, where the plan's ships fit only in truth.
+
+        Arrays count the most that a device holds for others beside the most of its own, whenever these are. What they
+        find then is simulated, and gets less memory where it does not fit.
+        """
+        self.seed_with(orders)
+        if self.order is not None or not (self.arrays.lent >= 0).any():
+            return self
+        for more in ANNEALING.guests:
+            roomy = replace(self, lowered=tuple(-int(more * max(0, x)) for x in self.arrays.limit))
+            roomy.seed_with(orders)
+            if roomy.order is not None:
+                return roomy
+        return self
+
     def _woven(self, order: Ints) -> Iterator[Ints]:
         """An order with the places at which stashes that leave are gone, and are asked for."""
         for lead in ANNEALING.leads:
@@ -279,13 +295,12 @@ def halved(candidate: Candidate, split: bool) -> tuple[bool, ...]:
     return (True, False) if split and candidate.costs.overhead.op_s > 0 else (split,)
 
 
-def arms_of(candidate: Candidate, split: bool, seed: int, copies: int) -> list[Arm]:
-    """The arms of a structure: `copies` with different random numbers, and folded ones where it is mirrored."""
+def arms_of(candidate: Candidate, split: bool, seed: int) -> list[Arm]:
+    """The arms of a structure: with folded ones where it is mirrored."""
     bound_s = bound(candidate, split)
     kinds = [False] + ([True] if mirror(candidate) is not None else [])
     return [
-        Arm(candidate, halves, folded, seed * 1009 + 2 * k + folded, bound_s=bound_s)
+        Arm(candidate, halves, folded, seed * 1009 + folded, bound_s=bound_s)
         for halves in halved(candidate, split)
         for folded in kinds
-        for k in range(copies)
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ...graph import OFFLOAD, RECOMPUTE, Candidate
+from ...graph import OFFLOAD, RECOMPUTE, Candidate, stash_policy
 from ...plan import Plan
 from ..common import (
     ANNEALING,
@@ -14,12 +15,14 @@ from ..common import (
     HOPE,
     RACE,
     ROUND,
+    SECONDS,
     SHARE,
     SIZE,
     Order,
     Session,
     binding,
     lacking,
+    nearby_cuts,
     policies,
     resized,
     routes,
@@ -45,10 +48,16 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
     if isinstance(race, Race):
         race.join(_known(session) if session.best is not race.best else [])
         found = _raced(session, race, end)
-        if not race.ended or session.over or end - time.monotonic() < RACE.least:
+        if not race.ended:
             return found
-    race = _race(session, orders, end, limit)
-    return found if race is None else _raced(session, race, end)
+    while not session.over and end - time.monotonic() >= RACE.least:
+        race = _race(session, orders, end, limit)
+        if race is None:
+            break
+        found = _raced(session, race, end)
+        if session.clock.fixed or not race.ended or race.used_s < SECONDS.tick:
+            break  # the effort is spent, time is up, or there was nothing to do
+    return found
 
 
 def _raced(session: Session, race: Race, end: float) -> list[Arm]:
@@ -69,11 +78,11 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         return None
     number, seconds = session.rounds.race(), end - time.monotonic()
     effort = limit if math.isfinite(limit) else seconds * session.workers
-    copies = 2 if len(candidates) <= SIZE.two_starts else 1
+    candidates = list(_on_other_cuts(session, candidates, number))
     arms = [
         arm
         for n, candidate in enumerate(candidates)
-        for arm in arms_of(candidate, session.space.split_backward, 31 * n + session.seed + 7919 * number, copies)
+        for arm in arms_of(candidate, session.space.split_backward, 31 * n + session.seed + 7919 * number)
     ]
     small = _fewer(session, arms)
     if small:
@@ -86,9 +95,31 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
     arms += [*_known(session, COUNT.next_best), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
+    return Race(session, arms, effort, "order search", horizon_s=_horizon_s(session, arms, end - time.monotonic()))
+
+
+def _horizon_s(session: Session, arms: list[Arm], seconds: float) -> float:
+    """How long a race takes that has so many seconds of this call: no longer than its orders can use."""
     least_s = RACE.whole * ROUND.growth ** min(RACE.doublings, session.rounds.races - 1)
     least_s = min(least_s, RACE.of_call * session.clock.call_remaining_s)
-    return Race(session, arms, effort, "order search", horizon_s=max(end - time.monotonic(), least_s))
+    most_s = max(RACE.whole, RACE.an_op * max((arm.ops for arm in arms), default=0))
+    return min(most_s, max(seconds, least_s))
+
+
+def _on_other_cuts(session: Session, candidates: list[Candidate], number: int) -> Iterator[Candidate]:
+    """The structures of a race, a few of them also on a cut nearby; of many, every other one, from the second race on.
+
+    Where devices have several stages, many cuts are as even as the best one, and orders differ more than cuts: each
+    race has others.
+    """
+    few = len(candidates) <= SIZE.two_cuts
+    for n, candidate in enumerate(candidates):
+        elsewhere = few or (number > 1 and (n + number) % 2 == 0)
+        cuts = nearby_cuts(candidate, session.incumbent.aim_s) if elsewhere else []
+        if few or not cuts:
+            yield candidate
+        if cuts:
+            yield replace(candidate, stages=cuts[(number - 1) % len(cuts)])
 
 
 def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:
@@ -136,28 +167,42 @@ def _fewer(session: Session, arms: list[Arm]) -> dict[int, Arm]:
 
 
 def _known(session: Session, others: int = 0) -> list[Arm]:
-    """The best plan so far as an arm, and so many of the next best that were simulated, each on a cut of its own.
+    """The best plan so far as an arm, and so many of the next best that were simulated: each on a cut of its own, or
+    with other sorts of stashes.
 
     Those too since a worse plan may lead to a better one than the best does. Where memory binds, each also with room
     for tensors in transit.
     """
-    plans = [] if session.best is None else [session.best]
-    cuts = {plan.stages for plan in plans}
+    arms = [] if session.best is None else _arms_of(session, session.best)
+    sorts = {_sort(arm.candidate) for arm in arms}
     for found in sorted(session.seen, key=lambda one: one.forecast.step_s) if others else ():
-        if len(plans) > others:
-            break
-        if found.candidate.stages not in cuts and not lacking(found):
-            cuts.add(found.candidate.stages)
-            plans.append(found.plan)
-    return [arm for plan in plans for arm in _arms_of(session, plan)]
+        if others > 0 and _sort(found.candidate) not in sorts and not lacking(found):
+            sorts.add(_sort(found.candidate))
+            arms += _arms_of(session, found.plan)
+            others -= 1
+    return arms
+
+
+def _sort(candidate: Candidate) -> tuple[object, ...]:
+    """A cut, and what becomes of its stashes, wherever they go."""
+    return candidate.stages, frozenset(policy.partition(">")[0] for row in candidate.stash for policy in row)
 
 
 def _arms_of(session: Session, plan: Plan) -> list[Arm]:
-    """A plan as arms; none where they do not know its stashes or devices."""
+    """A plan as arms, with the stashes that leave their device also made again; none where they do not know these."""
     candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
     separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
     if separate or not knows(candidate) or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
         return []
+    variants, names = [candidate], {policy for row in plan.stash for policy in row}
+    if RECOMPUTE in policies(session.problem, session.space) and any(stash_policy(name).leaves for name in names):
+        again = tuple(tuple(RECOMPUTE if stash_policy(x).leaves else x for x in row) for row in plan.stash)
+        variants.append(replace(candidate, stash=again))
+    return [arm for variant in variants for arm in _seeded(session, variant, plan)]
+
+
+def _seeded(session: Session, candidate: Candidate, plan: Plan) -> list[Arm]:
+    """Arms of a candidate that begin with a plan's orders."""
     split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
     margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]
     arms = [
@@ -165,9 +210,7 @@ def _arms_of(session: Session, plan: Plan) -> list[Arm]:
         for halves in halved(candidate, split)
         for k, m in enumerate(margins)
     ]
-    for arm in arms:
-        arm.seed_with(plan.orders)
-    return [arm for arm in arms if arm.order is not None]
+    return [arm for arm in (arm.seeded(plan.orders) for arm in arms) if arm.order is not None]
 
 
 def _in_transit(candidate: Candidate) -> tuple[int, ...]:

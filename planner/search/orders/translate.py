@@ -61,12 +61,12 @@ def to_ops(candidate: Candidate, a: Arrays, seq: Ints, folded: bool = False) -> 
 
 
 def remade(a: Arrays, order: Ints) -> Ints:
-    """An order with a recomputation right before every backward that needs one, and no others."""
+    """An order with a recomputation before every backward that needs one, no others, and no copies of what stays."""
     units = len(a.batches)
     found: list[int] = []
     for o in order.tolist():
         kind, u = divmod(o, units)
-        if kind == R:
+        if kind == R or (kind in (FREE, FETCH) and not a.away[u]):
             continue
         if kind == B and a.remade[u]:
             found.append(R * units + u)

@@ -110,16 +110,16 @@ def _on_other_cuts(session: Session, candidates: list[Candidate], number: int) -
     """The structures of a race, a few of them also on a cut nearby; of many, every other one, from the second race on.
 
     Where devices have several stages, many cuts are as even as the best one, and orders differ more than cuts: each
-    race has others.
+    race has others, the most even first. number: how many races there were.
     """
     few = len(candidates) <= SIZE.two_cuts
     for n, candidate in enumerate(candidates):
-        elsewhere = few or (number > 1 and (n + number) % 2 == 0)
+        elsewhere = few or (number > 0 and (n + number) % 2 == 1)
         cuts = nearby_cuts(candidate, session.incumbent.aim_s) if elsewhere else []
         if few or not cuts:
             yield candidate
         if cuts:
-            yield replace(candidate, stages=cuts[(number - 1) % len(cuts)])
+            yield replace(candidate, stages=cuts[number % len(cuts)])
 
 
 def _candidates(session: Session, orders: list[Order]) -> Iterator[Candidate]:

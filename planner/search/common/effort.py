@@ -377,7 +377,8 @@ class Annealing:
     cooled: float = 0.01
     """Last temperature, as a share of the first."""
     leads: tuple[int, ...] = (1, 2, 4, 8)
-    """How many ops before its backward an offloaded stash is fetched, in the first orders. Not measured."""
+    """How many ops before its backward an offloaded stash is fetched, in the first orders.
+    Measured: a plan of 79.9 s that ships and offloads begins at 85.6 in a race, at 91.5 with up to 4 ops."""
     guests: tuple[float, ...] = (0.05, 0.1, 0.2)
     """So much more memory for a plan's orders whose ships do not fit as the arrays count them.
     Measured: 14 devices, 60 % of the memory, 30 s: 75.9 to 76.2, without such arms 78.7 to 79.0; of 60 random plans

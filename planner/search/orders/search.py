@@ -176,16 +176,19 @@ def _known(session: Session, others: int = 0) -> list[Arm]:
     arms = [] if session.best is None else _arms_of(session, session.best)
     sorts = {_sort(arm.candidate) for arm in arms}
     for found in sorted(session.seen, key=lambda one: one.forecast.step_s) if others else ():
-        if others > 0 and _sort(found.candidate) not in sorts and not lacking(found):
-            sorts.add(_sort(found.candidate))
-            arms += _arms_of(session, found.plan)
-            others -= 1
+        if _sort(found.candidate) in sorts or lacking(found):
+            continue
+        sorts.add(_sort(found.candidate))
+        arms += _arms_of(session, found.plan)
+        others -= 1
+        if not others:
+            break
     return arms
 
 
 def _sort(candidate: Candidate) -> tuple[object, ...]:
     """A cut, and what becomes of its stashes, wherever they go."""
-    return candidate.stages, frozenset(policy.partition(">")[0] for row in candidate.stash for policy in row)
+    return candidate.stages, frozenset(stash_policy(policy).name for row in candidate.stash for policy in row)
 
 
 def _arms_of(session: Session, plan: Plan) -> list[Arm]:
@@ -194,9 +197,9 @@ def _arms_of(session: Session, plan: Plan) -> list[Arm]:
     separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
     if separate or not knows(candidate) or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
         return []
-    variants, names = [candidate], {policy for row in plan.stash for policy in row}
-    if RECOMPUTE in policies(session.problem, session.space) and any(stash_policy(name).leaves for name in names):
-        again = tuple(tuple(RECOMPUTE if stash_policy(x).leaves else x for x in row) for row in plan.stash)
+    again = tuple(tuple(RECOMPUTE if stash_policy(policy).leaves else policy for policy in row) for row in plan.stash)
+    variants = [candidate]
+    if again != plan.stash and RECOMPUTE in policies(session.problem, session.space):
         variants.append(replace(candidate, stash=again))
     return [arm for variant in variants for arm in _seeded(session, variant, plan)]
 

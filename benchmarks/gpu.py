@@ -1,13 +1,13 @@
-"""What the executor does on a GPU: equality with one process, overlap of offloads, and training under a memory cap.
+"""What the executor does on a GPU: equality with one process, speed beside a plain loop, offloads, a memory cap.
 
     python benchmarks/gpu.py                          all of it, on the first GPU
     python benchmarks/gpu.py --only capped            one part
     python benchmarks/gpu.py --device cpu --quick     its logic on tiny models, without a GPU
 
-Prints a Markdown table a part, and on a GPU keeps it in benchmarks/results/gpu.json. A part that fails is named, and
-the others go on; without a GPU each is named as skipped. Exit code 1 when a part fails, when a run differs from plain
-torch, when a capped run does not fit, or when the plan that should not fit does. `make gpu` runs this, and before it
-the tests that need a GPU.
+Prints a Markdown table a part, and on a GPU keeps it in benchmarks/results/gpu (shown in docs/cuda.md, see tables.py)
+and the parts' verdicts in gpu.json there. A part that fails is named, and the others go on; without a GPU each is named
+as skipped. Exit code 1 when a part fails, when a run differs from plain torch, when a capped run does not fit, or when
+the plan that should not fit does. `make gpu` runs this, and before it the tests that need a GPU.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import argparse
 import gc
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
-from tables import RESULTS, origin
+from gpu_speed import PlainLoop
+from tables import RESULTS, Table, origin
 
 from contraflow.executor.basics.errors import ExecutionError
 from contraflow.executor.measure.profile import profile_model
@@ -71,14 +73,15 @@ Row = tuple[str, ...]
 
 def equality(setting: Setting) -> Iterator[Row]:
     """Several ranks on one device, as processes and as threads, against plain torch on the same device."""
-    yield "model", "schedule", "ranks", "transport", "largest difference of a tensor", "equal"
+    deterministic()
+    yield "model, schedule, transport", "ranks", "largest difference of a tensor", "equal"
     models = ("gpt-tiny",) if setting.quick else ("gpt-tiny", "resnet-tiny", "gpt-mini")
     for model in models:
         graph = setting.profiled(model, 2)
         expected = train_reference(resolve(model), 4, 2, "momentum", 3, device=setting.device)
         for schedule in ("1f1b",) if setting.quick else ("gpipe", "1f1b", "chimera", "search"):
             workload, space = Workload(4, "momentum"), SearchSpace(schedule=schedule, separate_backward=False)
-            found = plan(graph, setting.cluster(2), workload, space, time_limit=10).plan
+            found = plan(graph, setting.cluster(2), workload, space, time_limit=5).plan
             assert found is not None, f"no plan for {model}, {schedule}"
             for transport in ("threads", "processes"):
                 result = execute(found, 3, transport=transport, device=setting.device, return_state=True)
@@ -88,7 +91,7 @@ def equality(setting: Setting) -> Iterator[Row]:
                     for name, tensor in expected.state.items()
                 )
                 good = worst <= 1e-5
-                yield model, schedule, "2", transport, f"{worst:.1e}", "yes" if good else "NO"
+                yield f"{model}, {schedule}, {transport}", "2", f"{worst:.1e}", "yes" if good else "NO"
 
 
 # ------------------------------------------------------------------ overlap
@@ -111,13 +114,15 @@ def host_link(setting: Setting) -> Link:
     return Link(min(max(rates[:3]), max(rates[3:])), 20e-6)
 
 
-def one_device(graph: ModelGraph, cluster: Cluster, micro_batches: int, policy: str, optimizer: str) -> Plan:
-    """All forwards, then all backwards, on one device, with one policy for every stash of the only stage."""
+def one_device(graph: ModelGraph, cluster: Cluster, workload: Workload, policy: str, in_turn: bool = False) -> Plan:
+    """On one device with one policy for every stash of the only stage: all forwards, then all backwards, or in turn."""
     names = tuple(layer.name for layer in graph.layers)
-    every = tuple(range(micro_batches))
-    problem = Problem(graph, cluster, Workload(micro_batches, optimizer))
+    every = tuple(range(workload.micro_batches))
+    problem = Problem(graph, cluster, workload)
     candidate = Candidate(problem, (names,), (Pipeline((0,), (0,), every),), ((policy,),))
     again = [Kind.R] if stash_policy(policy).remade else []
+    if in_turn:
+        return assemble(candidate, [[Op(kind, 0, m) for m in every for kind in (Kind.F, *again, Kind.B)]])
     backwards = [Op(kind, 0, m) for m in every for kind in (*again, Kind.B)]
     return assemble(candidate, [[*(Op(Kind.F, 0, m) for m in every), *backwards]])
 
@@ -129,7 +134,7 @@ def overlap(setting: Setting) -> Iterator[Row]:
     graph, link = setting.profiled(model, samples), host_link(setting)
     kept_s = 0.0
     for policy in ("keep", "recompute", "selective", "offload"):
-        made = one_device(graph, setting.cluster(1, link), count, policy, "sgd")
+        made = one_device(graph, setting.cluster(1, link), Workload(count), policy)
         result = execute(made, 4 if setting.quick else 10, transport="threads", device=setting.device)
         kept_s = kept_s or result.step_s
         copied = 2 * count * sum(layer.stash_bytes for layer in graph.layers) if policy == "offload" else 0
@@ -142,6 +147,28 @@ def overlap(setting: Setting) -> Iterator[Row]:
         )  # fmt: skip
 
 
+# ------------------------------------------------------------------ speed
+
+
+def speed(setting: Setting) -> Iterator[Row]:
+    """One device, every stash kept: a plain loop of torch's, eager and through its compiler, against ours."""
+    yield "model, precision, programs", "torch", "ours", "torch / ours", "forecast", "forecast / ours"
+    model, samples, count, steps = ("gpt-tiny", 2, 4, 3) if setting.quick else ("gpt2", 4, 8, 12)
+    layered = resolve(model)
+    for precision, dtype in (("fp32", torch.float32), ("mixed", torch.bfloat16)):
+        graph = ModelGraph.from_dict(profile_model(layered, samples, setting.device, rounds=5, dtype=dtype))
+        for compiled in (False, True):
+            made = one_device(graph, setting.cluster(1), Workload(count, "adam", precision), "keep", in_turn=True)
+            result = execute(made, steps, transport="threads", device=setting.device, compiled=compiled)
+            half = precision == "mixed"
+            torchs = PlainLoop(layered, samples, count, half, compiled, setting.device).step_s(steps)
+            yield (
+                f"{model}, {precision}, {'compiled' if compiled else 'as traced'}", f"{1e3 * torchs:.1f} ms",
+                f"{1e3 * result.step_s:.1f} ms", f"{torchs / result.step_s:.2f}",
+                f"{1e3 * result.forecast_step_s:.1f} ms", f"{result.forecast_step_s / result.step_s:.2f}",
+            )  # fmt: skip
+
+
 # ------------------------------------------------------------------ a model that does not fit
 
 
@@ -150,13 +177,13 @@ def capped(setting: Setting) -> Iterator[Row]:
     yield "plan", "cap", "peak forecast", "peak", "step", "forecast", "losses", "runs"
     model, samples, count, optimizer = ("gpt-tiny", 2, 8, "adam") if setting.quick else ("gpt2-64", 2, 8, "adam")
     graph, cluster = setting.profiled(model, samples), setting.cluster(1, host_link(setting))
-    keep = one_device(graph, cluster, count, "keep", optimizer)
+    keep = one_device(graph, cluster, Workload(count, optimizer), "keep")
     assert keep.forecast is not None
     static = sum(layer.parameter_bytes for layer in graph.layers) * 4  # parameters, gradients, two of Adam's
     cap = static + (keep.forecast.peak_bytes[0] - static) // 2
     workload = Workload(count, optimizer, memory_limit_bytes=int(0.93 * cap))  # the rest: rounding, workspaces
     fitting = plan(
-        graph, cluster, workload, SearchSpace(separate_backward=False), time_limit=20 if setting.quick else 120
+        graph, cluster, workload, SearchSpace(separate_backward=False), time_limit=10 if setting.quick else 30
     )
     assert fitting.plan is not None, f"no plan within {gib(cap)}: {fitting.violations}"
     if setting.device == "cuda":
@@ -193,7 +220,12 @@ def gib(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB / 100 else f"{count / 2**20:.2f} MiB"
 
 
-PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {"equality": equality, "overlap": overlap, "capped": capped}
+PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
+    "equality": equality,
+    "speed": speed,
+    "overlap": overlap,
+    "capped": capped,
+}
 
 
 def deterministic() -> None:
@@ -203,19 +235,31 @@ def deterministic() -> None:
     torch.backends.cudnn.deterministic = True
 
 
-def run(name: str, setting: Setting) -> tuple[list[Row], str]:
-    """Prints one part's rows, and returns them, and what is wrong; nothing if all is well."""
+def run(name: str, setting: Setting) -> int:
+    """Prints one part's rows and on a GPU saves them; 1 when something is wrong with them."""
+    print(f"\n{name}: {str(PARTS[name].__doc__).splitlines()[0]}\n")
     rows: list[Row] = []
-    try:
-        for row in PARTS[name](setting):
-            print("| " + " | ".join(row) + " |", flush=True)
-            if not rows:
-                print("|" + " --- |" * len(row))
-            rows.append(row)
-    except Exception as error:  # the other parts go on
-        return rows, f"{name} failed: {type(error).__name__}: {error}"
+    for row in PARTS[name](setting):
+        print("| " + " | ".join(row) + " |", flush=True)
+        if not rows:
+            print("|" + " --- |" * len(row))
+        rows.append(row)
+    if setting.device == "cuda" and not setting.quick:
+        where = replace(origin(), note=f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
+        Table.made(where, list(rows[0]), [list(row) for row in rows[1:]]).save(f"gpu/{name}")
     wrong = [row for row in rows if row[-1] == "NO" or row[-1].endswith("(WRONG)")]
-    return rows, f"{name}: wrong: {' | '.join(wrong[0])}" if wrong else ""
+    for row in wrong:
+        print(f"\nWRONG: {' | '.join(row)}")
+    return int(bool(wrong))
+
+
+def run_all(names: list[str], arguments: list[str]) -> dict[str, str]:
+    """Every part in a process of its own, since an error on a device ends all that its process does there."""
+    found = {}
+    for name in names:
+        ended = subprocess.run([sys.executable, __file__, *arguments, "--only", name], check=False).returncode
+        found[name] = "fine" if ended == 0 else f"failed, exit code {ended}"
+    return found
 
 
 def main() -> int:
@@ -225,23 +269,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models")
     parser.add_argument("--only", choices=sorted(PARTS))
     arguments = parser.parse_args()
-    names = [name for name in PARTS if arguments.only in (None, name)]
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        for name in names:
+        for name in PARTS if arguments.only is None else (arguments.only,):
             print(f"{name}: skipped, torch sees no CUDA device (--device cpu --quick tests the script's logic)")
         return 0
-    deterministic()
-    setting, faults, kept = Setting(arguments.device, arguments.quick), list[str](), dict[str, list[Row]]()
-    for name in names:
-        print(f"\n{name}: {str(PARTS[name].__doc__).splitlines()[0]}\n")
-        kept[name], wrong = run(name, setting)
-        faults += [wrong] if wrong else []
-    for fault in faults:
-        print(f"\nWRONG: {fault}")
+    if arguments.only is not None:
+        return run(arguments.only, Setting(arguments.device, arguments.quick))
+    found = run_all(list(PARTS), sys.argv[1:])
+    for name, verdict in found.items():
+        print(f"\n{name}: {verdict}")
     if arguments.device == "cuda":
         about = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "origin": asdict(origin())}
-        (RESULTS / "gpu.json").write_text(json.dumps({**about, "parts": kept, "faults": faults}, indent=1) + "\n")
-    return int(bool(faults))
+        (RESULTS / "gpu.json").write_text(json.dumps({**about, "parts": found}, indent=1) + "\n")
+    return int(any(verdict != "fine" for verdict in found.values()))
 
 
 if __name__ == "__main__":

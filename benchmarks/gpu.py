@@ -18,15 +18,18 @@ import json
 import os
 import subprocess
 import sys
-import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
 
 import torch
 from gpu_speed import PlainLoop
 from tables import RESULTS, Table, origin
 
 from contraflow.executor.basics.errors import ExecutionError
+from contraflow.executor.measure.gpus import found_gpus
 from contraflow.executor.measure.profile import profile_model
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
@@ -49,6 +52,11 @@ class Setting:
 
     device: str
     quick: bool
+    traces: str | None = None
+
+    def trace(self, name: str) -> Path | None:
+        """Where the trace of a run goes, if anywhere."""
+        return None if self.traces is None else Path(self.traces) / f"{name}.json"
 
     @property
     def total_bytes(self) -> int:
@@ -75,7 +83,7 @@ def equality(setting: Setting) -> Iterator[Row]:
     """Several ranks on one device, as processes and as threads, against plain torch on the same device."""
     deterministic()
     yield "model, schedule, transport", "ranks", "largest difference of a tensor", "equal"
-    models = ("gpt-tiny",) if setting.quick else ("gpt-tiny", "resnet-tiny", "gpt-mini")
+    models = ("gpt-tiny",) if setting.quick else ("gpt-tiny", "resnet-tiny")
     for model in models:
         graph = setting.profiled(model, 2)
         expected = train_reference(resolve(model), 4, 2, "momentum", 3, device=setting.device)
@@ -98,20 +106,8 @@ def equality(setting: Setting) -> Iterator[Row]:
 
 
 def host_link(setting: Setting) -> Link:
-    """The slower direction between pinned memory and the device, measured."""
-    if setting.device != "cuda":
-        return HOST_LINK
-    there = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    here = torch.empty_like(there, device="cpu", pin_memory=True)
-    rates = []
-    for target, source in ((here, there), (there, here)):
-        for _ in range(3):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-            rates.append(there.nbytes / (time.perf_counter() - began))
-    return Link(min(max(rates[:3]), max(rates[3:])), 20e-6)
+    """Between this device and its host, as `contraflow cluster detect` measures it."""
+    return found_gpus(5).host_link if setting.device == "cuda" else HOST_LINK
 
 
 def one_device(graph: ModelGraph, cluster: Cluster, workload: Workload, policy: str, in_turn: bool = False) -> Plan:
@@ -135,7 +131,9 @@ def overlap(setting: Setting) -> Iterator[Row]:
     kept_s = 0.0
     for policy in ("keep", "recompute", "selective", "offload"):
         made = one_device(graph, setting.cluster(1, link), Workload(count), policy)
-        result = execute(made, 4 if setting.quick else 10, transport="threads", device=setting.device)
+        result = execute(
+            made, 4 if setting.quick else 10, transport="threads", device=setting.device, trace=setting.trace(policy)
+        )
         kept_s = kept_s or result.step_s
         copied = 2 * count * sum(layer.stash_bytes for layer in graph.layers) if policy == "offload" else 0
         peak = (result.allocated_bytes or result.peak_bytes)[0]
@@ -150,18 +148,26 @@ def overlap(setting: Setting) -> Iterator[Row]:
 # ------------------------------------------------------------------ speed
 
 
+PRECISIONS = {"fp32": torch.float32, "mixed": torch.bfloat16}
+
+
 def speed(setting: Setting) -> Iterator[Row]:
     """One device, every stash kept: a plain loop of torch's, eager and through its compiler, against ours."""
     yield "model, precision, programs", "torch", "ours", "torch / ours", "forecast", "forecast / ours"
-    model, samples, count, steps = ("gpt-tiny", 2, 4, 3) if setting.quick else ("gpt2", 4, 8, 12)
-    layered = resolve(model)
-    for precision, dtype in (("fp32", torch.float32), ("mixed", torch.bfloat16)):
-        graph = ModelGraph.from_dict(profile_model(layered, samples, setting.device, rounds=5, dtype=dtype))
-        for compiled in (False, True):
-            made = one_device(graph, setting.cluster(1), Workload(count, "adam", precision), "keep", in_turn=True)
+    steps = 3 if setting.quick else 10
+    cases = (
+        [("gpt-tiny", 2, (False, True))] if setting.quick else [("gpt2", 4, (False,)), ("gpt-small", 64, (False, True))]
+    )
+    for (model, samples, programs), precision in product(cases, PRECISIONS):
+        layered = resolve(model)
+        profiled = profile_model(layered, samples, setting.device, dtype=PRECISIONS[precision])
+        made = one_device(
+            ModelGraph.from_dict(profiled), setting.cluster(1), Workload(8, "adam", precision), "keep", in_turn=True
+        )
+        for compiled in programs:
             result = execute(made, steps, transport="threads", device=setting.device, compiled=compiled)
             half = precision == "mixed"
-            torchs = PlainLoop(layered, samples, count, half, compiled, setting.device).step_s(steps)
+            torchs = PlainLoop(layered, samples, 8, half, compiled, setting.device).step_s(steps)
             yield (
                 f"{model}, {precision}, {'compiled' if compiled else 'as traced'}", f"{1e3 * torchs:.1f} ms",
                 f"{1e3 * result.step_s:.1f} ms", f"{torchs / result.step_s:.2f}",
@@ -173,22 +179,23 @@ def speed(setting: Setting) -> Iterator[Row]:
 
 
 def capped(setting: Setting) -> Iterator[Row]:
-    """A GPT-2 of 1.39e9 parameters trained below the memory that it takes when every stash is kept."""
+    """A GPT-2 of 1.39e9 parameters trained in less memory than one micro-batch takes when every stash is kept."""
     yield "plan", "cap", "peak forecast", "peak", "step", "forecast", "losses", "runs"
     model, samples, count, optimizer = ("gpt-tiny", 2, 8, "adam") if setting.quick else ("gpt2-64", 2, 8, "adam")
     graph, cluster = setting.profiled(model, samples), setting.cluster(1, host_link(setting))
-    keep = one_device(graph, cluster, Workload(count, optimizer), "keep")
-    assert keep.forecast is not None
+    kept = one_device(graph, cluster, Workload(count, optimizer), "keep", in_turn=not setting.quick)
+    assert kept.forecast is not None
     static = sum(layer.parameter_bytes for layer in graph.layers) * 4  # parameters, gradients, two of Adam's
-    cap = static + (keep.forecast.peak_bytes[0] - static) // 2
-    workload = Workload(count, optimizer, memory_limit_bytes=int(0.93 * cap))  # the rest: rounding, workspaces
+    limit = static + int(0.6 * (kept.forecast.peak_bytes[0] - static))
+    cap = limit + (limit // 10 if setting.quick else GIB)  # rounding, workspaces
+    workload = Workload(count, optimizer, memory_limit_bytes=limit)
     fitting = plan(
         graph, cluster, workload, SearchSpace(separate_backward=False), time_limit=10 if setting.quick else 30
     )
     assert fitting.plan is not None, f"no plan within {gib(cap)}: {fitting.violations}"
     if setting.device == "cuda":
         torch.cuda.set_per_process_memory_fraction(cap / setting.total_bytes)
-    yield capped_row("all stashes kept", keep, cap, setting, fits=False)
+    yield capped_row("all stashes kept", kept, cap, setting, fits=False)
     yield capped_row("searched", fitting.plan, cap, setting, fits=True)
 
 
@@ -198,12 +205,16 @@ def capped_row(name: str, made: Plan, cap: int, setting: Setting, fits: bool) ->
     forecast = made.forecast
     head = (name, gib(cap), gib(forecast.peak_bytes[0]))
     try:
-        result: RunResult = execute(made, 4, transport="threads", device=setting.device, self_check=setting.quick)
+        result: RunResult | None = execute(
+            made, 4, transport="threads", device=setting.device, self_check=setting.quick
+        )
     except (ExecutionError, torch.OutOfMemoryError) as error:
         if "out of memory" not in str(error):
             raise
+        traceback.clear_frames(error.__traceback__)  # which hold what was allocated
+        result = None
+    if result is None:
         gc.collect()
-        torch.cuda.empty_cache()
         return *head, "-", "-", f"{forecast.step_s:.3f} s", "-", "out of memory" + (" (WRONG)" if fits else "")
     peak = (result.allocated_bytes or result.peak_bytes)[0]
     losses = " ".join(f"{loss:.3f}" for loss in result.losses)
@@ -268,13 +279,14 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny models")
     parser.add_argument("--only", choices=sorted(PARTS))
+    parser.add_argument("--traces", metavar="FOLDER", help="write traces of the part `overlap` there")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         for name in PARTS if arguments.only is None else (arguments.only,):
             print(f"{name}: skipped, torch sees no CUDA device (--device cpu --quick tests the script's logic)")
         return 0
     if arguments.only is not None:
-        return run(arguments.only, Setting(arguments.device, arguments.quick))
+        return run(arguments.only, Setting(arguments.device, arguments.quick, arguments.traces))
     found = run_all(list(PARTS), sys.argv[1:])
     for name, verdict in found.items():
         print(f"\n{name}: {verdict}")

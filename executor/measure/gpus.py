@@ -47,10 +47,10 @@ def found_gpus(rounds: int) -> Gpus:
         raise RunError(f"GPUs of different kinds in one node are not detected: {', '.join(sorted(names))}")
     kind = kind_of(properties[0].name, min(found.total_memory for found in properties))
     pairs = [(k, k ^ 1) for k in range(len(properties)) if k ^ 1 < len(properties)]
-    alone = _seconds([_to_host(0)], rounds)
-    together = _seconds([_to_host(k) for k in range(len(properties))], rounds)
+    alone = _seconds(_both_ways(0), rounds)
+    together = _seconds([copy for k in range(len(properties)) for copy in _both_ways(k)], rounds)
     shared = shared_by(together / alone, len(properties))
-    small_s = _seconds([_to_host(0, SMALL_BYTES)], rounds)
+    small_s = _seconds(_both_ways(0, SMALL_BYTES), rounds)
     return Gpus(
         len(properties),
         kind,
@@ -101,8 +101,17 @@ def _between(pairs: Sequence[tuple[int, int]], rounds: int) -> Link:
     return Link(COPIED_BYTES / (large_s - small_s if large_s > 2 * small_s else large_s), small_s)
 
 
-def _to_host(device: int, count: int = COPIED_BYTES) -> Callable[[], object]:
-    return _copy(_bytes(count, device), torch.empty(count, dtype=torch.uint8, pin_memory=True))
+def _both_ways(device: int, count: int = COPIED_BYTES) -> list[Callable[[], object]]:
+    """To the host and back at once, as stashes move: the ways share a link's switches and the host's memory."""
+    here = [torch.empty(count, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    there = [_bytes(count, device) for _ in range(2)]
+    ways = ((there[0], here[0]), (here[1], there[1]))
+    return [partial(_beside, torch.cuda.Stream(device), _copy(*way)) for way in ways]  # type: ignore[no-untyped-call]
+
+
+def _beside(stream: torch.cuda.Stream, copy: Callable[[], object]) -> None:
+    with torch.cuda.stream(stream):
+        copy()
 
 
 def _bytes(count: int, device: int) -> Tensor:

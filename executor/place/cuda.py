@@ -110,7 +110,7 @@ class CudaPlace(Place):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._before_bytes = 0
+        self._before_bytes = self._before_reserved_bytes = 0
 
     @contextmanager
     def _active(self) -> Iterator[None]:
@@ -153,14 +153,16 @@ class CudaPlace(Place):
         torch.cuda.synchronize(self.device)
 
     def start_measuring(self) -> None:
+        torch.cuda.empty_cache()  # what an earlier run left in the cache is not this one's
         self._before_bytes = torch.cuda.memory_allocated(self.device)
+        self._before_reserved_bytes = torch.cuda.memory_reserved(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def allocated_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.device) - self._before_bytes
 
     def reserved_bytes(self) -> int | None:
-        return torch.cuda.max_memory_reserved(self.device) - self._before_bytes
+        return torch.cuda.max_memory_reserved(self.device) - self._before_reserved_bytes
 
     def cap(self, planned_bytes: int) -> None:
         fraction = 1.0

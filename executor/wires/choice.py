@@ -32,10 +32,10 @@ def transport_for(plan: Plan, wires: Transport, place: Place) -> Iterator[Transp
 
 
 def said(transport: Transport) -> str | None:
-    """In a line, why a rank with a GPU has its messages go through the hosts; None: they do not."""
+    """In a line, why a rank with a GPU has its messages go through the hosts; None: they do not, or there are none."""
     from .staged import StagedTransport
 
-    if not isinstance(transport, StagedTransport):
+    if not isinstance(transport, StagedTransport) or transport.world_size == 1:
         return None
     return f"messages between GPUs go through pinned memory of the host, since {transport.reason}"
 

@@ -43,7 +43,9 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(case: Case, transport: str) -> RunResult:
-    return execute(planned(case), STEPS, dtype=case.dtype, transport=transport, device="cuda", return_state=True)
+    return execute(
+        planned(case, "cuda"), STEPS, dtype=case.dtype, transport=transport, device="cuda", return_state=True
+    )
 
 
 @pytest.mark.parametrize("transport", ["threads", "processes"])
@@ -75,8 +77,8 @@ def test_the_allocator_holds_what_was_planned() -> None:
 
 def test_offloads_run_beside_compute() -> None:
     """In the trace, whose times are the device's own, some copy to the host overlaps an op."""
-    case = Case("gpipe", "gpt-mini", 1, 8, stash="offload")
-    (device,) = execute(planned(case), STEPS, transport="threads", device="cuda").trace.devices
+    case = Case("gpipe", "gpt-small", 1, 8, stash="offload")  # large enough that the host is ahead of the device
+    (device,) = execute(planned(case, "cuda", 32), STEPS, transport="threads", device="cuda").trace.devices
     copies = [r for r in device.ops if r.op.kind is Kind.OFFLOAD]
     ops = [r for r in device.ops if r.op.kind in COMPUTE]
     assert all(record.end_s >= record.start_s >= 0 for record in device.ops)
@@ -88,6 +90,6 @@ def test_compiled_programs_on_cuda() -> None:
     """Triton's kernels instead of torch's."""
     pytest.importorskip("triton")
     case = Case("1f1b", "gpt-tiny", 2, 4)
-    result = execute(planned(case), STEPS, transport="threads", device="cuda", compiled=True)
+    result = execute(planned(case, "cuda"), STEPS, transport="threads", device="cuda", compiled=True)
     expected = train_reference(resolve(case.model), 4, SAMPLES, case.optimizer, STEPS, device="cuda")
     assert result.losses == pytest.approx(expected.losses, abs=1e-4)

@@ -93,16 +93,20 @@ def profile(model: LayeredModel, samples: int = SAMPLES, **options: Any) -> dict
 
 @cache
 def measured(
-    model: str, dtype: torch.dtype = torch.float32, samples: int = SAMPLES, engine: Engine = "auto"
+    model: str,
+    dtype: torch.dtype = torch.float32,
+    samples: int = SAMPLES,
+    engine: Engine = "auto",
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """That of a registry model. Not to be changed."""
-    return profile(resolve(model), samples, dtype=dtype, engine=engine)
+    return profile(resolve(model), samples, dtype=dtype, engine=engine, device=device)
 
 
 @cache
-def profiled(model: str, dtype: torch.dtype) -> ModelGraph:
+def profiled(model: str, dtype: torch.dtype, device: str = "cpu", samples: int = SAMPLES) -> ModelGraph:
     """The same for the planner, at given times: what a plan looks like must not depend on the machine."""
-    return at_given_times(ModelGraph.from_dict(measured(model, dtype)))
+    return at_given_times(ModelGraph.from_dict(measured(model, dtype, samples, device=device)))
 
 
 def sized(model: LayeredModel, samples: int = SAMPLES, **options: Any) -> ModelGraph:
@@ -126,23 +130,26 @@ def at_given_times(graph: ModelGraph) -> ModelGraph:
 
 
 @cache
-def planned(case: Case) -> Plan:
-    """The case's plan: layers dealt out evenly, or the planner's search."""
+def planned(case: Case, device: str = "cpu", samples: int = SAMPLES) -> Plan:
+    """The case's plan: layers dealt out evenly, or the planner's search. `device`: what its kernels keep is planned."""
     if case.schedule == "search":
         from contraflow.planner.search.driver import plan
 
-        graph, workload = profiled(case.model, case.dtype), Workload(case.micro_batches, case.optimizer)
+        graph, workload = (
+            profiled(case.model, case.dtype, device, samples),
+            Workload(case.micro_batches, case.optimizer),
+        )
         found = plan(graph, _cluster(case), workload, time_limit=300, workers=1, deterministic_limit=0.3).plan
         assert found is not None
         return found
-    candidate = dealt_out(case)
+    candidate = dealt_out(case, device, samples)
     orders = build(case.schedule, case.devices, case.micro_batches).orders
     return assemble(candidate, [rewritten(order, candidate, case.halves) for order in orders], case.schedule)
 
 
-def dealt_out(case: Case) -> Candidate:
+def dealt_out(case: Case, device: str = "cpu", samples: int = SAMPLES) -> Candidate:
     """The case's plan without its orders: layers dealt out evenly."""
-    graph = profiled(case.model, case.dtype)
+    graph = profiled(case.model, case.dtype, device, samples)
     layout = build(case.schedule, case.devices, case.micro_batches)
     workload = Workload(case.micro_batches, case.optimizer, case.precision, update_every=case.update)
     stages = cut_evenly(graph, layout.stages)

@@ -18,12 +18,14 @@ from .fit import limits
 
 
 def routes(order: Order, chunks: int) -> list[Order]:
-    """Devices of the stages with so many chunks a device: back and forth, and round and round."""
+    """Devices of the stages with so many chunks a device: back and forth, and round and round. With one they are the
+    same, and of use where it does not hold what a whole backward needs.
+    """
     zigzag: list[int] = []
     for k in range(chunks):
         zigzag += order if k % 2 == 0 else order[::-1]
     found = [tuple(zigzag)]
-    if chunks > 1:
+    if chunks > 1 and len(order) > 1:
         found.append(order * chunks)
     return found
 
@@ -55,7 +57,7 @@ def structures(
         for chunks in range(1, most_chunks + 1):
             if chunks * len(order) > len(chain):
                 break
-            for route in routes(order, chunks) if len(order) > 1 else [order * chunks][: 1 if chunks == 1 else 0]:
+            for route in routes(order, chunks):
                 other_way = chunks == 1 or route[: len(order)] != route[len(order) : 2 * len(order)]
                 twin = dict(zip(order, order[::-1], strict=True))
                 for back in ((), tuple(twin[d] for d in route)) if two and len(order) > 1 and other_way else ((),):

@@ -51,7 +51,7 @@ def candidates(session: Session, orders: list[Order]) -> tuple[list[Candidate], 
     for order in orders:
         for chunks in range(1, SIZE.chunks + 1):
             count = chunks * len(order)
-            if count > len(chain) or (len(order) == 1 and chunks > 1):
+            if count > len(chain):
                 break
             every = compositions(len(chain), count, MODEL.cuts)
             if every is not None and len(every) * len(orders) * batches * count > MODEL.listed_ops:

@@ -44,8 +44,8 @@ def run_least_memory(session: Session, order: Order) -> Iterator[None]:
 def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
     """Every route on the cuts that are found at once, then on those that take long to find."""
     batches = tuple(range(session.problem.workload.micro_batches))
-    every = [route for n in range(1, (SIZE.chunks if len(order) > 1 else 1) + 1) for route in routes(order, n)]
-    every = [route for route in every if len(route) <= len(session.chain)]
+    every = [route for n in range(1, SIZE.chunks + 1) for route in routes(order, n)]
+    every = [route for route in dict.fromkeys(every) if len(route) <= len(session.chain)]
     tried: dict[Order, list[Cuts]] = {route: [] for route in every}
     for cuts in (_cuts_at_once, _balanced):
         for route in every:

@@ -17,8 +17,8 @@ from ...lower import Assembled, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import Op, Pipeline, Problem
 from ...problem import SearchSpace
-from ...schedules import Layout, build, capped, variants
-from ..common import HOPE, SIZE, Groups, Session, balanced, lacking, remaking
+from ...schedules import Layout, build, capped, variants, whole_laps
+from ..common import COUNT, HOPE, SIZE, Groups, Session, balanced, lacking, remaking
 from .costed import adapts, made_for, rooms_of
 from .finer import longest_sum_s, offer_finer
 from .fullest import in_flight, of_layout, residents
@@ -245,12 +245,21 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     if name == "search":
         for _, layout in variants(devices, micro_batches, layers):
             check_time()
-            # several stages on the only device are one
             if (most is None or len(layout.pipelines) <= most) and (devices > 1 or layout.stages == 1):
                 yield layout
+        # on the only device stages are one after the other, and each is for a backward that needs less at a time
+        yield from (whole_laps(1, micro_batches, count) for count in depths(layers) if count > 1 == devices)
         return
     numbers = devices, micro_batches, layers
     yield from _layouts.get(variants, (name, most, *numbers), lambda: _of_name(space, *numbers))
+
+
+def depths(most: int) -> Iterator[int]:
+    """Stages a device: all small numbers, then each a quarter more."""
+    depth = 1
+    while depth <= min(most, COUNT.deepest):
+        yield depth
+        depth = max(depth + 1, depth * 5 // 4)
 
 
 _layouts: PerCall[list[Layout]] = PerCall()

@@ -7,7 +7,7 @@ transit enter as two at each boundary, and the simulation has the last word.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -173,13 +173,19 @@ class _Device:
 
     def bytes(self, chosen: Sequence[StashChoice]) -> int:
         """The most that is alive under these choices."""
-        total, again = self._pending.copy(), 0
+        return self._at_rest(chosen) + self._made_again(chosen)
+
+    def _at_rest(self, chosen: Sequence[StashChoice]) -> int:
+        """The most that is alive between ops."""
+        total = self._pending.copy()
         for k, choice in enumerate(chosen):
             total += self._held(choice)[k]
-            if choice.row.remade:
-                resting, moved = self._bytes[choice.row]
-                again = max(again, int(self.stash[k] - resting[k] - moved[k]))
-        return int(total.max(initial=0)) + again
+        return int(total.max(initial=0))
+
+    def _made_again(self, chosen: Sequence[StashChoice]) -> int:
+        """The largest part of a stash that is made again, which is there for one backward."""
+        remade = ((k, self._bytes[choice.row]) for k, choice in enumerate(chosen) if choice.row.remade)
+        return max((int(self.stash[k] - resting[k] - moved[k]) for k, (resting, moved) in remade), default=0)
 
     def seconds(self, chosen: Sequence[StashChoice]) -> float:
         """What the device computes, or its host link copies in one direction, if that takes longer."""
@@ -206,26 +212,33 @@ class _Device:
     def choose(self, most_s: float) -> list[StashChoice] | None:
         """Choices under which the device holds its order: by turns what costs least time a byte; None without any.
 
-        Nor where they take most_s seconds.
+        Nor where they take most_s seconds. Where no change saves on its own, since what one stage is rid of is there
+        again for its backward, as with one micro-batch in flight, it is by what is alive between ops.
         """
-        chosen = [KEPT] * len(self.full.units)
-        held = self.bytes(chosen)
-        while held > self.room:
+        chosen, gone = [KEPT] * len(self.full.units), set[tuple[StashChoice, ...]]()
+        while (held := self.bytes(chosen)) > self.room:
             if self.seconds(chosen) >= most_s:
                 return None
-            before, best = self.price(chosen), None
-            for k, choice in self._changes(chosen):
-                other = [*chosen[:k], choice, *chosen[k + 1 :]]
-                saved = held - self.bytes(other)
-                if saved > 0:
-                    price = ((self.price(other) - before) / min(saved, held - self.room), -saved)
-                    if best is None or price < best[0]:
-                        best = (price, other)
-            if best is None:
+            least = self._cheapest(chosen, held, self.bytes) or self._cheapest(chosen, held, self._at_rest)
+            gone.add(tuple(chosen))
+            if least is None or tuple(least) in gone:
                 return None
-            chosen = best[1]
-            held = self.bytes(chosen)
+            chosen = least
         return self._eased(chosen)
+
+    def _cheapest(
+        self, chosen: list[StashChoice], held: int, measure: Callable[[Sequence[StashChoice]], int]
+    ) -> list[StashChoice] | None:
+        """The choices with the change that costs least time for what it saves by this measure; None if none saves."""
+        now, before, best = measure(chosen), self.price(chosen), None
+        for k, choice in self._changes(chosen):
+            other = [*chosen[:k], choice, *chosen[k + 1 :]]
+            saved = now - measure(other)
+            if saved > 0:
+                price = ((self.price(other) - before) / min(saved, held - self.room), -saved)
+                if best is None or price < best[0]:
+                    best = (price, other)
+        return None if best is None else best[1]
 
     def _changes(self, chosen: Sequence[StashChoice]) -> list[tuple[int, StashChoice]]:
         return [(k, choice) for k, old in enumerate(chosen) for choice in self.options if choice != old]

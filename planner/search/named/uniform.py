@@ -20,7 +20,7 @@ from ...schedules import Layout, folded, in_laps
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
 from .equal import Equal, Floats
 from .likeliest import Likeliest
-from .portfolio import Tried, try_layout
+from .portfolio import Tried, depths, try_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,15 +237,8 @@ def _points(session: Session) -> Iterator[Point]:
         for groups in equal_groups(problem, width) if width > 1 else [(one,)]:
             check_time()
             of = Equal(session, groups)
-            for chunks in _depths(layers // len(of)) if len(of) > 1 else (1,):
-                yield from (Point(of, chunks, policy) for policy in kept)
+            for chunks in depths(layers // len(of)):
+                several = len(of) > 1 or chunks == 1  # on one device they are for backwards that need much at a time
+                yield from (Point(of, chunks, policy) for policy in kept if several or policy != KEEP)
             if layers >= 2 * len(of) > 2:
                 yield Point(of, 2, KEEP, folded=True)
-
-
-def _depths(most: int) -> Iterator[int]:
-    """Stages a device: all small numbers, then each a quarter more."""
-    depth = 1
-    while depth <= min(most, COUNT.deepest):
-        yield depth
-        depth = max(depth + 1, depth * 5 // 4)

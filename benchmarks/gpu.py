@@ -195,8 +195,8 @@ def capped(setting: Setting) -> Iterator[Row]:
     assert fitting.plan is not None, f"no plan within {gib(cap)}: {fitting.violations}"
     if setting.device == "cuda":
         torch.cuda.set_per_process_memory_fraction(cap / setting.total_bytes)
-    yield capped_row("all stashes kept", kept, cap, setting, fits=False)
     yield capped_row("searched", fitting.plan, cap, setting, fits=True)
+    yield capped_row("all stashes kept", kept, cap, setting, fits=False)  # last: what fails may leave memory behind
 
 
 def capped_row(name: str, made: Plan, cap: int, setting: Setting, fits: bool) -> Row:

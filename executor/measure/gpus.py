@@ -1,6 +1,6 @@
 """The GPUs of this machine: what torch and nvidia-smi say, and the links between them and to the host, measured.
 
-No GPU has run this yet (docs/cuda.md); names, topologies and sharing are tested on the CPU.
+Run on a machine with one GPU (docs/cuda.md); names, topologies and sharing are tested on the CPU.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ...schedules import Layout, capped
 from ..common import COUNT, Session, balanced, missing, unaddressed
 from .fullest import Fullest, fullest, in_flight
 from .halves import not_split, whole_backwards
-from .portfolio import Order, busiest_s, named_layouts, place
+from .portfolio import Order, busiest_s, place, relievable
 from .stash_choices import lightened, with_choices, with_recomputation
 
 
@@ -36,7 +36,7 @@ def run_mixed(session: Session, order: Order, copies: bool = False) -> Iterator[
     every, batches = _techniques(session), session.problem.workload.micro_batches
     with_copies = [some for some in every if any(stash_policy(policy).hosted for policy in some)]
     techniques = with_copies if copies else every[:1]
-    for layout in named_layouts(session.space, len(order), batches, len(session.chain)) if techniques else ():
+    for layout in relievable(session.space, len(order), batches, len(session.chain)) if techniques else ():
         if layout.stages > len(session.chain):
             continue
         placed = place(layout, order, len(session.problem.cluster))

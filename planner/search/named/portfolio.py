@@ -243,15 +243,22 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
     """
     name, most = space.schedule, space.pipelines
     if name == "search":
-        for _, layout in variants(devices, micro_batches, layers):
+        for _, layout in variants(devices, micro_batches, layers if devices > 1 else 1):
             check_time()
-            if (most is None or len(layout.pipelines) <= most) and (devices > 1 or layout.stages == 1):
+            if most is None or len(layout.pipelines) <= most:
                 yield layout
-        # on the only device stages are one after the other, and each is for a backward that needs less at a time
-        yield from (whole_laps(1, micro_batches, count) for count in depths(layers) if count > 1 == devices)
         return
     numbers = devices, micro_batches, layers
     yield from _layouts.get(variants, (name, most, *numbers), lambda: _of_name(space, *numbers))
+
+
+def relievable(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
+    """The same, of which some stashes do not stay: then the only device may have several stages, too, one after the
+    other, so that a backward needs less at a time.
+    """
+    yield from named_layouts(space, devices, micro_batches, layers)
+    if space.schedule == "search" and devices == 1:
+        yield from (whole_laps(1, micro_batches, count) for count in depths(layers) if count > 1)
 
 
 def depths(most: int) -> Iterator[int]:
@@ -288,7 +295,7 @@ def run_remade(session: Session, order: Order) -> Iterator[None]:
     if not again or session.best_s <= HOPE.held_back * session.bound_s:
         return
     simulated = 0
-    for layout in named_layouts(session.space, len(order), batches, len(session.chain)):
+    for layout in relievable(session.space, len(order), batches, len(session.chain)):
         count = 2 * batches * layout.stages
         placed = place(layout, order, len(session.problem.cluster))
         for policy in again:

@@ -36,7 +36,7 @@ from ..common import (
 from .fitted import woven
 from .fullest import in_flight
 from .halves import not_split, whole_backwards
-from .portfolio import Order, busiest_s, caps, named_layouts, place
+from .portfolio import Order, busiest_s, caps, place, relievable
 from .relief import Relief, with_quarters
 from .stash_choices import with_recomputation
 
@@ -57,7 +57,7 @@ def run_relieved(session: Session, order: Order) -> Iterator[None]:
     Orders are simulated in a share of the time and fitted, then others. Yields after every one of either.
     """
     techniques = Techniques(ways(session))
-    if not techniques.every or len(order) < 2:
+    if not techniques.every:
         return
     for some in (slice(0, 1), slice(1, None)):
         left = _simulated(session, order, some)
@@ -187,7 +187,7 @@ def _simulated(session: Session, order: Order, some: slice) -> Iterator[Kept]:
 
 def _layouts(session: Session, devices: int) -> Iterator[Layout]:
     batches = session.problem.workload.micro_batches
-    yield from named_layouts(session.space, devices, batches, len(session.chain))
+    yield from relievable(session.space, devices, batches, len(session.chain))
     if session.space.schedule == "search":
         for most in caps(devices, 2 * batches * devices > SIZE.one_cut):
             yield capped(devices, batches, most)

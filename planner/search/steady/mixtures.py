@@ -69,7 +69,7 @@ class Mixtures:
     """The search among mixtures.
 
     take: is given every plan that fits, with its period; says whether it is the best. turn: how often all of this was
-    done before: other random numbers.
+    done before: other random numbers. _promised: the most that the timetable has said so far of what a plan takes.
     """
 
     session: Session
@@ -77,6 +77,7 @@ class Mixtures:
     turn: int = 0
     simulated: int = 0
     found_s: float | None = None
+    _promised: float = 1.0
     _moves_s: float = 0.0
     _stop: modulo.Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
@@ -264,7 +265,7 @@ class Mixtures:
     def _offer(self, line: Line) -> None:
         """Simulates what promises to beat the best plan; where it does not fit, the line gets less memory."""
         for _ in range(MIXTURE.fitted):
-            least_s = min(self.session.best_s, line.offered_s) * (1 - TOLERANCE.same)
+            least_s = min(self.session.best_s * self._promised, line.offered_s) * (1 - TOLERANCE.same)
             if line.arm.period_s >= least_s or self._over():
                 return
             with self.session.clock.simulating():
@@ -277,6 +278,7 @@ class Mixtures:
                     line.offered_s = line.arm.period_s
                     found = replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
                     line.simulated_s = found.forecast.objective_s
+                    self._promised = max(self._promised, line.offered_s / line.simulated_s)
                     if self.take(found):
                         self.found_s = line.simulated_s
                     return

@@ -125,8 +125,18 @@ def one_device(graph: ModelGraph, cluster: Cluster, workload: Workload, policy: 
 
 def overlap(setting: Setting) -> Iterator[Row]:
     """One device: what moving every stash to the host and back costs, beside keeping and recomputing them."""
-    yield "stashes", "step", "of keep", "forecast", "copied a step", "copies alone", "peak", "reserved", "peak forecast"
-    model, samples, count = ("gpt-tiny", 2, 4) if setting.quick else ("gpt-small", 32, 16)
+    yield (
+        "model, stashes",
+        "step",
+        "of keep",
+        "forecast",
+        "copied a step",
+        "copies alone",
+        "peak",
+        "reserved",
+        "peak forecast",
+    )
+    model, samples, count = ("gpt-tiny", 2, 4) if setting.quick else ("gpt2", 4, 6)
     graph, link = setting.profiled(model, samples), host_link(setting)
     kept_s = 0.0
     for policy in ("keep", "recompute", "selective", "offload"):
@@ -139,7 +149,7 @@ def overlap(setting: Setting) -> Iterator[Row]:
         peak = (result.allocated_bytes or result.peak_bytes)[0]
         reserved = gib(result.reserved_bytes[0]) if result.reserved_bytes else "-"
         yield (
-            policy, f"{1e3 * result.step_s:.1f} ms", f"{result.step_s / kept_s:.2f}",
+            f"{model}, {policy}", f"{1e3 * result.step_s:.1f} ms", f"{result.step_s / kept_s:.2f}",
             f"{1e3 * result.forecast_step_s:.1f} ms", gib(copied), f"{1e3 * link.occupation_s(copied):.1f} ms",
             gib(peak), reserved, gib(result.forecast_peak_bytes[0]),
         )  # fmt: skip

@@ -43,7 +43,7 @@ def settled(session: Session, best: Plan, hint: Plan | None) -> Plan:
     alone = max(map(len, holders(best).values())) == 1  # there is nothing to share
     found = replace(best, problem=whole) if alone else best
     with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
-        for plan in (hint,) if alone else (best, hint):
+        for plan in (hint,) if alone else (hint, best):  # theirs is as it is, whatever time is left
             other = None if plan is None or plan.weights != best.weights else _whole(whole, plan)
             if other is not None and fits(other) and _step_s(other) < _step_s(found) * (1 - TOLERANCE.same):
                 found = other

@@ -15,7 +15,7 @@ from random_plans import plans_of, random_candidate
 from contraflow.planner import Choice, Effort, ModelFamily, bounds, check, plan, plan_family
 from contraflow.planner.graph import Candidate, holders
 from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Op, Plan, Problem
+from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
@@ -60,6 +60,31 @@ def test_tight_memory_is_no_slower_with_shared_optimizers() -> None:
     assert more.forecast.step_s <= less.forecast.step_s * (1 + 1e-9)
     assert "optimizers whole" in less.provenance.space
     assert "optimizers whole" not in more.provenance.space
+
+
+def test_what_the_search_without_sharing_found_is_not_lost_where_time_is_up() -> None:
+    """Its plan needs no simulation; that of the best plan without sharing does, and there is no time for it."""
+    machine = cluster(2, 1 << 20, Link(100.0))
+    theirs = solved(machine, Workload(6, "adam"), SearchSpace(shard_optimizer=False))
+    problem = searched_sharded(Problem(MODEL, machine, Workload(6, "adam")), ALL)
+    clock = Clock(time.monotonic() - 100, None, time.monotonic() - 130)
+    session = Search(problem, ALL, clock, 0, 1, None).session
+    every = tuple(range(6))
+    ours = gathering(problem, every)
+    assert ours.forecast is not None
+    assert theirs.forecast is not None
+    assert theirs.forecast.step_s < ours.forecast.step_s
+    assert settled(session, ours, theirs) is theirs
+
+
+def gathering(problem: Problem, every: tuple[int, ...]) -> Plan:
+    """Two replicas of all layers that share their optimizers."""
+    names = (tuple(layer.name for layer in LAYERS),)
+    halves = tuple(Pipeline((d,), (d,), every[d::2]) for d in range(2))
+    candidate = Candidate(problem, names, halves, (("keep",), ("keep",)))
+    return assemble(
+        candidate, [[op for m in every[d::2] for op in (Op(Kind.F, 0, m), Op(Kind.B, 0, m))] for d in range(2)]
+    )
 
 
 def test_shared_optimizers_are_in_the_answer_where_steps_take_long() -> None:

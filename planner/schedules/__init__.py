@@ -18,6 +18,7 @@ from .costed import by_costs
 from .dual import dualpipe, dualpipe_v
 from .layout import Layout, unsplit
 from .one_way import alternating, capped, gpipe, interleaved, looped_bfs, one_f_one_b
+from .pieces import PIECES, cut_ops, in_pieces
 from .timing import Timing
 from .two_way import chimera, chimera_doubling, chimera_halving, gems
 from .v_shape import v_auto, v_half, v_min, zb_v
@@ -83,7 +84,9 @@ def _parameter(name: str) -> tuple[str, int | None]:
     """A name without its number, and that; None where it is no name with a number."""
     base, _, number = name.rpartition("-")
     scheme = SCHEDULES.get(base)
-    numbered = name not in SCHEDULES and (base == _CAPPED or (scheme is not None and scheme.counts is not None))
+    numbered = name not in SCHEDULES and (
+        base in (_CAPPED, PIECES) or (scheme is not None and scheme.counts is not None)
+    )
     return (base, int(number)) if numbered and _NUMBER.fullmatch(number) else (name, None)
 
 
@@ -107,13 +110,15 @@ def build(
     """The layout of a named schedule. `chunks`: stages a device; `pipelines`: Chimera's 2f.
 
     Also takes the names that layouts have: "interleaved-3" is three chunks, "chimera-4" four pipelines,
-    "1f1b-capped-2" at most two micro-batches in flight.
+    "1f1b-capped-2" at most two micro-batches in flight, "1f1b-pieces-3" three stages in a row on every device.
 
     Raises ScheduleError for an unknown name, and where the scheme does not exist for these numbers.
     """
     base, number = _parameter(name)
     if number is not None and base == _CAPPED:
         return capped(devices, micro_batches, number)
+    if number is not None and base == PIECES:
+        return in_pieces(one_f_one_b(devices, micro_batches), number)
     if name in ASYNCHRONOUS:
         return ASYNCHRONOUS[name](devices, micro_batches)
     if base not in SCHEDULES:
@@ -189,8 +194,10 @@ __all__ = [
     "build",
     "by_costs",
     "capped",
+    "cut_ops",
     "folded",
     "in_laps",
+    "in_pieces",
     "known",
     "spelled_out",
     "split_laps",

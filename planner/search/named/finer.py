@@ -7,17 +7,16 @@ that is when nothing is left to be computed meanwhile. PyTorch's data parallelis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ...basics import PlanError
 from ...graph import Candidate, around_step_s, holders, stash_policy
 from ...lower import assemble
-from ...plan import Kind, Op, Pipeline, Plan
+from ...plan import Op, Pipeline, Plan
+from ...schedules import cut_ops
 from ..common import SIZE, Session
 from .kept_orders import own_orders
-
-_BACK = (Kind.B, Kind.I)
 
 
 def run_finer(session: Session) -> None:
@@ -82,7 +81,7 @@ def in_pieces(plan: Plan, pieces: Sequence[Sequence[tuple[str, ...]]]) -> tuple[
     pipelines = tuple(Pipeline(route(p.forward), route(p.backward), p.micro_batches) for p in plan.pipelines)
     stash = tuple(tuple(text for text, mine in zip(row, pieces, strict=True) for _ in mine) for row in plan.stash)
     stages = tuple(piece for mine in pieces for piece in mine)
-    orders = [list(_cut(order, names)) for order in own_orders(plan)]
+    orders = [list(cut_ops(order, names)) for order in own_orders(plan)]
     return Candidate(plan.problem, stages, pipelines, stash), orders
 
 
@@ -95,16 +94,3 @@ def _pieces(plan: Plan, stage: tuple[str, ...], parts: int) -> list[tuple[str, .
         found.setdefault(min(parts - 1, int(parts * (done + own / 2) / whole)), []).append(name)
         done += own
     return [tuple(mine) for mine in found.values()]
-
-
-def _cut(order: Sequence[Op], names: list[list[int]]) -> Iterator[Op]:
-    """A compute order with every op in pieces: forwards in order, backwards the other way, each after its own R."""
-    remade = {(op.stage, op.micro_batch) for op in order if op.kind is Kind.R}
-    for op in order:
-        pieces = names[op.stage]
-        if op.kind is Kind.R:
-            continue
-        for piece in pieces if op.kind is Kind.F else reversed(pieces):
-            if op.kind in _BACK and (op.stage, op.micro_batch) in remade:
-                yield Op(Kind.R, piece, op.micro_batch)
-            yield op._replace(stage=piece)

@@ -9,23 +9,31 @@ from ...graph import OFFLOAD, Candidate, stash_policy
 from ...lower import Assembled, assembled
 from ...partition import KEPT, cut_mixed
 from ...plan import Kind, Op
-from ...schedules import Layout, capped
+from ...schedules import Layout, capped, in_pieces
 from ..common import COUNT, Session, balanced, missing, unaddressed
 from .fullest import Fullest, fullest, in_flight
 from .halves import not_split, whole_backwards
-from .portfolio import Order, busiest_s, place, relievable
+from .portfolio import Order, busiest_s, named_layouts, pieces, place, relievable
 from .stash_choices import lightened, with_choices, with_recomputation
 
 
 def run_first_plan(session: Session, order: Order) -> Iterator[None]:
-    """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host."""
+    """A first plan in little time: 1F1B with stashes recomputed where they do not fit, or else copied to the host.
+
+    Then recomputed with every stage in pieces.
+    """
     layout = capped(len(order), session.problem.workload.micro_batches, len(order))
-    placed = place(layout, order, len(session.problem.cluster))
+    devices, every = len(session.problem.cluster), _techniques(session)
+    placed = place(layout, order, devices)
     before_s = session.best_s
-    for allowed in _techniques(session):
+    for allowed in every:
         if session.best_s == before_s:
             try_mixed(session, placed, allowed, layout.name)
     yield
+    for count in pieces(len(session.chain) // len(order)) if every else ():
+        cut = in_pieces(layout, count)
+        try_mixed(session, place(cut, order, devices), every[0], cut.name, only_short=True)
+        yield
 
 
 def run_mixed(session: Session, order: Order, copies: bool = False) -> Iterator[None]:
@@ -36,7 +44,8 @@ def run_mixed(session: Session, order: Order, copies: bool = False) -> Iterator[
     every, batches = _techniques(session), session.problem.workload.micro_batches
     with_copies = [some for some in every if any(stash_policy(policy).hosted for policy in some)]
     techniques = with_copies if copies else every[:1]
-    for layout in relievable(session.space, len(order), batches, len(session.chain)) if techniques else ():
+    listed = relievable if copies else named_layouts
+    for layout in listed(session.space, len(order), batches, len(session.chain)) if techniques else ():
         if layout.stages > len(session.chain):
             continue
         placed = place(layout, order, len(session.problem.cluster))

@@ -18,6 +18,7 @@ from ...partition import Chain, Cuts, cut, lightest
 from ...plan import Kind, Op, Pipeline, Plan, Problem
 from ...problem import SearchSpace
 from ..common import SIZE, Order, Session, balanced, fits, policies, resized, routes, unaddressed, unknown
+from .portfolio import pieces
 
 
 def run_least_memory(session: Session, order: Order) -> Iterator[None]:
@@ -45,6 +46,7 @@ def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
     """Every route on the cuts that are found at once, then on those that take long to find."""
     batches = tuple(range(session.problem.workload.micro_batches))
     every = [route for n in range(1, SIZE.chunks + 1) for route in routes(order, n)]
+    every += [tuple(d for d in order for _ in range(n)) for n in pieces(len(session.chain) // len(order))]
     every = [route for route in dict.fromkeys(every) if len(route) <= len(session.chain)]
     tried: dict[Order, list[Cuts]] = {route: [] for route in every}
     for cuts in (_cuts_at_once, _balanced):

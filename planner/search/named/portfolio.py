@@ -17,7 +17,7 @@ from ...lower import Assembled, assembled
 from ...partition import Cuts, compositions, cut, fold, lightest
 from ...plan import Op, Pipeline, Problem
 from ...problem import SearchSpace
-from ...schedules import Layout, build, capped, variants, whole_laps
+from ...schedules import Layout, build, capped, in_pieces, variants, whole_laps
 from ..common import COUNT, HOPE, SIZE, Groups, Session, balanced, lacking, remaking
 from .costed import adapts, made_for, rooms_of
 from .finer import longest_sum_s, offer_finer
@@ -253,16 +253,20 @@ def named_layouts(space: SearchSpace, devices: int, micro_batches: int, layers: 
 
 
 def relievable(space: SearchSpace, devices: int, micro_batches: int, layers: int) -> Iterator[Layout]:
-    """The same, of which some stashes do not stay: then the only device may have several stages, too, one after the
-    other, so that a backward needs less at a time.
-    """
+    """The same, of which some stashes do not stay: then also stages in pieces, whose backwards need less at a time."""
     yield from named_layouts(space, devices, micro_batches, layers)
-    if space.schedule == "search" and devices == 1:
-        yield from (whole_laps(1, micro_batches, count) for count in depths(layers) if count > 1)
+    if space.schedule == "search":
+        whole = whole_laps(devices, micro_batches, 1)
+        yield from (in_pieces(whole, count) for count in pieces(layers // devices))
+
+
+def pieces(most: int) -> Iterator[int]:
+    """Numbers of pieces of a stage."""
+    return (count for count in depths(most) if count > 1)
 
 
 def depths(most: int) -> Iterator[int]:
-    """Stages a device: all small numbers, then each a quarter more."""
+    """Stages a device, or pieces of a stage: all small numbers, then each a quarter more."""
     depth = 1
     while depth <= min(most, COUNT.deepest):
         yield depth

@@ -16,32 +16,37 @@ import numpy as np
 from ...basics import check_time
 from ...graph import KEEP, SELECTIVE
 from ...partition import Cuts, cut
-from ...schedules import Layout, folded, in_laps
+from ...schedules import Layout, folded, in_laps, in_pieces, whole_laps
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, balanced, equal_groups, remaking, unknown
 from .equal import Equal, Floats
 from .likeliest import Likeliest
-from .portfolio import Tried, depths, try_layout
+from .portfolio import Tried, depths, pieces, try_layout
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """So many stages on each device of equal groups, in laps or down and up; all stashes under one policy."""
+    """So many stages on each device of equal groups, in laps or down and up; all stashes under one policy.
+
+    pieces: of every stage, one after the other.
+    """
 
     of: Equal
     chunks: int
     policy: str
     folded: bool = False
+    pieces: int = 1
 
     @property
     def key(self) -> tuple[object, ...]:
         """What tells it apart from other points of a problem."""
-        return self.of.groups, self.chunks, self.policy, self.folded
+        return self.of.groups, self.chunks, self.policy, self.folded, self.pieces
 
     @cached_property
     def places(self) -> list[int]:
         """Of every stage, which device of its group it is on."""
         lap = list(range(len(self.of)))
-        return lap + lap[::-1] if self.folded else lap * self.chunks
+        whole = lap + lap[::-1] if self.folded else lap * self.chunks
+        return [place for place in whole for _ in range(self.pieces)]
 
     @cached_property
     def route(self) -> tuple[int, ...]:
@@ -154,12 +159,14 @@ class Point:
 
     def layouts(self) -> Iterator[Layout]:
         """On one group."""
-        return iter(_layouts(len(self.of), self.of.batches, 0 if self.folded else self.chunks))
+        return iter(_layouts(len(self.of), self.of.batches, 0 if self.folded else self.chunks, self.pieces))
 
 
 @lru_cache(maxsize=COUNT.layouts)
-def _layouts(devices: int, batches: int, chunks: int) -> tuple[Layout, ...]:
+def _layouts(devices: int, batches: int, chunks: int, pieces: int) -> tuple[Layout, ...]:
     """The same ones for other groups of as many devices, whose instants are known; `chunks`: 0 where folded."""
+    if pieces > 1:
+        return (in_pieces(whole_laps(devices, batches, 1), pieces),)
     return tuple(in_laps(devices, batches, chunks) if chunks else folded(devices, batches))
 
 
@@ -237,8 +244,9 @@ def _points(session: Session) -> Iterator[Point]:
         for groups in equal_groups(problem, width) if width > 1 else [(one,)]:
             check_time()
             of = Equal(session, groups)
-            for chunks in depths(layers // len(of)):
-                several = len(of) > 1 or chunks == 1  # on one device they are for backwards that need much at a time
-                yield from (Point(of, chunks, policy) for policy in kept if several or policy != KEEP)
+            for chunks in depths(layers // len(of)) if len(of) > 1 else (1,):
+                yield from (Point(of, chunks, policy) for policy in kept)
+            for count in pieces(layers // len(of)):
+                yield from (Point(of, 1, policy, pieces=count) for policy in kept if policy != KEEP)
             if layers >= 2 * len(of) > 2:
                 yield Point(of, 2, KEEP, folded=True)

@@ -1,9 +1,10 @@
-"""One device that does not hold a whole backward: cut into stages, made again where they must be, in turn."""
+"""Devices that do not hold a whole backward: stages in pieces, made again where they must be, one after the other."""
 
 from __future__ import annotations
 
 import random
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 
@@ -14,6 +15,9 @@ from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition import compositions
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.problem import Layer
+from contraflow.planner.problem.cluster import DeviceType, Link, NodeGroup
+from contraflow.planner.schedules import build
+from contraflow.planner.search.named.stash_choices import with_recomputation
 
 BATCHES = 3
 
@@ -76,3 +80,42 @@ def test_as_fast_as_the_best_of_all_ways_to_cut_it(seed: int) -> None:
     assert found.forecast is not None
     assert check(found) == []
     assert found.forecast.step_s <= min(step for peak, step in every if peak <= limit) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_slower_than_1f1b_in_pieces_of_any_number_on_slow_links(seed: int) -> None:
+    """Two devices, every stash but the last made again: stages that go round would send more."""
+    rng = random.Random(seed)
+    layers = tuple(replace(layer, name=f"layer {k}") for k, layer in enumerate(problem(rng).model.layers * 2))
+    devices = Cluster((NodeGroup(1, 2, DeviceType("even", 10**6), Link(1.0, 1.0)),))
+    model, batches = ModelGraph(layers, name="toy"), 4
+    known = [by_name(Problem(model, devices, Workload(batches)), count) for count in range(1, len(layers) // 2 + 1)]
+    peaks = [max(p.forecast.peak_bytes) for p in known if p.forecast is not None]
+    limit = rng.randint(min(peaks), peaks[0])
+    tight = Workload(batches, memory_limit_bytes=limit)
+    found = plan(model, devices, tight, SearchSpace(), time_limit=30, workers=1, deterministic_limit=2).plan
+    assert found is not None
+    assert found.forecast is not None
+    assert check(found) == []
+    steps = [p.forecast.step_s for p in known if p.forecast is not None and max(p.forecast.peak_bytes) <= limit]
+    assert found.forecast.step_s <= min(steps) * (1 + 1e-9)
+
+
+def by_name(of: Problem, count: int) -> Plan:
+    """Layers dealt out evenly to 1F1B's stages in so many pieces, all made again but the last piece of the last."""
+    layout, names = build(f"1f1b-pieces-{count}", 2, of.workload.micro_batches), [x.name for x in of.model.layers]
+    ends = [round(k * len(names) / layout.stages) for k in range(layout.stages + 1)]
+    stages = tuple(tuple(names[a:b]) for a, b in pairwise(ends))
+    row = tuple(RECOMPUTE if s < layout.stages - 1 else KEEP for s in range(layout.stages))
+    candidate = Candidate(of, stages, layout.pipelines, (row,))
+    return assemble(candidate, with_recomputation(candidate, layout.orders))
+
+
+def test_pieces_by_name() -> None:
+    """Stages of a device lie in a row, backwards take their pieces the other way."""
+    layout = build("1f1b-pieces-2", 2, 2)
+    assert layout.name == "1f1b-pieces-2"
+    assert layout.pipelines[0].forward == (0, 0, 1, 1)
+    assert " ".join(f"{op.kind.name}{op.stage}{op.micro_batch}" for op in layout.orders[1]) == (
+        "F20 F30 B30 B20 F21 F31 B31 B21"
+    )

@@ -46,7 +46,8 @@ def _candidates(session: Session, order: Order) -> Iterator[Candidate]:
     """Every route on the cuts that are found at once, then on those that take long to find."""
     batches = tuple(range(session.problem.workload.micro_batches))
     every = [route for n in range(1, SIZE.chunks + 1) for route in routes(order, n)]
-    every += [tuple(d for d in order for _ in range(n)) for n in pieces(len(session.chain) // len(order))]
+    most = len(session.chain) // len(order)
+    every += [tuple(d for d in order for _ in range(n)) for n in (*pieces(most), most)]
     every = [route for route in dict.fromkeys(every) if len(route) <= len(session.chain)]
     tried: dict[Order, list[Cuts]] = {route: [] for route in every}
     for cuts in (_cuts_at_once, _balanced):

@@ -261,8 +261,8 @@ def relievable(space: SearchSpace, devices: int, micro_batches: int, layers: int
 
 
 def pieces(most: int) -> Iterator[int]:
-    """Numbers of pieces of a stage."""
-    return (count for count in depths(most) if count > 1)
+    """Numbers of pieces of a stage, the most that are tried among them."""
+    return iter(sorted({*depths(most), min(most, COUNT.deepest)} - {0, 1}))
 
 
 def depths(most: int) -> Iterator[int]:

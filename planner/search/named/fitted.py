@@ -32,8 +32,9 @@ def run_first_plan(session: Session, order: Order) -> Iterator[None]:
     yield
     for count in pieces(len(session.chain) // len(order)) if every else ():
         cut = in_pieces(layout, count)
-        try_mixed(session, place(cut, order, devices), every[0], cut.name, only_short=True)
-        yield
+        if not session.rounds.tried_before(cut.name, order):
+            try_mixed(session, place(cut, order, devices), every[0], cut.name, only_short=True)
+            yield
 
 
 def run_mixed(session: Session, order: Order, copies: bool = False) -> Iterator[None]:

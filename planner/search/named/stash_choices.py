@@ -7,14 +7,14 @@ transit enter as two at each boundary, and the simulation has the last word.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Candidate, StashPolicy, regroup, route, stash_policy, static_bytes
+from ...graph import Candidate, regroup, route, stash_policy, static_bytes
 from ...partition import KEPT, QUARTERS, StashChoice, choices
 from ...plan import Kind, Op
 from ..common import limits
@@ -47,11 +47,11 @@ def lightened(
         if not orders[d]:
             continue
         device = _Device.of(candidate, options, d, instants[d], limit - static[d] - less[d])
-        chosen = device.choose(most_s)
-        if chosen is None:
+        at = device.choose(most_s)
+        if at is None:
             return None
-        found.update(zip(device.full.units, chosen, strict=True))
-        worst = max(worst, device.seconds(chosen))
+        found.update(zip(instants[d].units, (options[k] for k in at.tolist()), strict=True))
+        worst = max(worst, device.seconds(at))
     return found, worst
 
 
@@ -80,24 +80,28 @@ def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Device:
-    """One device's units, and what they take when most is alive.
+    """One device's units under every choice, and what they take when most is alive.
 
-    options: every choice. counts: micro-batches a step. Bytes of a stash and of what is left between I and W; seconds
-    of forward and backward, of forward, and of a byte that is copied to the host.
+    Choices are given by their numbers among the options, one for each unit.
+
+    Attributes:
+        options: every choice.
+        room: bytes beside what stays all step.
+        pending: bytes between I and W at every instant.
+        held: bytes of every option, unit and instant. again: by option and unit, bytes that are made again, which are
+            there for one backward.
+        compute_s, copy_s, waiting_s: seconds of a step, by option and unit: what is computed, what the host link copies
+            in one direction, and what is waited for copies.
     """
 
-    candidate: Candidate
     options: list[StashChoice]
-    full: Fullest
     room: int
-    counts: Ints
-    stage: Ints
-    stash: Ints
-    later: Ints
-    work_s: Floats
-    forward_s: Floats
-    speed: float
-    host_s: float
+    pending: Ints
+    held: Ints
+    again: Ints
+    compute_s: Floats
+    copy_s: Floats
+    waiting_s: Floats
 
     @classmethod
     def of(cls, candidate: Candidate, options: list[StashChoice], device: int, full: Fullest, room: int) -> _Device:
@@ -111,144 +115,122 @@ class _Device:
             for producer, consumer, size in costs.edges
             if any((p.forward[producer] == device) != (p.forward[consumer] == device) for p in candidate.pipelines)
         )
+        counts = np.array([len(candidate.pipelines[p].micro_batches) for p, _ in full.units])
+        stash, forward_s, backward_s = costs.stash_bytes[stage], costs.forward_s[stage], costs.backward_s[stage]
+        host_s = group.host_link_shared_by / group.host_link.bandwidth
+        held, again, compute_s, copy_s, waiting_s = [], [], [], [], []
+        for option in options:
+            row, nothing = option.row, 0 * stash
+            resting = sum((content.bytes(costs)[stage] for content in row.resting), start=nothing)
+            moved = row.moved_bytes(costs)[stage] if row.leaves else nothing
+            held.append(_held(option, full, stash, resting, moved))
+            again.append(stash - resting - moved if row.remade else nothing)
+            remade_s = option.share * row.remake_s(costs)[stage] if row.remade else 0.0
+            compute_s.append(counts * (forward_s + backward_s + remade_s) / kind.speed)
+            one_s = moved * host_s if row.hosted else 0.0 * forward_s
+            copy_s.append(counts * option.share * one_s)
+            late_s = option.waiting_s(one_s, forward_s / kind.speed, backward_s / kind.speed)
+            waiting_s.append(counts * late_s / len(counts))  # other units run meanwhile
         return cls(
-            candidate=candidate,
             options=options,
-            full=full,
             room=int(room - transit - costs.workspace_bytes[stage].max()),
-            counts=np.array([len(candidate.pipelines[p].micro_batches) for p, _ in full.units]),
-            stage=stage,
-            stash=costs.stash_bytes[stage],
-            later=costs.weight_stash_bytes[stage],
-            work_s=(costs.forward_s + costs.backward_s)[stage] / kind.speed,
-            forward_s=costs.forward_s[stage] / kind.speed,
-            speed=kind.speed,
-            host_s=group.host_link_shared_by / group.host_link.bandwidth,
+            pending=np.asarray(full.pending @ costs.weight_stash_bytes[stage], dtype=np.int64),
+            held=np.array(held),
+            again=np.array(again),
+            compute_s=np.array(compute_s),
+            copy_s=np.array(copy_s),
+            waiting_s=np.array(waiting_s),
         )
 
-    @cached_property
-    def _most_alive(self) -> int:
-        """Up to so many micro-batches of a unit are alive."""
-        return int(self.full.live.max(initial=0)) + 1
+    @property
+    def units(self) -> Ints:
+        """Their numbers."""
+        return np.arange(self.again.shape[1])
 
-    @cached_property
-    def _pending(self) -> Ints:
-        """Bytes between I and W at every instant."""
-        return np.asarray(self.full.pending @ self.later, dtype=np.int64)
-
-    @cached_property
-    def _known(self) -> dict[StashChoice, list[Ints]]:
-        return {}
-
-    def _held(self, choice: StashChoice) -> list[Ints]:
-        """Bytes of every unit under a choice at every instant."""
-        if choice not in self._known:
-            alive = range(self._most_alive)
-            whole, moving = (np.array([f(n) for n in alive], dtype=np.int64) for f in (choice.kept, choice.moving))
-            resting, moved = self._bytes[choice.row]
-            self._known[choice] = [
-                whole[live] * self.stash[k] + (live - whole[live]) * resting[k] + moving[live] * moved[k]
-                for k, live in enumerate(self.full.live.T)
-            ]
-        return self._known[choice]
-
-    @cached_property
-    def _bytes(self) -> dict[StashPolicy, tuple[Ints, Ints]]:
-        """By policy, the bytes of every unit that stay on the device, and those that leave it."""
-        costs, nothing = self.candidate.costs, 0 * self.stash
-        rows = dict.fromkeys(choice.row for choice in self.options)
-        return {
-            row: (
-                sum((content.bytes(costs)[self.stage] for content in row.resting), start=nothing),
-                row.moved_bytes(costs)[self.stage] if row.leaves else nothing,
-            )
-            for row in rows
-        }
-
-    @cached_property
-    def _remake_s(self) -> dict[StashPolicy, Floats]:
-        """By policy that makes stashes again, the seconds that it takes of every unit."""
-        rows = dict.fromkeys(choice.row for choice in self.options if choice.row.remade)
-        return {row: row.remake_s(self.candidate.costs)[self.stage] / self.speed for row in rows}
-
-    def bytes(self, chosen: Sequence[StashChoice]) -> int:
-        """The most that is alive under these choices."""
-        return self._at_rest(chosen) + self._made_again(chosen)
-
-    def _at_rest(self, chosen: Sequence[StashChoice]) -> int:
-        """The most that is alive between ops."""
-        total = self._pending.copy()
-        for k, choice in enumerate(chosen):
-            total += self._held(choice)[k]
-        return int(total.max(initial=0))
-
-    def _made_again(self, chosen: Sequence[StashChoice]) -> int:
-        """The largest part of a stash that is made again, which is there for one backward."""
-        remade = ((k, self._bytes[choice.row]) for k, choice in enumerate(chosen) if choice.row.remade)
-        return max((int(self.stash[k] - resting[k] - moved[k]) for k, (resting, moved) in remade), default=0)
-
-    def seconds(self, chosen: Sequence[StashChoice]) -> float:
+    def seconds(self, at: Ints) -> float:
         """What the device computes, or its host link copies in one direction, if that takes longer."""
-        remade = np.array([c.share * self._remake_s[c.row][k] if c.row.remade else 0.0 for k, c in enumerate(chosen)])
-        return float(max(self.counts @ (self.work_s + remade), self.counts @ self._copy_s(chosen)))
+        return float(max(self.compute_s[at, self.units].sum(), self.copy_s[at, self.units].sum()))
 
-    def _copy_s(self, chosen: Sequence[StashChoice]) -> Floats:
-        """Seconds that a micro-batch of every unit takes of the host link in one direction, on average."""
-        bytes_out = [c.share * self._bytes[c.row][1][k] if c.row.hosted else 0.0 for k, c in enumerate(chosen)]
-        return np.array(bytes_out) * self.host_s
-
-    def price(self, chosen: Sequence[StashChoice]) -> float:
-        """The same, and what the device may wait for copies where it may hold few: other units run meanwhile."""
-        return self.seconds(chosen) + sum(self._waiting_s(k, choice) for k, choice in enumerate(chosen))
-
-    def _waiting_s(self, unit: int, choice: StashChoice) -> float:
-        if not choice.row.hosted:
-            return 0.0
-        copy_s = self._bytes[choice.row][1][unit] * self.host_s
-        forward_s = self.forward_s[unit]
-        waiting = choice.waiting_s(copy_s, forward_s, self.work_s[unit] - forward_s)
-        return float(self.counts[unit] * waiting / len(self.counts))
-
-    def choose(self, most_s: float) -> list[StashChoice] | None:
+    def choose(self, most_s: float) -> Ints | None:
         """Choices under which the device holds its order: by turns what costs least time a byte; None without any.
 
         Nor where they take most_s seconds. Where no change saves on its own, since what one stage is rid of is there
         again for its backward, as with one micro-batch in flight, it is by what is alive between ops.
         """
-        chosen, gone = [KEPT] * len(self.full.units), set[tuple[StashChoice, ...]]()
-        while (held := self.bytes(chosen)) > self.room:
-            if self.seconds(chosen) >= most_s:
+        at, gone = np.zeros(len(self.units), dtype=np.int64), set[bytes]()
+        while (held := self.alive(at)).most > self.room:
+            if self.seconds(at) >= most_s:
                 return None
-            least = self._cheapest(chosen, held, self.bytes) or self._cheapest(chosen, held, self._at_rest)
-            gone.add(tuple(chosen))
-            if least is None or tuple(least) in gone:
+            least = self._cheapest(at, held)
+            gone.add(at.tobytes())
+            if least is None or least.tobytes() in gone:
                 return None
-            chosen = least
-        return self._eased(chosen)
+            at = least
+        return self._eased(at)
 
-    def _cheapest(
-        self, chosen: list[StashChoice], held: int, measure: Callable[[Sequence[StashChoice]], int]
-    ) -> list[StashChoice] | None:
-        """The choices with the change that costs least time for what it saves by this measure; None if none saves."""
-        now, before, best = measure(chosen), self.price(chosen), None
-        for k, choice in self._changes(chosen):
-            other = [*chosen[:k], choice, *chosen[k + 1 :]]
-            saved = now - measure(other)
-            if saved > 0:
-                price = ((self.price(other) - before) / min(saved, held - self.room), -saved)
-                if best is None or price < best[0]:
-                    best = (price, other)
-        return None if best is None else best[1]
+    def alive(self, at: Ints) -> _Alive:
+        """The most that is alive under these choices, and with one of them changed."""
+        here = self.held[at, self.units]
+        total = self.pending + here.sum(axis=0)
+        resting = (total - here + self.held).max(axis=2, initial=0)
+        again = self.again[at, self.units]
+        others = np.array([np.delete(again, k).max(initial=0) for k in self.units])
+        least = int(total.max(initial=0))
+        return _Alive(least + int(again.max()), least, resting + np.maximum(others, self.again), resting)
 
-    def _changes(self, chosen: Sequence[StashChoice]) -> list[tuple[int, StashChoice]]:
-        return [(k, choice) for k, old in enumerate(chosen) for choice in self.options if choice != old]
+    def prices(self, at: Ints) -> Floats:
+        """What every single change adds to seconds, and to what is waited for copies where the device may hold few."""
 
-    def _eased(self, chosen: list[StashChoice]) -> list[StashChoice]:
+        def changed(of: Floats) -> tuple[float, Floats]:
+            here = of[at, self.units]
+            return float(here.sum()), here.sum() + (of - here)
+
+        (compute_s, computes), (copy_s, copies), (waiting_s, waits) = map(
+            changed, (self.compute_s, self.copy_s, self.waiting_s)
+        )
+        return np.asarray(np.maximum(computes, copies) + waits - max(compute_s, copy_s) - waiting_s)
+
+    def _cheapest(self, at: Ints, held: _Alive) -> Ints | None:
+        """The choices with the change that costs least time for what it saves; None if none saves."""
+        prices = self.prices(at)
+        for saved in (held.most - held.others, held.resting - held.others_resting):
+            if (saved > 0).any():
+                price = np.where(saved > 0, prices / np.clip(saved, 1, held.most - self.room), math.inf)
+                best = np.lexsort((-saved.T.ravel(), price.T.ravel()))[0]
+                unit, option = divmod(int(best), len(self.options))
+                return self._with(at, unit, option)
+        return None
+
+    @staticmethod
+    def _with(at: Ints, unit: int, option: int) -> Ints:
+        found = at.copy()
+        found[unit] = option
+        return found
+
+    def _eased(self, at: Ints) -> Ints:
         """The choices with as little recomputation and as few copies as still fit, unit by unit."""
-        for k, old in enumerate(chosen):
-            for choice in self.options[: self.options.index(old)]:
-                other = [*chosen[:k], choice, *chosen[k + 1 :]]
-                if self.bytes(other) <= self.room and self.price(other) <= self.price(chosen):
-                    chosen = other
-                    break
-        return chosen
+        for k in self.units.tolist():
+            allowed = (self.alive(at).others[: at[k], k] <= self.room) & (self.prices(at)[: at[k], k] <= 0)
+            if allowed.any():
+                at = self._with(at, k, int(np.argmax(allowed)))
+        return at
+
+
+class _Alive(NamedTuple):
+    """Bytes on a device when most is alive, with what is made again for a backward; resting: between ops.
+
+    others, others_resting: the same with one choice changed, by option and unit.
+    """
+
+    most: int
+    resting: int
+    others: Ints
+    others_resting: Ints
+
+
+def _held(choice: StashChoice, full: Fullest, stash: Ints, resting: Ints, moved: Ints) -> Ints:
+    """Bytes of every unit under a choice at every instant; [units, instants]."""
+    alive = range(int(full.live.max(initial=0)) + 1)
+    whole, moving = (np.array([f(n) for n in alive], dtype=np.int64) for f in (choice.kept, choice.moving))
+    live = full.live
+    return np.asarray((whole[live] * stash + (live - whole[live]) * resting + moving[live] * moved).T)

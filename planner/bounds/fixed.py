@@ -15,7 +15,7 @@ import numpy as np
 from ..graph import Candidate
 from ..partition import Floats
 from .items import Asked, Item
-from .knapsack import most_work, ramp
+from .knapsack import MostWork, ramp
 
 
 def candidate(
@@ -112,26 +112,24 @@ class DeviceIdle:
         self.ahead_bytes = room - min(item.running[0] for item in items)
         if asked.separate[device]:
             return
-        work = most_work(((n, item.ahead) for n, item in pairs), self.ahead_bytes)
+        work = MostWork((n, item.ahead) for n, item in pairs).within(self.ahead_bytes)
+        weights = MostWork((n, ((item.after, item.weights),)) for n, item in pairs)
+        behind = MostWork((n, item.behind) for n, item in pairs)
         self.first_s = max(self.head_s, min(item.first_i for item in items) - work)
-        self.tail_s = max(self.tail_s, min(self._after_last_input(item, pairs, room) for item in items))
-        self.last_s = min(self._after_last_forward(item, pairs, room) for item in items)
+        self.tail_s = max(self.tail_s, min(self._after_last_input(item, weights, room) for item in items))
+        self.last_s = min(_after_last_forward(item, behind, room) for item in items)
 
-    def _after_last_input(self, last: Item, pairs: list[tuple[int, Item]], room: int) -> float:
+    def _after_last_input(self, last: Item, weights: MostWork, room: int) -> float:
         wait = last.rest - last.weights
         if wait <= self.tail_s:
             return wait
-        left = room - last.stash - last.running[1]
-        states = ((n, ((item.after, item.weights),)) for n, item in pairs)
-        return wait - most_work(states, max(0, left))
+        return wait - weights.within(room - last.stash - last.running[1])
 
-    def _after_last_forward(self, last: Item, pairs: list[tuple[int, Item]], room: int) -> float:
-        own = last.remake + last.inputs + last.weights
-        wait = last.trip + last.inputs + last.rest - own
-        if wait <= 0:
-            return wait
-        left = room - last.left - last.running[0]
-        return wait - most_work(((n, item.behind) for n, item in pairs), max(0, left))
+
+def _after_last_forward(last: Item, behind: MostWork, room: int) -> float:
+    own = last.remake + last.inputs + last.weights
+    wait = last.trip + last.inputs + last.rest - own
+    return wait if wait <= 0 else wait - behind.within(room - last.left - last.running[0])
 
 
 def _filled(asked: Asked, device: int, items: list[Item], head_s: float, area: Floats) -> Floats:

@@ -4,34 +4,60 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from math import gcd, inf
+from functools import cached_property
+from math import gcd
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Option = tuple[int, float]
 """(bytes held, seconds of work) of one micro-batch of one stage."""
 
 
-def most_work(classes: Iterable[tuple[int, Sequence[Option]]], room: int) -> float:
-    """No choice of at most one option for each of `count` equal things in (count, options) has more work in `room`.
+class MostWork:
+    """How much work some bytes can hold: at most one option for each of `count` equal things in (count, options).
 
     Exact for one class of at most two options. Otherwise Lagrange's bound, the least over prices p of a byte of
     p * room + sum of count * max(0, work - p * bytes), with the room rounded down to what sums can reach.
     """
-    merged: dict[tuple[Option, ...], int] = defaultdict(int)
-    for count, options in classes:
-        useful = tuple(sorted({(b, v) for b, v in options if v > 0}))
-        if useful and count > 0:
-            merged[useful] += count
-    if not merged:
-        return 0.0
-    room = max(room, 0)
-    if len(merged) == 1:
-        ((options, count),) = merged.items()
-        if len(options) <= 2:
-            return _one_class(count, options, room)
-    unit = gcd(*(b for options in merged for b, _ in options))
-    return _priced(merged, room // unit * unit if unit else room)
+
+    def __init__(self, classes: Iterable[tuple[int, Sequence[Option]]]) -> None:
+        merged: dict[tuple[Option, ...], int] = defaultdict(int)
+        for count, options in classes:
+            useful = tuple(sorted({(b, v) for b, v in options if v > 0}))
+            if useful and count > 0:
+                merged[useful] += count
+        self._merged = merged
+        self._unit = gcd(*(b for options in merged for b, _ in options))
+
+    def within(self, room: int) -> float:
+        """No choice that takes at most `room` bytes has more work, in seconds."""
+        if not self._merged:
+            return 0.0
+        room = max(room, 0)
+        if len(self._merged) == 1:
+            ((options, count),) = self._merged.items()
+            if len(options) <= 2:
+                return _one_class(count, options, room)
+        prices, others = self._lines
+        return float((prices * (room // self._unit * self._unit if self._unit else room) + others).min())
+
+    @cached_property
+    def _lines(self) -> tuple[Floats, Floats]:
+        """Prices of a byte at which the least can be, ascending, and the sum of what is not the room's at each."""
+        prices = {0.0}
+        for options in self._merged:
+            for k, (size, work) in enumerate(options):
+                if size:
+                    prices.add(work / size)
+                prices |= {(work - v) / (size - b) for b, v in options[:k] if size > b and work > v}
+        price = np.array(sorted(prices))
+        total = np.zeros(len(price))
+        for options, count in self._merged.items():
+            size, work = np.array(options).T
+            total += count * np.maximum(0.0, (work[:, None] - price * size[:, None]).max(axis=0))
+        return price, total
 
 
 def _one_class(count: int, options: Sequence[Option], room: int) -> float:
@@ -43,22 +69,6 @@ def _one_class(count: int, options: Sequence[Option], room: int) -> float:
     k = np.arange(min(count, room // large) + 1)
     others = (room - k * large) // small if small else np.full(len(k), count)
     return float((k * more + np.minimum(count - k, others) * less).max())
-
-
-def _priced(merged: dict[tuple[Option, ...], int], room: int) -> float:
-    prices = {0.0}
-    for options in merged:
-        for k, (size, work) in enumerate(options):
-            if size:
-                prices.add(work / size)
-            prices |= {(work - v) / (size - b) for b, v in options[:k] if size > b and work > v}
-    best = inf
-    for price in prices:
-        total = price * room
-        for options, count in merged.items():
-            total += count * max(0.0, max(v - price * b for b, v in options))
-        best = min(best, total)
-    return best
 
 
 def ramp(steps: Iterable[tuple[int, float]], limit: int) -> tuple[float, float]:

@@ -659,6 +659,8 @@ class Placings:
     """Last temperature, as a share of the first. Not measured."""
     least_moves: int = 50
     """Moves of one annealing at least. Not measured."""
+    enough_moves: int = 6000
+    """Moves that an arm gets at least in a round of several. Not measured."""
     fitted: int = 5
     """A plan that does not fit is looked for with less memory so often. Not measured."""
 

@@ -108,11 +108,25 @@ class _Search:
             arm.reseed()
         self._calibrate(arms)
         self._offer(arms)
+        arms = self._chosen(arms, self._worthwhile(arms, PLACE.rounds[0][1]))
         for most, share in PLACE.rounds:
-            arms = self._round(arms[:most], share)
+            arms = self._round(arms[: min(most, self._worthwhile(arms, share))], share)
         while arms and not self._over():
             arms = self._round(arms[: PLACE.rounds[-1][0]], 1.0)
         return sorted((arm for arm in every if arm.seconds < NEVER), key=lambda arm: arm.seconds)
+
+    def _worthwhile(self, arms: list[Arm], share: float) -> int:
+        """How many arms get enough moves to come to something; one at the least."""
+        ops = max((arm.ops for arm in arms), default=1)
+        return max(1, int(share * (self.effort - self.spent) * PLACE.rate / (ops * PLACE.enough_moves)))
+
+    def _chosen(self, arms: list[Arm], most: int) -> list[Arm]:
+        """So many of the arms: the better half of them the best ones, the others any, so that all get their chance."""
+        if len(arms) <= most:
+            return arms
+        best = (most + self.number % 2) // 2
+        others = random.Random(self.session.seed * 1009 + self.number).sample(arms[best:], most - best)
+        return [*arms[:best], *others]
 
     def _round(self, arms: list[Arm], share: float) -> list[Arm]:
         """The arms get equal parts of a share of the effort that is left; best first, offered."""

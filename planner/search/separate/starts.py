@@ -4,6 +4,8 @@ A named order says when its ops run; these times are the keys of the dispatcher,
 
     as it is    F 0 1 2 3   B 0 1 2 3        mirrored    F 0 1 2 3   B 3 2 1 0
     shifted     F 0 1 2 3   B 1 2 3 0        apart       F 0 0 1 1   B 3 3 2 2
+
+Where memory is tight the best plans change what becomes of stashes: they begin with their choices.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import numpy as np
 
 from ... import graph
 from ...lower import Assembled
-from ...plan import Kind
+from ...plan import Kind, Plan
 from ...simulate import simulate
 from ..common import PLACE, SIZE, Order, Session, balanced, lacking, routes
 from .case import Stages
 from .tables import (
     AHEAD,
+    AWAY,
     CAP,
     FRONT,
     HALVES,
+    HOST,
     KEEP,
     POLICY,
     QUARTERS,
     REAR,
+    RECOMPUTE,
     ROWS,
     TARGET,
     TURNS,
@@ -38,6 +43,8 @@ from .tables import (
 
 _SPREAD = (0b0000, 0b0001, 0b0101, 0b0111, 0b1111)
 """Turns of so many quarters."""
+_CODES = {graph.RECOMPUTE: RECOMPUTE, graph.SELECTIVE: RECOMPUTE, graph.OFFLOAD: HOST, graph.SHIP: AWAY}
+"""How decisions say policies; what is made again in part is made again."""
 _ROWS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
 
 
@@ -45,7 +52,9 @@ _ROWS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
 class Keys:
     """Stages, the devices of a route through them, and what the ops' keys add to their micro-batches' numbers.
 
-    halves: by stage, whether backwards are split. timed: whether they are the times of an order.
+    halves: by stage, whether backwards are split. timed: whether they are the times of an order. stash: its stash
+    choices, rows POLICY, TARGET and TURNS of decisions; None where all are kept. rear: backward devices, where these
+    are others.
     """
 
     stages: Stages
@@ -53,22 +62,47 @@ class Keys:
     extra: Floats
     halves: Ints
     timed: bool = False
+    stash: Ints | None = None
+    rear: Order | None = None
 
 
 def keys(session: Session, orders: list[Order]) -> list[Keys]:
-    """Named orders with one route that have been simulated, the best of a route first; and plain ones for more cuts."""
+    """The best plans that change what becomes of stashes; named orders with one route that have been simulated, the
+    best of a route first; and plain ones for more cuts.
+    """
     found: dict[tuple[Order, int], list[Keys]] = {}
     for one in sorted(session.seen, key=_rank):
         candidate = one.candidate
-        forward = {(p.forward, p.backward) for p in candidate.pipelines}
         whole = all(policy == graph.KEEP for row in candidate.stash for policy in row)
-        if len(forward) == 1 and whole and len(one.ops) <= SIZE.keyed_ops:
+        if whole and _one_route(one.plan):
             route = candidate.pipelines[0].forward
             mine = found.setdefault((route, hash(candidate.stages)), [])
             if len(mine) < PLACE.keyed:
-                mine.append(_keys_of(one))
+                mine.append(_keys_of(one.plan))
     listed = [one for mine in zip(*_padded(list(found.values())), strict=True) for one in mine if one is not None]
-    return [*_plain(session, orders, listed), *listed[: PLACE.keyed_orders]]
+    return [*_changed(session), *_plain(session, orders, listed), *listed[: PLACE.keyed_orders]]
+
+
+def _changed(session: Session) -> list[Keys]:
+    """Of the best plans with one route that fit, those that change stashes as decisions can say, or have two devices
+    a stage."""
+    fitting = sorted((one for one in session.seen if not lacking(one)), key=_rank)
+    plans = ([] if session.best is None else [session.best]) + [one.plan for one in fitting]
+    found: dict[object, Keys] = {}
+    for plan in plans:
+        if len(found) == PLACE.keyed:
+            break
+        keys = _keys_of(plan) if _one_route(plan) else None
+        if keys is not None and (keys.stash is not None or keys.rear is not None):
+            choices = b"" if keys.stash is None else keys.stash.tobytes()
+            found.setdefault((keys.stages, keys.route, keys.rear, choices), keys)
+    return list(found.values())
+
+
+def _one_route(plan: Plan) -> bool:
+    """Whether its pipelines have one route, and few enough ops."""
+    routes = {(p.forward, p.backward) for p in plan.pipelines}
+    return len(routes) == 1 and sum(map(len, plan.orders)) <= SIZE.keyed_ops
 
 
 def _padded(lists: list[list[Keys]]) -> list[list[Keys | None]]:
@@ -80,10 +114,10 @@ def _rank(found: Assembled) -> tuple[bool, float]:
     return bool(lacking(found)), found.forecast.step_s
 
 
-def _keys_of(found: Assembled) -> Keys:
+def _keys_of(plan: Plan) -> Keys:
     """The times of a plan's ops in micro-batches' numbers."""
-    plan = found.plan
-    batches, step_s = plan.problem.workload.micro_batches, found.forecast.step_s or 1.0
+    assert plan.forecast is not None
+    batches, step_s = plan.problem.workload.micro_batches, plan.forecast.step_s or 1.0
     extra, count = np.zeros((3, len(plan.stages), batches)), dict[tuple[int, int], int]()
     halves = np.zeros(len(plan.stages), dtype=np.int64)
     timed = [one for device in simulate(plan).devices for one in device.ops if one.op.kind in _ROWS]
@@ -93,7 +127,24 @@ def _keys_of(found: Assembled) -> Keys:
         count[row, op.stage] = k + 1
         extra[row, op.stage, k] = start_s / step_s * batches - k
         halves[op.stage] |= op.kind is Kind.W
-    return Keys(plan.stages, plan.pipelines[0].forward, extra, halves, timed=True)
+    front, rear = plan.pipelines[0].forward, plan.pipelines[0].backward
+    return Keys(plan.stages, front, extra, halves, True, _choices(plan), None if rear == front else rear)
+
+
+def _choices(plan: Plan) -> Ints | None:
+    """Its stash choices as decisions say them; None where all are kept, or some can not be said."""
+    rows = {m: row for pipeline, row in zip(plan.pipelines, plan.stash, strict=True) for m in pipeline.micro_batches}
+    found = np.zeros((ROWS, len(plan.stages)), dtype=np.int64)
+    for s in range(len(plan.stages)):
+        changed = {m: row[s] for m, row in rows.items() if row[s] != graph.KEEP}
+        names = set(changed.values())
+        if len(names) > 1 or not {graph.stash_policy(name).name for name in names} <= set(_CODES):
+            return None
+        for name in names:
+            found[POLICY, s] = _CODES[graph.stash_policy(name).name]
+            found[TARGET, s] = graph.ship_target(name) or 0
+            found[TURNS, s] = sum({1 << m % QUARTERS for m in changed})
+    return found[[POLICY, TARGET, TURNS]] if found[POLICY].any() else None
 
 
 def _plain(session: Session, orders: list[Order], known: list[Keys]) -> Iterator[Keys]:
@@ -122,6 +173,8 @@ def decisions(given: Keys, devices: int, slots: int, choices: Sequence[int]) -> 
     batches, route = given.extra.shape[2], np.array(given.route)
     half = max(1, slots // 2)
     shares = {(1, 1, 0), (1, max(1, slots - 1), 0), (half, half, 0), (batches, batches, 0), (1, 1, 1)}
+    if given.stash is not None or given.rear is not None:
+        yield from _as_planned(given)
     for front, rear in _places(route, devices):
         apart = bool((front != rear).any())
         for cap, window, ahead in sorted(shares) if apart else [(batches, batches, 0)]:
@@ -132,6 +185,19 @@ def decisions(given: Keys, devices: int, slots: int, choices: Sequence[int]) -> 
             yield dec
             if not apart:
                 yield from _eased(given, dec, devices, slots, choices)
+
+
+def _as_planned(given: Keys) -> Iterator[Ints]:
+    """The decisions of a plan: its devices and stash choices; when what leaves comes back, it does not say."""
+    batches, rear = given.extra.shape[2], given.route if given.rear is None else given.rear
+    leaves = given.rear is not None or (given.stash is not None and bool(np.isin(given.stash[0], (HOST, AWAY)).any()))
+    for ahead in (0, *PLACE.ahead) if leaves else (0,):
+        dec = np.zeros((ROWS, len(rear)), dtype=np.int64)
+        dec[FRONT], dec[REAR], dec[HALVES] = np.array(given.route), np.array(rear), given.halves
+        dec[CAP], dec[WINDOW], dec[AHEAD] = _alive(given), batches, ahead
+        if given.stash is not None:
+            dec[[POLICY, TARGET, TURNS]] = given.stash
+        yield dec
 
 
 def _eased(given: Keys, dec: Ints, devices: int, slots: int, choices: Sequence[int]) -> Iterator[Ints]:

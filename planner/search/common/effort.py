@@ -661,6 +661,8 @@ class Placings:
     """Moves of one annealing at least. Not measured."""
     enough_moves: int = 6000
     """Moves that an arm gets at least in a round of several. Not measured."""
+    wave_moves: int = 60_000
+    """Moves of all arms after which others have their turn. Not measured."""
     fitted: int = 5
     """A plan that does not fit is looked for with less memory so often. Not measured."""
 

@@ -108,17 +108,20 @@ class _Search:
             arm.reseed()
         self._calibrate(arms)
         self._offer(arms)
-        arms = self._chosen(arms, self._worthwhile(arms, PLACE.rounds[0][1]))
-        for most, share in PLACE.rounds:
-            arms = self._round(arms[: min(most, self._worthwhile(arms, share))], share)
-        while arms and not self._over():
-            arms = self._round(arms[: PLACE.rounds[-1][0]], 1.0)
+        while not self._over() and self.session.clock.meter.go():
+            self._wave(every)
         return sorted((arm for arm in every if arm.seconds < NEVER), key=lambda arm: arm.seconds)
 
-    def _worthwhile(self, arms: list[Arm], share: float) -> int:
-        """How many arms get enough moves to come to something; one at the least."""
-        ops = max((arm.ops for arm in arms), default=1)
-        return max(1, int(share * (self.effort - self.spent) * PLACE.rate / (ops * PLACE.enough_moves)))
+    def _wave(self, every: list[Arm]) -> None:
+        """Rounds from some of the arms, of which the best stay on; then others have their turn."""
+        ops = max(arm.ops for arm in every)
+        until = self.spent + PLACE.wave_moves * ops / PLACE.rate
+        arms = every
+        for n, (most, share) in enumerate([*PLACE.rounds, (PLACE.rounds[-1][0], 1.0)]):
+            effort = share * (min(self.effort, until) - self.spent)
+            most = max(1, min(most, int(effort * PLACE.rate / (ops * PLACE.enough_moves))))
+            arms = self._round(arms[:most] if n else self._chosen(arms, most), effort)
+        self.number += 1
 
     def _chosen(self, arms: list[Arm], most: int) -> list[Arm]:
         """So many of the arms: the better half of them the best ones, the others any, so that all get their chance."""
@@ -128,11 +131,12 @@ class _Search:
         others = random.Random(self.session.seed * 1009 + self.number).sample(arms[best:], most - best)
         return [*arms[:best], *others]
 
-    def _round(self, arms: list[Arm], share: float) -> list[Arm]:
-        """The arms get equal parts of a share of the effort that is left; best first, offered."""
+    def _round(self, arms: list[Arm], effort: float) -> list[Arm]:
+        """The arms get equal parts of an effort; best first, those last that have not got better, all offered."""
         if self._over() or not (arms and self.session.clock.meter.go()):
             return []
-        began, effort = time.monotonic(), share * (self.effort - self.spent)
+        began = time.monotonic()
+        before = {id(arm): arm.seconds for arm in arms}
         tasks = []
         for arm in arms:
             moves = max(PLACE.least_moves, int(effort / len(arms) * PLACE.rate / arm.ops))
@@ -140,7 +144,10 @@ class _Search:
         self._all(tasks)
         self.spent += max(effort, SECONDS.tick)
         self.session.clock.meter.count(effort)
-        arms = sorted((arm for arm in arms if arm.seconds < NEVER), key=lambda arm: arm.seconds)
+        arms = sorted(
+            (arm for arm in arms if arm.seconds < NEVER),
+            key=lambda arm: (arm.seconds >= before[id(arm)], arm.seconds),
+        )
         self._offer(arms)
         taken, left = time.monotonic() - began, self.deadline - time.monotonic()
         if not self.session.clock.fixed and taken > SECONDS.timed:

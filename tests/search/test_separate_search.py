@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,18 +13,22 @@ from random_devices import random_devices
 
 from contraflow.planner import SearchSpace, plan
 from contraflow.planner.check import check
+from contraflow.planner.graph import KEEP
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
+from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.driver import Result
+from contraflow.planner.search.named import run_first_plan
 from contraflow.planner.search.separate.case import case_of
 from contraflow.planner.search.separate.dispatch import NEVER, dispatch
 from contraflow.planner.search.separate.lists import candidate_of, op_lists
 from contraflow.planner.search.separate.ready import warm
+from contraflow.planner.search.separate.starts import decisions, keys
 from contraflow.planner.search.separate.tables import (
     AHEAD,
     AWAY,
@@ -111,6 +117,36 @@ def test_the_simulator_agrees_with_the_dispatcher(case: tuple[Problem, Ints]) ->
     if not (over or through):
         assert not any(excess(made))
         assert faults == []
+
+
+@settings(max_examples=100)
+@given(decided())
+def test_a_plan_says_the_decisions_that_it_was_made_by(case: tuple[Problem, Ints]) -> None:
+    """A search that begins with a plan begins with its devices, and with its stash choices."""
+    problem, dec = case
+    _, over, made = run(problem, dec)
+    if made is None or over:
+        return
+    searching = Session(problem, SearchSpace(), Clock(math.inf))
+    if not searching.offer(made, "given") or all(KEEP == policy for row in made.stash for policy in row):
+        return
+    first = keys(searching, [])[0]
+    again = candidate_of(problem, first.stages, next(decisions(first, len(problem.cluster), 1, (0,))))
+    assert (again.pipelines, again.stash) == (made.pipelines, made.stash)
+
+
+def test_a_search_where_memory_is_tight_begins_with_the_best_plan() -> None:
+    """1F1B of whose first stages some micro-batches are recomputed: decisions come to its step."""
+    layers = [Layer(f"l{k}", 1.0, 2.0, stash_bytes=1000, output_bytes=1, separable=False) for k in range(6)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(6, 4100, Link(1e9)), Workload(24))
+    searching = Session(problem, SearchSpace(pipelines=1, offload=False), Clock(math.inf))
+    list(run_first_plan(searching, tuple(range(6))))
+    first = keys(searching, [])[0]
+    dec = next(decisions(first, 6, 4, (0,)))
+    assert set(dec[TURNS].tolist()) - {0, 15}  # not all of a stage
+    case = case_of(problem, first.stages)
+    rows = np.zeros((3, 6)), first.extra, np.zeros(6), np.zeros(6, dtype=np.int64), scratch(case), NEVER
+    assert dispatch(case, dec, *rows) == pytest.approx(searching.best_s)
 
 
 # ------------------------------------------------------------------ plan()

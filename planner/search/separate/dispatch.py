@@ -249,7 +249,7 @@ def end_op(c, dec, w, d, now, tiny):
 @inlined
 def start_op(c, dec, w, d, kind, s, now):
     """Starts an op; returns its end."""
-    k = w.stage[BEGUN + kind, s]
+    k = w.stage[BEGUN + (B if kind == R else kind), s]  # some micro-batches may have no R: it is for the next B
     row, count = kind, 0
     if kind == F:
         if policy(dec, s, k) == RECOMPUTE:
@@ -375,7 +375,7 @@ def choose(c, dec, lag, extra, patience, w, d, now):
             value = k + lag[B, s] + extra[B, s, k]
             remade, degree = policy(dec, s, k) == RECOMPUTE, c.out_first[s + 1] - c.out_first[s]
             row = -1
-            if remade and w.cell[STATE, s, k] == USABLE and w.stage[BEGUN + R, s] == k:
+            if remade and w.cell[STATE, s, k] == USABLE and w.stage[BEGUN + R, s] <= k:
                 if asked_for(c, w, s, k):
                     row = R
             elif w.cell[STATE, s, k] == (REMADE if remade else USABLE) and w.cell[1, s, k] == degree:

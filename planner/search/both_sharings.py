@@ -14,7 +14,7 @@ from typing import Protocol
 from ..basics import end_asked
 from ..graph import gather_seconds
 from ..plan import Plan
-from .common import SECONDS, SHARE, SIZE, TOLERANCE, Clock, OnProgress, Progress, Result, Session
+from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Clock, OnProgress, Progress, Result, Session
 from .named import run_hint
 
 
@@ -52,7 +52,8 @@ class Told:
 def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan | None) -> Result:
     """The answer of the search with shared optimizers, or of the one without where its first plans are better.
 
-    Time that one leaves goes to the other; what is told is proven of both.
+    While these are far from what may be reached, both have another look. Time that one leaves goes to the other; what
+    is told is proven of both.
     """
     session, clock = shared.session, shared.session.clock
     if not _worth_it(session):
@@ -66,6 +67,11 @@ def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan
     other.session.follow(_glance(clock), told)
     theirs = other.run(hint).plan
     clock.interrupt(other.session.clock.interrupted)
+    for times in range(2, 2 + COUNT.looks):
+        if not _says_little(min(session.best_s, _step_s(theirs)), session, clock):
+            break
+        shared.go_on(_glance(clock, times), told)
+        theirs = other.go_on(_glance(clock, times), told).plan
     ahead = _step_s(theirs) < session.best_s * (1 - TOLERANCE.same)
     for search in (other, shared) if ahead else (shared, other):
         if clock.meter.cut or clock.interrupted or end_asked() or clock.remaining_s < SECONDS.no_progress:
@@ -90,11 +96,18 @@ def _worth_it(session: Session) -> bool:
     return devices > 1 and sum(gather_seconds(problem, (0, devices - 1), share)) > 0
 
 
-def _glance(clock: Clock) -> Clock:
-    """The clock of a first look: a share of the time, or the quick plans."""
+def _says_little(best_s: float, session: Session, clock: Clock) -> bool:
+    """Whether which of the first plans is better says little: all are far from what may be reached."""
+    if clock.fixed or clock.meter.cut or clock.interrupted or end_asked():
+        return False
+    return best_s > HOPE.early * session.bound_s and clock.remaining_s > SECONDS.both_sharings
+
+
+def _glance(clock: Clock, times: int = 1) -> Clock:
+    """The clock of a look: so many times a share of the time, or the quick plans."""
     if clock.fixed:
         return replace(clock, effort=0.0)
-    return replace(clock, deadline=clock.deadline - (1 - SHARE.first_sharing) * clock.remaining_s)
+    return replace(clock, deadline=clock.deadline - (1 - times * SHARE.first_sharing) * clock.remaining_s)
 
 
 def _step_s(plan: Plan | None) -> float:

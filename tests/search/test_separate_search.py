@@ -128,7 +128,7 @@ def test_a_plan_says_the_decisions_that_it_was_made_by(case: tuple[Problem, Ints
     if made is None or over:
         return
     searching = Session(problem, SearchSpace(), Clock(math.inf))
-    if not searching.offer(made, "given") or all(KEEP == policy for row in made.stash for policy in row):
+    if not searching.offer(made, "given") or all(policy == KEEP for row in made.stash for policy in row):
         return
     first = keys(searching, [])[0]
     again = candidate_of(problem, first.stages, next(decisions(first, len(problem.cluster), 1, (0,))))

@@ -269,6 +269,8 @@ class Counts:
     alone: int = 16
     """Devices that are made faster one at a time to say what binds, those that compute longest. Measured: with 64
     devices and 512 micro-batches each takes 0.14 s."""
+    looks: int = 2
+    """Further looks of the searches with shared and with whole optimizers, where the first say little. Not measured."""
     stage_ends: int = 300
     """Plans next to the best one whose stages end elsewhere. Not measured."""
     next_best: int = 2
@@ -719,6 +721,8 @@ class Hopes:
     """Replicas need not be near each other where reductions take no more than this share of the step."""
     copied: float = 0.5
     """How much of what a host link can take in a step is trusted to be copied beside the computing. Not measured."""
+    early: float = 1.5
+    """Times its bound above which the best of the first plans says little of where a search will end. Not measured."""
     nearby: float = 1.2
     """Times the best plan up to which a named schedule is tried on cuts next to its best one. Measured: 40 instances
     against peers, seed 2010: with 1.1 one of them is 1.5 % longer than a V by name; 0.7 s more in the mean."""

@@ -118,7 +118,7 @@ class _Search:
         until = self.spent + PLACE.wave_moves * ops / PLACE.rate
         arms = every
         for n, (most, share) in enumerate([*PLACE.rounds, (PLACE.rounds[-1][0], 1.0)]):
-            effort = share * (min(self.effort, until) - self.spent)
+            effort = share * max(0.0, min(self.effort, until) - self.spent)
             most = max(1, min(most, int(effort * PLACE.rate / (ops * PLACE.enough_moves))))
             arms = self._round(arms[:most] if n else self._chosen(arms, most), effort)
         self.number += 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ... import graph
+from ...graph import Candidate
 from ...lower import Assembled
 from ...plan import Kind, Plan
 from ...simulate import simulate
@@ -74,7 +75,7 @@ def keys(session: Session, orders: list[Order]) -> list[Keys]:
     for one in sorted(session.seen, key=_rank):
         candidate = one.candidate
         whole = all(policy == graph.KEEP for row in candidate.stash for policy in row)
-        if whole and _one_route(one.plan):
+        if whole and _one_route(candidate) and len(one.ops) <= SIZE.keyed_ops:
             route = candidate.pipelines[0].forward
             mine = found.setdefault((route, hash(candidate.stages)), [])
             if len(mine) < PLACE.keyed:
@@ -84,25 +85,26 @@ def keys(session: Session, orders: list[Order]) -> list[Keys]:
 
 
 def _changed(session: Session) -> list[Keys]:
-    """Of the best plans with one route that fit, those that change stashes as decisions can say, or have two devices
-    a stage."""
+    """Of the best plans that fit, some that change stashes as decisions can say, or have two devices a stage."""
     fitting = sorted((one for one in session.seen if not lacking(one)), key=_rank)
-    plans = ([] if session.best is None else [session.best]) + [one.plan for one in fitting]
+    listed: list[Plan | Assembled] = [*([] if session.best is None else [session.best]), *fitting]
     found: dict[object, Keys] = {}
-    for plan in plans:
+    for one in listed:
+        plan, ops = (one, sum(map(len, one.orders))) if isinstance(one, Plan) else (one.candidate, len(one.ops))
         if len(found) == PLACE.keyed:
             break
-        keys = _keys_of(plan) if _one_route(plan) else None
-        if keys is not None and (keys.stash is not None or keys.rear is not None):
-            choices = b"" if keys.stash is None else keys.stash.tobytes()
-            found.setdefault((keys.stages, keys.route, keys.rear, choices), keys)
+        if not _one_route(plan) or ops > SIZE.keyed_ops:
+            continue
+        route, stash = plan.pipelines[0], _choices(plan)
+        key = plan.stages, route.forward, route.backward, b"" if stash is None else stash.tobytes()
+        if key not in found and (stash is not None or route.forward != route.backward):
+            found[key] = _keys_of(one if isinstance(one, Plan) else one.plan)
     return list(found.values())
 
 
-def _one_route(plan: Plan) -> bool:
-    """Whether its pipelines have one route, and few enough ops."""
-    routes = {(p.forward, p.backward) for p in plan.pipelines}
-    return len(routes) == 1 and sum(map(len, plan.orders)) <= SIZE.keyed_ops
+def _one_route(of: Candidate | Plan) -> bool:
+    """Whether all pipelines run on the same devices."""
+    return len({(p.forward, p.backward) for p in of.pipelines}) == 1
 
 
 def _padded(lists: list[list[Keys]]) -> list[list[Keys | None]]:
@@ -131,8 +133,8 @@ def _keys_of(plan: Plan) -> Keys:
     return Keys(plan.stages, front, extra, halves, True, _choices(plan), None if rear == front else rear)
 
 
-def _choices(plan: Plan) -> Ints | None:
-    """Its stash choices as decisions say them; None where all are kept, or some can not be said."""
+def _choices(plan: Candidate | Plan) -> Ints | None:
+    """Its stash choices as decisions say them; None where all are kept, or some cannot be said."""
     rows = {m: row for pipeline, row in zip(plan.pipelines, plan.stash, strict=True) for m in pipeline.micro_batches}
     found = np.zeros((ROWS, len(plan.stages)), dtype=np.int64)
     for s in range(len(plan.stages)):

@@ -662,7 +662,8 @@ class Placings:
     least_moves: int = 50
     """Moves of one annealing at least. Not measured."""
     enough_moves: int = 6000
-    """Moves that an arm gets at least in a round of several. Not measured."""
+    """Moves that an arm gets at least in a round of several. Measured: problem 2106/0 of the mechanisms, one pipeline,
+    8 s, six seeds: 6 come to 135 or less with 6000, 4 with 2000, 1 with 500."""
     wave_moves: int = 60_000
     """Moves of all arms after which others have their turn. Not measured."""
     fitted: int = 5
@@ -722,7 +723,8 @@ class Hopes:
     copied: float = 0.5
     """How much of what a host link can take in a step is trusted to be copied beside the computing. Not measured."""
     early: float = 1.5
-    """Times its bound above which the best of the first plans says little of where a search will end. Not measured."""
+    """Times its bound above which the best of the first plans says little of where a search will end. Measured: problem
+    3104/8 of the mechanisms, 60 s: 805 with it, 876 and 818 without."""
     nearby: float = 1.2
     """Times the best plan up to which a named schedule is tried on cuts next to its best one. Measured: 40 instances
     against peers, seed 2010: with 1.1 one of them is 1.5 % longer than a V by name; 0.7 s more in the mean."""

@@ -33,7 +33,13 @@ cli()
     [
         pytest.param("exact search", 12, ["--time-limit", "60"], signal.SIGINT, 0, marks=pytest.mark.slow),
         pytest.param("order search", 128, ["--time-limit", "60"], signal.SIGTERM, 143, marks=pytest.mark.slow),
-        ("windows", 48, ["--time-limit", "24", "--no-offload"], signal.SIGHUP, 129),
+        (
+            "windows",
+            48,
+            ["--time-limit", "24", "--no-offload", "--pipelines", "1", "--no-separate-backward"],
+            signal.SIGHUP,
+            129,
+        ),
     ],
 )
 def test_a_signal_keeps_the_best_plan_of_every_phase(

@@ -24,11 +24,11 @@ REVIEWS := $(VENV)/data/vaderSentiment-3.3.2.tar.gz
 # mypy and mkdocs do not follow the import hook of an editable install: they read the package through these links.
 PACKAGE := __init__.py __main__.py py.typed planner executor models
 
-.PHONY: help demo test docs site faults fuzz gpu soak lint clean
+.PHONY: help demo test test-long docs site faults fuzz gpu soak lint clean
 
 help:
 	@echo "make demo   profile, plan, check, draw and train a small GPT on two processes ($(OUT)/)"
-	@echo "make test   the fast test suite"
+	@echo "make test   the fast test suite; make test-long: those of its tests that take seconds each"
 	@echo "make fuzz   wrong files and op lists for every reader and command (CASES=10000)"
 	@echo "make gpu    all that needs a GPU: tests, then benchmarks/results/gpu.json"
 	@echo "make soak   random plans of every kind, trained and held against plain torch (SOAKED=1000)"
@@ -57,10 +57,12 @@ $(REVIEWS): | $(VENV)/.installed-dev
 	    --no-binary vadersentiment -d $(@D) vaderSentiment==3.3.2 || echo "no reviews to be had"
 
 # The tests start hundreds of processes: what these import and compile lies on disk beforehand.
-test: $(VENV)/.installed-dev $(REVIEWS)
+test: TESTS := not slow and not long
+test-long: TESTS := long and not slow
+test test-long: $(VENV)/.installed-dev $(REVIEWS)
 	@$(BIN)/python -m compileall -q planner executor models tests benchmarks examples
 	@$(BIN)/python tests/kit/compile_first.py
-	$(BIN)/python $(MEASURE) -m pytest -q -rs -n $(JOBS) --dist worksteal -m "not slow" $(FLAGS)
+	$(BIN)/python $(MEASURE) -m pytest -q -rs -n $(JOBS) --dist worksteal -m "$(TESTS)" $(FLAGS)
 
 faults: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/reliability/faults.py

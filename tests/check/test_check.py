@@ -155,6 +155,7 @@ def test_layers_must_be_cut_into_stages_exactly_once(plan: Plan) -> None:
         assert codes(replace(plan, stages=stages)) == {"stages"}
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(st.data())
 def test_structure_is_judged_without_raising(data: st.DataObject) -> None:
@@ -174,6 +175,7 @@ def test_structure_is_judged_without_raising(data: st.DataObject) -> None:
     assert codes(plan) <= known
 
 
+@pytest.mark.long
 def test_a_large_plan_is_checked_in_seconds() -> None:
     """64 devices, 512 micro-batches, split backwards: about 230,000 ops in less than two seconds."""
     layout = build("1f1b", 64, 512)

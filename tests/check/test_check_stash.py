@@ -364,6 +364,7 @@ def mutate(draw: st.DrawFn, orders: Orders) -> None:
         order.insert(n, draw(OPS))
 
 
+@pytest.mark.long
 @settings(max_examples=120)
 @given(st.data())
 def test_whatever_the_checker_accepts_can_run(data: st.DataObject) -> None:

@@ -76,6 +76,7 @@ def accepts(plan: Plan) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_the_simulator_refuses_what_the_checker_finds_in_structure_and_op_sets() -> None:
     rng, counts = random.Random(5), {True: 0, False: 0}
     for plan in plans():

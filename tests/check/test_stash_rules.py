@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import assert_forecast
@@ -53,6 +54,7 @@ def test_every_stash_is_back_before_its_backward_and_copies_take_turns(seed: int
                     assert ops_home[Op(Kind.B, m.op.stage, m.op.micro_batch)].start_s >= m.arrival_s
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(SEEDS)
 def test_every_byte_is_given_back(seed: int) -> None:
@@ -64,6 +66,7 @@ def test_every_byte_is_given_back(seed: int) -> None:
         assert all(memory.bytes[-1] == 0 for memory in timeline.host_memory)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(SEEDS)
 def test_times_and_memory_equal_a_naive_account(seed: int) -> None:

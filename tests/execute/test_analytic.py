@@ -161,6 +161,7 @@ def test_an_operator_takes_the_longer_of_arithmetic_and_memory() -> None:
         assert roofline.seconds == seconds
 
 
+@pytest.mark.long
 def test_efficiency_scales_times_and_precision_sizes() -> None:
     """Half the efficiency doubles every time; 16 bit halve the parameters; TF32 changes times alone."""
     model = resolve("gpt-small")

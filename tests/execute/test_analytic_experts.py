@@ -131,6 +131,7 @@ link = {bandwidth = "450GB/s", latency = "3us"}
 """
 
 
+@pytest.mark.long
 def test_a_family_of_expert_teams_is_planned_checked_and_not_executed(tmp_path: Path) -> None:
     """Sizes that a team does not divide are left out with a line; a plan of a team is refused in one."""
     family, plan = tmp_path / "family.json", tmp_path / "plan.json"

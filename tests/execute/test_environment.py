@@ -28,6 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_probe", lambda name: None)
 
 
+@pytest.mark.long
 def test_it_says_versions_limits_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, as text and as JSON; the topics are a contract with whoever reads reports."""
     monkeypatch.setattr(environment, "PROBE_S", 60)

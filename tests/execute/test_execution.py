@@ -77,6 +77,7 @@ def test_every_other_schedule_on_processes_equals_single_process(tmp_path: Path)
         assert_equals_reference(case, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_equal_single_process(devices: int, tmp_path: Path) -> None:
     """The same on gloo processes."""
@@ -94,6 +95,7 @@ def test_more_processes_equal_single_process(devices: int, tmp_path: Path) -> No
         assert_equals_reference(case, result)
 
 
+@pytest.mark.long
 def test_execute_spawns_and_leaves_a_trace_and_a_checkpoint(tmp_path: Path) -> None:
     """Spawned processes; the checkpoint then goes on under another plan, as if nothing had happened."""
     first, second = Case("chimera", "mlp-tiny", 2, 4, "adam"), Case("1f1b", "mlp-tiny", 2, 4, "adam")

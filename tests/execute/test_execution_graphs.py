@@ -109,6 +109,7 @@ MORE = [
 FOUR = [Case(name, kind, devices=4) for name in ("unet", "towers", "translator") for kind in ("1f1b", "chimera")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cases",
     [TWO, *(pytest.param(cases, marks=pytest.mark.slow) for cases in (MORE, FOUR))],
@@ -143,6 +144,7 @@ def test_searched_plans_with_recomputation_train_the_same(tmp_path: Path) -> Non
     assert_as_planned(result, truth("unet"))
 
 
+@pytest.mark.long
 def test_held_out_losses_and_smaller_micro_batches() -> None:
     """Evaluation sends the same tensors; a last micro-batch of fewer samples has its own programs."""
     training = Training(evaluate_every=2, evaluate_steps=1, mini_batch=MICRO_BATCHES * SAMPLES - 1)

@@ -45,6 +45,7 @@ def test_threads_equal_single_process_within_the_planned_memory(name: str) -> No
     assert_as_planned(in_threads(plan), true_of(plan))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_processes_equal_single_process_within_the_planned_memory(devices: int, tmp_path: Path) -> None:
     """The same on gloo processes."""

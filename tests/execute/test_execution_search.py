@@ -36,6 +36,7 @@ def _searched(space: SearchSpace, limit: int, wanted: str) -> Plan:
     raise AssertionError(f"no plan with {wanted} for some micro-batches found")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("space", "share", "wanted"),
     [

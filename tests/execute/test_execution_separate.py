@@ -70,6 +70,7 @@ def test_threads_equal_single_process_within_the_planned_memory(name: str) -> No
     assert_as_planned(in_threads(plan), true_of(plan))
 
 
+@pytest.mark.long
 def test_processes_equal_single_process_within_the_planned_memory(tmp_path: Path) -> None:
     """The same on gloo processes: kept, recomputed, through the host, and replicas with statistics."""
     plans = [
@@ -134,6 +135,7 @@ def test_programs_that_differ_between_ranks_are_named() -> None:
         agree(Transport(), {})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_searched_placement_runs_on_a_real_model() -> None:
     """The exact search places one forward elsewhere on a toy problem; its devices and orders here."""
     layers = [Layer(f"layer{k}", 1, 2, separable=False, stash_bytes=1) for k in range(3)]

@@ -129,6 +129,7 @@ def test_processes_equal_whole_optimizers_and_one_process(tmp_path: Path) -> Non
         assert_within_plan(mine)
 
 
+@pytest.mark.long
 def test_three_processes_equal_one(tmp_path: Path) -> None:
     plan = wide("mlp-deep", 3, 1, optimizer="momentum")
     (result,) = run_plans_together([shared(plan)], tmp_path)
@@ -139,6 +140,7 @@ def test_three_processes_equal_one(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
 def test_checkpoints_are_gone_on_from_across_it(tmp_path: Path, precision: str) -> None:
     """Shared, whole, shared again; and with other numbers of replicas."""

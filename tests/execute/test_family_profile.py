@@ -19,6 +19,7 @@ def profiled(folder: Path, *arguments: object) -> Result:
     return CliRunner().invoke(cli, given)
 
 
+@pytest.mark.long
 def test_an_analytic_family_has_every_team_and_size_with_its_collectives(tmp_path: Path) -> None:
     """Two sums a block forward and two backward over the link, half of the divided parameters, half of the products."""
     preset = ["--device", "H100-80GB", "--precision", "bf16", "--efficiency", 0.5]
@@ -49,6 +50,7 @@ def test_sequence_parallel_ranks_hold_a_part_of_what_flows_between_layers(tmp_pa
     assert sequence.stash_bytes < tensor.stash_bytes
 
 
+@pytest.mark.long
 def test_a_measured_family_has_every_size(tmp_path: Path) -> None:
     """All in one go, into one file."""
     found = profiled(tmp_path, "--micro-batch-size", "1,2", "--load", 1)

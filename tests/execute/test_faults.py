@@ -81,12 +81,14 @@ def fail(monkeypatch: pytest.MonkeyPatch, how: str, transport: str, timeout_s: f
     return str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["processes", "threads"])
 def test_a_rank_that_raises(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
     """The error, and not that the other rank lost its connection."""
     assert fail(monkeypatch, "raise", transport) == f"rank 1, {WHERE}: ValueError: out of luck"
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the kernel does when memory runs out. Until then nobody else can connect: all listen on the loopback."""
     monkeypatch.setenv("FAULT_LISTEN", str(tmp_path / "listening"))
@@ -96,6 +98,7 @@ def test_a_rank_that_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert set(addresses) == {"0100007F"}
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found although starting may take long, and named although the other rank waits for it as long."""
     message = fail(monkeypatch, "stop", "processes", 2.5, at="build")
@@ -109,6 +112,7 @@ def test_a_rank_that_exits() -> None:
     assert Watcher(PLAN, 1.0).lost(0, -11, Slot(Doing.STARTING)).endswith("by signal 11 (SIGSEGV) while starting")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["processes", "threads"])
 def test_a_rank_that_hangs(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
     """It is named, not the rank that waits for it; the time counts from the op, not from the start."""
@@ -170,6 +174,7 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code", "says"), ENDINGS)
 def test_a_signal_to_the_parent_ends_all(tmp_path: Path, number: int, code: int, says: str) -> None:
     """One line on stderr, no rank alive, no file left."""

@@ -49,6 +49,7 @@ def names(model: ModelGraph) -> list[str]:
     return [layer.name for layer in model.layers]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_and_their_halves_train_alike(name: str) -> None:
     """Losses and every tensor by its name, bit by bit, in two schedules; neither run is above its plan's memory."""

@@ -54,6 +54,7 @@ def test_companions_change_seconds_only() -> None:
         assert two["forward_s"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("work", "says"),
     [
@@ -131,6 +132,7 @@ def test_a_single_process_is_no_cluster() -> None:
 # ---------------------------------------------------------------- contraflow cluster detect
 
 
+@pytest.mark.long
 def test_this_machine_is_written_as_a_cluster(tmp_path: Path) -> None:
     """Links, links to the host and memory; what is written is what was found, to the digits that are written."""
     found = detect_cluster("cpu", 2, rounds=2)

@@ -38,6 +38,7 @@ from contraflow.planner.check import check
 from contraflow.planner.plan import Kind, Op, Plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_random_plans_train_as_plain_torch(first: int) -> None:
     """Losses, norms, held-out losses, every tensor; peaks, nothing left alive, the same bits again."""
@@ -129,6 +130,7 @@ def test_free_behind_its_backward() -> None:
     assert outcome(case, edited).faults == []
 
 
+@pytest.mark.long
 def test_edited_lists_that_are_accepted_run_as_well() -> None:
     """Lists with ops moved, swapped, repeated, left out and retargeted, as far as the checker lets them pass."""
     run = 0
@@ -205,6 +207,7 @@ NO_KEY_BIAS = RandomRun(
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_all_but_key_biases_are_determined_by_training() -> None:
     """A softmax forgets what all keys share: their bias has no gradient, and RMSProp makes steps of its round-off."""
     plan = plan_of(NO_KEY_BIAS)

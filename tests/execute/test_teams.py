@@ -62,6 +62,7 @@ def assert_as_one_device(case: Case, result: RunResult) -> None:
         assert_within_plan(result)
 
 
+@pytest.mark.long
 def test_teams_train_as_one_device(tmp_path: Path) -> None:
     for (case, _), result in zip(ON_FOUR_RANKS, trained(ON_FOUR_RANKS, tmp_path), strict=True):
         assert_as_one_device(case, result)

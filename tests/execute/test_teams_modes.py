@@ -69,6 +69,7 @@ LANE = "rank {0} (lane {0} of device 0)"
 HANGS = f"{LANE} hangs in {{1}}: no progress for 2.5 s"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "rank", "says"),
     [

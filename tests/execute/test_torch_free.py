@@ -26,6 +26,7 @@ def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_planning_needs_no_torch_and_what_does_says_so_in_a_line(tmp_path: Path) -> None:
     """Exit code 2, and what to install; from a model.json on, planning, checking and pictures do without."""
     asked = [ROOT / "examples/toy-model.json", "--cluster", ROOT / "examples/cluster-toy.toml", "--micro-batches", "4"]

@@ -162,6 +162,7 @@ def test_another_trainer_goes_on_from_a_state(first: str | None, gathered: bool,
     assert before == (after if first is None else pytest.approx(after, rel=1e-5))
 
 
+@pytest.mark.long
 def test_shared_optimizers_go_on_from_whole_states(tmp_path: Path) -> None:
     """Of which every replica takes its pieces."""
     whole, shared = plan_of("1f1b", optimizer="adamw"), plan_of("chimera", optimizer="adamw", sharded=True)

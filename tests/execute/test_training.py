@@ -206,6 +206,7 @@ def test_a_resumed_run_goes_on_with_schedule_and_loss_scale(tmp_path: Path) -> N
 # ---------------------------------------------------------------- evaluation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [Case("chimera", "resnet-tiny", 2, 4), Case("zb-v", "gpt-tiny-dropout", 2, 4)], ids=["batchnorm", "dropout"]
 )

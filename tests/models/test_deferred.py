@@ -114,6 +114,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **loose}
 
 
+@pytest.mark.long
 @example(["seeding", "seeding"], 0)
 @example(["alike", "alike", "linear"], 1)
 @example(["linear", "apart", "apart"], 2)
@@ -178,6 +179,7 @@ print(known - start, peak() - known, sum(p.nbytes for m in mine for p in m.param
 """
 
 
+@pytest.mark.long
 def test_a_process_holds_the_parameters_of_its_stage_alone() -> None:
     """And one tensor more while it draws: never the module of which these are a half, a third or a tenth."""
     total = sum(p.nbytes for p in whole_modules.wide(meta=True)[0].parameters()) // KIB

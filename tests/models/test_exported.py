@@ -82,6 +82,7 @@ def test_what_blocks_share_is_made_again_where_that_takes_no_longer_than_sending
     assert [spec.inputs for spec in dear[1:]] == [("blocks.0.x0", "blocks.0.x1"), ("blocks.0.x0", "blocks.1")]
 
 
+@pytest.mark.long
 def test_the_modules_own_loss_is_trained_bit_by_bit() -> None:
     """Layers one after another, and a plan of two stages in two directions up to the order of sums."""
     model = resolve("whole_modules:speaker")
@@ -94,6 +95,7 @@ def test_the_modules_own_loss_is_trained_bit_by_bit() -> None:
         assert result.losses == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.long
 def test_processes_export_for_themselves(tmp_path: Path) -> None:
     """On gloo processes; what is counted of memory are numbers."""
     model = resolve("whole_modules:speaker")
@@ -184,6 +186,7 @@ def test_a_sequence_that_cannot_be_exported_is_cut_between_its_children() -> Non
     assert result.losses == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_part_that_cannot_be_exported_is_called_as_it_is() -> None:
     """Blocks around it are found, what they share is tied, and all names are the module's; the rest is a graph."""
     model = resolve("whole_modules:routed")

@@ -62,6 +62,7 @@ def test_a_loader_s_generator_is_left_as_it_was() -> None:
     assert torch.equal(row, samples_of(loader, 2, 4, 3))
 
 
+@pytest.mark.long
 @given(st.sampled_from(sorted(SOURCES)), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=12))
 def test_a_micro_batch_is_the_same_whenever_it_is_asked_for(name: str, asked: list[tuple[int, int]]) -> None:
     """Far ahead, again, and long after."""

@@ -86,6 +86,7 @@ def test_a_layers_parameters_depend_on_seed_and_position_alone() -> None:
     assert not torch.equal(first["up.weight"], other["up.weight"])
 
 
+@pytest.mark.long
 def test_seeds_are_the_same_in_every_process() -> None:
     """Seeds come from a hash of their parts, not from Python's salted hash."""
     code = "from contraflow.models import derive_seed; print(derive_seed('layer', 3, 1))"
@@ -180,6 +181,7 @@ def rounded(count: int, like: str) -> str:
     return f"{count:,}" if size is None else f"{count / size:.{len(number.partition('.')[2])}f} {unit}"
 
 
+@pytest.mark.long
 def test_the_document_has_every_model_with_its_number_of_parameters() -> None:
     """docs/models.md: names in the first column, numbers in the column "parameters"; tied parameters count once."""
     said: dict[str, str] = {}

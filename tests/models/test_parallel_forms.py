@@ -24,6 +24,7 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return run(tmp_path_factory.mktemp("lanes"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_a_team_computes_what_one_device_does(lanes: Found, name: str, way: str) -> None:
     """In float64: the loss, and every gradient, cut as its parameter is or whole on all lanes. Dropout included."""

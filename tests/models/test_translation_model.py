@@ -125,6 +125,7 @@ def test_a_stage_of_gnmt_is_a_graph_that_equals_eager_torch() -> None:
     build_program(stage, entering, target, Building("graph", check_seed=0))
 
 
+@pytest.mark.long
 def test_a_fused_lstm_keeps_its_gates_and_cells() -> None:
     """On a device that is not here: 5 numbers a step, sample and cell in place of oneDNN's reserve; all else equal."""
     steps, size, width = 6, 2, 8

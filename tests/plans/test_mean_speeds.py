@@ -68,6 +68,7 @@ def test_bad_speeds_are_refused_in_one_line(speeds: object, message: str) -> Non
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_two_presets_from_profile_to_plan(tmp_path: Path) -> None:
     """The command estimates both; the plan is checked by evaluating it, and holds the speeds itself."""
     model, cluster, plan = (tmp_path / name for name in ("model.json", "cluster.toml", "plan.json"))

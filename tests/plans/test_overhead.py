@@ -127,6 +127,7 @@ def test_small_ops_make_few_stages(seed: int) -> None:
     assert len(aware.stages) <= len(unaware.stages)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_says_when_one_device_is_faster_than_several(seed: int) -> None:
     """Messages that take longer than all the work: nothing is sent, and no more than one device is told to work."""

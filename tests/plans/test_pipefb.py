@@ -171,6 +171,7 @@ def test_it_pays_where_devices_outnumber_layers() -> None:
         assert found.forecast.period_s == pytest.approx(period_s, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_longer_run_waits_for_room_as_the_plan_does() -> None:
     """A FETCH that stands behind the backward before its own stands there in every run."""
     found = tight(200, SearchSpace("pipefb", recompute=False), layers=4)

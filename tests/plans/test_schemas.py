@@ -101,6 +101,7 @@ def edits(content: Any) -> Iterator[Any]:
             yield made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "content"), list(documents()))
 def test_what_is_read_is_what_the_schema_says(name: str, content: Any) -> None:
     """Every real file is valid; whatever a reader takes of its edits is, too, if it can run; no other key is."""

@@ -81,6 +81,7 @@ def problem(part: int, room: int = 330) -> Problem:
     return Problem(ModelGraph.chain(layers), Cluster((node,)), Workload(8))
 
 
+@pytest.mark.long
 def test_the_search_chooses_it_and_gains() -> None:
     """A third of a step is recomputed otherwise; the bound of the space knows what it may save."""
     space = SearchSpace(offload=False, separate_backward=False)

@@ -83,6 +83,7 @@ def test_links_and_network_cards_carry_one_message_at_a_time(seed: int) -> None:
                 assert b.start_s >= a.end_s - 1e-9
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(SEEDS)
 def test_times_and_memory_equal_a_naive_account(seed: int) -> None:

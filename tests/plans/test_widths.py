@@ -133,6 +133,7 @@ def test_the_best_piper_configuration_is_the_best_of_all(content: dict[str, Any]
     agrees(content)
 
 
+@pytest.mark.long
 @settings(max_examples=12)
 @given(instances())
 def test_no_bound_lies_above_the_best_where_orders_are_all_that_is_tried(content: dict[str, Any]) -> None:

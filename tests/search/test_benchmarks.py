@@ -157,6 +157,7 @@ def test_random_instances_are_those_of_their_seed_and_spread_as_said() -> None:
         assert layers[0].forward_s == pytest.approx(one.heavy[0] * middle.pop())
 
 
+@pytest.mark.long
 def test_a_match_counts_the_worst_seed_and_finds_false_bounds() -> None:
     """A plan that a seed does not find is a loss; a bound above a peer is a fault."""
     effort = rows.Effort(2, 5, 0, 1, True)

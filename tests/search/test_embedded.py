@@ -127,6 +127,7 @@ def test_a_hint_without_a_flush_is_not_lost_where_time_is_up_before_the_search_b
     assert objective(found.plan) == objective(hint)
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(SEEDS, st.sampled_from(SPACES), st.sampled_from((0.05, 0.3)))
 @example(1008769, SearchSpace(), 0.3)

@@ -41,6 +41,7 @@ def waits(plan: Plan) -> tuple[Timeline, tuple[IdleSpan, ...]]:
     return timeline, idle_spans(plan, timeline, limits)
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(st.integers(0, 100_000), st.booleans(), st.booleans())
 def test_causes_add_up_to_the_bubble_and_what_ifs_to_forecasts(seed: int, apart: bool, split: bool) -> None:

@@ -71,6 +71,7 @@ def some_cut(rng: random.Random, model: ModelGraph) -> tuple[str, ...]:
     return tuple(sorted(rng.sample(names[1:], rng.randint(0, len(names) - 1)), key=names.index))
 
 
+@pytest.mark.long
 @settings(max_examples=14)
 @given(st.integers(0, 2**20), st.sampled_from(ASKED))
 def test_every_plan_has_the_stages_asked_for(seed: int, space: SearchSpace) -> None:

@@ -77,6 +77,7 @@ def interrupted(devices: int, batches: int, space: SearchSpace, effort: float | 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.02, 0.1, 0.5))])
 @pytest.mark.parametrize(
     ("devices", "batches", "space", "effort", "phase"),

@@ -71,6 +71,7 @@ def test_the_partition_is_contiguous_in_an_order() -> None:
     assert least_load(Chain.of(problem), (0, 1), (2, 1)) > 1.2 * min(loads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("space", [SearchSpace(pipelines=1), SearchSpace("1f1b")])
 def test_branches_are_cut_apart(space: SearchSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = (branches(), Cluster.uniform(2, link=SLOW), Workload(micro_batches=8), space)
@@ -88,6 +89,7 @@ def test_branches_are_cut_apart(space: SearchSpace, monkeypatch: pytest.MonkeyPa
     assert any(len(stage) == BRANCH + 1 for stage in found.plan.stages)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("space", [SearchSpace("pipedream"), SearchSpace(asynchronous=("stash",), pipelines=1)])
 def test_without_a_flush_too(space: SearchSpace) -> None:
     model = branches()

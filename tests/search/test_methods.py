@@ -40,6 +40,7 @@ def test_on_one_stage_all_are_the_same() -> None:
     assert len({quality(one) for one in plans}) == 1
 
 
+@pytest.mark.long
 def test_a_better_method_may_be_slower_by_so_much() -> None:
     """Predictions of 100 bytes at 2 kB/s take a tenth of a second or more a micro-batch of two."""
     fast, slow = found(("stash",), bandwidth=2000.0), found(("pipeoptim",), bandwidth=2000.0)

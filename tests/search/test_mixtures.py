@@ -128,6 +128,7 @@ def test_devices_without_a_gap_are_filled() -> None:
     assert apart > 1.02 * max(load)
 
 
+@pytest.mark.long
 def test_little_memory_is_met_by_a_mixture_of_devices_and_stash_choices() -> None:
     session, taken = annealed(problem(4400), SearchSpace(asynchronous=("stash",)))
     assert session.best is not None
@@ -159,6 +160,7 @@ def test_what_ships_late_runs_on_and_on(seed: int) -> None:
             assert codes(repeat(found.plan, count)) == {"forecast"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [4, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_longer_run_fits_where_the_plan_does(seed: int) -> None:
     """Where its stashes, asked for as early as a longer run can, do not fit, they come as late as in the plan."""
@@ -198,6 +200,7 @@ def test_a_stash_waits_for_a_share_of_its_time(share: float) -> None:
     assert times[modulo.SENT, 0] == pytest.approx(max(ready, sent))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [5000, 7000, 9000])
 def test_plans_run_at_the_period_and_in_the_memory_that_were_promised(limit: int) -> None:
     """Of passes, stashes that wait, and copies that share a host link, the simulation knows no more."""
@@ -216,6 +219,7 @@ def test_plans_run_at_the_period_and_in_the_memory_that_were_promised(limit: int
     assert sum(kept) >= 10
 
 
+@pytest.mark.long
 def test_no_memory_at_all_is_infeasible() -> None:
     for limit in (0, 1):
         given = problem(limit)
@@ -231,12 +235,14 @@ def test_what_is_forbidden_is_not_used() -> None:
     assert "offload" not in {text for row in session.best.stash for text in row}
 
 
+@pytest.mark.long
 def test_the_same_seed_and_effort_give_the_same_plan() -> None:
     found = [annealed(problem(6000), SearchSpace(asynchronous=("stash",)), seed=3, effort=1.0)[0] for _ in range(2)]
     assert found[0].best is not None
     assert found[0].best == found[1].best
 
 
+@pytest.mark.long
 def test_the_search_finds_them_beside_everything_else() -> None:
     given, space = problem(4400), SearchSpace(asynchronous=("stash",))
     session = Session(given, space, Clock(time.monotonic() + 300, 2.0))

@@ -82,6 +82,7 @@ def test_nearly_as_fast_as_the_best_of_all_ways_to_cut_it(seed: int) -> None:
     assert found.forecast.step_s <= min(step for peak, step in every if peak <= limit) * 1.05
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_no_slower_than_1f1b_in_pieces_of_any_number_on_slow_links(seed: int) -> None:
     """Two devices, every stash but the last made again: stages that go round would send more."""

@@ -68,6 +68,7 @@ def test_a_family_answers_so_too() -> None:
     assert not check(found)
 
 
+@pytest.mark.long
 def test_what_is_told_apart_stays() -> None:
     """Where summing takes a tenth of a step, and where the replicas do not fit or are not allowed."""
     assert len(planned(0.02, 40.0).stages) > 1

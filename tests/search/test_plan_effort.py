@@ -40,6 +40,7 @@ UNEVEN = (10, 12, 8, 0.5)
 TWO_WAYS = replace(KEEP_ALL, pipelines=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_seed_gives_the_same_plan(workers: int) -> None:
     """With a deterministic limit and time enough: exact search, order search and windows all had their turn."""
@@ -60,6 +61,7 @@ def test_the_same_seed_gives_the_same_plan(workers: int) -> None:
     assert {"exact search", "order search", "windows"} <= phases
 
 
+@pytest.mark.long
 def test_other_seeds_give_other_plans() -> None:
     """Where nothing is proven, seeds lead to plans of their own; all valid, within the same bound."""
     problem, orders = share_problem(4, 10, 2, UNEVEN), []
@@ -125,6 +127,7 @@ def test_time_limits_are_kept(devices: int, batches: int, seconds: float) -> Non
     assert result.bound_s <= step_of(result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["v-min", "zb-h1"])
 def test_never_worse_than_a_named_schedule_that_fits(name: str) -> None:
     """At half of 1F1B's memory, where few of them do."""
@@ -133,6 +136,7 @@ def test_never_worse_than_a_named_schedule_that_fits(name: str) -> None:
     assert step_of(plan(*problem, KEEP_ALL, 300, workers=1, deterministic_limit=0.1)) <= step_of(named) * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_large_problems_get_a_named_plan_without_a_solver() -> None:
     """64 stages and 512 micro-batches: a plan that fits within the limit."""
     model = uniform(128, 1, 2, stash_bytes=10)
@@ -172,6 +176,7 @@ def test_what_has_been_begun_is_given_up_when_time_is_over(space: SearchSpace) -
     assert time.process_time() - started < 3
 
 
+@pytest.mark.long
 def test_more_passes_than_can_be_planned_are_refused_with_the_numbers() -> None:
     """At once, and well above 2,048 stages with 512 micro-batches."""
     with pytest.raises(InputError, match="1000000 micro-batches through 4 stages are 4000000 forward passes"):

@@ -68,6 +68,7 @@ def rivals(problem: Problem, seed: int, most: int) -> Iterator[Plan]:
             yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 6))])
 def test_never_worse_than_a_named_schedule_that_fits(block: int) -> None:
     """Five random instances a block: valid plans, no named schedule on any cut better, or below the bound."""
@@ -100,6 +101,7 @@ def test_never_worse_than_any_named_schedule_planned_alone(seed: int) -> None:
             assert result.bound_s <= step_of(rival) * (1 + 1e-9), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2, 3))])
 def test_no_plan_of_any_shape_is_below_the_bound(block: int) -> None:
     """Random routes, stash policies and orders, under a limit that they just fit: none beats the bound."""
@@ -114,6 +116,7 @@ def test_no_plan_of_any_shape_is_below_the_bound(block: int) -> None:
             assert result.bound_s <= found.forecast.step_s * (1 + 1e-9), seed
 
 
+@pytest.mark.long
 def test_the_search_bound_holds_for_plans_found_with_more_time() -> None:
     """A quick search's bound is below what a longer search finds, and bounds only rise."""
     for seed in (3, 17, 23):

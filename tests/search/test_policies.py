@@ -130,6 +130,7 @@ def test_flags_switch_policies_off(space: SearchSpace) -> None:
 # ------------------------------------------------------------------ where keeping is not possible
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("host", "inputs", "policy"), [(SIX, None, "offload"), (Link(), 1, "recompute")])
 def test_plans_where_keeping_is_infeasible(host: Link, inputs: int | None, policy: str) -> None:
     """Three quarters of a device's share: one micro-batch has all its stashes at once, which do not fit."""
@@ -148,6 +149,7 @@ def test_no_policy_holds_less_than_one_layer_needs() -> None:
     assert (found.status, found.plan) == ("infeasible", None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("host", "inputs"), [pytest.param(SIX, None, marks=pytest.mark.slow), (Link(), STASH // 8)])
 def test_a_policy_more_is_never_worse(host: Link, inputs: int | None) -> None:
     """With memory for a third of the micro-batches in flight, policies pay."""

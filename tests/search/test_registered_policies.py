@@ -65,6 +65,7 @@ def planned(asked: Problem, space: SearchSpace) -> tuple[Plan, float]:
     return found.plan, found.bound_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", [TO_HOST], ids=[TO_HOST.name], indirect=True)
 def test_plan_chooses_it_where_it_is_best(row: StashPolicy) -> None:
     space = SearchSpace(pipelines=1, separate_backward=False)

@@ -192,6 +192,7 @@ def test_stashes_are_shipped_to_the_mirror_device_and_back() -> None:
     assert step_of(found(model, cluster, Workload(13), 1, apart=False)) == pytest.approx(72)
 
 
+@pytest.mark.long
 def test_the_same_effort_finds_the_same_plan() -> None:
     """Seed and effort decide, not the clock."""
     first, again = (found(*toy(5, 6, 2), effort=0.5) for _ in range(2))

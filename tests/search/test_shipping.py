@@ -58,6 +58,7 @@ def test_1f1b_takes_no_longer_where_others_have_room_for_what_it_lacks(devices: 
     assert found.forecast.step_s == pytest.approx(whole.step_s)
 
 
+@pytest.mark.long
 def test_plan_ships_stashes_where_that_is_best() -> None:
     """Waiting for memory takes 237 s, making stashes again 221 s; with stashes on other devices 1F1B takes 215.48 s."""
     problem = crowded(8, 64, 6)

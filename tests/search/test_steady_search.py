@@ -91,12 +91,14 @@ def test_messages_take_more_in_flight_not_more_time() -> None:
     assert in_flight(found.plan) == [7, 5, 3, 1]
 
 
+@pytest.mark.long
 def test_a_link_may_take_longest() -> None:
     """A tensor of 4 bytes at 1 byte/s between two stages of 3 s; on one device both layers take 6 s."""
     found = solved(uniform(2, 1.0, 2.0, output_bytes=4), Cluster.uniform(2, link=Link(1.0)), "stash")
     assert (nothing_better(found), period(found)) == (True, 4.0)
 
 
+@pytest.mark.long
 def test_a_nic_serves_both_neighbours() -> None:
     """The middle node of three sends 2 s of activations and 2 s of gradients a micro-batch: 4 s are the least."""
     nodes = NodeGroup(3, 1, DeviceType("one", 1 << 40))
@@ -156,6 +158,7 @@ def test_a_staleness_limit_of_one_chooses_double_buffering() -> None:
     assert set(Versions.of(found.plan).most_stale.values()) == {1}
 
 
+@pytest.mark.long
 def test_less_memory_than_stashing_needs_is_met_by_copies_and_recomputation() -> None:
     """The first device holds four stashes and three versions; a byte less, and something else happens to a stash."""
     model = uniform(4, 1.0, 2.0, stash_bytes=40, parameter_bytes=4, output_bytes=1)
@@ -196,6 +199,7 @@ def test_versions_of_large_weights_go_to_the_host() -> None:
     assert period(solved(model, slow, "stash", memory_limit_bytes=limit, optimizer="sgd")) > 3.0
 
 
+@pytest.mark.long
 def test_never_worse_than_a_named_schedule_that_fits() -> None:
     """Uneven layers and a memory limit, for every method on its own."""
     rng = random.Random(5)
@@ -210,6 +214,7 @@ def test_never_worse_than_a_named_schedule_that_fits() -> None:
         assert period(found) <= period(named) * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_some_micro_batches_of_a_stage_are_recomputed_where_only_some_have_to_be() -> None:
     """The first of three equal stages has room for two of the three stashes that a full pipeline has there."""
     layers = [Layer(f"layer{k}", 1.0, 2.0, separable=False, stash_bytes=1000, output_bytes=10) for k in range(3)]
@@ -246,6 +251,7 @@ def test_its_first_plan_recomputes_where_stashes_do_not_fit() -> None:
     assert check(session.best) == []
 
 
+@pytest.mark.long
 def test_infeasible_says_how_many_bytes_are_missing() -> None:
     """A stage needs its stash, and parameters and gradients: 17 bytes."""
     model, cluster = uniform(2, 1.0, 2.0, parameter_bytes=8), Cluster.uniform(2, 16)
@@ -254,6 +260,7 @@ def test_infeasible_says_how_many_bytes_are_missing() -> None:
     assert [(v.device, v.over_bytes) for v in found.violations if not isinstance(v, Stale)] == [(0, 1), (1, 1)]
 
 
+@pytest.mark.long
 def test_no_plan_says_which_staleness_is_needed() -> None:
     """Tied parameters are stepped before the next backward, so the forward before it misses an update."""
     model = replace(uniform(2, 1.0, 2.0, parameter_bytes=10), shared=(SharedParameters(("layer0", "layer1"), 1),))
@@ -357,6 +364,7 @@ def judged(seed: int, devices: int, most: int, host: Link = Link()) -> None:  # 
     assert limit is None or max(Versions.of(found.plan).most_stale.values()) <= limit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_of_the_space_is_better(seed: int) -> None:
     """One or two devices, up to four in flight."""

@@ -257,6 +257,7 @@ def test_a_race_without_arms_starts_again() -> None:
     assert whole.best is not None
 
 
+@pytest.mark.long
 def test_a_race_that_is_cut_short_goes_on_where_it_was() -> None:
     """Every start gets its effort once, in however many runs, and then the race ends."""
     problem = uneven(16, 0, 4)

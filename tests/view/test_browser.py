@@ -379,6 +379,7 @@ def test_keys_and_double_clicks_of_perfetto(shown: Shown) -> None:
     assert shown.window() == pytest.approx(whole)
 
 
+@pytest.mark.long
 def test_64_devices_stand_on_one_screen(browser: Browser, tmp_path: Path) -> None:
     """Without rows for links; with them, they are as high as those of 17."""
     layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=9, weight_stash_bytes=5) for k in range(64)]
@@ -487,6 +488,7 @@ def test_two_fingers_zoom(shown: Shown) -> None:
     assert shown.middle(shown.item("B", 1, 4))[0] == pytest.approx(x, abs=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """Roles, names, contrast: with an op chosen, in light and in dark."""

@@ -28,6 +28,7 @@ cli()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("phase", "micro_batches", "more", "number", "code"),
     [

@@ -100,6 +100,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     found.page.close()
 
 
+@pytest.mark.long
 def test_the_limit_leads_along_the_frontier_by_keyboard(opened: Open) -> None:
     """At every stop the plan of that limit is drawn, with its step and peak; the picture changes with both."""
     slider = opened.page.locator("#limit")

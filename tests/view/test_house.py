@@ -56,6 +56,7 @@ def doors() -> set[str]:
     return {"__main__", *commands, *STARTED, *(home for home in homes if home is not None)}
 
 
+@pytest.mark.long
 def test_every_module_is_reached_from_a_command_or_a_public_name() -> None:
     reached = HERE.reached(doors())
     assert [module for module in HERE.files() if module not in reached and not HERE.is_face(module)] == []

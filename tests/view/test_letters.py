@@ -96,6 +96,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_no_text_leaves_its_box(browser: Browser) -> None:
     """Plans of every kind with random long names, every picture: each text inside the smallest box it stands in."""

@@ -288,6 +288,7 @@ def test_the_page_stays_until_a_signal(tmp_path: Path, number: signal.Signals, c
     assert check(load_plan(tmp_path / "plan.json")) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_a_search_is_followed_and_stopped_in_a_browser(tmp_path: Path) -> None:
     """Chromium opens the page of a running search, sees plans, judges an edit, stops it; the file holds the plan."""

@@ -86,6 +86,7 @@ def together() -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.long
 def test_perfetto_draws_every_arrow_between_its_two_ops_and_counts_no_error(tmp_path: Path) -> None:
     events = together()
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +13,12 @@ from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Wo
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Pipeline, Plan, Problem
+from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.orders.search import _elsewhere
 from contraflow.planner.search.periodic.block import Block
 from contraflow.planner.search.periodic.cases import legs
-from contraflow.planner.search.periodic.kernel import NEVER
+from contraflow.planner.search.periodic.kernel import NEVER, PERIOD, lists
+from contraflow.planner.search.periodic.search import best_of, search_blocks
 
 SHARE = 1 << 12
 GO_ON = np.zeros(1, dtype=np.int64)
@@ -67,7 +72,7 @@ def test_what_is_unrolled_runs_and_fits(
     devices: int, batches: int, memory: int, together: int, costs: tuple[int, int, int, int], seed: int
 ) -> None:
     """Any block that comes to its end: the checker finds nothing, and the simulator agrees on the step."""
-    block = Block(v_shape(devices, batches, memory, costs), frozenset(), batches, seed, together)
+    block = Block(v_shape(devices, batches, memory, costs), frozenset(), batches, seed, together=together)
     block.improve(10, 20, 0.01, GO_ON)
     if block.step_s >= NEVER:
         return
@@ -76,6 +81,58 @@ def test_what_is_unrolled_runs_and_fits(
     assert check(found) == []
     assert max(found.forecast.peak_bytes) <= memory * SHARE
     assert found.forecast.step_s == pytest.approx(block.step_s)
+
+
+@settings(max_examples=40)
+@given(
+    devices=st.integers(1, 4), batches=st.integers(1, 9), together=st.integers(1, 3), seed=st.integers(0, 10**6),
+    period=st.floats(0.2, 3),
+)  # fmt: skip
+def test_lists_are_in_the_order_of_the_blocks_times(
+    devices: int, batches: int, together: int, seed: int, period: float
+) -> None:
+    """The ops of all passes, each repeated a period later again and again, sorted, and cut off when all have run."""
+    block = Block(v_shape(devices, batches, 9, (7, 5, 3, 2)), frozenset(), batches, 0, together=together)
+    case, work = block.case, block.work
+    block.pauses[:] = np.random.default_rng(seed).uniform(0, 40, block.pauses.shape)
+    block.rules[PERIOD] = period
+    lists(case, work, block.pauses, block.rules)
+    repeated = period * case.load * together
+    for device in range(devices):
+        times = [
+            (work.begins[j, x] + turn * repeated, x)
+            for x in np.flatnonzero(case.device == device) for j in range(together) for turn in range(batches)
+        ]  # fmt: skip
+        expected, seen = [], Counter[int]()
+        for _, x in sorted(times):
+            seen[x] += 1
+            if seen[x] <= batches:
+                expected.append(x)
+        assert work.todo[work.first[device] : work.first[device + 1]].tolist() == expected
+
+
+def test_what_stays_on_is_of_more_than_one_structure() -> None:
+    """Of equal blocks one; a structure has half of the places, but for those that are much longer."""
+    shapes = [v_shape(2, 4, 9, (7, 5, 3, 2)) for _ in range(3)]
+    steps = [(0, 100.0), (0, 100.0), (0, 100.5), (0, 101.0), (1, 102.0), (2, 120.0)]
+    blocks = [Block(shapes[n], frozenset(), 4, 0, step_s=step_s) for n, step_s in steps]
+    assert [line.step_s for line in best_of(blocks, 4)] == [100, 100.5, 102, 101]
+    assert [line.step_s for line in best_of(blocks, 2)] == [100, 102]
+    assert [line.step_s for line in best_of(blocks, 9)] == [100, 100.5, 101, 102, 120]
+
+
+def test_a_race_begins_with_blocks_of_other_structures_too() -> None:
+    """Blocks that are near to the best plan are remembered; races start from those on other routes."""
+    wide = v_shape(8, 12, 6, (100, 120, 80, 5)).problem
+    problem = Problem(wide.model, Cluster.uniform(4, 1 << 40, Link(latency_s=5)), wide.workload)
+    session = Session(problem, SearchSpace(offload=False, recompute=False, pipelines=1), Clock(1e12, effort=4.0))
+    search_blocks(session, [(0, 1, 2, 3)])
+    assert session.best is not None
+    routes = {found.candidate.pipelines for found in session.seen}
+    assert len(routes) > 1
+    others = {arm.candidate.pipelines for arm in _elsewhere(session)}
+    assert others
+    assert others <= routes - {session.best.pipelines}
 
 
 def test_a_block_for_few_micro_batches_serves_many() -> None:
@@ -103,6 +160,7 @@ def test_the_same_seed_gives_the_same_block() -> None:
     assert block.step_s == before
 
 
+@pytest.mark.long
 def test_plan_uses_blocks_where_memory_is_tight() -> None:
     """p=8, m=16, half of 1F1B's memory, costs that differ: V-Auto takes 7,100 (arXiv:2405.15362, its code)."""
     candidate = v_shape(8, 16, 4, (100, 120, 80, 5))

@@ -276,6 +276,9 @@ class Counts:
     next_best: int = 2
     """Plans on other cuts than the best one that a race begins with, too. Measured: 9 devices with a quarter of the
     memory, 41 micro-batches, 30 s: 6.96e6 without, 6.89e6 with these; a named schedule of 7.17e6 had led to 6.73e6."""
+    other_routes: int = 2
+    """Plans on other routes, not far from the best one (`RACE.mutant`), that a race begins with, too. Measured: 7
+    devices, 13 micro-batches, three seeds: 891,650, 876,400, 866,210 without, 873,740, 876,400, 869,800 with these."""
     nearby: int = 6
     """Named schedules that descend from their best cut. Not measured."""
     nearby_starts: int = 3
@@ -513,8 +516,8 @@ class Races:
 class Blocks:
     """The search for periodic blocks. Effort as in `Races`, in runs of one op of their own."""
 
-    rate: float = 4e6
-    """Runs of one op that are one unit. Measured: 3.5e6 a second on one core, 500 to 2,500 ops."""
+    rate: float = 1e7
+    """Runs of one op that are one unit. Measured: 7e6 to 4e7 a second on one core, 500 to 7,000 ops."""
     share: float = 0.25
     """Of the time that is left, at most, or of a round's effort. Not measured."""
     hunting: float = 0.5
@@ -523,8 +526,9 @@ class Blocks:
     """Effort that is saved up before there is a search. Not measured."""
     chunks: int = 8
     """Stages a device at most. Not measured."""
-    few: int = 4
-    """Micro-batches a device that are scheduled; others count at the rate of the middle ones. Not measured."""
+    few: tuple[int, ...] = (2, 4, 4, 8, 8)
+    """Micro-batches a device that are scheduled, of blocks at random and round by round; others count at the rate of
+    the middle ones. Not measured."""
     fewest: int = 24
     """The same, in all. Not measured."""
     ops: int = 400_000
@@ -539,18 +543,26 @@ class Blocks:
     """Blocks at random of a structure. Not measured."""
     most_tries: int = 300
     """The same of a small one. Not measured."""
-    rounds: tuple[tuple[int, float], ...] = ((6, 2.0), (3, 2.0), (2, 2.0))
+    rounds: tuple[tuple[int, float], ...] = ((6, 1.0), (6, 2.0), (4, 2.0), (2, 1.0))
     """How many blocks stay on, round after round, and the effort of annealing them. Not measured."""
     most_moves: int = 3000
     """Moves of one annealing at most. Not measured."""
     together: tuple[int, ...] = (2, 3)
     """Micro-batches of every pipeline in a period, of the best blocks with one. Not measured."""
-    hot: tuple[float, ...] = (0.01, 0.005, 0.002)
+    hot: tuple[float, ...] = (0.01, 0.01, 0.005, 0.002)
     """First temperature, as a share of the step, round by round. Not measured."""
     cold: float = 0.0002
     """Last temperature. Not measured."""
     offered: int = 2
     """Blocks that are unrolled after a round. Not measured."""
+    near: float = 1.05
+    """No more than half of what stays on is of one structure, where others come as near to the best. Not measured."""
+    remembered: int = 4
+    """Structures whose best blocks are simulated at the end, where they come as near. Not measured."""
+    longer: float = 1.0
+    """So many times the time for further rounds. Not measured."""
+    worth: float = 0.002
+    """Each has to find a plan that is shorter by so much. Not measured."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         starts = [arm.stretched(full[id(arm.candidate), arm.split, arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
-    arms += [*_known(session, COUNT.next_best), *(arm for arm in session.rounds.arms if isinstance(arm, Arm))]
+    arms += [*_known(session, COUNT.next_best), *_elsewhere(session)]
+    arms += [arm for arm in session.rounds.arms if isinstance(arm, Arm)]
     return Race(session, arms, effort, "order search", horizon_s=_horizon_s(session, arms, end - time.monotonic()))
 
 
@@ -183,6 +184,19 @@ def _known(session: Session, others: int = 0) -> list[Arm]:
         others -= 1
         if not others:
             break
+    return arms
+
+
+def _elsewhere(session: Session) -> list[Arm]:
+    """The best plans that were simulated on other routes than the best one, as arms: named orders, and blocks."""
+    arms, known = list[Arm](), set() if session.best is None else {session.best.pipelines}
+    near_s = RACE.mutant * session.best_s
+    for found in sorted(session.seen, key=lambda one: one.forecast.step_s):
+        if len(known) > COUNT.other_routes or found.forecast.step_s >= near_s:
+            break
+        if found.candidate.pipelines not in known and not lacking(found):
+            known.add(found.candidate.pipelines)
+            arms += _arms_of(session, found.plan)
     return arms
 
 

@@ -27,14 +27,15 @@ drop_stale((improve,), (tables, kernel, *SOURCES))
 class Block:
     """A structure that keeps its stashes, and passes of `together` micro-batches of every pipeline in every period.
 
-    whole: stages whose backwards are not split. few: micro-batches that are scheduled, in all. step_s: of the block
-    with all micro-batches, a guess where few are not all; NEVER without one.
+    whole: stages whose backwards are not split. few: micro-batches that are scheduled, in all. least_s: no order of the
+    candidate takes less. step_s: of the block with all micro-batches, a guess where few are not all; NEVER without one.
     """
 
     candidate: Candidate
     whole: frozenset[int]
     few: int
     seed: int
+    least_s: float = 0.0
     together: int = 1
     less: tuple[int, ...] = ()
     step_s: float = NEVER
@@ -72,12 +73,12 @@ class Block:
         self.improve(0, 0, 1.0, np.zeros(1, dtype=np.int64))
         return compute_orders(self.candidate, self.case, self.work, self.whole) if self.step_s < NEVER else None
 
-    def again(self, number: int, together: int) -> Block:
-        """The same with other random numbers, and so many micro-batches of every pipeline in a period."""
-        other = replace(self, seed=self.seed + 104729 * (number + 1), together=together)
+    def again(self, number: int, together: int, few: int) -> Block:
+        """The same with other random numbers: so many micro-batches of every pipeline in a period, `few` in all."""
+        other = replace(self, seed=self.seed + 104729 * (number + 1), together=together, few=few)
         other.pauses[:] = np.tile(self.pauses, (together // self.together or 1, 1))[: len(other.pauses)]
         other.rules[:] = self.rules
-        other.step_s = NEVER if together != self.together else self.step_s
+        other.step_s = self.step_s if (together, few) == (self.together, self.few) else NEVER
         return other
 
     def complete(self, less: tuple[int, ...] = ()) -> Block:

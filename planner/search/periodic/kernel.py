@@ -12,6 +12,8 @@ a little later, and an F waits until there is room. So a block need not be exact
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..jit import lean
 
 NEVER = 1e300
@@ -37,26 +39,44 @@ def place(c, w, pauses, period):
 
 
 @lean
-def unroll(c, w, passes, period):
-    """Lists of F and I of every device in the order of the block's times, first in first out."""
+def within(c, w, d, passes, period):
+    """The ops of a device in the order in which they come within a period, and how many of these they are late; returns
+    their number."""
     pipelines, ops = len(c.batches), w.begins.shape[1]
+    count = 0
+    for p in range(pipelines):
+        for y in range(c.first_mine[p, d], c.first_mine[p, d + 1]):
+            x = c.mine[p, y]
+            for j in range(p, passes, pipelines):
+                late = np.floor(w.begins[j, x] / period)
+                at = w.begins[j, x] - late * period
+                n = count
+                while n > 0 and w.at[n - 1] > at:
+                    w.at[n], w.late[n], w.code[n] = w.at[n - 1], w.late[n - 1], w.code[n - 1]
+                    n -= 1
+                w.at[n], w.late[n], w.code[n] = at, int(late), p * ops + x
+                count += 1
+    return count
+
+
+@lean
+def unroll(c, w, passes, period):
+    """Lists of F and I of every device in the order of the block's times, first in first out; returns their hash."""
+    ops, mark = w.begins.shape[1], 0
     w.runs[:] = 0
     for d in range(len(c.room)):
-        n = w.first[d]
+        count = within(c, w, d, passes, period)
+        n, turn = w.first[d], 0
         while n < w.first[d + 1]:
-            best, at, pass_of = 0, NEVER, 0
-            for p in range(pipelines):
-                for y in range(c.first_mine[p, d], c.first_mine[p, d + 1]):
-                    x = c.mine[p, y]
-                    if w.runs[p * ops + x] < c.batches[p]:
-                        for j in range(p, passes, pipelines):
-                            if w.begins[j, x] < at:
-                                best, at, pass_of = x, w.begins[j, x], j
-            code = pass_of % pipelines * ops + best
-            w.runs[code] += 1
-            w.begins[pass_of, best] += period
-            w.todo[n] = code
-            n += 1
+            for e in range(count):
+                code = w.code[e]
+                if w.late[e] <= turn and w.runs[code] < c.batches[code // ops]:
+                    w.runs[code] += 1
+                    w.todo[n] = code
+                    mark = mark * 1000003 + code
+                    n += 1
+            turn += 1
+    return mark
 
 
 @lean
@@ -69,6 +89,7 @@ def weight(c, w, d):
     w.held[d] -= c.later[code]
     w.owing[0] -= c.weight[code]
     w.clock[d] += c.weight[code]
+    w.left[d] -= c.weight[code]
 
 
 @lean
@@ -82,6 +103,7 @@ def begin(c, w, d, code):
     w.alive[d] += c.alive[code]
     end = max(w.clock[d], w.arrive[code, k]) + c.takes[code]
     w.clock[d] = w.wake[d] = end
+    w.left[d] -= c.takes[code]
     if not c.forward[code]:
         w.waiting[d, w.asked[d]] = code
         w.asked[d] += 1
@@ -137,7 +159,9 @@ def reset(c, w):
     """Nothing has run."""
     w.runs[:] = 0
     ops = w.begins.shape[1]
+    w.left[:] = 0.0
     for code in range(len(c.takes)):
+        w.left[c.device[code]] += (c.takes[code] + c.weight[code]) * c.batches[code // ops]
         known = 0.0 if code % ops == 0 else NEVER
         for k in range(w.arrive.shape[1]):
             w.arrive[code, k] = known
@@ -187,6 +211,8 @@ def schedule(c, w, rules, worst):
                 n -= 1
             w.head[d] += 1
             begin(c, w, d, code)
+            if w.clock[d] + w.left[d] > worst * (1.0 + _CLOSE):
+                return NEVER
             continue
         if w.taken[d] < w.asked[d]:
             takes = c.weight[w.waiting[d, w.taken[d]]]
@@ -204,11 +230,16 @@ def schedule(c, w, rules, worst):
 
 
 @lean
-def value_of(c, w, pauses, rules, more, worst):
-    """The step of a block, with `more` further micro-batches at the rate of its middle; NEVER where it gets stuck."""
+def lists(c, w, pauses, rules):
+    """The lists of a block, and their hash."""
     period = rules[PERIOD] * c.load * pauses.shape[0]
     place(c, w, pauses, period)
-    unroll(c, w, pauses.shape[0], period)
+    return unroll(c, w, pauses.shape[0], period)
+
+
+@lean
+def value_of(c, w, rules, more, worst):
+    """The step of lists, with `more` further micro-batches at the rate of the middle; NEVER where they get stuck."""
     step = schedule(c, w, rules, worst - more * c.load)
     if more <= 0 or step >= NEVER:
         return step

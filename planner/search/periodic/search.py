@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,9 +12,8 @@ import numpy as np
 
 from ... import bounds
 from ...basics import PlanError
-from ...lower import assemble
-from ...plan import Plan
-from ..common import BLOCK, COUNT, SECONDS, TOLERANCE, Session, excess, structures
+from ...lower import Assembled, assembled
+from ..common import BLOCK, COUNT, SECONDS, TOLERANCE, Session, missing, structures
 from ..named import Order, not_split
 from .block import Block
 from .kernel import NEVER
@@ -35,7 +35,7 @@ class Blocks:
     def __init__(self, session: Session, orders: list[Order]) -> None:
         self.session = session
         self.stop = np.zeros(1, dtype=np.int64)
-        self.deadline = 0.0
+        self.began = self.deadline = 0.0
         self.spent = self.saved = 0.0
         self.calls = 0
         self.starts = list(self._lines(orders))
@@ -44,14 +44,19 @@ class Blocks:
         self.more = min(BLOCK.most_more, max(1.0, largest / BLOCK.usual_ops))
 
     def _lines(self, orders: list[Order]) -> Iterator[Block]:
-        session, batches = self.session, self.session.problem.workload.micro_batches
-        few = min(batches, max(BLOCK.fewest, BLOCK.few * session.stages))
+        session = self.session
+        few = self._few(0)
         found = structures(session.problem, session.space, session.chain, orders, BLOCK.chunks)
         for n, candidate in enumerate(found):
             ops = 3 * len(candidate.stages) * few
             least_s = bounds.candidate(candidate, None, session.space.split_backward)
             if ops <= BLOCK.ops and least_s < session.best_s * (1 - TOLERANCE.same):
-                yield Block(candidate, not_split(session.space, candidate), few, 31 * n + session.seed)
+                yield Block(candidate, not_split(session.space, candidate), few, 31 * n + session.seed, least_s)
+
+    def _few(self, number: int) -> int:
+        """Micro-batches that are scheduled in a round; 0: of blocks at random."""
+        batches, devices = self.session.problem.workload.micro_batches, len(self.session.problem.cluster)
+        return min(batches, max(BLOCK.fewest, BLOCK.few[number] * devices))
 
     def run(self) -> None:
         """All rounds, as long as there is time; with a deterministic limit once enough effort is saved up for them."""
@@ -62,29 +67,63 @@ class Blocks:
             if self.saved < BLOCK.least or not clock.meter.go():
                 return
             part, self.saved = self.saved / (BLOCK.hunt + sum(effort for _, effort in BLOCK.rounds)), 0.0
-        self.stop[0], self.spent = 0, 0.0
+        self.stop[0], self.spent, self.began = 0, 0.0, time.monotonic()
         seconds = BLOCK.share * max(0.0, self.session.remaining_s)
-        self.deadline = time.monotonic() + BLOCK.hunting * seconds
+        self.deadline = self.began + BLOCK.hunting * seconds
         self._round(self._hunt, self.starts, part * BLOCK.hunt)
         self._offer(best_of(self.starts, 1))
-        self.stop[0], self.deadline = 0, self.deadline + (1 - BLOCK.hunting) * seconds
-        for number, (most, effort) in enumerate(BLOCK.rounds):
-            if self._over:
-                break
-            known = self.lines if number else [*self.starts, *self.lines]
-            self.lines = [again for line in best_of(known, most) for again in self._variations(line, number)]
-            self._round(partial(self._anneal, number), self.lines, part * effort)
-            self._offer(best_of(self.lines, BLOCK.offered))
+        self.stop[0], self.deadline = 0, self.began + seconds
+        lines = [*self.starts, *self.lines]
+        for number in range(len(BLOCK.rounds)):
+            if not self._over and lines:
+                lines = self._annealed(lines, number, part * self._affordable(number))
+        self._go_on(seconds)
+        self._remember()
         self.calls += 1
         clock.meter.count(self.spent)
+
+    def _annealed(self, lines: list[Block], number: int, part: float) -> list[Block]:
+        """The best of these and their variations after a round, or a part of it; what is better is offered."""
+        most, effort = BLOCK.rounds[number]
+        kept = best_of(self._open(lines), most)
+        found = [again for line in kept for again in self._variations(line, number)]
+        self._round(partial(self._anneal, number), found, part * effort)
+        self._offer(best_of(found, BLOCK.offered))
+        self.lines = found or self.lines
+        return found
+
+    def _go_on(self, seconds: float) -> None:
+        """More rounds like the last one, for as long as each finds a plan that is shorter by what is worth its time."""
+        before_s, last = math.inf, len(BLOCK.rounds) - 1
+        if self.session.clock.effort is not None:
+            return
+        self.deadline += BLOCK.longer * seconds
+        while not self._over and self.session.best_s <= before_s * (1 - BLOCK.worth):
+            before_s = self.session.best_s
+            self.calls += 1
+            self._annealed(self.lines, last, 1.0)
+
+    def _affordable(self, number: int) -> float:
+        """The part of a round's effort for which there is time, at the pace so far."""
+        now = time.monotonic()
+        if self.session.clock.fixed or not self.spent or now - self.began < SECONDS.tick:
+            return 1.0
+        units = self.more * sum(effort for _, effort in BLOCK.rounds[number:])
+        return min(1.0, (self.deadline - now) * self.spent / (now - self.began) / units)
+
+    def _open(self, lines: list[Block]) -> list[Block]:
+        """Those that can still get shorter, and shorter than the best plan."""
+        under_s = self.session.best_s
+        return [line for line in lines if line.least_s < min(line.step_s, under_s) * (1 - TOLERANCE.same)]
 
     def _variations(self, line: Block, number: int) -> list[Block]:
         """A block, the same with other random numbers, and in a later round with more passes in a period."""
         other = number + len(BLOCK.rounds) * self.calls
-        others = [line.again(other, line.together)]
+        few = self._few(number + 1)
+        others = [line.again(other, line.together, few)]
         if number and line.together == 1:
-            others += [line.again(other, together) for together in BLOCK.together]
-        return [line, *others]
+            others += [line.again(other, together, few) for together in BLOCK.together]
+        return [line if few == line.few else line.again(-1, line.together, few), *others]
 
     def _hunt(self, line: Block, effort: float) -> float:
         tries = min(BLOCK.most_tries, max(BLOCK.least_tries, int(effort * BLOCK.rate / line.ops)))
@@ -122,29 +161,54 @@ class Blocks:
     def _offer(self, lines: list[Block]) -> None:
         for line in lines:
             if not self.session.over and line.step_s < self.session.best_s * (1 - TOLERANCE.same):
-                self._unroll(line)
+                self._unroll(line, self.session.best_s)
 
-    def _unroll(self, line: Block) -> None:
+    def _remember(self) -> None:
+        """The best block of every structure that comes near to the best plan, for those who search from there."""
+        first: dict[int, Block] = {}
+        for line in best_of([*self.lines, *self.starts], len(self.lines) + len(self.starts)):
+            first.setdefault(id(line.candidate), line)
+        for line in list(first.values())[: BLOCK.remembered]:
+            if not self.session.over and line.step_s < self.session.best_s * BLOCK.near:
+                self._unroll(line, self.session.best_s * BLOCK.near)
+
+    def _unroll(self, line: Block, under_s: float) -> None:
         """The plan of a block with all micro-batches; where messages and workspace do not fit, with less room."""
         less = line.less or (0,) * len(line.case.room)
         for _ in range(COUNT.fitted):
             with self.session.clock.simulating():
-                plan = self._plan(line.complete(less))
-            if plan is None or self.session.offer(plan, "periodic blocks"):
+                found = self._simulated(line.complete(less), under_s)
+            if found is None:
                 return
-            less = tuple(a + b for a, b in zip(less, excess(plan), strict=True))
+            self.session.remember(found)
+            over = missing(found)
+            if not any(over):
+                if found.forecast.step_s < self.session.best_s:
+                    self.session.offer(found.plan, "periodic blocks")
+                return
+            less = tuple(a + b for a, b in zip(less, over, strict=True))
 
-    def _plan(self, full: Block) -> Plan | None:
-        """The simulated plan of a block; None where it runs into a deadlock, or is no shorter than the best."""
+    def _simulated(self, full: Block, under_s: float) -> Assembled | None:
+        """A block's orders with their forecast; None where it runs into a deadlock, or takes as long as `under_s`."""
         orders = full.orders()
-        if orders is None or full.step_s >= self.session.best_s * (1 - TOLERANCE.same):
+        if orders is None or full.step_s >= under_s * (1 - TOLERANCE.same):
             return None
         try:
-            return assemble(full.candidate, orders, "search")
+            return assembled(full.candidate, orders, "search")
         except PlanError:
             return None
 
 
 def best_of(lines: list[Block], count: int) -> list[Block]:
-    """The blocks that promise most."""
-    return sorted((line for line in lines if line.step_s < NEVER), key=lambda line: line.step_s)[:count]
+    """The blocks that promise most, of equal ones one; no more than half of one structure where others are near."""
+    distinct: dict[tuple[int, float], Block] = {}
+    for line in sorted(lines, key=lambda line: line.step_s):
+        if line.step_s < NEVER:
+            distinct.setdefault((id(line.candidate), line.step_s), line)
+    ranked = list(distinct.values())
+    first, others = [], []
+    for line in ranked:
+        same = sum(line.candidate is one.candidate for one in first)
+        near = line.step_s <= BLOCK.near * ranked[0].step_s
+        (first if near and same < (count + 1) // 2 else others).append(line)
+    return [*first, *others][:count]

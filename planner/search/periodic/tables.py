@@ -43,15 +43,19 @@ class Case(NamedTuple):
 class Work(NamedTuple):
     """Scratch of one thread.
 
-    begins [passes, ops]: when the ops of a block begin next. todo: the lists of F and I, device after device, from
-    `first` on; done: what has run, with W (their I's number plus the number of ops), from `first_done` on; written:
-    where a device writes next. runs: by op, how often it is listed, or has run; arrive [ops, micro-batches]: when its
-    input is there. waiting [devices, many]: I whose W have not run, from `taken` to `asked`. clock, wake, held, alive,
-    head: by device. ends, owed: when micro-batches have left, and seconds
-    of all W that waited then; owing: of those that do. looked, look: which ops have been looked at.
+    begins [passes, ops]: when the ops of a block begin. at, late, code: when a device's ops begin in a period, in this
+    order; after how many periods; and which they are. todo: the lists of F and I, device after device, from `first` on;
+    done: what has run, with W (their I's number plus the number of ops), from `first_done` on; written: where a device
+    writes next. runs: by op, how often it is listed, or has run; arrive [ops, micro-batches]: when its input is there.
+    waiting [devices, many]: I whose W have not run, from `taken` to `asked`. clock, wake, held, alive, head: by device;
+    left: seconds of what has not run. ends, owed: when micro-batches have left, and seconds of all W that waited then;
+    owing: of those that do. looked, look: which ops have been looked at.
     """
 
     begins: Floats
+    at: Floats
+    late: Ints
+    code: Ints
     todo: Ints
     first: Ints
     done: Ints
@@ -67,6 +71,7 @@ class Work(NamedTuple):
     held: Floats
     alive: Floats
     head: Ints
+    left: Floats
     ends: Floats
     owed: Floats
     owing: Floats
@@ -78,6 +83,7 @@ def scratch(case: Case, passes: int) -> Work:
     """Scratch for blocks of so many passes."""
     pipelines, count, devices = len(case.batches), len(case.takes), len(case.room)
     ops = count // pipelines
+    most = int(np.diff(case.first_mine, axis=1).max())
     sizes = np.bincount(case.device, weights=np.repeat(case.batches, ops), minlength=devices).astype(np.int64)
 
     def numbers(*shape: int) -> Ints:
@@ -85,6 +91,9 @@ def scratch(case: Case, passes: int) -> Work:
 
     return Work(
         begins=np.zeros((passes, ops)),
+        at=np.zeros(passes * most),
+        late=numbers(passes * most),
+        code=numbers(passes * most),
         todo=numbers(int(sizes.sum())),
         first=np.concatenate([[0], np.cumsum(sizes)]),
         done=numbers(int((sizes + sizes // 2).sum())),
@@ -100,6 +109,7 @@ def scratch(case: Case, passes: int) -> Work:
         held=np.zeros(devices),
         alive=np.zeros(devices),
         head=numbers(devices),
+        left=np.zeros(devices),
         ends=np.zeros(int(case.batches.max()) * pipelines),
         owed=np.zeros(int(case.batches.max()) * pipelines),
         owing=np.zeros(1),

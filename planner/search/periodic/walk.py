@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from ..jit import draw, lean, pick
-from .kernel import NEVER, OTHER_GAP, PERIOD, WEIGHT_GAP, value_of
+from .kernel import NEVER, OTHER_GAP, PERIOD, WEIGHT_GAP, lists, value_of
 
 SLOTS = (0.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """Pauses at random, in slots: F, I and W of one stage take three."""
@@ -84,7 +84,7 @@ def improve(c, w, pauses, rules, more, tries, moves, hot, cold, state, stop):
     best_pauses, best_rules = pauses.copy(), rules.copy()
     block, ways = pauses.copy(), rules.copy()
     cooling = (cold / hot) ** (1.0 / max(1, moves))
-    temperature = hot
+    temperature, mark = hot, -1
     for n in range(1 + tries + moves):
         if n > 0 and (stop[0] != 0 or (n > tries and value >= NEVER)):
             break
@@ -98,10 +98,12 @@ def improve(c, w, pauses, rules, more, tries, moves, hot, cold, state, stop):
                 vary(c, block, ways, state)
             temperature *= cooling
             level = value * (1.0 - temperature * np.log(draw(state) + 1e-300))
-        new = value_of(c, w, block, ways, more, level)
+        listed = lists(c, w, block, ways)
+        gaps = ways[WEIGHT_GAP] == rules[WEIGHT_GAP] and ways[OTHER_GAP] == rules[OTHER_GAP]
+        new = value if n > 0 and gaps and listed == mark else value_of(c, w, ways, more, level)
         if new > level:
             continue
-        value = new
+        value, mark = new, listed
         pauses[:] = block
         rules[:] = ways
         if value < best:

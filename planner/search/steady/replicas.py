@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...basics import OutOfTime, PlanError, check_time, until
-from ...graph import KEEP, regroup, stash_policy
+from ...graph import KEEP, OFFLOAD, regroup, stash_policy
 from ...lower import assembled
 from ...partition import QUARTERS, Block, Blocks, Floats, OnBlocks, StashChoice, choices, cut_replicated, deal, sloping
 from ...plan import Kind, Op, Pipeline, Plan
@@ -63,14 +63,20 @@ class Tried:
 
 
 class Replicas:
-    """A search without a flush for stages with replicas, of one weight policy on one order of devices."""
+    """A search without a flush for stages with replicas, of one weight policy on one order of devices.
 
-    def __init__(self, session: Session, take: Take, method: str, order: Order, update: int) -> None:
+    hosted: whether stashes may go to the host.
+    """
+
+    def __init__(
+        self, session: Session, take: Take, method: str, order: Order, update: int, hosted: bool = True
+    ) -> None:
         self.session, self.problem, self.take = session, session.problem, take
         self.method, self.order, self.update = method, order, update
         self.on = OnBlocks(session.chain, order)
         self.policy = WEIGHT_POLICIES[method]
-        self.options = [c for c in choices((KEEP, *priced(self.problem, session.space))) if c.share in (0.0, 1.0)]
+        found = [c for c in choices((KEEP, *priced(self.problem, session.space))) if c.share in (0.0, 1.0)]
+        self.options = [c for c in found if hosted or not stash_policy(c.policy).hosted]
         self.known: dict[Way, Tried | None] = {}
 
     # ---------------------------------------------------------------- estimates
@@ -362,20 +368,26 @@ def run_replicas(session: Session, take: Take) -> None:
 
 
 def _run(session: Session, take: Take) -> None:
+    """Plans with copies to the host often take longer than is expected of them: ways without any are tried as well."""
     best: list[tuple[tuple[int, float], int, Replicas, Tried]] = []
-    for expected_s, number, part, blocks in _expected(session, take)[: COUNT.spreads]:
-        if reached(session) or expected_s >= session.best_s * (1 - TOLERANCE.same):
-            break
-        ways = [part.way(blocks, expected_s, more, alike) for alike in (False, True) for more in (0, 1)]
-        tries = [part.fitted(way) for way in dict.fromkeys([*ways, *part.fewer(blocks)])]
-        best += [(one.score, number, part, one) for one in tries if one is not None]
+    hosted = [True, False] if OFFLOAD in priced(session.problem, session.space) else [True]
+    for allowed in hosted:
+        for expected_s, number, part, blocks in _expected(session, take, allowed)[: COUNT.spreads]:
+            if reached(session) or expected_s >= session.best_s * (1 - TOLERANCE.same):
+                break
+            ways = [part.way(blocks, expected_s, more, alike) for alike in (False, True) for more in (0, 1)]
+            tries = [part.fitted(way) for way in dict.fromkeys([*ways, *part.fewer(blocks)])]
+            best += [(one.score, number, part, one) for one in tries if one is not None]
     for score, _, part, one in sorted(best, key=lambda entry: entry[:2])[: COUNT.polished_spreads]:
         if score[1] <= HOPE.replicated * session.best_s:
             part.improve(one)
 
 
-def _expected(session: Session, take: Take) -> list[tuple[float, int, Replicas, Blocks]]:
-    """Blocks of all weight policies and orders of devices with the period that is expected of them, the least first."""
+def _expected(session: Session, take: Take, hosted: bool) -> list[tuple[float, int, Replicas, Blocks]]:
+    """Blocks of all weight policies and orders of devices with the period that is expected of them, the least first.
+
+    hosted: whether stashes may go to the host.
+    """
     workload, found = session.problem.workload, list[tuple[float, int, Replicas, Blocks]]()
     for method in session.space.asynchronous:
         least = WEIGHT_POLICIES[method].least_update
@@ -383,6 +395,6 @@ def _expected(session: Session, take: Take) -> list[tuple[float, int, Replicas, 
             update = workload.update_every or least(min(len(session.chain), len(order)))
             if workload.micro_batches % update or workload.micro_batches < 2 * update:
                 continue
-            part = Replicas(session, take, method, order, update)
+            part = Replicas(session, take, method, order, update, hosted)
             found += [(s, len(found), part, blocks) for s, blocks in part.ways() if update >= least(len(blocks))]
     return sorted(found, key=lambda entry: entry[:2])

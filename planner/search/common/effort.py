@@ -528,7 +528,8 @@ class Blocks:
     """Stages a device at most. Not measured."""
     few: tuple[int, ...] = (2, 4, 4, 8, 8)
     """Micro-batches a device that are scheduled, of blocks at random and round by round; others count at the rate of
-    the middle ones. Not measured."""
+    the middle ones. Measured: 12 devices, 63 micro-batches, four seeds: what 48 promise is up to 2 % too short, and the
+    best promise is not kept best: 5,461,000 in the mean with 4 in all rounds, 5,383,000 with 8."""
     fewest: int = 24
     """The same, in all. Not measured."""
     ops: int = 400_000
@@ -544,7 +545,9 @@ class Blocks:
     most_tries: int = 300
     """The same of a small one. Not measured."""
     rounds: tuple[tuple[int, float], ...] = ((6, 1.0), (6, 2.0), (4, 2.0), (2, 1.0))
-    """How many blocks stay on, round after round, and the effort of annealing them. Not measured."""
+    """How many blocks stay on, round after round, and the effort of annealing them. Measured: four problems of
+    7 to 12 devices, four seeds, means: 27,470, 32,108, 5,337,500, 880,700 with (6, 3, 2) of 2.0 each; 27,309, 31,646,
+    5,328,500, 880,415 with these; 26,954, 31,714, 5,355,300 with six rounds."""
     most_moves: int = 3000
     """Moves of one annealing at most. Not measured."""
     together: tuple[int, ...] = (2, 3)
@@ -562,7 +565,8 @@ class Blocks:
     longer: float = 1.0
     """So many times the time for further rounds. Not measured."""
     worth: float = 0.002
-    """Each has to find a plan that is shorter by so much. Not measured."""
+    """Each has to find a plan that is shorter by so much. Measured: 10 devices, 68 micro-batches, four seeds: 27,039 in
+    the mean instead of 27,673, whose best plans were found by the last moves."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from ..basics import OutOfTime, PlanError, until
 from ..graph import KEEP, RECOMPUTE, SELECTIVE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
-from .common import COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
+from .common import BLOCK, COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, move_ends, own_orders, run_finer
 from .orders import Arm, search_orders
+from .periodic import Blocks
 from .separate import search_separate
 
 
@@ -133,6 +134,9 @@ def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, shar
         parts.append(_Part("two devices", mine, lambda: search_separate(session, orders, clock.budget(1.0))))
     if not _only_two_devices(session) or _reordered(session):
         parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced)))
+    blocks = session.rounds.blocks
+    if isinstance(blocks, Blocks) and blocks.promising:
+        parts.append(_Part("periodic blocks", BLOCK.again, blocks.run))
     return [replace(part, share=part.share * session.rounds.credits.get(part.name, 1.0)) for part in parts]
 
 

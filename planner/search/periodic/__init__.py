@@ -8,6 +8,6 @@ devices and grown (`coarse.py`, `grown.py`). Imports `named` and `common`. Begin
 
 from .grown import search_grown
 from .ready import warm
-from .search import search_blocks
+from .search import Blocks, search_blocks
 
-__all__ = ["search_blocks", "search_grown", "warm"]
+__all__ = ["Blocks", "search_blocks", "search_grown", "warm"]

@@ -68,7 +68,7 @@ class Blocks:
                 return
             part, self.saved = self.saved / (BLOCK.hunt + sum(effort for _, effort in BLOCK.rounds)), 0.0
         self.stop[0], self.spent, self.began = 0, 0.0, time.monotonic()
-        seconds = BLOCK.share * max(0.0, self.session.remaining_s)
+        seconds = (BLOCK.share if self.calls == 0 else 1.0) * max(0.0, self.session.remaining_s)
         self.deadline = self.began + BLOCK.hunting * seconds
         self._round(self._hunt, self.starts, part * BLOCK.hunt)
         self._offer(best_of(self.starts, 1))
@@ -81,6 +81,11 @@ class Blocks:
         self._remember()
         self.calls += 1
         clock.meter.count(self.spent)
+
+    @property
+    def promising(self) -> bool:
+        """Whether a block comes so near to the best plan that it may get shorter than this."""
+        return any(line.step_s < self.session.best_s * BLOCK.promising for line in self._open(self.lines))
 
     def _annealed(self, lines: list[Block], number: int, part: float) -> list[Block]:
         """The best of these and their variations after a round, or a part of it; what is better is offered."""
@@ -98,7 +103,7 @@ class Blocks:
         if self.session.clock.effort is not None:
             return
         self.deadline += BLOCK.longer * seconds
-        while not self._over and self.session.best_s <= before_s * (1 - BLOCK.worth):
+        while not self._over and self.promising and self.session.best_s <= before_s * (1 - BLOCK.worth):
             before_s = self.session.best_s
             self.calls += 1
             self._annealed(self.lines, last, 1.0)
@@ -206,7 +211,7 @@ def best_of(lines: list[Block], count: int) -> list[Block]:
         if line.step_s < NEVER:
             distinct.setdefault((id(line.candidate), line.step_s), line)
     ranked = list(distinct.values())
-    first, others = [], []
+    first, others = list[Block](), list[Block]()
     for line in ranked:
         same = sum(line.candidate is one.candidate for one in first)
         near = line.step_s <= BLOCK.near * ranked[0].step_s

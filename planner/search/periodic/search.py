@@ -173,9 +173,11 @@ class Blocks:
         first: dict[int, Block] = {}
         for line in best_of([*self.lines, *self.starts], len(self.lines) + len(self.starts)):
             first.setdefault(id(line.candidate), line)
+        session = self.session
         for line in list(first.values())[: BLOCK.remembered]:
-            if not self.session.over and line.step_s < self.session.best_s * BLOCK.near:
-                self._unroll(line, self.session.best_s * BLOCK.near)
+            near, what = line.step_s < session.best_s * BLOCK.near, (line.candidate.pipelines, line.step_s)
+            if near and not session.over and not session.rounds.tried_before("block", *what):
+                self._unroll(line, session.best_s * BLOCK.near)
 
     def _unroll(self, line: Block, under_s: float) -> None:
         """The plan of a block with all micro-batches; where messages and workspace do not fit, with less room."""

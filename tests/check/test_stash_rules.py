@@ -26,6 +26,7 @@ def plans(seed: int, *policies: str) -> list[Plan]:
     return plans_of(random_candidate(seed, policies=policies or ("offload", "ship")), seed, 1, False)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(SEEDS)
 def test_every_stash_is_back_before_its_backward_and_copies_take_turns(seed: int) -> None:

@@ -210,6 +210,7 @@ def profiled(*arguments: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.long
 def test_seventy_billion_parameters_are_profiled_without_their_memory() -> None:
     """Llama 70B in bfloat16 has 138 GB of parameters; the process grows by less than one."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -135,6 +135,7 @@ def searched(name: str, space: SearchSpace, memory: float) -> Plan:
     return found
 
 
+@pytest.mark.long
 def test_searched_plans_with_recomputation_train_the_same(tmp_path: Path) -> None:
     """On devices too small to keep all stashes."""
     space = SearchSpace(offload=False, separate_backward=False)
@@ -153,6 +154,7 @@ def test_held_out_losses_and_smaller_micro_batches() -> None:
     assert_as_planned(result, truth("translator", training))
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_another_plans_checkpoint(tmp_path: Path) -> None:
     """Checkpoints are by layers: the second half runs under other stages, in two directions."""
     options = {"model": model_of("translator"), "transport": "threads", "return_state": True}

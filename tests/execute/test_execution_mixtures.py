@@ -75,6 +75,7 @@ def emulated(plan: Plan, updates: int) -> Emulation:
     return wanted.train((updates,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "update", "limit"),
     [pytest.param("stash", 3, 260_000, marks=pytest.mark.slow), ("2bw", 6, 260_000), ("pipeoptim", 3, 300_000)],

@@ -82,6 +82,7 @@ def emulated(plan: Plan, runs: tuple[int, ...]) -> Emulation:
     return Ahead(blueprint_of(job)).look().train(runs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "policies"),
     [
@@ -108,6 +109,7 @@ def test_processes_equal_the_emulation(tmp_path: Path) -> None:
     assert_exact(found, emulated(plan, (STEPS,)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("devices", "space"), [(3, SearchSpace("pipefb")), (4, SearchSpace(asynchronous=("stash",)))])
 def test_own_cuts_for_forwards_and_backwards_train_as_one_process(devices: int, space: SearchSpace) -> None:
     """Of uneven layers: stages are what both cuts leave together, and follow one another on a device."""

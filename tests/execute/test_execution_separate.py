@@ -106,6 +106,7 @@ def test_a_checkpoint_goes_on_under_another_placement(tmp_path: Path) -> None:
         assert_same(name, result.state[name], reference)
 
 
+@pytest.mark.long
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_placement_of_both_devices_is_executed_exactly(data: st.DataObject) -> None:

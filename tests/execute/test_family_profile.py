@@ -37,6 +37,7 @@ def test_an_analytic_family_has_every_team_and_size_with_its_collectives(tmp_pat
             assert ring_s + here / 2 <= there <= ring_s + here
 
 
+@pytest.mark.long
 def test_sequence_parallel_ranks_hold_a_part_of_what_flows_between_layers(tmp_path: Path) -> None:
     """Activations between blocks are divided too."""
     preset = ["--device", "H100-80GB", "--precision", "bf16", "--team", 2, "--link", "450GB/s"]

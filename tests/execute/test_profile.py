@@ -95,6 +95,7 @@ def test_a_profile_is_a_model_graph_the_planner_reads() -> None:
     assert len(graph.layers) == 10
 
 
+@pytest.mark.long
 def test_layers_alike_are_measured_once() -> None:
     """A deep model costs no more to profile than its distinct layers; other attributes are other layers."""
     messages: list[str] = []

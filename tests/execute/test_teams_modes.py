@@ -40,6 +40,7 @@ def test_a_team_trains_in_mixed_precision(tmp_path: Path) -> None:
         assert_within_plan(result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["2bw", *(pytest.param(p, marks=pytest.mark.slow) for p in ("stash", "pipeoptim"))])
 def test_teams_train_without_a_flush(policy: str, tmp_path: Path) -> None:
     """Versions and predictions are those of single devices with the same lists."""

@@ -76,6 +76,7 @@ def test_training_options_equal_single_process(case: Case, training: Training) -
     assert all(share <= 1 for share in worst_excess(result).values())
 
 
+@pytest.mark.long
 def test_processes_clip_scale_and_evaluate_as_one_process(tmp_path: Path) -> None:
     """Everything at once on two gloo processes: with replicas, with two stages a device, in mixed precision."""
     training = replace(CLIPPED, loss_scale="dynamic", scale_interval=2, evaluate_every=2)

@@ -81,6 +81,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], Tensor], tuple[Any, Tensor]]
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRONG)
 def test_data_that_does_not_fit_the_module(name: str) -> None:
     change, line = WRONG[name]

@@ -57,6 +57,7 @@ def _interrupted(aside: Aside) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_what_is_compiled_ahead_is_done_by_one_process_at_a_time(folder: Path) -> None:
     """Of two at once one does it, and both are running until then."""
     end_s = time.monotonic() + 60

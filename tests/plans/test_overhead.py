@@ -116,6 +116,7 @@ def searched(model: ModelGraph, cluster: Cluster, workload: Workload) -> Plan:
     return result.plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))])
 def test_small_ops_make_few_stages(seed: int) -> None:
     """Fewer than the same problem has without overheads, and what comes out is shorter than that plan with them."""

@@ -341,6 +341,7 @@ def test_a_layout_is_built_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     assert made == ["1f1b"]
 
 
+@pytest.mark.long
 def test_orders_for_many_devices_and_micro_batches() -> None:
     """64 devices, 512 micro-batches: F, I and W of everything, once."""
     for name in ("zb-h1", "v-min", "dualpipe-v"):

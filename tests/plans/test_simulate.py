@@ -38,6 +38,7 @@ def plans(seed: int) -> list[Plan]:
     return plans_of(random_candidate(seed, policies=()), seed, 1, False)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(SEEDS)
 def test_generated_plans_pass_the_checker_and_respect_every_rule(seed: int) -> None:

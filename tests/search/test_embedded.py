@@ -89,6 +89,7 @@ def objective(made: Plan) -> float:
     return simulate(made).forecast().objective_s
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(st.sampled_from(KINDS), SEEDS)
 def test_batches_are_one_plan_at_a_time(kind: str, seed: int) -> None:

@@ -35,6 +35,7 @@ def test_shipping_to_the_mirror_device_by_hand_gives_the_steps_of_the_table(text
     assert not best.faults
 
 
+@pytest.mark.long
 def test_random_search_finds_separate_devices_where_memory_is_tight() -> None:
     """One device a stage takes 96 (proven)."""
     best = randomly.searched(small("4 stages"), 3, 1)

@@ -139,6 +139,7 @@ def test_little_memory_is_met_by_a_mixture_of_devices_and_stash_choices() -> Non
     assert session.best_s >= sum(TIMES)  # three units of work a second, three devices
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["stash", "2bw", "pipeoptim", "naive"])
 def test_every_weight_policy_gets_plans_that_pass_the_checker(method: str) -> None:
     session, taken = annealed(problem(40_000, update=9, weight=300), SearchSpace(asynchronous=(method,)))

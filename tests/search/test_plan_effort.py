@@ -113,6 +113,7 @@ def test_a_hint_is_never_lost() -> None:
     assert step_of(again) <= step_of(best)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "batches", "seconds"), [(8, 32, 3), pytest.param(32, 128, 12, marks=pytest.mark.slow)]
 )

@@ -99,6 +99,7 @@ def run(problem: Problem, dec: Ints) -> tuple[float, int, Plan | None]:
     return seconds, int(work.device[OVER].max()), made
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(decided())
 def test_the_simulator_agrees_with_the_dispatcher(case: tuple[Problem, Ints]) -> None:
@@ -166,6 +167,7 @@ def found(model: ModelGraph, cluster: Cluster, workload: Workload, effort: float
     return plan(model, cluster, workload, space, 300, workers=1, deterministic_limit=effort)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "stashes", "known", "effort"),
     [(4, 1, 75, 1), (8, 2, 81, 2), pytest.param(4, 2, 43, 5, marks=pytest.mark.slow)],

@@ -107,6 +107,7 @@ def test_a_nic_serves_both_neighbours() -> None:
     assert nothing_better(found)
 
 
+@pytest.mark.long
 def test_updates_take_their_time() -> None:
     """A STEP of 3 bytes a byte of parameters: 1 s after every micro-batch, or after every fourth."""
     kind = DeviceType("toy", 1 << 40, 1.0, 30.0)

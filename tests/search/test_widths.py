@@ -201,6 +201,7 @@ def test_plans_with_few_micro_batches_are_repeated() -> None:
 # ---------------------------------------------------------------- least memory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batches", [3, pytest.param(700, marks=pytest.mark.slow)])
 def test_a_limit_that_holds_one_recomputed_layer_at_a_time_has_a_plan(batches: int) -> None:
     layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=1 << 20, output_bytes=1024, input_bytes=1024) for k in range(8)]

@@ -103,6 +103,7 @@ def shown(browser: Browser, tmp_path: Path) -> Iterator[Shown]:
     found.page.close()
 
 
+@pytest.mark.long
 def test_the_page_says_step_peak_and_what_binds(shown: Shown) -> None:
     figures = shown.page.locator("#figures").inner_text()
     for part in (
@@ -225,6 +226,7 @@ def test_the_line_of_a_run_is_another_than_the_forecasts(browser: Browser, tmp_p
     shown.page.close()
 
 
+@pytest.mark.long
 def test_zooming_and_panning(shown: Shown) -> None:
     """Buttons, keys, the wheel at the pointer, and dragging; never beyond the step."""
     start, end = shown.window()
@@ -250,6 +252,7 @@ def test_zooming_and_panning(shown: Shown) -> None:
     assert shown.window() == (start, end)
 
 
+@pytest.mark.long
 def test_forecast_measured_and_both(shown: Shown) -> None:
     """Each has its own rows and times; a measured op says what was measured."""
     shown.page.locator("#beside").click()  # memory apart: the timeline is its rows
@@ -504,6 +507,7 @@ def test_axe_finds_nothing(browser: Browser, tmp_path: Path, scheme: str) -> Non
     shown.page.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_row_of_compare_opens_its_plan(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """By click and by key, one at a time, and closes it again; names in it are text; axe finds nothing."""

@@ -16,6 +16,7 @@ RECIPES = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", RECIPES, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [code for _, code in BLOCKS], ids=[title.replace(" ", "-") for title, _ in BLOCKS])
 def test_every_recipe_runs(block: str, tmp_path: Path) -> None:
     """In a process of its own, since it adds to tables; its assertions are the test."""

@@ -84,6 +84,7 @@ def pages() -> list[tuple[Plan, Timeline, Any]]:
     return [(plan, simulate(plan), data_of(html(plan))) for plan in assorted()]
 
 
+@pytest.mark.long
 def test_what_is_drawn_is_what_the_simulator_says(pages: list[tuple[Plan, Timeline, Any]]) -> None:
     """Every op with start and end, to the last bit: the page adds the same two numbers."""
     for plan, timeline, data in pages:

@@ -262,6 +262,7 @@ def arguments(folder: Path, seconds: float = 3) -> list[object]:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_serve_answers_as_plan_does(tmp_path: Path) -> None:
     """With --once it ends with the search, its plan written; the address is printed."""
     files(tmp_path)

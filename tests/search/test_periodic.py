@@ -111,6 +111,15 @@ def test_lists_are_in_the_order_of_the_blocks_times(
         assert work.todo[work.first[device] : work.first[device + 1]].tolist() == expected
 
 
+@pytest.mark.parametrize("cost", [0, 1e-13, 1e-5])
+def test_messages_that_take_many_periods(cost: float) -> None:
+    """Lists are made in as many steps as they have ops, not in as many as periods pass; without any cost as well."""
+    block = Block(v_shape(3, 5, 9, (cost, cost, cost, 1)), frozenset(), 5, 0, together=2)
+    block.improve(20, 200, 0.01, GO_ON)
+    assert check(unrolled(block)) == []
+    assert block.step_s == pytest.approx(8, rel=1e-3)  # two messages down, two up, and back
+
+
 def test_what_stays_on_is_of_more_than_one_structure() -> None:
     """Of equal blocks one; a structure has half of the places, but for those that are much longer."""
     shapes = [v_shape(2, 4, 9, (7, 5, 3, 2)) for _ in range(3)]

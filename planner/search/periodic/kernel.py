@@ -19,6 +19,7 @@ from ..jit import lean
 NEVER = 1e300
 AHEAD = 8  # ops of a list that are looked at when its first one cannot run
 _CLOSE = 1e-9
+_SHORTEST = 1e-100
 PERIOD, WEIGHT_GAP, OTHER_GAP = range(3)
 """Of a block's rules: its period, in loads of the busiest device; shares of its time for which a W, and another op out
 of turn, goes into a wait."""
@@ -48,13 +49,13 @@ def within(c, w, d, passes, period):
         for y in range(c.first_mine[p, d], c.first_mine[p, d + 1]):
             x = c.mine[p, y]
             for j in range(p, passes, pipelines):
-                late = np.floor(w.begins[j, x] / period)
+                late = np.floor(w.begins[j, x] / max(period, _SHORTEST))
                 at = w.begins[j, x] - late * period
                 n = count
                 while n > 0 and w.at[n - 1] > at:
                     w.at[n], w.late[n], w.code[n] = w.at[n - 1], w.late[n - 1], w.code[n - 1]
                     n -= 1
-                w.at[n], w.late[n], w.code[n] = at, int(late), p * ops + x
+                w.at[n], w.late[n], w.code[n] = at, late, p * ops + x
                 count += 1
     return count
 
@@ -66,16 +67,21 @@ def unroll(c, w, passes, period):
     w.runs[:] = 0
     for d in range(len(c.room)):
         count = within(c, w, d, passes, period)
-        n, turn = w.first[d], 0
+        n, turn = w.first[d], 0.0
         while n < w.first[d + 1]:
+            before, later = n, np.inf
             for e in range(count):
                 code = w.code[e]
-                if w.late[e] <= turn and w.runs[code] < c.batches[code // ops]:
-                    w.runs[code] += 1
-                    w.todo[n] = code
-                    mark = mark * 1000003 + code
-                    n += 1
-            turn += 1
+                if w.runs[code] >= c.batches[code // ops]:
+                    continue
+                if w.late[e] > turn:
+                    later = min(later, w.late[e])
+                    continue
+                w.runs[code] += 1
+                w.todo[n] = code
+                mark = mark * 1000003 + code
+                n += 1
+            turn = turn + 1.0 if n > before else later
     return mark
 
 

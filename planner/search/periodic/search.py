@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import bounds
 from ...basics import PlanError
+from ...graph import Candidate
 from ...lower import Assembled, assembled
 from ..common import BLOCK, COUNT, SECONDS, TOLERANCE, Session, missing, structures
 from ..named import Order, not_split
@@ -40,18 +41,21 @@ class Blocks:
         self.calls = 0
         self.starts = list(self._lines(orders))
         self.lines: list[Block] = []
-        largest = max((line.ops for line in self.starts), default=0)
+        largest = max((self._ops(line.candidate, 1) for line in self.starts), default=0)
         self.more = min(BLOCK.most_more, max(1.0, largest / BLOCK.usual_ops))
 
     def _lines(self, orders: list[Order]) -> Iterator[Block]:
-        session = self.session
-        few = self._few(0)
+        session, last = self.session, len(BLOCK.rounds)
         found = structures(session.problem, session.space, session.chain, orders, BLOCK.chunks)
         for n, candidate in enumerate(found):
-            ops = 3 * len(candidate.stages) * few
             least_s = bounds.candidate(candidate, None, session.space.split_backward)
-            if ops <= BLOCK.ops and least_s < session.best_s * (1 - TOLERANCE.same):
-                yield Block(candidate, not_split(session.space, candidate), few, 31 * n + session.seed, least_s)
+            if self._ops(candidate, last) <= BLOCK.ops and least_s < session.best_s * (1 - TOLERANCE.same):
+                whole = not_split(session.space, candidate)
+                yield Block(candidate, whole, self._few(0), 31 * n + session.seed, least_s)
+
+    def _ops(self, candidate: Candidate, number: int) -> int:
+        """Ops that are scheduled in a round."""
+        return 3 * len(candidate.stages) * self._few(number)
 
     def _few(self, number: int) -> int:
         """Micro-batches that are scheduled in a round; 0: of blocks at random."""

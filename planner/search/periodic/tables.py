@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
     begins: Floats
     at: Floats
-    late: Ints
+    late: Floats
     code: Ints
     todo: Ints
     first: Ints
@@ -92,7 +92,7 @@ def scratch(case: Case, passes: int) -> Work:
     return Work(
         begins=np.zeros((passes, ops)),
         at=np.zeros(passes * most),
-        late=numbers(passes * most),
+        late=np.zeros(passes * most),
         code=numbers(passes * most),
         todo=numbers(int(sizes.sum())),
         first=np.concatenate([[0], np.cumsum(sizes)]),

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...basics import OutOfTime, PlanError, check_time, until
-from ...graph import KEEP, OFFLOAD, regroup, stash_policy
+from ...graph import KEEP, regroup, stash_policy
 from ...lower import assembled
 from ...partition import QUARTERS, Block, Blocks, Floats, OnBlocks, StashChoice, choices, cut_replicated, deal, sloping
 from ...plan import Kind, Op, Pipeline, Plan
@@ -68,9 +68,7 @@ class Replicas:
     hosted: whether stashes may go to the host.
     """
 
-    def __init__(
-        self, session: Session, take: Take, method: str, order: Order, update: int, hosted: bool = True
-    ) -> None:
+    def __init__(self, session: Session, take: Take, method: str, order: Order, update: int, hosted: bool) -> None:
         self.session, self.problem, self.take = session, session.problem, take
         self.method, self.order, self.update = method, order, update
         self.on = OnBlocks(session.chain, order)
@@ -370,9 +368,9 @@ def run_replicas(session: Session, take: Take) -> None:
 def _run(session: Session, take: Take) -> None:
     """Plans with copies to the host often take longer than is expected of them: ways without any are tried as well."""
     best: list[tuple[tuple[int, float], int, Replicas, Tried]] = []
-    hosted = [True, False] if OFFLOAD in priced(session.problem, session.space) else [True]
-    for allowed in hosted:
-        for expected_s, number, part, blocks in _expected(session, take, allowed)[: COUNT.spreads]:
+    copies = any(stash_policy(policy).hosted for policy in priced(session.problem, session.space))
+    for hosted in (True, False) if copies else (False,):
+        for expected_s, number, part, blocks in _expected(session, take, hosted)[: COUNT.spreads]:
             if reached(session) or expected_s >= session.best_s * (1 - TOLERANCE.same):
                 break
             ways = [part.way(blocks, expected_s, more, alike) for alike in (False, True) for more in (0, 1)]

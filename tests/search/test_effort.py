@@ -25,7 +25,7 @@ ELSEWHERE = {
     "modulo/kernel.py": dict.fromkeys(("_FINE", "_PROBES"), KERNELS),
     "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has")
     | {"CLOSED": "stands for a place, not for an amount"},
-    "periodic/kernel.py": dict.fromkeys(("AHEAD", "NEVER", "RULES", "_CLOSE"), KERNELS),
+    "periodic/kernel.py": dict.fromkeys(("AHEAD", "NEVER", "RULES", "_CLOSE", "_SHORTEST"), KERNELS),
     "periodic/walk.py": dict.fromkeys(("GAPS", "SLOTS", "SLOWER", "SLOWEST"), KERNELS),
     "periodic/dispatch.py": {"_CLOSE": KERNELS},
     "periodic/rules.py": dict.fromkeys(

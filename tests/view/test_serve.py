@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import signal
 import subprocess
@@ -237,6 +238,21 @@ def test_edits_that_are_none_are_one_line(served: tuple[Live, Server], body: obj
         asked(served[1], "/judge", body)
     assert answer.value.code == 400
     assert "\n" not in json.loads(answer.value.read())["error"]
+
+
+def test_a_server_leaves_the_log_of_its_process_alone() -> None:
+    """Others' handlers write on: absl's, which OR-Tools loads, closes stderr where it is closed."""
+    ended: list[bool] = []
+
+    class Kept(logging.Handler):
+        def close(self) -> None:
+            ended.append(True)
+            super().close()
+
+    handler = Kept()
+    with Server(Live("toy", 60)):
+        assert not ended
+    handler.close()
 
 
 def test_a_port_that_is_taken_is_named(served: tuple[Live, Server], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from contraflow.planner.schedules import build
 from contraflow.planner.search import driver
 from contraflow.planner.search.common import Clock, Session, parts
 from contraflow.planner.search.common.considered import describe
-from contraflow.planner.search.named.laying import laid, splits
+from contraflow.planner.search.named.laying import best_laid, cheap, laid, splits
 from contraflow.planner.search.named.portfolio import device_orders, run_named
 from contraflow.planner.search.named.widths import _next, width_of
 from contraflow.planner.search.orders.arm import Arm
@@ -154,6 +154,25 @@ def test_sums_between_nodes_are_not_missed_where_groups_lie_side_by_side(
     assert whole is not None
     assert one.forecast is not None
     assert evaluate(whole).step_s == pytest.approx(one.forecast.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "interleaved-2"])
+def test_a_group_does_not_count_a_network_that_its_sums_need_not_use(schedule: str, sharded: bool) -> None:
+    """Two nodes of four devices, sums that are cheap: replicas lie together, and no plan is passed over as too long."""
+    problem = Problem(blocks(8, 4 * GIB), nodes(2, 4), Workload(32, "adam", sharded=sharded))
+    groups = next(splits(problem, SearchSpace()))
+    assert groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert cheap(problem, groups)
+    clock = Clock(time.monotonic() + 60)
+    inner = width_of(Session(problem, SearchSpace(), clock), groups).session
+    one = named(inner.problem, schedule)
+    whole, alone = best_laid(problem, groups, one), laid(problem, groups, one)
+    assert whole is not None
+    assert alone is not None
+    assert one.forecast is not None
+    assert one.forecast.step_s <= evaluate(whole).step_s <= 1.01 * one.forecast.step_s
+    assert evaluate(whole).step_s < evaluate(alone).step_s
 
 
 def test_the_search_finds_replicas_where_they_are_best_and_says_what_it_considered() -> None:

@@ -760,6 +760,10 @@ class Hopes:
     """What uniform grids of some groups came to beside what was guessed may be so many times too much for others of
     theirs. Measured: on groups of two devices 1.5 to 1.7 for all, of four 1.1 to 1.3, of eight 1.06 (gpt2-64, 16 A100):
     the best of 700 came as the 218th without what was learnt."""
+    relieved: float = 0.96
+    """What a uniform grid whose stashes are relieved may come to, times its guess, before any of its groups is known.
+    Measured: of 30 points of five jobs 0.94 to 3; Llama-13B on 16 A100, 60 s: 12.56 for 12.62.
+    """
     blocks: float = 0.01
     """A plan of whole blocks that takes longer than the best of their parts by a smaller share may soon be shorter.
     Not measured."""

@@ -68,8 +68,8 @@ class Rounds:
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         plainly_tried: those have been that leave stashes where they are.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
-        guessed: the uniform grids that are still to be tried. grids: points that are, with what they are likely to come
-            to in seconds, by the sort of grid. relieved_on: the searches on one of several equal groups that fit these.
+        guessed: what is still to be tried of uniform grids, by the sort of grid. relieved_on: the searches on one of
+            several equal groups that fit those whose stashes are relieved.
         ledger: what to tell those who ask what was looked at.
         short: rounds that were too short for two spaces.
         hopes: what is hoped of ways to form groups that had turns and found nothing, as a part of what was at first.
@@ -99,8 +99,7 @@ class Rounds:
     plainly_tried: bool = False
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
-    grids: dict[str, list[tuple[float, object]]] = field(default_factory=dict)
-    guessed: object = None
+    guessed: dict[str, object] = field(default_factory=dict)
     relieved_on: dict[Groups, object] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     short: int = 0
@@ -223,11 +222,11 @@ class Rounds:
             self.grown = made()
         return self.grown
 
-    def guesses(self, made: Callable[[], object]) -> object:
-        """The uniform grids that are still to be tried, listed when they are first asked for."""
-        if self.guessed is None:
-            self.guessed = made()
-        return self.guessed
+    def guesses(self, which: str, made: Callable[[], object]) -> object:
+        """What is still to be tried of a sort of uniform grids, listed when it is first asked for."""
+        if which not in self.guessed:
+            self.guessed[which] = made()
+        return self.guessed[which]
 
     def hunts(self, made: Callable[[], object]) -> object:
         """The exact search, made when it is first asked for."""
@@ -271,14 +270,6 @@ class Rounds:
         new = (source, step_s) not in self.laid
         self.laid.add((source, step_s))
         return new
-
-    def listed_grid(
-        self, which: str, points: Callable[[], Sequence[tuple[float, object]]]
-    ) -> list[tuple[float, object]]:
-        """The points of a grid that are still to be tried, listed when it is first asked for."""
-        if which not in self.grids:
-            self.grids[which] = list(points())
-        return self.grids[which]
 
     def to_try(self, listed: Callable[[], Iterable[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
         """What is left to be tried of stages with replicas of their own, listed when it is first asked for.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from ...basics import PlanError
 from ...bounds import load
-from ...graph import Candidate, around_step_s, ship_target
+from ...graph import Candidate, across, around_step_s, ship_target
 from ...lower import assemble
 from ...plan import Plan, Problem
-from ...problem import SearchSpace
+from ...problem import Across, SearchSpace
 from ..common import HOPE, Groups, dealt, equal_groups, fits, objective_s
 from .kept_orders import own_orders
 from .on_groups import named_on
@@ -47,11 +47,24 @@ def reduction_s(problem: Problem, groups: Groups) -> float:
     return around_step_s(problem, members, trained)
 
 
+def lays(problem: Problem, groups: Groups) -> list[Groups]:
+    """The groups that a plan of one of these is laid on: where sums are cheap, all that are as many."""
+    return equal_groups(problem, len(groups)) if cheap(problem, groups) else [groups]
+
+
+def least_across(problem: Problem, groups: Groups) -> Across:
+    """What sums between the groups take at the least, wherever the replicas may lie in the end; cheap ones need no NIC
+    where these lie together.
+    """
+    found = [across(problem, each) for each in lays(problem, groups)]
+    if not cheap(problem, groups):
+        return found[0]
+    return Across(min(one.seconds_a_byte for one in found), min(one.latency_s for one in found))
+
+
 def best_laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
     """A plan of one group on all of them, replicas together where that is shorter and has no search of its own."""
-    if not cheap(problem, groups):
-        return laid(problem, groups, plan)
-    found = [laid(problem, each, plan) for each in equal_groups(problem, len(groups))]
+    found = [laid(problem, each, plan) for each in lays(problem, groups)]
     fitting = [one for one in found if one is not None and fits(one)]
     return min(fitting, key=objective_s, default=next((one for one in found if one is not None), None))
 

@@ -28,13 +28,17 @@ One = TypeVar("One", bound=Guessed)
 
 
 class Likeliest(Generic[One]):
-    """What is left to simulate; `like`: what tells things apart that are misjudged in different ways."""
+    """What is left to simulate.
 
-    def __init__(self, among: Iterable[One], like: Callable[[One], Hashable]) -> None:
-        self.like = like
+    like: what tells things apart that are misjudged in different ways. hope: what the first of its like may come to,
+    times its guess.
+    """
+
+    def __init__(self, among: Iterable[One], like: Callable[[One], Hashable], hope: float = 1.0) -> None:
+        self.like, self.hope = like, hope
         self.ratio: dict[Hashable, float] = {}
         self.in_vain: list[One] = []
-        self.heap = [(one.hoped_s, number, False, one) for number, one in enumerate(among)]
+        self.heap = [(hope * one.hoped_s, number, False, one) for number, one in enumerate(among)]
         heapq.heapify(self.heap)
 
     def next_s(self) -> float:
@@ -70,4 +74,4 @@ class Likeliest(Generic[One]):
 
     def _guess_s(self, seconds: float, one: One) -> float:
         key = self.like(one)
-        return seconds * self.ratio[key] / HOPE.misjudged if key in self.ratio else seconds
+        return seconds * (self.ratio[key] / HOPE.misjudged if key in self.ratio else self.hope)

@@ -135,13 +135,20 @@ def _fit_each(
     return steps
 
 
-def try_relieved(session: Session, layout: Layout, cuts: Cuts, among: Sequence[tuple[str, ...]] | None = None) -> None:
-    """A placed layout on this cut, made to fit by what its stashes may become; `among`: by these sets of policies."""
-    one = _kept(session, layout, cuts)
+def try_relieved(session: Session, layout: Layout, cuts: Cuts, among: Sequence[tuple[str, ...]] | None = None) -> float:
+    """A placed layout on this cut, made to fit by what its stashes may become; `among`: by these sets of policies.
+
+    Returns the least step in seconds, or, where it cannot be the best, what it takes at the least; infinite where no
+    plan fits.
+    """
+    one, least_s = _kept(session, layout, cuts), math.inf
     for allowed in (ways(session) if among is None else among) if one is not None else ():
-        if one is None or session.done or one.timeline.step_s >= session.incumbent.worth_s:
-            return
-        _fit(session, one, allowed)
+        if one is None or session.done:
+            break
+        if one.timeline.step_s >= session.incumbent.worth_s:
+            return min(least_s, one.timeline.step_s)
+        least_s = min(least_s, _fit(session, one, allowed)[0])
+    return least_s
 
 
 def _lead(session: Session, one: Kept, policy: str) -> None:

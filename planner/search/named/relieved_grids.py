@@ -19,7 +19,9 @@ from ...graph import KEEP, OFFLOAD, POLICIES, RECOMPUTE, SELECTIVE
 from ...plan import Kind
 from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, policies
-from .laying import splits
+from .equal import Equal
+from .laying import lays, splits
+from .likeliest import Likeliest
 from .relieved import try_relieved, ways
 from .uniform import Point, grid_points, unfit
 from .widths import Width, offered, width_of
@@ -60,13 +62,21 @@ class Relieved:
             whole = np.maximum(0.0, 1 - (1 - again) * stashes / np.maximum(kept, 1.0))
             again_s = np.minimum(again_s, (1 - whole) * share * partly + whole * forward)
         drained_s = float((work - forward)[:-1].sum()) / point.chunks
-        return whole_s + float((of.batches * again_s).max()) + drained_s + of.sum_s(len(point.places))
+        sum_s = min(
+            Equal(of.session, groups).sum_s(len(point.places)) for groups in lays(of.session.problem, of.groups)
+        )
+        return whole_s + float((of.batches * again_s).max()) + drained_s + sum_s
 
     def _copied_bytes(self, seconds: float) -> float:
         """What a device's share of its host link takes in so many seconds."""
         nodes = self.kept.of.session.problem.cluster.nodes
         links = (group.host_link.bandwidth / group.host_link_shared_by for group in nodes)
         return HOPE.copied * min(links) * seconds if OFFLOAD in self.allowed else 0.0
+
+    @property
+    def hoped_s(self) -> float:
+        """The same: it takes no search."""
+        return self.likely_s
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -85,7 +95,7 @@ def run_relieved_grids(session: Session) -> None:
 
 def next_relieved_s(session: Session) -> float:
     """Seconds that the next point is likely to come to; infinite where none is left, or there are none."""
-    return session.rounds.listed_grid("relieved", lambda: _listed(session))[-1][0]
+    return _left(session).next_s()
 
 
 def try_relieved_point(session: Session) -> int:
@@ -93,8 +103,8 @@ def try_relieved_point(session: Session) -> int:
 
     Returns how often it was fitted.
     """
-    point = session.rounds.listed_grid("relieved", lambda: _listed(session)).pop()[1]
-    assert isinstance(point, Relieved)
+    left = _left(session)
+    point = left.pop()
     check_time()
     layout, worth_s = point.layout, session.incumbent.worth_s * (1 - TOLERANCE.same)
     if layout is None or point.kept.floor_s >= worth_s:
@@ -105,8 +115,8 @@ def try_relieved_point(session: Session) -> int:
     inner.incumbent.limit(worth_s)
     allowed = [some for some in ways(inner) if not any(POLICIES[name].names_device for name in some)]
     with session.part(inner, 1.0, 0.0):
-        for cuts in point.kept.cuts:
-            try_relieved(inner, layout, cuts, allowed)
+        steps = [try_relieved(inner, layout, cuts, allowed) for cuts in point.kept.cuts]
+        left.note(point, min(steps, default=math.inf))
     session.clock.heed(inner.clock)
     if inner.best is not None and inner.best_s < worth_s:
         offered(session, width, inner.best)
@@ -123,14 +133,20 @@ def _width(session: Session, point: Relieved) -> Width:
     return found
 
 
-def _listed(session: Session) -> list[tuple[float, Relieved | None]]:
-    """The points, the most promising last; before them the end."""
-    allowed = list(dict.fromkeys((*policies(session.problem, session.space), *session.registered)))
-    found = sorted(_points(session, allowed) if allowed else (), key=lambda one: -one[0])
-    return [(math.inf, None), *found]
+def _left(session: Session) -> Likeliest[Relieved]:
+    """The points that have not been fitted; misjudged alike are those of the same groups."""
+
+    def made() -> Likeliest[Relieved]:
+        allowed = list(dict.fromkeys((*policies(session.problem, session.space), *session.registered)))
+        points = _points(session, allowed) if allowed else ()
+        return Likeliest(points, like=lambda point: point.kept.of.groups, hope=HOPE.relieved)
+
+    found = session.rounds.guesses("relieved", made)
+    assert isinstance(found, Likeliest)
+    return found
 
 
-def _points(session: Session, allowed: Collection[str]) -> Iterator[tuple[float, Relieved]]:
+def _points(session: Session, allowed: Collection[str]) -> Iterator[Relieved]:
     batches, groups = session.problem.workload.micro_batches, set(splits(session.problem, session.space))
     in_vain = unfit(session)
     for kept in grid_points(session):
@@ -140,4 +156,4 @@ def _points(session: Session, allowed: Collection[str]) -> Iterator[tuple[float,
         if kept.policy == KEEP and not kept.folded and len(kept.of) > 1 and passes <= SIZE.one_cut:
             point = Relieved(kept, allowed, kept.key in in_vain)
             if math.isfinite(point.likely_s):
-                yield point.likely_s, point
+                yield point

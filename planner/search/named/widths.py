@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from ...basics import ScheduleError
 from ...bounds import any_plan, possible
-from ...graph import across
 from ...lower import Assembled
 from ...partition import Chain
 from ...plan import Plan, Problem
@@ -36,7 +35,7 @@ from ..common import (
 )
 from .finer import offer_finer, run_finer
 from .first_group import lies_on, of_first_group
-from .laying import best_laid, cheap, reduction_s, splits
+from .laying import best_laid, least_across, reduction_s, splits
 from .least_memory import overfull_here
 from .on_groups import named_on
 from .portfolio import Order, device_orders
@@ -257,10 +256,7 @@ def width_of(session: Session, groups: Groups) -> Width:
     problem, most = session.problem, session.space.pipelines
     batches = -(-problem.workload.micro_batches // len(groups))
     sides = problem.workload.groups * len(groups)
-    sums = across(problem, groups)
-    if cheap(problem, groups):  # replicas may lie together in the end, where sums need no NIC
-        sums = sums._replace(on_nics=frozenset())
-    workload = replace(problem.workload, micro_batches=batches, groups=sides, across=sums)
+    workload = replace(problem.workload, micro_batches=batches, groups=sides, across=least_across(problem, groups))
     small = Problem(problem.model, problem.cluster.part(groups[0]), workload)
     alone = None if session.space.replicas is None else 1
     space = replace(session.space, pipelines=None if most is None else max(1, most // len(groups)), replicas=alone)

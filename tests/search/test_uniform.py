@@ -76,6 +76,26 @@ def test_no_plan_of_a_point_is_shorter_than_its_floor(seed: int) -> None:
     assert floors
 
 
+@pytest.mark.parametrize("held", [3, 4, 5])
+@pytest.mark.parametrize("uneven", [0.0, 0.3])
+def test_no_plan_of_a_point_is_shorter_than_its_stashes_stay(held: int, uneven: float) -> None:
+    """Down and up on eight devices that hold few stashes: what they wait for says more than their work does."""
+    rng = random.Random(held)
+    layers = [
+        Layer(f"l{k}", t, t, t, stash_bytes=100, output_bytes=1)
+        for k, t in enumerate(1 + uneven * rng.random() for _ in range(16))
+    ]
+    workload = Workload(48, memory_limit_bytes=100 * held + 20)
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(8, 1 << 20, Link()), workload)
+    session = Session(problem, SearchSpace(), Clock(math.inf, 1.0))
+    point = next(p for p in uniform._points(session) if p.folded and len(p.of.groups) == 1)
+    for layout in point.layouts():
+        try_layout(session, layout, [point.even], layout.name, point.policy, point.of.groups)
+    assert session.best is not None
+    assert point.floor_s < point.held_s(point.even) <= session.best_s * (1 + 1e-9)
+    assert point.likely_s >= point.held_s(point.even) > session.best_s / 2
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_plan_of_a_point_is_shorter_than_the_messages_on_its_busiest_link(seed: int) -> None:
     """Links that are slow beside the layers, in nodes and between them; some plan takes at most 1.3 times that."""

@@ -35,6 +35,11 @@ class Equal:
         return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.forward_s)])
 
     @cached_property
+    def input_s(self) -> Floats:
+        """The same of the halves of their backwards that others wait for."""
+        return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.backward_input_s)])
+
+    @cached_property
     def state_bytes(self) -> Floats:
         """Of the layers up to each, what stays."""
         return np.concatenate([[0.0], np.cumsum(self.session.chain.held_bytes(len(self.groups)))])

@@ -115,7 +115,8 @@ class Point:
         speed = self.speeds[: len(self.of)]
         heaviest_s = float(self.of.batches * np.diff(self.done_s).max() / speed.max())
         way_s = self.of.forward_s[-1] * (len(self.of) - 1) / (len(self.places) * speed.mean())
-        return self._waiting(float(max(self.floor_s, heaviest_s) + way_s + self.after_s))
+        work_s = self._waiting(float(max(self.floor_s, heaviest_s) + way_s + self.after_s))
+        return max(work_s, self.held_s(self.even))
 
     @cached_property
     def likely_s(self) -> float:
@@ -146,6 +147,22 @@ class Point:
         forward = (np.diff(self.of.forward_s[ends]) + around) / self.speeds
         way = np.concatenate([[0.0], np.cumsum(forward[: size - 1])])
         return float((self.of.batches * np.bincount(self.places, work) + way).max())
+
+    def held_s(self, cuts: Cuts) -> float:
+        """No order that keeps its stashes is shorter: each stays from its forward to its backward, after those of all
+        later stages, in what its device has beside its state; infinite where that is nothing.
+        """
+        if self.policy != KEEP:
+            return 0.0
+        ends = [0, *cuts, -1]
+        way_s = (np.diff(self.of.forward_s[ends]) + np.diff(self.of.input_s[ends])) / self.speeds
+        stay_s = way_s[::-1].cumsum()[::-1]
+        area = self.of.batches * np.bincount(self.places, np.diff(self.of.stash_bytes[ends]) * stay_s)
+        state = np.bincount(self.places, np.diff(self.of.state_bytes[ends])) - self.of.session.chain.shared_bytes
+        room = self.of.limits - state
+        if (room[area > 0] <= 0).any():
+            return math.inf
+        return float((area[area > 0] / room[area > 0]).max(initial=0.0))
 
     def busiest_link_s(self, cuts: Cuts) -> float:
         """Seconds of all messages on the link that has most of them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 
 import numpy as np
@@ -18,7 +20,7 @@ from contraflow.planner.search.orders.search import _elsewhere
 from contraflow.planner.search.periodic.block import Block
 from contraflow.planner.search.periodic.cases import legs
 from contraflow.planner.search.periodic.kernel import NEVER, PERIOD, lists
-from contraflow.planner.search.periodic.search import best_of, search_blocks
+from contraflow.planner.search.periodic.search import Blocks, best_of, search_blocks
 
 SHARE = 1 << 12
 GO_ON = np.zeros(1, dtype=np.int64)
@@ -142,6 +144,32 @@ def test_a_race_begins_with_blocks_of_other_structures_too() -> None:
     others = {arm.candidate.pipelines for arm in _elsewhere(session)}
     assert others
     assert others <= routes - {session.best.pipelines}
+
+
+def test_blocks_at_random_that_begin_anew_are_others_and_the_best_of_before_stay() -> None:
+    """Chance decides where a search of blocks ends; what it came to before is not lost."""
+    wide = v_shape(8, 12, 6, (100, 120, 80, 5)).problem
+    problem = Problem(wide.model, Cluster.uniform(4, 1 << 40, Link(latency_s=5)), wide.workload)
+    session = Session(problem, SearchSpace(offload=False, recompute=False, pipelines=1), Clock(1e12, effort=4.0))
+    blocks = Blocks(session, [(0, 1, 2, 3)])
+    blocks.run()
+    first_s, best_s, hunted = session.best_s, min(line.step_s for line in blocks.lines), list(blocks.starts)
+    assert [line.seed for line in blocks._lines()] != [line.seed for line in hunted]
+    blocks.run(anew=True)
+    assert min(line.step_s for line in blocks.lines) <= best_s
+    assert session.best_s <= first_s
+    assert blocks.starts == hunted
+
+
+def test_the_first_search_of_blocks_begins_anew_where_most_of_its_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = v_shape(4, 12, 6, (100, 120, 80, 5))
+    began: list[bool] = []
+    monkeypatch.setattr(Blocks, "run", lambda self, anew=False: began.append(anew))
+    for near, timed in ((True, True), (False, True), (True, False)):
+        monkeypatch.setattr(Blocks, "promising", near)
+        clock = Clock(time.monotonic() + 60, None) if timed else Clock(math.inf, 40.0)
+        Blocks(Session(candidate.problem, SearchSpace(pipelines=1), clock), [(0, 1, 2, 3)]).first()
+    assert began == [False, True, False, False]
 
 
 def test_a_block_for_few_micro_batches_serves_many() -> None:

@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..basics import InputError
 from .live import Live
@@ -59,9 +59,14 @@ class Server:
         self.url = f"http://{LOOPBACK}:{self.port}/?token={self.token}"
         self.closed = threading.Event()
         app = application(live, self.token, self.port, self.closed)
-        quiet: dict[str, Any] = {"log_level": "error", "access_log": False}
-        quiet["log_config"] = None  # its own would close all handlers of the process
-        config = uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, **quiet)
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # its own would close all handlers of the process
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
         self._server: uvicorn.Server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="contraflow-serve", daemon=True)
 

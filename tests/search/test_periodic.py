@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,30 +146,43 @@ def test_a_race_begins_with_blocks_of_other_structures_too() -> None:
     assert others <= routes - {session.best.pipelines}
 
 
-def test_blocks_at_random_that_begin_anew_are_others_and_the_best_of_before_stay() -> None:
-    """Chance decides where a search of blocks ends; what it came to before is not lost."""
-    wide = v_shape(8, 12, 6, (100, 120, 80, 5)).problem
-    problem = Problem(wide.model, Cluster.uniform(4, 1 << 40, Link(latency_s=5)), wide.workload)
-    session = Session(problem, SearchSpace(offload=False, recompute=False, pipelines=1), Clock(1e12, effort=4.0))
-    blocks = Blocks(session, [(0, 1, 2, 3)])
-    blocks.run()
-    first_s, best_s, hunted = session.best_s, min(line.step_s for line in blocks.lines), list(blocks.starts)
-    assert [line.seed for line in blocks._lines()] != [line.seed for line in hunted]
-    blocks.run(anew=True)
-    assert min(line.step_s for line in blocks.lines) <= best_s
-    assert session.best_s <= first_s
-    assert blocks.starts == hunted
+def test_a_structure_that_begins_anew_finds_other_blocks() -> None:
+    """Nothing of the blocks before is known to it, and they stay as they are."""
+    block = Block(v_shape(4, 12, 3, (100, 120, 80, 5)), frozenset(), 12, 0)
+    block.improve(20, 20, 0.01, GO_ON)
+    pauses, step_s = block.pauses.copy(), block.step_s
+    other = block.anew(0)
+    assert other.candidate is block.candidate
+    assert other.step_s == NEVER
+    assert not other.pauses.any()
+    other.improve(20, 20, 0.01, GO_ON)
+    assert (other.pauses != pauses).any()
+    assert (block.pauses == pauses).all()
+    assert block.step_s == step_s
 
 
-def test_the_first_search_of_blocks_begins_anew_where_most_of_its_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("near", "timed", "turns"), [(True, True, 2), (False, True, 1), (True, False, 1)])
+def test_the_first_search_of_blocks_begins_anew_where_most_of_its_time_is_left(
+    monkeypatch: pytest.MonkeyPatch, near: bool, timed: bool, turns: int
+) -> None:
+    """Blocks of either turn stay; a later search is one turn."""
     candidate = v_shape(4, 12, 6, (100, 120, 80, 5))
-    began: list[bool] = []
-    monkeypatch.setattr(Blocks, "run", lambda self, anew=False: began.append(anew))
-    for near, timed in ((True, True), (False, True), (True, False)):
-        monkeypatch.setattr(Blocks, "promising", near)
-        clock = Clock(time.monotonic() + 60, None) if timed else Clock(math.inf, 40.0)
-        Blocks(Session(candidate.problem, SearchSpace(pipelines=1), clock), [(0, 1, 2, 3)]).first()
-    assert began == [False, True, False, False]
+    taken: list[Block] = []
+
+    def turn(blocks: Blocks, starts: list[Block], lines: list[Block]) -> None:
+        taken.append(starts[0])
+        blocks.calls, blocks.lines = blocks.calls + 1, [replace(starts[0], step_s=100.0 - blocks.calls)]
+
+    monkeypatch.setattr(Blocks, "_turn", turn)
+    monkeypatch.setattr(Blocks, "promising", near)
+    clock = Clock(time.monotonic() + 60, None) if timed else Clock(1e12, effort=4.0)
+    blocks = Blocks(Session(candidate.problem, SearchSpace(pipelines=1), clock), [(0, 1, 2, 3)])
+    blocks.run()
+    assert len(taken) == turns
+    assert len({line.seed for line in taken}) == turns
+    assert [line.step_s for line in blocks.lines] == [101.0 - turns]
+    blocks.run()
+    assert len(taken) == turns + 1
 
 
 def test_a_block_for_few_micro_batches_serves_many() -> None:

@@ -47,24 +47,23 @@ def reduction_s(problem: Problem, groups: Groups) -> float:
     return around_step_s(problem, members, trained)
 
 
-def lays(problem: Problem, groups: Groups) -> list[Groups]:
+def ways_to_lay(problem: Problem, groups: Groups) -> list[Groups]:
     """The groups that a plan of one of these is laid on: where sums are cheap, all that are as many."""
     return equal_groups(problem, len(groups)) if cheap(problem, groups) else [groups]
 
 
 def least_across(problem: Problem, groups: Groups) -> Across:
-    """What sums between the groups take at the least, wherever the replicas may lie in the end; cheap ones need no NIC
-    where these lie together.
+    """What sums between the groups take at the least, wherever the replicas lie in the end; a NIC is needed where it is
+    by all ways to lay them.
     """
-    found = [across(problem, each) for each in lays(problem, groups)]
-    if not cheap(problem, groups):
-        return found[0]
-    return Across(min(one.seconds_a_byte for one in found), min(one.latency_s for one in found))
+    found = [across(problem, each) for each in ways_to_lay(problem, groups)]
+    on_nics = frozenset.intersection(*(one.on_nics for one in found))
+    return Across(min(one.seconds_a_byte for one in found), min(one.latency_s for one in found), on_nics)
 
 
 def best_laid(problem: Problem, groups: Groups, plan: Plan) -> Plan | None:
     """A plan of one group on all of them, replicas together where that is shorter and has no search of its own."""
-    found = [laid(problem, each, plan) for each in lays(problem, groups)]
+    found = [laid(problem, each, plan) for each in ways_to_lay(problem, groups)]
     fitting = [one for one in found if one is not None and fits(one)]
     return min(fitting, key=objective_s, default=next((one for one in found if one is not None), None))
 

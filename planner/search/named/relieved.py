@@ -142,8 +142,10 @@ def try_relieved(session: Session, layout: Layout, cuts: Cuts, among: Sequence[t
     plan fits.
     """
     one, least_s = _kept(session, layout, cuts), math.inf
-    for allowed in (ways(session) if among is None else among) if one is not None else ():
-        if one is None or session.done:
+    if one is None:
+        return math.inf
+    for allowed in ways(session) if among is None else among:
+        if session.done:
             break
         if one.timeline.step_s >= session.incumbent.worth_s:
             return min(least_s, one.timeline.step_s)

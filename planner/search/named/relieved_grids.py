@@ -20,7 +20,7 @@ from ...plan import Kind
 from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, TOLERANCE, Session, policies
 from .equal import Equal
-from .laying import lays, splits
+from .laying import splits, ways_to_lay
 from .likeliest import Likeliest
 from .relieved import try_relieved, ways
 from .uniform import Point, grid_points, unfit
@@ -43,7 +43,7 @@ class Relieved:
         point, of = self.kept, self.kept.of
         ends = [0, *point.even, -1]
         stashes = of.batches * np.bincount(point.places, np.diff(of.stash_bytes[ends]))
-        state = np.bincount(point.places, np.diff(of.state_bytes[ends])) - of.session.chain.shared_bytes
+        state = point.state(point.even)
         held, lacks = point.bytes(point.even) - state, point.bytes(point.even) - of.limits
         if not (self.unfit or (lacks > 0).any()) or (state > of.limits).any():
             return math.inf
@@ -62,9 +62,8 @@ class Relieved:
             whole = np.maximum(0.0, 1 - (1 - again) * stashes / np.maximum(kept, 1.0))
             again_s = np.minimum(again_s, (1 - whole) * share * partly + whole * forward)
         drained_s = float((work - forward)[:-1].sum()) / point.chunks
-        sum_s = min(
-            Equal(of.session, groups).sum_s(len(point.places)) for groups in lays(of.session.problem, of.groups)
-        )
+        laid = (Equal(of.session, groups) for groups in ways_to_lay(of.session.problem, of.groups))
+        sum_s = min(on.sum_s(len(point.places)) for on in laid)
         return whole_s + float((of.batches * again_s).max()) + drained_s + sum_s
 
     def _copied_bytes(self, seconds: float) -> float:

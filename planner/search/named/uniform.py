@@ -94,8 +94,12 @@ class Point:
         left = {KEEP: self.of.stash_bytes, SELECTIVE: self.of.rest_bytes}.get(self.policy, 0 * self.of.stash_bytes)
         one = np.full(size, math.inf)
         np.minimum.at(one, self.places, np.diff(left[ends]))
-        held = np.bincount(self.places, np.diff(self.of.state_bytes[ends])) - self.of.session.chain.shared_bytes
-        return np.asarray(held + np.minimum(flying, self.of.batches * self.chunks) * one)
+        return np.asarray(self.state(cuts) + np.minimum(flying, self.of.batches * self.chunks) * one)
+
+    def state(self, cuts: Cuts) -> Floats:
+        """Bytes of what stays on each device."""
+        held = np.bincount(self.places, np.diff(self.of.state_bytes[[0, *cuts, -1]]))
+        return np.asarray(held - self.of.session.chain.shared_bytes)
 
     @cached_property
     def worthwhile(self) -> list[Cuts]:
@@ -158,11 +162,8 @@ class Point:
         way_s = (np.diff(self.of.forward_s[ends]) + np.diff(self.of.input_s[ends])) / self.speeds
         stay_s = way_s[::-1].cumsum()[::-1]
         area = self.of.batches * np.bincount(self.places, np.diff(self.of.stash_bytes[ends]) * stay_s)
-        state = np.bincount(self.places, np.diff(self.of.state_bytes[ends])) - self.of.session.chain.shared_bytes
-        room = self.of.limits - state
-        if (room[area > 0] <= 0).any():
-            return math.inf
-        return float((area[area > 0] / room[area > 0]).max(initial=0.0))
+        room, some = self.of.limits - self.state(cuts), area > 0
+        return float((area[some] / room[some]).max(initial=0.0)) if (room[some] > 0).all() else math.inf
 
     def busiest_link_s(self, cuts: Cuts) -> float:
         """Seconds of all messages on the link that has most of them."""

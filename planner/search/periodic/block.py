@@ -81,6 +81,10 @@ class Block:
         other.step_s = self.step_s if (together, few) == (self.together, self.few) else NEVER
         return other
 
+    def anew(self, number: int) -> Block:
+        """The structure alone, with other random numbers: nothing is known of its blocks."""
+        return replace(self, seed=self.seed + 104729 * (number + 1), step_s=NEVER)
+
     def complete(self, less: tuple[int, ...] = ()) -> Block:
         """The same with all micro-batches, and so many bytes less on every device."""
         found = replace(self, few=self.few + self.more, less=less)

@@ -27,7 +27,7 @@ def search_blocks(session: Session, orders: list[Order]) -> None:
         return
     blocks = session.rounds.repeats(lambda: Blocks(session, orders))
     assert isinstance(blocks, Blocks)
-    blocks.first() if blocks.calls == 0 else blocks.run()
+    blocks.run()
 
 
 class Blocks:
@@ -39,21 +39,19 @@ class Blocks:
         self.began = self.deadline = 0.0
         self.spent = self.saved = 0.0
         self.calls = 0
-        self.orders = orders
-        self.starts = list(self._lines())
+        self.starts = list(self._lines(orders))
         self.lines: list[Block] = []
         largest = max((self._ops(line.candidate, 1) for line in self.starts), default=0)
         self.more = min(BLOCK.most_more, max(1.0, largest / BLOCK.usual_ops))
 
-    def _lines(self) -> Iterator[Block]:
-        """Every structure, with random numbers of this call."""
+    def _lines(self, orders: list[Order]) -> Iterator[Block]:
         session, last = self.session, len(BLOCK.rounds)
-        found = structures(session.problem, session.space, session.chain, self.orders, BLOCK.chunks)
+        found = structures(session.problem, session.space, session.chain, orders, BLOCK.chunks)
         for n, candidate in enumerate(found):
             least_s = bounds.candidate(candidate, None, session.space.split_backward)
             if self._ops(candidate, last) <= BLOCK.ops and least_s < session.best_s * (1 - TOLERANCE.same):
                 whole = not_split(session.space, candidate)
-                yield Block(candidate, whole, self._few(0), 31 * n + session.seed + 7919 * self.calls, least_s)
+                yield Block(candidate, whole, self._few(0), 31 * n + session.seed, least_s)
 
     def _ops(self, candidate: Candidate, number: int) -> int:
         """Ops that are scheduled in a round."""
@@ -64,22 +62,24 @@ class Blocks:
         batches, devices = self.session.problem.workload.micro_batches, len(self.session.problem.cluster)
         return min(batches, max(BLOCK.fewest, BLOCK.few[number] * devices))
 
-    def first(self) -> None:
-        """All rounds, and where they took less than half of their time and a block is near the best plan, all again
-        with others: chance decides where they end, by more than what a race brings.
+    def run(self) -> None:
+        """A turn. The first, where it takes less than half of its time and leaves a block near the best plan, is
+        followed by one with others: chance decides where they end, by more than what a race brings.
         """
-        session, began = self.session, time.monotonic()
-        most_s = BLOCK.share * session.remaining_s
-        self.run()
+        session, clock, first = self.session, self.session.clock, self.calls == 0
+        began, most_s = time.monotonic(), BLOCK.share * max(0.0, session.remaining_s)
+        self._turn(self.starts, self.lines)
         left_s = most_s - (time.monotonic() - began)
-        if left_s >= most_s / 2 and self.promising and not (session.clock.fixed or session.done):
-            with session.clock.hurried(min(1.0, left_s / max(SECONDS.tick, session.remaining_s)), 0.0):
-                self.run(anew=True)
+        if not first or clock.fixed or session.done or left_s < most_s / 2 or not self.promising:
+            return
+        known = self.lines
+        with clock.hurried(min(1.0, left_s / max(SECONDS.tick, session.remaining_s)), 0.0):
+            self._turn([line.anew(self.calls) for line in self._open(self.starts)], [])
+        self.lines = best_of([*known, *self.lines], max(len(known), len(self.lines)))
 
-    def run(self, anew: bool = False) -> None:
-        """All rounds, as long as there is time; with a deterministic limit once enough effort is saved up for them.
-
-        anew: with other blocks at random alone.
+    def _turn(self, starts: list[Block], lines: list[Block]) -> None:
+        """All rounds, from blocks at random and these, as long as there is time; with a deterministic limit once enough
+        effort is saved up for them.
         """
         clock, part = self.session.clock, 1.0
         if clock.effort is not None:
@@ -91,18 +91,15 @@ class Blocks:
         self.stop[0], self.spent, self.began = 0, 0.0, time.monotonic()
         seconds = (BLOCK.share if self.calls == 0 else 1.0) * max(0.0, self.session.remaining_s)
         self.deadline = self.began + BLOCK.hunting * seconds
-        known, starts = self.lines, list(self._lines()) if anew else self.starts
         self._round(self._hunt, starts, part * BLOCK.hunt)
         self._offer(best_of(starts, 1))
         self.stop[0], self.deadline = 0, self.began + seconds
-        lines = starts if anew else [*starts, *known]
+        lines = [*starts, *lines]
         for number in range(len(BLOCK.rounds)):
             if not self._over and lines:
                 lines = self._annealed(lines, number, part * self._affordable(number))
         self._go_on(seconds)
         self._remember()
-        if anew:
-            self.lines = best_of([*known, *self.lines], max(len(known), len(self.lines)))
         self.calls += 1
         clock.meter.count(self.spent)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..forecast import Timeline
     from .graphs import Graph
 
-MOST_OPS = 400
+MOST_OPS = 2000
 """So many operations a picture holds at most."""
 
 
@@ -25,7 +25,7 @@ def operation_graph(plan: Plan, timeline: Timeline) -> Graph:
     Nodes, numbered device after device in list order: `op`, `device`, `start_s`, `end_s` (a RECV's are its message's).
     Edges: `why` is "order" (the in-line op before it), "data" (with its `reason` in words) or "message".
 
-    Raises InputError above 400 ops.
+    Raises InputError above 2000 ops.
     """
     import networkx
 

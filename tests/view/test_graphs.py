@@ -213,9 +213,9 @@ def test_no_op_starts_before_what_it_waits_for(name: str) -> None:
 
 def test_a_plan_with_too_many_ops_is_refused() -> None:
     """Politely: both numbers, and what to do."""
-    plan = named("1f1b", 4, 32)
+    plan = named("1f1b", 4, 128)
     count = sum(map(len, plan.orders))
-    with pytest.raises(InputError, match=rf"{count} operations, a picture of them holds 400; plan fewer"):
+    with pytest.raises(InputError, match=rf"{count} operations, a picture of them holds 2000; plan fewer"):
         operation_graph(plan, simulate(plan))
 
 

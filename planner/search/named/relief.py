@@ -106,6 +106,13 @@ class Relief:
             else:
                 self._take(step)
 
+    def choose_here(self, less: Sequence[int]) -> Quarters:
+        """Then changes others that stay on their devices, until these hold so many bytes less."""
+        self.policies = [row for row in self.policies if not row.leaves]
+        self.room = [room - taken for room, taken in zip(self.room, less, strict=True)]
+        self._left.clear()
+        return self.choose()
+
     @property
     def short(self) -> bool:
         """Whether some device is still over its limit."""

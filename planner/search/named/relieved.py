@@ -260,15 +260,18 @@ def _least_s(session: Session, candidate: Candidate) -> float:
 def _fit(session: Session, one: Kept, allowed: Collection[str]) -> tuple[float, Candidate | None]:
     """Changes what does not fit, with less memory each time it still does not.
 
-    Returns its step in seconds; infinite, and the last candidate, where none fits.
+    What is on its way stays for longer than foreseen where links are busy. Where more of it does not help, what a
+    device lacks is left to stashes that are made again. Returns its step in seconds; infinite, and the last candidate,
+    where none fits.
     """
-    less, before = [0] * len(session.problem.cluster), None
+    devices, before, lacked = range(len(session.problem.cluster)), None, [0] * len(session.problem.cluster)
+    less, here = lacked.copy(), lacked.copy()
     for _ in range(COUNT.fitted):
         if session.done:
             return math.inf, None
         check_time()
-        relief = Relief(one.candidate, one.timeline, allowed, less)
-        quarters = relief.choose()
+        relief = _relief(one, allowed, less, here)
+        quarters = relief.quarters
         if not quarters or quarters == before:
             break
         before, candidate = quarters, with_quarters(one.candidate, quarters)
@@ -282,8 +285,22 @@ def _fit(session: Session, one: Kept, allowed: Collection[str]) -> tuple[float, 
             return found.forecast.step_s, None
         if relief.short:
             break
-        less = [a + b for a, b in zip(less, over, strict=True)]
+        for d in devices:
+            (here if over[d] >= lacked[d] > 0 else less)[d] += over[d]
+        lacked = over
     return math.inf, with_quarters(one.candidate, before) if before else None
+
+
+def _relief(one: Kept, allowed: Collection[str], less: Sequence[int], here: Sequence[int]) -> Relief:
+    """What is chosen with so many bytes less. `here`: what is left to stashes that stay, where these suffice."""
+    relief = Relief(one.candidate, one.timeline, allowed, less)
+    relief.choose()
+    if any(here):
+        relief.choose_here(here)
+        if relief.short:
+            relief = Relief(one.candidate, one.timeline, allowed, [a + b for a, b in zip(less, here, strict=True)])
+            relief.choose()
+    return relief
 
 
 def _lowered(session: Session, candidate: Candidate, orders: Sequence[Sequence[Op]], name: str) -> Assembled | None:

@@ -13,7 +13,7 @@ from .fluid import fluid
 from .layers import Layers
 from .period import period, two_sides
 from .space import possible, space
-from .times import Route, finish_seconds, message_seconds, route
+from .times import Route, finish_seconds, finishes, message_seconds, route
 from .whole import EVERY_PLAN, any_plan, critical_path, load, work
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "candidate",
     "critical_path",
     "finish_seconds",
+    "finishes",
     "fluid",
     "load",
     "message_seconds",

@@ -44,7 +44,7 @@ from .reductions import (
     tie_seconds,
     update_seconds,
 )
-from .replicas import forward_devices, holders, static_bytes, training_bytes
+from .replicas import forward_devices, holders, stage_bytes, static_bytes, training_bytes
 from .shared_cores import Sharing, run_sharing
 from .structured import Structured, beside_layers_s, costs_of, route, update_ends, update_size
 from .traffic import (
@@ -135,6 +135,7 @@ __all__ = [
     "stash_hops",
     "stash_policies",
     "stash_policy",
+    "stage_bytes",
     "static_bytes",
     "step_seconds",
     "step_workspace",

@@ -42,6 +42,20 @@ def training_bytes(workload: Workload, parameters: int, tensors: int, trained: i
     }
 
 
+def stage_bytes(plan: Structured, costs: StageCosts, stage: int, owners: Sequence[int]) -> dict[int, dict[str, int]]:
+    """Per device, the bytes of a stage of `static_bytes`, without layers that are tied to others."""
+    workload, own, buffers = plan.problem.workload, int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])
+    trained, tensors = int(costs.own_trained_bytes[stage]), int(costs.parameter_tensors[stage])
+    forwards = forward_devices(plan, stage)
+    merged = (1 + workload.micro_batches) * buffers if len(forwards) > 1 else 0
+    held = training_bytes(workload, own, tensors, trained, workload.parts(len(owners)))
+    found = {device: held | {"buffers": buffers} for device in owners}
+    found |= {device: {"parameters": own, "buffers": buffers} for device in forward_only(plan, stage, owners)}
+    for device in forwards:
+        found[device]["buffers"] += merged
+    return found
+
+
 def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     """Per device, the bytes that stay all step by category: parameters, gradients, optimizer, buffers.
 
@@ -54,26 +68,15 @@ def static_bytes(plan: Structured, costs: StageCosts) -> list[dict[str, int]]:
     def add(device: int, category: str, count: int) -> None:
         devices[device][category] = devices[device].get(category, 0) + count
 
-    def train(device: int, parameters: int, tensors: int, trained: int, parts: int = 1) -> None:
-        for category, count in training_bytes(workload, parameters, tensors, trained, parts).items():
-            add(device, category, count)
-
     for stage, owners in owners_of.items():
-        own, buffers = int(costs.own_bytes[stage]), int(costs.buffer_bytes[stage])
-        trained, tensors = int(costs.own_trained_bytes[stage]), int(costs.parameter_tensors[stage])
-        for device in owners:
-            train(device, own, tensors, trained, workload.parts(len(owners)))
-            add(device, "buffers", buffers)
-        for device in forward_only(plan, stage, owners):
-            add(device, "parameters", own)
-            add(device, "buffers", buffers)
-        forwards = forward_devices(plan, stage)
-        for device in forwards if len(forwards) > 1 else ():
-            add(device, "buffers", (1 + workload.micro_batches) * buffers)
+        for device, held in stage_bytes(plan, costs, stage, owners).items():
+            for category, count in held.items():
+                add(device, category, count)
     for tie in costs.ties:
         copies = tie.copies(owners_of)
         for device in copies:
-            train(device, tie.bytes, tie.tensors, tie.trained_bytes)
+            for category, count in training_bytes(workload, tie.bytes, tie.tensors, tie.trained_bytes).items():
+                add(device, category, count)
         lent = {device for stage in tie.stages for device in forward_only(plan, stage, owners_of[stage])}
         for device in lent - copies.keys():
             add(device, "parameters", tie.bytes)

@@ -20,7 +20,7 @@ from .common import BLOCK, COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, 
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
 from .named import Order, move_ends, own_orders, run_finer
-from .orders import Arm, search_orders
+from .orders import Arm, search_cuts, search_orders
 from .periodic import Blocks
 from .separate import search_separate
 
@@ -84,13 +84,22 @@ def _round(session: Session, orders: list[Order], hunt: Hunt, until: float) -> N
         hunt.run((1 - exact - annealing - windows) * whole, until)
 
 
-def _race(session: Session, orders: list[Order], share: PhaseShares, left: float) -> None:
-    """Annealing and windows; `left`: the share of the round that is left for them and what follows."""
-    fixed = session.clock.fixed
-    budget = session.clock.budget(share.annealing if fixed else share.annealing / left)
+def _race(
+    session: Session, orders: list[Order], share: PhaseShares, left: float, cuts: float = SHARE.first_cuts
+) -> None:
+    """Annealing and windows; `left`: the share of the round that is left for them and what follows.
+
+    cuts: of the annealing, the share of walks over cuts.
+    """
+    clock = session.clock
+    whole = 1.0 if clock.fixed else left
+    budget = clock.budget((1 - cuts) * share.annealing / whole)
     arms = search_orders(session, orders, budget.deadline - time.monotonic(), budget.effort)
-    rest = share.windows if fixed else share.windows / (left - share.annealing)
-    _polish(session, _entries(session, arms), session.clock.budget(rest))
+    whole -= 0 if clock.fixed else (1 - cuts) * share.annealing
+    if cuts and not _done(session):
+        search_cuts(session, clock.budget(cuts * share.annealing / whole))
+    whole -= 0 if clock.fixed else cuts * share.annealing
+    _polish(session, _entries(session, arms), clock.budget(share.windows / whole))
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,8 @@ def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, shar
         mine = SHARE.two_devices * (1 - share.exact)
         parts.append(_Part("two devices", mine, lambda: search_separate(session, orders, clock.budget(1.0))))
     if not _only_two_devices(session) or _reordered(session):
-        parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced)))
+        parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced, cuts=0.0)))
+        parts.append(_Part("cuts", SHARE.cuts, lambda: search_cuts(session, clock.budget(1.0))))
     blocks = session.rounds.blocks
     if isinstance(blocks, Blocks) and blocks.promising:
         parts.append(_Part("periodic blocks", BLOCK.again, blocks.run))

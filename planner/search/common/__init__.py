@@ -25,6 +25,7 @@ from .effort import (
     SHARE,
     SIZE,
     TOLERANCE,
+    WANDERING,
     PhaseShares,
 )
 from .fit import Lack, Shortage, Stale, copies_stashes, excess, fits, host_excess, lacking, limits, missing, shortages
@@ -53,6 +54,7 @@ __all__ = [
     "SHARE",
     "SIZE",
     "TOLERANCE",
+    "WANDERING",
     "Budget",
     "Clock",
     "Considered",

@@ -6,6 +6,7 @@ Imports bounds and `common`; candidates become arrays (`arrays.py`) that the ker
 
 from .arm import Arm
 from .arrays import build, knows
+from .cuts import search_cuts
 from .descent import keep_what_fits
 from .kernels import run
 from .race import simulated
@@ -21,6 +22,7 @@ __all__ = [
     "keep_what_fits",
     "knows",
     "run",
+    "search_cuts",
     "search_orders",
     "simulated",
     "to_ops",

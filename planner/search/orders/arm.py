@@ -71,17 +71,17 @@ class Arm:
 
     # ------------------------------------------------------------ starts
 
-    def accept(self, order: Ints) -> None:
-        """Takes an order if it runs, fits, and is better."""
+    def accept(self, order: Ints, worst_s: float = NEVER) -> None:
+        """Takes an order if it runs, fits, and is better, and takes no more than this."""
         if len(order) != self.ops:
             return
-        seconds = self._run(order)
+        seconds = self._run(order, worst_s)
         if seconds < self.seconds:
             self.order, self.seconds = order, seconds
 
-    def _run(self, order: Ints) -> float:
+    def _run(self, order: Ints, worst_s: float = NEVER) -> float:
         work, first = scratch(self.arrays), self.arrays.first
-        return float(kernels.run(self.arrays, work, order, first[:-1].copy(), first[1:].copy(), -1.0, NEVER))
+        return float(kernels.run(self.arrays, work, order, first[:-1].copy(), first[1:].copy(), -1.0, worst_s))
 
     def seed_with(self, orders: Sequence[Sequence[Op]]) -> None:
         """Starts from known compute orders of the same stages and routes, whatever becomes of their stashes."""
@@ -145,28 +145,23 @@ class Arm:
 
     def improve(self, moves: int, target_s: float, stop: Ints) -> None:
         """One annealing from the best order, with the effort of so many runs of it; cooler in later rounds."""
+        if self.order is not None:
+            self.anneal(moves * self.ops, ANNEALING.hot[min(self.rounds, len(ANNEALING.hot) - 1)], target_s, stop)
+            self.rounds += 1
+
+    def anneal(self, effort: int, hot: float, target_s: float, stop: Ints) -> None:
+        """One annealing from the best order, in runs of one op; hot: in ops of mean length."""
         if self.order is None:
             return
         fill = (
             ANNEALING.fills[(self.seed + self.rounds) % len(ANNEALING.fills)] if not anneal.alone(self.arrays) else -1.0
         )
-        op_s = max(float(self.arrays.load.sum()) / max(1, self.ops), SECONDS.tick)
-        hot = ANNEALING.hot[min(self.rounds, len(ANNEALING.hot) - 1)] * op_s
-        self.rounds += 1
-        order = self.order.copy()
+        first_s = hot * max(float(self.arrays.load.sum()) / max(1, self.ops), SECONDS.tick)
+        order, last_s = self.order.copy(), first_s * ANNEALING.cooled
         seconds = anneal.anneal(
-            self.arrays,
-            scratch(self.arrays),
-            scratch(self.arrays),
-            order,
-            moves * self.ops,
-            hot,
-            hot * ANNEALING.cooled,
-            target_s,
-            fill,
-            self.state,
-            stop,
-        )
+            self.arrays, scratch(self.arrays), scratch(self.arrays), order, effort, first_s, last_s, target_s, fill,
+            self.state, stop,
+        )  # fmt: skip
         if seconds < self.seconds:
             self.order, self.seconds = order, float(seconds)
 
@@ -217,6 +212,14 @@ class Arm:
         other.accept(self.order)
         return other if other.order is not None else None
 
+    def move(self, candidate: Candidate, order: Ints) -> None:
+        """Becomes another structure with the same ops and this order, if that is better there."""
+        other = replace(self, candidate=candidate, order=None, seconds=NEVER, known=order)
+        other.accept(order)
+        if other.seconds < self.seconds:
+            self.candidate, self.arrays, self.known = candidate, other.arrays, order
+            self.order, self.seconds, self.bound_s = other.order, other.seconds, bound(candidate, self.split)
+
     def _reshipped(self, policy: str, changed: Sequence[int], split: bool) -> Arm | None:
         """The arm with another choice for these stages of one part of the micro-batches, or of all."""
         plain = quartered(self.candidate)
@@ -259,6 +262,10 @@ class Arm:
     def again(self, number: int) -> Arm:
         """The same structure with other random numbers."""
         return replace(self, seed=self.seed + 104729 * (number + 1), order=None, seconds=NEVER, rounds=0, known=None)
+
+    def reseeded(self, number: int) -> Arm:
+        """The same order with other random numbers."""
+        return replace(self, seed=self.seed + 104729 * (number + 1))
 
     def stretched(self, longer: Arm) -> Arm:
         """The arm of a structure with more micro-batches, its order the best repetition of this one's."""

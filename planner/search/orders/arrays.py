@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...basics import PlanError
-from ...bounds import finish_seconds
+from ...bounds import finishes
 from ...graph import (
     OFFLOAD,
     SHIP,
@@ -106,7 +106,8 @@ def build(candidate: Candidate, split: bool = True, lowered: Sequence[int] = (),
     if len(lowered):
         limit = limit - np.array(lowered, dtype=np.int64)
     order = np.lexsort((np.arange(len(units.stage)), units.stage, units.home)).astype(np.int64)
-    tail = [finish_seconds(candidate, int(s), d) for p in pipelines for s, d in enumerate(p.backward)]
+    finish = finishes(candidate)
+    tail = [finish(s, d) for p in pipelines for s, d in enumerate(p.backward)]
     into, outof, source, target, lag, work, link = _edges(candidate, pipelines, twin)
     return Arrays(
         _offsets(np.bincount(home, times, devices)), home, duration, need, delta, units.batches, halves, remade, away,
@@ -156,7 +157,7 @@ def _durations(candidate: Candidate, units: _Units, halves: NDArray[np.bool_]) -
     back = np.where(halves, costs.backward_input_s[stage], costs.backward_s[stage])
     weight = np.where(halves, costs.backward_weight_s[stage], 0.0)
     nothing = np.zeros(len(stage))
-    again = _of_policies(units, {policy: stash_policy(policy).remake_s(costs) for policy in units.policy})
+    again = _of_policies(units, {policy: stash_policy(policy).remake_s(costs) for policy in set(units.policy)})
     return np.concatenate([forward, back, weight, again, nothing, nothing])
 
 
@@ -176,7 +177,7 @@ def _bytes(
     nothing = np.zeros(len(stage), dtype=np.int64)
     delta = [kept, change, np.where(halves, -later, 0), np.where(remade, stash - kept, 0), -stash, stash]
     again = np.where(remade, np.maximum(stash - kept, 0), 0) + work
-    inner = _of_policies(units, {policy: stash_policy(policy).beside_bytes(costs) for policy in units.policy})
+    inner = _of_policies(units, {policy: stash_policy(policy).beside_bytes(costs) for policy in set(units.policy)})
     need = [kept + forward[stage] + inner, np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
 
@@ -188,7 +189,7 @@ def _of_policies(units: _Units, tables: Mapping[str, NDArray[Any]]) -> NDArray[A
 
 def _stashes(costs: StageCosts, units: _Units) -> tuple[Ints, Ints]:
     """By unit, the bytes that a forward leaves under the unit's policy, and those that its backward finds."""
-    held = {policy: stash_policy(policy).held_bytes(costs) for policy in units.policy}
+    held = {policy: stash_policy(policy).held_bytes(costs) for policy in set(units.policy)}
     ends = ([held[policy][at][2][s] for policy, s in zip(units.policy, units.stage, strict=True)] for at in (0, -1))
     left, found = (np.array(column, dtype=np.int64) for column in ends)
     return left, found

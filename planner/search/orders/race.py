@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain
 
@@ -25,6 +24,7 @@ from .arm import Arm
 from .elsewhere import Elsewhere
 from .kernels import NEVER, Ints
 from .recut import recut
+from .together import together
 
 
 class Race:
@@ -248,7 +248,8 @@ class Race:
 
         while waiting and self.session.clock.meter.go():
             began, before = time.monotonic(), len(waiting)
-            self._round([partial(one, n) for n in sorted(waiting)])
+            tasks = [partial(one, n) for n in sorted(waiting)]
+            together(self.session, tasks, self.phase, self.deadline, self.stop)
             done = effort * (before - len(waiting)) / max(1, before)
             effort -= done
             self.spent += max(done, SECONDS.tick)
@@ -275,22 +276,6 @@ class Race:
 
     def _over(self) -> bool:
         return self.session.over or time.monotonic() >= self.deadline or (self.offers and self.session.proven)
-
-    def _round(self, tasks: list[Callable[[], None]]) -> None:
-        """Runs tasks on the session's threads; stops them when time is up or Ctrl-C comes."""
-        with ThreadPoolExecutor(self.session.workers) as pool:
-            futures = [pool.submit(task) for task in tasks]
-            try:
-                while wait(futures, timeout=SECONDS.progress).not_done:
-                    self.session.report(self.phase)
-                    if self.session.over or time.monotonic() >= self.deadline:
-                        self.stop[0] = 1
-            except KeyboardInterrupt:
-                self.stop[0] = 1
-                self.session.clock.interrupt()
-                wait(futures)
-            for future in futures:
-                future.result()
 
     def _ranked(self) -> list[Arm]:
         """Arms with orders, by turns the best and the most promising; without those that cannot become the best."""

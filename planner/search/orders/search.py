@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...graph import OFFLOAD, RECOMPUTE, Candidate, stash_policy
-from ...plan import Plan
+from ...graph import OFFLOAD, RECOMPUTE, Candidate
 from ..common import (
     ANNEALING,
     COUNT,
@@ -20,8 +19,6 @@ from ..common import (
     SIZE,
     Order,
     Session,
-    binding,
-    lacking,
     nearby_cuts,
     policies,
     resized,
@@ -29,9 +26,9 @@ from ..common import (
     structures,
     with_policy,
 )
-from .arm import Arm, arms_of, bound, halved
-from .arrays import knows
+from .arm import Arm, arms_of, bound
 from .descent import keep_what_fits
+from .known import best_known, on_other_routes, ops_of
 from .race import Race
 from .ready import KERNELS
 
@@ -46,7 +43,7 @@ def search_orders(session: Session, orders: list[Order], seconds: float, limit: 
         return []
     end, race, found = time.monotonic() + seconds, session.rounds.paused, list[Arm]()
     if isinstance(race, Race):
-        race.join(_known(session) if session.best is not race.best else [])
+        race.join(best_known(session) if session.best is not race.best else [])
         found = _raced(session, race, end)
         if not race.ended:
             return found
@@ -73,7 +70,7 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         for _ in keep_what_fits(session):
             if session.over:
                 return None
-    candidates = [c for c in _candidates(session, orders) if _ops(c) <= SIZE.annealed_ops]
+    candidates = [c for c in _candidates(session, orders) if ops_of(c) <= SIZE.annealed_ops]
     if not candidates:
         return None
     number, seconds = session.rounds.race(), end - time.monotonic()
@@ -94,7 +91,7 @@ def _race(session: Session, orders: list[Order], end: float, limit: float) -> Ra
         starts = [arm.stretched(full[id(arm.candidate), arm.split, arm.folded]) for arm in best[: RACE.stretched]]
         arms = [arm for arm in starts if arm.order is not None] or arms
         effort *= 1 - SHARE.fewer_first
-    arms += [*_known(session, COUNT.next_best), *_elsewhere(session)]
+    arms += [*best_known(session, COUNT.next_best), *on_other_routes(session)]
     arms += [arm for arm in session.rounds.arms if isinstance(arm, Arm)]
     return Race(session, arms, effort, "order search", horizon_s=_horizon_s(session, arms, end - time.monotonic()))
 
@@ -141,10 +138,6 @@ def _tight(session: Session) -> bool:
     return session.best is None or session.best_s > HOPE.held_back * session.bound_s
 
 
-def _ops(candidate: Candidate) -> int:
-    return 3 * len(candidate.stages) * candidate.problem.workload.micro_batches
-
-
 def _fewer(session: Session, arms: list[Arm]) -> dict[int, Arm]:
     """By number, the arms with fewer micro-batches; empty where that would save little.
 
@@ -165,76 +158,3 @@ def _fewer(session: Session, arms: list[Arm]) -> dict[int, Arm]:
         )
         for n, arm in enumerate(arms)
     }  # fmt: skip
-
-
-def _known(session: Session, others: int = 0) -> list[Arm]:
-    """The best plan so far as an arm, and so many of the next best that were simulated: each on a cut of its own, or
-    with other sorts of stashes.
-
-    Those too since a worse plan may lead to a better one than the best does. Where memory binds, each also with room
-    for tensors in transit.
-    """
-    arms = [] if session.best is None else _arms_of(session, session.best)
-    sorts = {_sort(arm.candidate) for arm in arms}
-    for found in sorted(session.seen, key=lambda one: one.forecast.step_s) if others else ():
-        if _sort(found.candidate) in sorts or lacking(found):
-            continue
-        sorts.add(_sort(found.candidate))
-        arms += _arms_of(session, found.plan)
-        others -= 1
-        if not others:
-            break
-    return arms
-
-
-def _elsewhere(session: Session) -> list[Arm]:
-    """The best plans that were simulated on other routes than the best one, as arms: named orders, and blocks."""
-    arms, known = list[Arm](), set() if session.best is None else {session.best.pipelines}
-    near_s = RACE.mutant * session.best_s
-    for found in sorted(session.seen, key=lambda one: one.forecast.step_s):
-        if len(known) > COUNT.other_routes or found.forecast.step_s >= near_s:
-            break
-        if found.candidate.pipelines not in known and not lacking(found):
-            known.add(found.candidate.pipelines)
-            arms += _arms_of(session, found.plan)
-    return arms
-
-
-def _sort(candidate: Candidate) -> tuple[object, ...]:
-    """A cut, and what becomes of its stashes, wherever they go."""
-    return candidate.stages, frozenset(stash_policy(policy).name for row in candidate.stash for policy in row)
-
-
-def _arms_of(session: Session, plan: Plan) -> list[Arm]:
-    """A plan as arms, with the stashes that leave their device also made again; none where they do not know these."""
-    candidate = Candidate(session.problem, plan.stages, plan.pipelines, plan.stash)
-    separate = any(pipeline.forward != pipeline.backward for pipeline in plan.pipelines)
-    if separate or not knows(candidate) or _ops(candidate) * len(plan.pipelines) > SIZE.annealed_ops:
-        return []
-    again = tuple(tuple(RECOMPUTE if stash_policy(policy).leaves else policy for policy in row) for row in plan.stash)
-    variants = [candidate]
-    if again != plan.stash and RECOMPUTE in policies(session.problem, session.space):
-        variants.append(replace(candidate, stash=again))
-    return [arm for variant in variants for arm in _seeded(session, variant, plan)]
-
-
-def _seeded(session: Session, candidate: Candidate, plan: Plan) -> list[Arm]:
-    """Arms of a candidate that begin with a plan's orders."""
-    split, least_s = session.space.split_backward, bound(candidate, session.space.split_backward)
-    margins = [(), _in_transit(candidate)] if binding(session.problem) else [()]
-    arms = [
-        Arm(candidate, halves, False, session.seed + k, m, bound_s=least_s)
-        for halves in halved(candidate, split)
-        for k, m in enumerate(margins)
-    ]
-    return [arm for arm in (arm.seeded(plan.orders) for arm in arms) if arm.order is not None]
-
-
-def _in_transit(candidate: Candidate) -> tuple[int, ...]:
-    """Bytes of two tensors at every boundary of a device's stages, which arrays leave out."""
-    found = [0] * len(candidate.problem.cluster)
-    for producer, consumer, size in candidate.costs.edges:
-        ends = {(p.forward[producer], p.forward[consumer]) for p in candidate.pipelines}
-        for device in {d for pair in ends if pair[0] != pair[1] for d in pair}:
-            found[device] += 2 * size
-    return tuple(found)

@@ -61,5 +61,7 @@ def _offer(session: Session, arm: Arm) -> None:
         if plan is None or session.offer(plan, "cuts"):
             return
         over = excess(plan)
+        if not any(over):
+            return
         lowered = arm.lowered or (0,) * len(over)
         arm = arm.tightened(tuple(less + more for less, more in zip(lowered, over, strict=True)))

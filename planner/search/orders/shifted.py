@@ -25,7 +25,7 @@ class Shifted:
         apart: whether stages depend on their own layers alone.
         known: by stage, its column of `_columns` by where it begins and ends.
         home: devices of the units. counted: whether a unit is the first of its stage on its device.
-        room: bytes of every device without its stages.
+        times: how often every op type runs. room: bytes of every device without its stages.
     """
 
     def __init__(self, arm: Arm) -> None:

@@ -16,7 +16,7 @@ from contraflow.planner.graph import Candidate
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Pipeline, Plan, Problem
 from contraflow.planner.search.common import Clock, Session
-from contraflow.planner.search.orders.search import _elsewhere
+from contraflow.planner.search.orders.known import on_other_routes
 from contraflow.planner.search.periodic.block import Block
 from contraflow.planner.search.periodic.cases import legs
 from contraflow.planner.search.periodic.kernel import NEVER, PERIOD, lists
@@ -141,7 +141,7 @@ def test_a_race_begins_with_blocks_of_other_structures_too() -> None:
     assert session.best is not None
     routes = {found.candidate.pipelines for found in session.seen}
     assert len(routes) > 1
-    others = {arm.candidate.pipelines for arm in _elsewhere(session)}
+    others = {arm.candidate.pipelines for arm in on_other_routes(session)}
     assert others
     assert others <= routes - {session.best.pipelines}
 

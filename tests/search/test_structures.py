@@ -23,8 +23,9 @@ from contraflow.planner.search.common.effort import RACE
 from contraflow.planner.search.common.shapes import structures
 from contraflow.planner.search.orders.arm import Arm, bound
 from contraflow.planner.search.orders.kernels import Ints
+from contraflow.planner.search.orders.known import best_known
 from contraflow.planner.search.orders.race import Race
-from contraflow.planner.search.orders.search import _horizon_s, _known, _on_other_cuts, search_orders
+from contraflow.planner.search.orders.search import _horizon_s, _on_other_cuts, search_orders
 from contraflow.planner.search.techniques import by_turns
 
 
@@ -182,7 +183,7 @@ def test_plans_with_copies_are_raced_and_their_stash_choices_change() -> None:
     whole, plain = session(problem, 1.0), named(problem)
     away = Candidate(problem, plain.stages, plain.pipelines, (("offload", "keep", "keep", "keep"),))
     whole.incumbent.start_from(assemble(away, plain_orders()))
-    (arm, *_) = _known(whole)
+    (arm, *_) = best_known(whole)
     assert arm.order is not None
     assert arm.candidate.stash == away.stash
     varied = [found for _ in range(20) if (found := arm.mutated(["offload", "recompute"], True)) is not None]
@@ -198,7 +199,7 @@ def test_what_the_best_plan_copies_is_also_made_again_in_a_race() -> None:
     whole, plain = session(problem, 1.0), named(problem)
     away = Candidate(problem, plain.stages, plain.pipelines, (("offload", "keep", "keep", "keep"),))
     whole.incumbent.start_from(assemble(away, plain_orders()))
-    rows = {arm.candidate.stash for arm in _known(whole)}
+    rows = {arm.candidate.stash for arm in best_known(whole)}
     assert rows == {(("offload", "keep", "keep", "keep"),), (("recompute", "keep", "keep", "keep"),)}
 
 
@@ -209,7 +210,7 @@ def test_plans_of_one_cut_are_raced_with_other_stashes() -> None:
         policies = ((row, "keep", "keep", "keep"),)
         made = assembled(Candidate(problem, plain.stages, plain.pipelines, policies), plain_orders())
         whole.rounds.remember(made, math.inf)
-    arms = _known(whole, 2)
+    arms = best_known(whole, 2)
     assert len({arm.candidate.stages for arm in arms}) == 1
     assert len({arm.candidate.stash for arm in arms}) == 2
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, combinations, pairwise
 
 import numpy as np
@@ -24,6 +24,8 @@ from ..problem import Cluster, DeviceType, part_bytes
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]
 Stages = tuple[tuple[str, ...], ...]
+_TABLES = 4
+"""So many tables of stages are held at once: one has the square of the layers."""
 
 
 @dataclass(frozen=True)
@@ -294,13 +296,22 @@ def _cut(
     if len(devices_of_stage) >= size:
         return None
 
-    loads = _loads(chain, devices_of_stage, in_flight, buffers, share, replicas)
-    worst, choices = bottleneck(loads, size)
+    def tables() -> Iterator[Floats]:
+        return _loads(chain, devices_of_stage, in_flight, buffers, share, replicas)
+
+    worst, choices = bottleneck(tables(), size)
     if math.isinf(worst):
         return None
     if not chain.boundary_bytes[1:-1].any():
         return trace(choices, size - 1)
-    return trace(_cheapest(_communication(chain, devices_of_stage, loads, worst * (1 + 1e-12)), size)[1], size - 1)
+    allowed = worst * (1 + 1e-12)
+
+    def communication() -> Iterator[Floats]:
+        for s, table in enumerate(tables()):
+            slow, latency_s = _link(chain, devices_of_stage, s)
+            yield np.where(table <= allowed, 2 * chain.boundary_bytes[:, None] / slow + latency_s, np.inf)
+
+    return trace(_cheapest(communication(), size)[1], size - 1)
 
 
 def _loads(
@@ -310,37 +321,21 @@ def _loads(
     buffers: int = 2,
     share: float = 1.0,
     replicas: int = 1,
-) -> list[Floats]:
+) -> Iterator[Floats]:
     """Seconds a micro-batch of every interval as stage s, or of the link into it; infinite where it does not fit.
 
-    Equal stages have one array.
+    Made once for stages that are alike, where few others come in between.
     """
-    made: dict[tuple[float, ...], Floats] = {}
-    found = []
+
+    @lru_cache(maxsize=_TABLES)
+    def made(slow: float, speed: float, room: float, stashes: int) -> Floats:
+        table = np.maximum(chain.seconds / speed, (chain.boundary_bytes / slow)[:, None])
+        table[chain.bytes(stashes, buffers, replicas) > room] = np.inf
+        return np.asfortranarray(table)
+
     for s, device in enumerate(devices_of_stage):
-        check_time()
-        slow, speed, room = _link(chain, devices_of_stage, s)[0], chain.speed(device), share * chain.limit(device)
-        key = slow, speed, room, in_flight[s]
-        if key not in made:
-            table = np.maximum(chain.seconds / speed, (chain.boundary_bytes / slow)[:, None])
-            table[chain.bytes(in_flight[s], buffers, replicas) > room] = np.inf
-            made[key] = np.asfortranarray(table)
-        found.append(made[key])
-    return found
-
-
-def _communication(
-    chain: Chain, devices_of_stage: Sequence[int], loads: Sequence[Floats], allowed: float
-) -> Iterator[Floats]:
-    """Seconds of both links into every interval as stage s; infinite where it takes more than allowed."""
-    made: dict[tuple[float, ...], Floats] = {}
-    for s, table in enumerate(loads):
-        slow, latency_s = _link(chain, devices_of_stage, s)
-        key = id(table), slow, latency_s
-        if key not in made:
-            seconds = 2 * chain.boundary_bytes[:, None] / slow + latency_s
-            made[key] = np.asfortranarray(np.where(table <= allowed, seconds, np.inf))
-        yield made[key]
+        slow, _ = _link(chain, devices_of_stage, s)
+        yield made(slow, chain.speed(device), share * chain.limit(device), in_flight[s])
 
 
 def least_load(chain: Chain, devices_of_stage: Sequence[int], in_flight: Sequence[int], buffers: int = 2) -> float:

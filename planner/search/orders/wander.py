@@ -70,9 +70,10 @@ class _Walk:
         layers = {layer.name: layer for layer in problem.model.layers}
         work = [layers[name].forward_s + layers[name].backward_s for name in self.arrays.names]
         self.work_s = np.concatenate([[0.0], np.cumsum(work)])
-        units = [(d, len(pipeline.micro_batches)) for pipeline in arm.candidate.pipelines for d in pipeline.forward]
-        self.home = np.array([d for d, _ in units])
-        self.pace = np.array([batches / problem.cluster.devices[d].kind.speed for d, batches in units])
+        speeds = np.array([device.kind.speed for device in problem.cluster.devices])
+        batches = [len(pipeline.micro_batches) for pipeline in arm.candidate.pipelines]
+        self.home = self.arrays.home
+        self.pace = np.repeat(batches, len(stages)) / speeds[self.home]
 
     def draw(self) -> float:
         return float(draw(self.arm.state))

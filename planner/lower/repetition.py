@@ -363,7 +363,7 @@ class _Line:
         """The list with so many more bodies."""
         places, shifts = self._shifts(cut, shift, times)
         ops = [self.ops[place] for place in places.tolist()]
-        return [op._replace(micro_batch=op.micro_batch + by) for op, by in zip(ops, shifts.tolist(), strict=True)]
+        return [Op(kind, s, m + by, peer) for (kind, s, m, peer), by in zip(ops, shifts.tolist(), strict=True)]
 
     def micro_batches(self, cut: _Cut, shift: int, times: int) -> tuple[list[int], list[int]]:
         """Micro-batch of every pass of the list with so many more bodies: before the shift, and after."""

@@ -736,16 +736,10 @@ class Mixing:
     """Stages a device at most. Not measured."""
     stages: int = 8
     """Stages that a plan may have however few its devices are. Not measured."""
-    rounds: tuple[tuple[int, float, int], ...] = (
-        (24, 0.3, 4000),
-        (6, 0.35, 12_000),
-        (2, 0.5, 40_000),
-        (2, 1.0, 40_000),
-    )
+    rounds: tuple[tuple[int, float, int], ...] = ((24, 0.7, 300), (6, 1.0, 300))
     """How many starts stay on, round after round, the share of the time left that each round takes, and the moves that
-    a start gets at most. Not measured."""
-    full: int = 100
-    """Layers times devices from which on a start gets all these moves; fewer get their part. Not measured."""
+    a start gets at most, times layers and devices. Measured: 9 random problems, 30 s, against 24 starts with 4000 moves
+    for 100 or more, 6 with 12,000, then 2 with 40,000: 6 shorter, 5.5, 3.7 and 1.4 % the most, one 0.6 % longer."""
     patience: int = 2
     """Rounds without a better plan after which there are no more. Not measured."""
     turns: int = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, permutations
@@ -19,7 +19,7 @@ from ...problem import WEIGHT_POLICIES, SearchSpace
 from ..common import HOPE, SIZE, TOLERANCE, priced
 from ..named import Order, device_orders, splits
 from .bisect import Least, least_period
-from .programme import Margin, Programme
+from .programme import Margin, Programme, Stage
 from .rules import Rules
 from .tables import Intervals, Split, StageTables, places
 
@@ -29,7 +29,7 @@ class Alternative:
     """One weight policy on one order of devices in equal groups.
 
     below_s: no plan of it has a shorter period (seconds). least: the programme's solution, once it is known. deadline:
-    time.monotonic() at which solving ends. quarters: of a stage's micro-batches that may be recomputed.
+    time.monotonic() at which solving ends. quarters: of a stage's micro-batches that may be recomputed, or copied.
     passing: whether all tensors that cross a cut are taken to be sent over it: no bound then, but nearer to the truth
     for models that are no chains, and solved less closely.
     """
@@ -50,11 +50,11 @@ class Alternative:
     def name(self) -> str:
         """In words, for those who ask what was looked at."""
         groups = f"{self.width} groups, " if self.width > 1 else ""
-        some = ", some micro-batches recomputed" if len(self.quarters) > 1 else ""
+        some = ", some micro-batches recomputed or copied" if len(self.quarters) > 1 else ""
         return f"{self.method}: {groups}{len(self.order)} stages on devices {_short(self.order)}{some}"
 
     def mixed(self) -> Alternative:
-        """The same where quarters of a stage's micro-batches may be recomputed: nothing is known of it."""
+        """The same where quarters of a stage's micro-batches may be recomputed, or copied: nothing is known of it."""
         return replace(self, quarters=tuple(range(1, QUARTERS + 1)), below_s=0.0, least=None, closed=False)
 
     @property
@@ -94,6 +94,14 @@ class Alternative:
         if found is None:
             return None
         return replace(found, below_s=found.below_s / self.width, period_s=found.period_s / self.width)
+
+    def allows(self, stages: Sequence[Stage], period_s: float) -> bool:
+        """Whether the plan of these stages may have this period, and fit, as far as lower estimates tell."""
+        return self._exact.allows(stages, period_s * self.width)
+
+    @cached_property
+    def _exact(self) -> Programme:
+        return self.programme()
 
     def solve(self, cap_s: float) -> None:
         """Finds the least period, if it is at most `cap_s`; sets `below_s` and `least`. Raises OutOfTime."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from ...basics import PlanError
 from ...forecast import simulate_orders
@@ -33,7 +34,7 @@ def built(
         route = tuple(devices[position] for position in order[: len(stages)])
         mine = tuple(range(g, batches, width))
         pipelines.append(Pipeline(route, route, mine))
-        for s, (device, stage) in enumerate(zip(route, _sloping(stages), strict=True)):
+        for s, (device, stage) in enumerate(zip(route, sloping(stages), strict=True)):
             orders[device] = list(one_stage(s, stage, mine, leaving))
     rows = {
         m: tuple(stage.policy(k) for stage in stages) for p in pipelines for k, m in enumerate(p.micro_batches)
@@ -45,13 +46,36 @@ def built(
         return None
 
 
+def ways_to_leave(stages: Sequence[Stage]) -> tuple[int | None, ...]:
+    """How many stashes that leave may still be there: with more of them forwards run sooner, and more memory is taken."""
+    return (NEVER, LATE, SOON) if any(stash_policy(stage.stash).hosted for stage in stages) else (NEVER,)
+
+
+class _Made(Protocol):
+    @property
+    def excess(self) -> Excess: ...
+
+
+_M = TypeVar("_M", bound=_Made)
+
+
+def first_that_fits(made: Iterable[_M | None]) -> _M | None:
+    """Of plans that are less and less in memory, and slower, the first that fits; else the last that runs."""
+    last = None
+    for one in made:
+        last = one or last
+        if one is not None and not one.excess.total:
+            break
+    return last
+
+
 def with_period(plan: Plan) -> Plan:
     """The plan with the period in its forecast."""
     assert plan.forecast is not None
     return plan.with_forecast(replace(plan.forecast, period_s=period_seconds(plan)))
 
 
-def _sloping(stages: Sequence[Stage]) -> list[Stage]:
+def sloping(stages: Sequence[Stage]) -> list[Stage]:
     """Stages with at least as many micro-batches in flight as the next: with fewer they would wait in a circle."""
     found: list[Stage] = []
     for stage in reversed(stages):
@@ -96,11 +120,16 @@ class Excess:
         return sum(self.devices) + self.hosts
 
 
-def excess_for_long(plan: Plan, in_flight: int | None = None) -> Excess:
+def excess_for_long(plan: Plan, in_flight: int | None = None, whole: bool = True) -> Excess:
     """What a plan with a forecast exceeds, in its run and in one that is long enough to reach its steady state.
 
-    `in_flight`: most micro-batches between F and B of a stage; None: as the lists of its devices say.
+    `in_flight`: most micro-batches between F and B of a stage; None: as the lists of its devices say. `whole`: where
+    its run already exceeds, how much the longer one does, too.
     """
+    if not whole:
+        at_once = Excess(tuple(excess(plan)), sum(host_excess(plan)))
+        if at_once.total:
+            return at_once
     runs, update = [plan], update_size(plan)
     most = max(map(_most_in_flight, plan.orders)) if in_flight is None else in_flight
     needed = 2 * len(plan.pipelines) * (most + 1) + 2 * update

@@ -218,7 +218,7 @@ class Mixtures:
     def _round(self, lines: list[Line], share: float, most: int) -> list[Line]:
         """Every line is annealed with an equal part of a share of the time, or effort, that is left, and offered."""
         budget, size = self.session.clock.budget(share), len(self.chain) * len(self.session.problem.cluster)
-        most = max(MIXTURE.least_moves, int(most * min(1.0, size / MIXTURE.full) * MIXTURE.longer**self.turn))
+        most = max(MIXTURE.least_moves, int(most * size * MIXTURE.longer**self.turn))
         until_s = min(budget.deadline, time.monotonic() + share * max(0.0, self.session.remaining_s))
         for n, line in enumerate(lines):
             if self._over():

@@ -73,7 +73,11 @@ def pairs_within(c: Intervals, place: StageTables, k: int, count: int, period: f
     first, end = np.nonzero(work <= period)
     first, end = first + rows.start, end + columns.start
     some = first < end
-    first, end = first[some], end[some]
+    return pairs_of(c, place, k, first[some], end[some])
+
+
+def pairs_of(c: Intervals, place: StageTables, k: int, first: Ints, end: Ints) -> Pairs:
+    """These intervals at place k, by first layer."""
     front, back = float(k > 0), float(not place.last)
 
     def of(matrix: Floats) -> Floats:

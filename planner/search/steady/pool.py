@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...graph import KEEP, RECOMPUTE, stash_policy
+from ...graph import KEEP, RECOMPUTE
 from ...partition import QUARTERS, cut
 from ...plan import Plan
+from ..common import TOLERANCE
 from .alternatives import Alternative
-from .build import LATE, NEVER, SOON, Excess, built, excess_for_long, with_period
+from .build import Excess, built, excess_for_long, first_that_fits, sloping, ways_to_leave, with_period
 from .programme import Stage
 
 Stages = tuple[Stage, ...]
@@ -36,6 +37,11 @@ class Tried:
         """Missing bytes first, then the period."""
         return self.excess.total, self.period_s
 
+    def may_lose_to(self, stages: Stages) -> bool:
+        """Whether other stages of the alternative may come to a better score: False where a bound says that not."""
+        least_s = self.period_s * (1 - TOLERANCE.same)
+        return self.excess.total > 0 or self.alternative.allows(sloping(stages), least_s)
+
     @property
     def over(self) -> tuple[int, ...]:
         """Bytes missing at every place of the pipeline."""
@@ -48,26 +54,32 @@ class Pool:
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, Stages], Tried | None] = {}
+        self._alternatives: dict[int, Alternative] = {}
 
     def __len__(self) -> int:
         return len(self.known)
 
-    def tried(self, alternative: Alternative, stages: Sequence[Stage], source: str = "search") -> Tried | None:
-        """The solution as the best plan of its ways to leave room for copies; None where it does not run."""
+    def tried(
+        self, alternative: Alternative, stages: Sequence[Stage], source: str = "search", whole: bool = True
+    ) -> Tried | None:
+        """The solution as the best plan of its ways to leave room for copies; None where it does not run.
+
+        `whole`: whether all that is missing is of interest (`excess_for_long`).
+        """
         key = id(alternative), tuple(stages)
+        self._alternatives[key[0]] = alternative  # no other one gets its id
         if key not in self.known:
-            away = any(stash_policy(stage.stash).hosted for stage in stages)
-            ways = (
-                self._built(alternative, key[1], source, way) for way in ((NEVER, LATE, SOON) if away else (NEVER,))
-            )
-            self.known[key] = min((way for way in ways if way is not None), key=lambda way: way.score, default=None)
+            built = (self._built(alternative, key[1], source, way, whole) for way in ways_to_leave(stages))
+            self.known[key] = first_that_fits(built)
         return self.known[key]
 
-    def _built(self, alternative: Alternative, stages: Stages, source: str, leaving: int | None) -> Tried | None:
+    def _built(
+        self, alternative: Alternative, stages: Stages, source: str, leaving: int | None, whole: bool
+    ) -> Tried | None:  # fmt: skip
         plan = built(alternative.split, alternative.order, stages, alternative.method, source, leaving)
         if plan is None:
             return None
-        excess = excess_for_long(plan)
+        excess = excess_for_long(plan, whole=whole)
         return Tried(alternative, stages, plan if excess.total else with_period(plan), excess)
 
 

@@ -26,9 +26,12 @@ from ...graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, StashPolicy, sta
 from ...partition import QUARTERS
 from ..common import HOPE, SECONDS, TOLERANCE
 from ..named import TURNS
-from .pairs import Pairs, pairs_within
+from .pairs import Pairs, pairs_of, pairs_within
 from .rules import Flags, Rules
 from .tables import Floats, Intervals, StageTables
+
+PARTS = frozenset({RECOMPUTE, OFFLOAD})
+"""What a part of a stage's micro-batches may have while the others are kept."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Margin:
 class Stage:
     """A stage of a solution: layers first..end-1, its stash policy, and its micro-batches in flight.
 
-    quarters: of the micro-batches whose stashes have the policy; the others are kept. The programme has all of them.
+    quarters: of the micro-batches whose stashes have the policy; the others are kept.
     """
 
     first: int
@@ -73,10 +76,18 @@ class Choice(NamedTuple):
         """What the policy does."""
         return stash_policy(self.stash)
 
+    @property
+    def share(self) -> float:
+        """The part of the micro-batches whose stashes have the policy."""
+        return self.quarters / QUARTERS
+
     def again(self, c: Pairs) -> Floats:
         """Seconds of recomputing, of an average micro-batch."""
-        share = self.quarters / QUARTERS if self.row.remade else 0.0
-        return np.asarray(share * c.forward, dtype=np.float64)
+        return np.asarray((self.share if self.row.remade else 0.0) * c.forward, dtype=np.float64)
+
+    def copied(self, c: Pairs) -> Floats:
+        """Seconds of an average micro-batch on the host link, one way."""
+        return np.asarray(self.share * c.copied(self.stash), dtype=np.float64)
 
     def kept(self, in_flight: Floats) -> Floats:
         """Most stashes that are kept of so many micro-batches in a row; some such row begins with one that is kept."""
@@ -128,9 +139,7 @@ class Programme:
             if stash not in (KEEP, RECOMPUTE, OFFLOAD, OFFLOAD_WEIGHTS):
                 raise PlanError(f"the search without a flush knows no stash policy {stash!r}")
         self.choices = [
-            Choice(stash, n)
-            for stash in self.stashes
-            for n in (quarters if stash_policy(stash).remade else (QUARTERS,))
+            Choice(stash, n) for stash in self.stashes for n in (quarters if stash in PARTS else (QUARTERS,))
         ]
         workload = intervals.chain.problem.workload
         needed = rules.policy.predicts and workload.keeps_gradient(rules.policy.momentum_first)
@@ -230,23 +239,43 @@ class Programme:
         self, k: int, c: Pairs, period: float, after: Floats, stash: Choice, rules: Rules
     ) -> tuple[Floats, Floats]:
         """Least round trips and numbers in flight of every interval; infinite where it is not allowed."""
-        again = stash.again(c)
-        predicted = c.predict if rules.predicts_backward(k) else 0.0
         asked = self._asked(c, after, stash)
-        step = np.maximum(1 / rules.update, self.margin.steps) * c.step
-        inside = c.work + again + predicted + np.where(c.late, step, 0.0)
-        behind = np.where(c.late, 0.0, step)
         least = np.maximum(np.ceil(asked / period), 1.0)
         trip, in_flight = np.full(len(c), np.inf), np.full(len(c), np.inf)
         possible = np.isfinite(asked) & (self._busy(c, stash) <= period)
         for more in (1.0, 0.0):
             flying = least + more
-            between = behind + rules.predicted_share(k, flying, c.late) * c.predict
-            here = np.maximum(asked, (flying - 1) * period + inside)
-            good = possible & (here <= flying * period - between)
+            here = self._trip(k, c, period, asked, stash, flying, rules)
+            good = possible & np.isfinite(here) & (flying <= self.most)
             good &= self._allowed(k, c, period, stash, flying, rules)
             trip, in_flight = np.where(good, here, trip), np.where(good, flying, in_flight)
         return trip, in_flight
+
+    def _trip(
+        self, k: int, c: Pairs, period: float, asked: Floats, stash: Choice, flying: Floats, rules: Rules
+    ) -> Floats:  # fmt: skip
+        """Least round trips with so many in flight; infinite where the device has no time for them."""
+        predicted = c.predict if rules.predicts_backward(k) else 0.0
+        step = np.maximum(1 / rules.update, self.margin.steps) * c.step
+        inside = c.work + stash.again(c) + predicted + np.where(c.late, step, 0.0)
+        between = np.where(c.late, 0.0, step) + rules.predicted_share(k, flying, c.late) * c.predict
+        here = np.maximum(asked, (flying - 1) * period + inside)
+        return np.where(here <= flying * period - between, here, np.inf)
+
+    def allows(self, stages: Sequence[Stage], period: float) -> bool:
+        """Whether a plan of exactly these stages may have this period in seconds, as far as lower estimates tell."""
+        rules, after = self.rules.at_entry(0), 0.0
+        with np.errstate(all="ignore"):
+            for k in reversed(range(len(stages))):
+                stage, choice = stages[k], Choice(stages[k].stash, stages[k].quarters)
+                c = pairs_of(self.intervals, self.places[k], k, np.array([stage.first]), np.array([stage.end]))
+                behind, flying = np.full(self.intervals.size, after), np.array([float(stage.in_flight)])
+                trip = self._trip(k, c, period, self._asked(c, behind, choice), choice, flying, rules)
+                good = np.isfinite(trip) & (self._busy(c, choice) <= period)
+                if not (good & self._allowed(k, c, period, choice, flying, rules))[0]:
+                    return False
+                after = float(trip[0])
+        return True
 
     def _asked(self, c: Pairs, after: Floats, stash: Choice) -> Floats:
         """Seconds that a micro-batch is away at the least: through the stages behind, or to the host and back."""
@@ -256,12 +285,13 @@ class Programme:
         else:
             asked = c.work + np.where(np.isinf(behind) | c.waits, behind + c.there_and_back, 0.0)
         if stash.row.hosted:
-            asked = np.maximum(asked, c.work + 2 * (c.copied(stash.stash) + c.place.copy_latency))
+            away = np.maximum(asked, c.work + 2 * (c.copied(stash.stash) + c.place.copy_latency))
+            asked = np.where(np.isfinite(asked), (1 - stash.share) * asked, 0.0) + stash.share * away
         return np.asarray(asked, dtype=np.float64)
 
     def _busy(self, c: Pairs, stash: Choice) -> Floats:
         """Seconds a micro-batch on links, on the host link, and from an update's first backward to the next one's."""
-        found = np.maximum(c.links, c.copied(stash.stash) * (c.place.host_share if self.margin.shared else 1.0))
+        found = np.maximum(c.links, stash.copied(c) * (c.place.host_share if self.margin.shared else 1.0))
         if not self.rules.reduced:
             return found
         update = self.rules.update
@@ -271,7 +301,7 @@ class Programme:
 
     def _allowed(self, k: int, c: Pairs, period: float, stash: Choice, in_flight: Floats, rules: Rules) -> Flags:
         """Whether so many in flight are allowed, and fit the device as far as lower estimates tell."""
-        allowed = rules.allowed(in_flight, c.late, k == 0) & (in_flight <= self.most)
+        allowed = rules.allowed(in_flight, c.late, k == 0)
         return np.asarray(allowed & (self._bytes(k, c, period, stash, in_flight, rules) <= c.place.limit))
 
     def _bytes(self, k: int, c: Pairs, period: float, stash: Choice, in_flight: Floats, rules: Rules) -> Floats:
@@ -293,21 +323,23 @@ class Programme:
         elif row.hosted:
             # a version that comes back is on the device besides the newest during the backward
             back = c.held if row.versioned else 0.0
-            passing = np.maximum(at_forward, at_backward + back) + c.stash
-            peak = np.maximum(passing, self._resting(c, period, stash.stash, in_flight, rules))
+            passing = np.maximum(at_forward, at_backward + back) + (1 + stash.kept(in_flight - 1)) * c.stash
+            peak = np.maximum(passing, self._resting(c, period, stash, in_flight, rules))
         else:
             raise PlanError(f"search without a flush: no bytes for stash policy {stash.stash!r}")
         return np.asarray(fixed + peak + (self.margin.spare[k] if self.margin.spare else 0), dtype=np.float64)
 
-    def _resting(self, c: Pairs, period: float, stash: str, in_flight: Floats, rules: Rules) -> Floats:
-        """Bytes, but for what is fixed, when most stashes are there that go to the host.
+    def _resting(self, c: Pairs, period: float, stash: Choice, in_flight: Floats, rules: Rules) -> Floats:
+        """Bytes, but for what is fixed, when most stashes are there.
 
-        A stash is on the device during F and its copy out, and during its copy in and B: as many as that time holds
-        periods, rounded up, are there at some instant. No op need run then.
+        One that goes to the host is on the device during F and its copy out, and during its copy in and B: as many as
+        that time holds periods, rounded up, are there at some instant. Of those that are kept, the part of what is
+        in flight between a backward and the next forward. No op need run then.
         """
-        there = c.work + 2 * c.copied(stash) + c.place.copy_latency
-        count = np.ceil(there / period * (1 - TOLERANCE.same))
+        there = c.work + 2 * c.copied(stash.stash) + c.place.copy_latency
+        present = stash.share * there / period + (1 - stash.share) * np.maximum(in_flight - 1, 0.0)
+        count = np.ceil(present * (1 - TOLERANCE.same))
         versions: Floats | float = 0.0
-        if rules.policy.stashed and stash == OFFLOAD:
+        if rules.policy.stashed and stash.stash == OFFLOAD:
             versions = np.maximum(rules.lag(in_flight, c.late) // rules.update - 1, 0.0)
         return np.asarray(count * c.stash - c.workspace + c.held * versions, dtype=np.float64)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from ...plan import Kind, Op, Pipeline, Plan
 from ...problem import WEIGHT_POLICIES
 from ..common import COUNT, HOPE, SHARE, TOLERANCE, Session, priced
 from ..named import Order, device_rounds, most_stages, replicable, widths_of
-from .build import LATE, NEVER, SOON, Excess, excess_for_long, one_stage, with_period
+from .build import Excess, excess_for_long, first_that_fits, one_stage, ways_to_leave, with_period
 from .programme import Stage
 from .rules import Rules
 
@@ -202,21 +203,38 @@ class Replicas:
         size = int(self.on.chain.boundary_bytes[block.end])
         return sum(x.occupation_s(size) + x.latency_s for x in (cluster.link(a, b), cluster.link(b, a)))
 
+    def least_s(self, way: Way) -> float:
+        """No plan of this way has a shorter period: work, gradient sums, and what is in flight."""
+        return max(starmap(self._least_s, zip(way.stages, way.blocks, way.grouped, strict=True)))
+
+    def _least_s(self, stage: Stage, block: Block, grouped: bool) -> float:
+        at, width, speed = block.at, block.width, self.on.speed(block.at, block.width)
+        forward_s, backward_s = (self._entry(t, block) / speed for t in (self.on.forward_s, self.on.backward_s))
+        remade = forward_s * stage.quarters / QUARTERS if stash_policy(stage.stash).remade else 0.0
+        step_s, summing_s = self._entry(self.on.step_s(at, width), block), self._summing_s(block)
+        busy_s = (forward_s + remade + backward_s) / width + step_s / self.update
+        turns = -(-self.update // width)
+        summed_s = (turns * backward_s + summing_s) / self.update
+        flying = max(stage.in_flight, turns) if grouped else stage.in_flight
+        return max(busy_s, summed_s, float(self.on.stay_s()[block.first, 0]) / (flying * width))
+
     # ---------------------------------------------------------------- plans
 
-    def tried(self, way: Way) -> Tried | None:
-        """The way as a plan, simulated once, and offered where it fits."""
+    def tried(self, way: Way, whole: bool = True) -> Tried | None:
+        """The way as a plan, simulated once, and offered where it fits.
+
+        `whole`: whether all that is missing is of interest (`excess_for_long`).
+        """
         if way not in self.known:
-            away = any(stash_policy(stage.stash).hosted for stage in way.stages)
             with self.session.clock.simulating():
-                made = [self._made(way, leaving) for leaving in ((NEVER, LATE, SOON) if away else (NEVER,))]
-            self.known[way] = min((one for one in made if one is not None), key=lambda one: one.score, default=None)
+                made = (self._made(way, leaving, whole) for leaving in ways_to_leave(way.stages))
+                self.known[way] = first_that_fits(made)
             best = self.known[way]
             if best is not None and not best.excess.total:
                 self.take(best.plan, "replicas of stages")
         return self.known[way]
 
-    def _made(self, way: Way, leaving: int | None) -> Tried | None:
+    def _made(self, way: Way, leaving: int | None, whole: bool) -> Tried | None:
         check_time()
         names = tuple(self.on.chain.names[stage.first : stage.end] for stage in way.stages)
         batches, pairs = self.problem.workload.micro_batches, list(zip(way.stages, way.blocks, strict=True))
@@ -233,28 +251,37 @@ class Replicas:
         try:
             candidate = regroup(self.problem, names, pipelines, rows, self.method)
             plan = assembled(candidate, orders, "search", period=False).plan
-            excess = excess_for_long(plan)
+            excess = excess_for_long(plan, whole=whole)
             return Tried(way, plan if excess.total else with_period(plan), excess)
         except PlanError:
             return None
 
     def fitted(self, way: Way) -> Tried | None:
-        """The way as a plan, with fewer in flight on the stages that do not fit, until they do."""
-        tried = self.tried(way)
-        for _ in range(COUNT.fitted):
-            if tried is None or not tried.excess.total or self.session.over:
-                return tried
-            way = tried.way
-            over = [max(tried.excess.devices[d] for d in self.on.devices(b.at, b.width)) for b in way.blocks]
-            less = tuple(
-                replace(stage, in_flight=max(1, stage.in_flight - (bytes_over > 0)))
-                for stage, bytes_over in zip(way.stages, over, strict=True)
-            )
-            fewer = self._sloped(replace(way, stages=less))
-            if fewer == way:
-                return tried
-            tried = self.tried(fewer)
+        """The way as a plan, with fewer in flight on the stages that do not fit, until they do.
+
+        None, or what still exceeds, where a bound says that it would take far longer than the best plan.
+        """
+        tried = None
+        for _ in range(1 + COUNT.fitted):
+            if self.session.over or self.least_s(way) > HOPE.replicated * self.session.best_s:
+                break
+            tried = self.tried(way)
+            if tried is None or not tried.excess.total:
+                break
+            way, before = self._lighter(tried), tried.way
+            if way == before:
+                break
         return tried
+
+    def _lighter(self, tried: Tried) -> Way:
+        """With one in flight less on the stages that exceed."""
+        way = tried.way
+        over = [max(tried.excess.devices[d] for d in self.on.devices(b.at, b.width)) for b in way.blocks]
+        less = tuple(
+            replace(stage, in_flight=max(1, stage.in_flight - (bytes_over > 0)))
+            for stage, bytes_over in zip(way.stages, over, strict=True)
+        )
+        return self._sloped(replace(way, stages=less))
 
     # ---------------------------------------------------------------- improvement
 
@@ -262,11 +289,16 @@ class Replicas:
         """From a way to better ones next to it, as long as there are any."""
         here: Tried | None = start
         while here is not None:
-            here = next((t for t in map(self._unless_over, self.neighbours(here.way)) if self._nearer(t, start)), None)
-            start = here or start
+            start = here
+            found = (self._unless_over(way, start) for way in self.neighbours(start.way))
+            here = next((t for t in found if self._nearer(t, start)), None)
 
-    def _unless_over(self, way: Way) -> Tried | None:
-        return None if reached(self.session) else self.tried(way)
+    def _unless_over(self, way: Way, start: Tried) -> Tried | None:
+        """The way as a plan; None where time is up, or a bound says that it comes to no better score than the start."""
+        fits = not start.excess.total
+        if reached(self.session) or (fits and self.least_s(way) >= start.score[1] * (1 - TOLERANCE.same)):
+            return None
+        return self.tried(way, whole=not fits)
 
     @staticmethod
     def _nearer(found: Tried | None, old: Tried) -> bool:

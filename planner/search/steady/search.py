@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ... import bounds
@@ -46,7 +46,7 @@ from .build import excess_for_long
 from .named_steady import plan_named
 from .own_cuts import of_search, proven_apart, run_own_cuts
 from .pool import Pool, Tried, alternating, neighbours
-from .programme import Margin, Stage
+from .programme import PARTS, Margin, Stage
 from .replicas import run_replicas
 
 ALTERNATING_PLANS = (
@@ -108,8 +108,8 @@ class Steady:
         with self._compiling() as aside:
             self.plainly()
             self.look()
-            run_replicas(self.session, self.take)
             self.mix()
+            run_replicas(self.session, self.take)
             if aside is not None and self.clock.fixed:
                 self._await(aside)
             annealed = self.mixtures(SHARE.mixtures)
@@ -296,10 +296,10 @@ class Steady:
                 self._try(alternative, found)
 
     def mix(self) -> None:
-        """The alternatives again where stages may recompute some of their micro-batches and keep the others."""
+        """The alternatives again where stages may recompute, or copy, some of their micro-batches and keep others."""
         until_s = self._until_s(SHARE.remade)
         for a in sorted(self.every, key=lambda a: a.below_s):
-            if RECOMPUTE in a.stashes and not self.over and not self.proven:
+            if PARTS & set(a.stashes) and not self.over and not self.proven:
                 mixed = replace(a.mixed(), deadline=min(a.deadline, until_s))
                 with contextlib.suppress(OutOfTime):
                     mixed.solve(self.best_s * (1 - TOLERANCE.same))
@@ -313,16 +313,19 @@ class Steady:
     def _large(self, alternative: Alternative) -> bool:
         return 2 * self.problem.workload.micro_batches * len(alternative.order) > SIZE.steady_variants
 
-    def _try(self, alternative: Alternative, stages: tuple[Stage, ...], source: str = "search") -> Tried | None:
-        """Simulates these stages and offers their plan where it fits."""
+    def _try(self, alternative: Alternative, stages: tuple[Stage, ...], whole: bool = True) -> Tried | None:
+        """Simulates these stages and offers their plan where it fits; `whole` as in `Pool.tried`."""
         with self.clock.simulating():
-            tried = self.pool.tried(alternative, stages, source)
+            tried = self.pool.tried(alternative, stages, whole=whole)
         if tried is not None and not tried.excess.total:
             self.take(tried.plan, alternative.name)
         return tried
 
     def polish(self) -> None:
-        """From the best solution of every alternative to better ones next to it, as long as there are any."""
+        """From the best solution of every alternative to better ones next to it, as long as there are any.
+
+        One neighbour of each in turn: one that has many, none of them better, must not take the time of all others.
+        """
         if self.over or self.proven:
             return
         starts = sorted((t for t in self.pool.known.values() if t is not None), key=lambda t: t.score)
@@ -330,21 +333,27 @@ class Steady:
         for t in starts:
             if not t.excess.total:
                 fit.setdefault(id(t.alternative), t)
+        climbs = [self._climb(t) for t in (*fit.values(), *[t for t in starts if t.excess.total][:2])]
         with self.clock.hurried(1.0 if self.clock.fixed else SHARE.polished, 0.0):
-            for start in [*fit.values(), *[t for t in starts if t.excess.total][:2]]:
-                here: Tried | None = start
-                while here is not None:
-                    here = self._better(here)
+            while climbs and not self.over and not self.proven:
+                climbs = [climb for climb in climbs if next(climb, False)]
 
-    def _better(self, here: Tried) -> Tried | None:
-        """The first solution next to this one that lacks less memory, or is faster; None where there is none."""
-        for stages in neighbours(here.alternative, here.stages):
-            if self.over or self.proven:
-                return None
-            tried = self._try(here.alternative, stages)
-            if tried is not None and _nearer(tried.score, here.score) and not self._stale(tried.plan):
-                return tried
-        return None
+    def _climb(self, here: Tried) -> Iterator[bool]:
+        """Goes on from a solution to the first one next to it that lacks less memory, or is faster; True for each."""
+        found: Tried | None = here
+        while found is not None:
+            here, found = found, None
+            for stages in neighbours(here.alternative, here.stages):
+                if self.over or self.proven:
+                    return
+                if not here.may_lose_to(stages):
+                    continue
+                tried = self._try(here.alternative, stages, whole=here.excess.total > 0)
+                if tried is not None and _nearer(tried.score, here.score) and not self._stale(tried.plan):
+                    found = tried
+                yield True
+                if found is not None:
+                    break
 
     # ---------------------------------------------------------------- the answer
 

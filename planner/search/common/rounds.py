@@ -63,7 +63,7 @@ class Rounds:
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
-        refined: the last plan that was tried with finer stages; ended: with other ends of stages on one device.
+        refined: the last plan that was tried with finer stages. ended: with other ends of stages, by these descents.
         parted: the last plan on all groups of whose part on this group was asked.
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         plainly_tried: those have been that leave stashes where they are.
@@ -94,6 +94,7 @@ class Rounds:
     refined: Plan | None = None
     parted: Plan | None = None
     ended: Plan | None = None
+    descents: list[Iterator[bool]] = field(default_factory=list)
     trials: Iterator[None] | None = None
     through: bool = False
     plainly_tried: bool = False
@@ -251,11 +252,15 @@ class Rounds:
         self.parted = plan
         return new
 
-    def moves_ends(self, plan: Plan) -> bool:
-        """Whether a plan's stages are still to be tried with other ends: once."""
-        new = plan is not self.ended
+    def moving(self, plan: Plan, made: Callable[[], list[Iterator[bool]]]) -> list[Iterator[bool]]:
+        """What is left of the descents that move ends of stages, made where they are the first from this plan."""
+        if plan is not self.ended:
+            self.ended, self.descents = plan, made()
+        return self.descents
+
+    def moved(self, plan: Plan) -> None:
+        """What they have come to: there are no others from it."""
         self.ended = plan
-        return new
 
     def descends(self, plan: Plan) -> bool:
         """Whether the stash choices of a plan are still to be looked at one by one."""

@@ -19,7 +19,7 @@ from ...basics import PlanError
 from ...forecast import Timeline
 from ...graph import Candidate, Structured
 from ...lower import Assembled, simulated
-from ...plan import Op, Plan
+from ...plan import Kind, Op, Plan
 from ..common import COUNT, SHARE, TOLERANCE, Session, moved_end, nearby_cuts, same_devices
 from .finer import in_pieces, sums
 from .kept_orders import own_orders
@@ -33,18 +33,28 @@ no step.
 
 
 def move_ends(session: Session) -> None:
-    """Descends from the best plan."""
+    """Descends from the best plan, and from what is plainer: pieces of stages, and halves of backwards, hide that.
+
+    One plan of each descent in turn. Called again with the same best plan, they go on where they ended for lack of time.
+    """
     here = session.best
-    if here is None or session.over or session.space.schedule != "search" or not session.rounds.moves_ends(here):
+    if here is None or session.over or session.space.schedule != "search":
         return
     end = time.monotonic() + (session.remaining_s if session.clock.fixed else SHARE.stage_ends * session.remaining_s)
+    descents = session.rounds.moving(here, lambda: [_descent(session, start) for start in (here, *_plainer(here))])
+    while descents and not session.over and time.monotonic() < end:
+        descents[:] = [descent for descent in descents if next(descent, False)]
+    if session.best is not None:
+        session.rounds.moved(session.best)
+
+
+def _descent(session: Session, here: Plan) -> Iterator[bool]:
+    """From a plan to better ones whose stages end elsewhere; True for each that is simulated."""
     score, left, found = _score(here, _simulated(here)), COUNT.stage_ends, True
     while found:
         found = False
         for candidate, orders in islice(_neighbours(here), left):
             left -= 1
-            if session.over or time.monotonic() >= end:
-                return
             with suppress(PlanError):
                 timeline = simulated(candidate, orders)
                 other = _score(candidate, timeline)
@@ -52,9 +62,38 @@ def move_ends(session: Session) -> None:
                     plan = Assembled(candidate, timeline.jobs.ops, timeline.forecast(), here.provenance.source).plan
                     if session.offer(plan, plan.provenance.source):
                         here, score, found = plan, other, True
-                        break
-    if session.best is not None:
-        session.rounds.moves_ends(session.best)
+            yield True
+            if found:
+                break
+
+
+def _plainer(plan: Plan) -> list[Plan]:
+    """The plan with the stages that follow one another on one device as one, and so with whole backwards: what runs,
+    and is another.
+    """
+    whole = _made(plan, *_with_whole_backwards(plan))
+    found = [_joined(plan), whole and _joined(whole)]
+    return [other for k, other in enumerate(found) if other is not None and (k or other is not plan)]
+
+
+def _with_whole_backwards(plan: Plan) -> tuple[Candidate, Orders]:
+    orders = [[op._replace(kind=Kind.B) if op.kind is Kind.I else op for op in order] for order in own_orders(plan)]
+    return _cut_at(plan, plan.stages)[0], [[op for op in order if op.kind is not Kind.W] for order in orders]
+
+
+def _joined(plan: Plan) -> Plan | None:
+    found: Plan | None = plan
+    while found and (s := next((s for s in range(len(found.stages) - 1) if same_devices(found, s)), None)) is not None:
+        found = _made(plan, *_merged(found, s))
+    return found
+
+
+def _made(plan: Plan, candidate: Candidate, orders: Orders) -> Plan | None:
+    """What these orders come to, from the same source as a plan; None where they do not run."""
+    with suppress(PlanError):
+        timeline = simulated(candidate, orders)
+        return Assembled(candidate, timeline.jobs.ops, timeline.forecast(), plan.provenance.source).plan
+    return None
 
 
 def _simulated(plan: Plan) -> Timeline:

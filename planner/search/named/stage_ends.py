@@ -8,10 +8,11 @@ end decides how much each computes; several together may leave that as it is, an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from .kept_orders import own_orders
 from .last_weights import weights_by_sums
 
 Orders = list[list[Op]]
+_T = TypeVar("_T")
 Score = tuple[float, float]
 """A plan's step, and the seconds at which its devices are done, together: where several are last, one at a time gains
 no step.
@@ -35,7 +37,7 @@ no step.
 def move_ends(session: Session) -> None:
     """Descends from the best plan, and from what is plainer: pieces of stages, and halves of backwards, hide that.
 
-    One plan of each descent in turn. Called again with the same best plan, they go on where they ended for lack of time.
+    One plan of each descent in turn. Called again with the same best plan, they go on where time had ended them.
     """
     here = session.best
     if here is None or session.over or session.space.schedule != "search":
@@ -67,33 +69,24 @@ def _descent(session: Session, here: Plan) -> Iterator[bool]:
                 break
 
 
-def _plainer(plan: Plan) -> list[Plan]:
+def _plainer(plan: Plan) -> Iterator[Plan]:
     """The plan with the stages that follow one another on one device as one, and so with whole backwards: what runs,
     and is another.
     """
-    whole = _made(plan, *_with_whole_backwards(plan))
-    found = [_joined(plan), whole and _joined(whole)]
-    return [other for k, other in enumerate(found) if other is not None and (k or other is not plan)]
+    orders, joined = own_orders(plan), any(same_devices(plan, s) for s in range(len(plan.stages) - 1))
+    halves = any(op.kind is Kind.W for order in orders for op in order)
+    for listed in ([orders] if joined else []) + ([_with_whole_backwards(orders)] if halves else []):
+        with suppress(PlanError):
+            candidate, lists = _joined(plan, listed)
+            timeline = simulated(candidate, lists)
+            yield Assembled(candidate, timeline.jobs.ops, timeline.forecast(), plan.provenance.source).plan
 
 
-def _with_whole_backwards(plan: Plan) -> tuple[Candidate, Orders]:
-    orders = [[op._replace(kind=Kind.B) if op.kind is Kind.I else op for op in order] for order in own_orders(plan)]
-    return _cut_at(plan, plan.stages)[0], [[op for op in order if op.kind is not Kind.W] for order in orders]
-
-
-def _joined(plan: Plan) -> Plan | None:
-    found: Plan | None = plan
-    while found and (s := next((s for s in range(len(found.stages) - 1) if same_devices(found, s)), None)) is not None:
-        found = _made(plan, *_merged(found, s))
-    return found
-
-
-def _made(plan: Plan, candidate: Candidate, orders: Orders) -> Plan | None:
-    """What these orders come to, from the same source as a plan; None where they do not run."""
-    with suppress(PlanError):
-        timeline = simulated(candidate, orders)
-        return Assembled(candidate, timeline.jobs.ops, timeline.forecast(), plan.provenance.source).plan
-    return None
+def _with_whole_backwards(orders: Orders) -> Orders:
+    return [
+        [op._replace(kind=Kind.B) if op.kind is Kind.I else op for op in order if op.kind is not Kind.W]
+        for order in orders
+    ]
 
 
 def _simulated(plan: Plan) -> Timeline:
@@ -149,26 +142,31 @@ def _on_one_device(plan: Plan) -> Iterator[tuple[Candidate, Orders]]:
 
 def _merged(plan: Plan, s: int) -> tuple[Candidate, Orders]:
     """The plan with a stage and the next one as one."""
-    stages = (*plan.stages[:s], plan.stages[s] + plan.stages[s + 1], *plan.stages[s + 2 :])
-
-    def without(row: tuple[int, ...]) -> tuple[int, ...]:
-        return row[: s + 1] + row[s + 2 :]
-
-    pipelines = tuple(
-        replace(pipeline, forward=without(pipeline.forward), backward=without(pipeline.backward))
-        for pipeline in plan.pipelines
-    )
-    stash = tuple(row[: s + 1] + row[s + 2 :] for row in plan.stash)
-    orders = [list(_without(order, s)) for order in own_orders(plan)]
-    return Candidate(plan.problem, stages, pipelines, stash), orders
+    return _as_one(plan, [number - (number > s) for number in range(len(plan.stages))], own_orders(plan))
 
 
-def _without(order: list[Op], s: int) -> Iterator[Op]:
-    """A compute order whose ops of a stage and the next one are those of one, each where the later of both stood."""
-    last = {(op.kind, op.micro_batch): op.stage for op in order if op.stage in (s, s + 1)}
+def _joined(plan: Plan, orders: Orders) -> tuple[Candidate, Orders]:
+    """The plan in these orders with all stages that follow one another on one device as one."""
+    ends = (not same_devices(plan, s) for s in range(len(plan.stages) - 1))
+    return _as_one(plan, [0, *accumulate(map(int, ends))], orders)
+
+
+def _as_one(plan: Plan, number: Sequence[int], orders: Orders) -> tuple[Candidate, Orders]:
+    """The plan with the stages of the same number as one."""
+    groups = [[s for s, other in enumerate(number) if other == n] for n in range(number[-1] + 1)]
+
+    def firsts(row: tuple[_T, ...]) -> tuple[_T, ...]:
+        return tuple(row[group[0]] for group in groups)
+
+    stages = tuple(tuple(chain.from_iterable(plan.stages[s] for s in group)) for group in groups)
+    pipelines = tuple(replace(p, forward=firsts(p.forward), backward=firsts(p.backward)) for p in plan.pipelines)
+    stash = tuple(firsts(row) for row in plan.stash)
+    return Candidate(plan.problem, stages, pipelines, stash), [list(_numbered(order, number)) for order in orders]
+
+
+def _numbered(order: list[Op], number: Sequence[int]) -> Iterator[Op]:
+    """A compute order whose ops of stages with one number are those of one, each where the last of them stood."""
+    last = {(op.kind, number[op.stage], op.micro_batch): op.stage for op in order}
     for op in order:
-        if op.stage in (s, s + 1):
-            if op.stage == last[op.kind, op.micro_batch]:
-                yield op._replace(stage=s)
-        else:
-            yield op._replace(stage=op.stage - (op.stage > s))
+        if op.stage == last[op.kind, number[op.stage], op.micro_batch]:
+            yield op._replace(stage=number[op.stage])

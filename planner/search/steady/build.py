@@ -47,7 +47,7 @@ def built(
 
 
 def ways_to_leave(stages: Sequence[Stage]) -> tuple[int | None, ...]:
-    """How many stashes that leave may still be there: with more of them forwards run sooner, and more memory is taken."""
+    """How many stashes that leave may still be there: the more, the sooner forwards run, with more memory taken."""
     return (NEVER, LATE, SOON) if any(stash_policy(stage.stash).hosted for stage in stages) else (NEVER,)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from instances import step_of
@@ -17,10 +19,10 @@ from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, SearchS
 from contraflow.planner.search import plan
 from contraflow.planner.search.common import Clock, Session, nearby_cuts
 from contraflow.planner.search.driver import Search
-from contraflow.planner.search.named import move_ends
+from contraflow.planner.search.named import move_ends, stage_ends
 from contraflow.planner.search.named.finer import finer, in_pieces
 from contraflow.planner.search.named.last_weights import weights_by_sums
-from contraflow.planner.search.named.stage_ends import _neighbours
+from contraflow.planner.search.named.stage_ends import _neighbours, _plainer
 
 
 def planned(layers: int, batches: int, space: SearchSpace = SearchSpace()) -> tuple[float, int]:  # noqa: B008
@@ -104,6 +106,32 @@ def test_the_descent_ends_where_no_neighbour_is_shorter() -> None:
     assert session.best is not None
     assert session.best_s < step_s(replicas())
     assert session.best_s <= min(map(step_s, around(session.best))) * (1 + 1e-9)
+
+
+def test_what_is_plainer_is_a_start_of_its_own() -> None:
+    """Three stages a device with halves of backwards, as one stage a device, and that with whole backwards."""
+    found = replicas()
+    layers = found.stages[0]
+    split = assemble(*in_pieces(found, [[layers[:2], layers[2:4], layers[4:]]]), "search")
+    one, whole = _plainer(split)
+    assert one.stages == whole.stages == (layers,)
+    assert step_s(one) == step_s(found)
+    assert {op.kind for order in whole.orders for op in order} & {Kind.I, Kind.W, Kind.B} == {Kind.B}
+    assert check(one) == check(whole) == []
+    assert [other.stages for other in _plainer(whole)] == []
+
+
+def test_descents_go_on_where_time_had_ended_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With time for six rounds a call, by a clock that ticks when it is read, as far as with time for all."""
+    once, again = session_with(replicas()), session_with(replicas())
+    move_ends(once)
+    monkeypatch.setattr(stage_ends, "time", SimpleNamespace(monotonic=count().__next__))
+    calls = 0
+    while not calls or again.rounds.descents:
+        move_ends(again)
+        calls += 1
+    assert calls > 1
+    assert again.best_s <= once.best_s * (1 + 1e-9)
 
 
 def test_layers_are_handed_on_from_device_to_device() -> None:

@@ -26,8 +26,8 @@ from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.driver import Progress, Stale
 from contraflow.planner.search.steady.alternatives import alternatives
-from contraflow.planner.search.steady.build import built, excess_for_long, with_period
-from contraflow.planner.search.steady.programme import Choice, Stage
+from contraflow.planner.search.steady.build import built, excess_for_long, sloping, with_period
+from contraflow.planner.search.steady.programme import PARTS, Choice, Stage
 from contraflow.planner.search.steady.search import Steady
 
 METHODS = tuple(name for name in WEIGHT_POLICIES if name != FLUSH)
@@ -385,3 +385,38 @@ def test_no_plan_with_copies_is_better(seed: int) -> None:
 def test_no_plan_of_three_stages_is_better(seed: int) -> None:
     """Three devices, up to five in flight."""
     judged(seed, 3, 5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_bound_rules_out_has_no_plan(seed: int) -> None:
+    """Of random stages with a part of their stashes recomputed or copied: what is built is allowed at its period."""
+    rng = random.Random(f"bounds {seed}")
+    problem = tiny(rng, 2, Link(8.0, 0.1))
+    problem = replace(problem, workload=replace(problem.workload, staleness_limit=None))
+    seen = 0
+    for a in alternatives(problem, SearchSpace(asynchronous=(METHODS[seed % len(METHODS)],), pipelines=1)):
+        count, size = len(a.order), len(a.split.chain)
+        for _ in range(60):
+            ends = [0, *sorted(rng.sample(range(1, size), count - 1)), size]
+            stages = []
+            for k in range(count):
+                stash = rng.choice(a.stashes)
+                quarters = rng.randint(1, 4) if stash in PARTS else 4
+                stages.append(Stage(ends[k], ends[k + 1], stash, rng.randint(1, 4), quarters))
+            made = built(a.split, a.order, stages, a.method, "random", rng.choice([None, 0, 1]))
+            if made is not None and not excess_for_long(made).total:
+                seen += 1
+                assert a.allows(sloping(stages), period_of(with_period(made)) * (1 + 1e-9))
+    assert seen
+
+
+def test_some_stashes_are_copied_where_a_link_has_no_time_for_all() -> None:
+    """Eight devices, of which two lack room for one stash each: a copy of every stash takes 4 s, of some less than 3."""
+    model = uniform(8, 1.0, 2.0, parameter_bytes=1, stash_bytes=1000)
+    cluster = Cluster((NodeGroup(1, 8, DeviceType("toy", 6900), Link(1e6), host_link=Link(250.0)),))
+    space = SearchSpace(asynchronous=("2bw",), recompute=False, pipelines=1, separate_backward=False)
+    found = search(model, cluster, Workload(48), space, 20, deterministic_limit=0.05)
+    assert found.plan is not None
+    assert check(found.plan) == []
+    assert {row[0] for row in found.plan.stash} == {KEEP, OFFLOAD}
+    assert period(found) == pytest.approx(3.0)

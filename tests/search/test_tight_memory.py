@@ -237,21 +237,21 @@ def test_no_v_by_name_is_shorter_than_what_the_named_schedules_start_the_search_
 def test_the_width_with_the_best_first_plan_gets_its_quick_plans_first() -> None:
     """Eight devices that hold the parameters twice: two groups of four recompute less than one of eight would wait."""
     problem = tight(8, 8, 8, 6)
-    searching, seen = session(problem, SearchSpace()), list[int]()
+    searching, seen = session(problem, SearchSpace()), list[tuple[int, float]]()
 
     def first(inner: Session, orders: list[tuple[int, ...]]) -> None:
         list(run_first_plan(inner, orders[0]))
 
     def quick(inner: Session, _: list[tuple[int, ...]]) -> None:
-        seen.append(len(inner.problem.cluster))
+        seen.append((len(inner.problem.cluster), inner.best_s))
         assert not list(inner.rounds.go_on_with(lambda: iter(())))  # nothing to do, and that at once
 
     ways = list(splits(problem, SearchSpace()))
     orders = device_orders(problem, 8)
     search_widths(searching, orders, ways, Phases(lambda _: 0.0, first, quick, lambda *_: None, lambda _: None))
     assert searching.best is not None
-    winner = len(searching.best.problem.cluster) // len({frozenset(p.forward) for p in searching.best.pipelines})
-    assert seen[0] == winner
+    assert seen[0][1] == searching.best_s
+    assert seen[-1][0] == 8
 
 
 def test_what_is_left_out_of_many_micro_batches_is_a_multiple_of_what_named_orders_repeat() -> None:

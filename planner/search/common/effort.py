@@ -739,7 +739,7 @@ class Mixing:
     rounds: tuple[tuple[int, float, int], ...] = ((24, 0.7, 300), (6, 1.0, 300))
     """How many starts stay on, round after round, the share of the time left that each round takes, and the moves that
     a start gets at most, times layers and devices. Measured: 9 random problems, 30 s, against 24 starts with 4000 moves
-    for 100 or more, 6 with 12,000, then 2 with 40,000: 6 shorter, 5.5, 3.7 and 1.4 % the most, one 0.6 % longer."""
+    for 100 or more, 6 with 12,000, then 2 with 40,000: 5 shorter, 5.5, 3.7 and 1.4 % the most, one 0.6 % longer."""
     patience: int = 2
     """Rounds without a better plan after which there are no more. Not measured."""
     turns: int = 5
@@ -750,7 +750,7 @@ class Mixing:
     heats: tuple[tuple[float, float], ...] = ((0.05, 0.0), (0.01, 0.5), (0.003, 0.5))
     """First temperature, and how much evenness counts, of one start and the next. Measured: of three random problems
     with 40,000 to 640,000 moves (0.02, 20.0) came last on all, the others first on one each; 16 random problems, 30 s,
-    against ((0.05, 0.0), (0.01, 0.5), (0.05, 0.0), (0.02, 20.0)): 9 shorter, 2 longer."""
+    against ((0.05, 0.0), (0.01, 0.5), (0.05, 0.0), (0.02, 20.0)): 7 shorter, up to 6 %, 3 longer, up to 3 %."""
     cooled: float = 0.02
     """Last temperature, as a share of the first. Not measured."""
     cold: float = 0.002

@@ -60,7 +60,7 @@ _M = TypeVar("_M", bound=_Made)
 
 
 def first_that_fits(made: Iterable[_M | None]) -> _M | None:
-    """Of plans that take less memory, and are slower, one after the other: the first that fits, else the last that runs."""
+    """Of plans each of which takes less memory and runs slower the first that fits, else the last that runs."""
     last = None
     for one in made:
         last = one or last

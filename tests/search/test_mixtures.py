@@ -113,7 +113,7 @@ def test_decisions_fit_at_the_period_that_annealing_says(seed: int, even: float)
 
 def test_devices_without_a_gap_are_filled() -> None:
     """Passes whose loads come out even on three devices run at the load, wherever their times would leave gaps."""
-    given = problem(1 << 30, devices=3)
+    given = problem(1 << 30, devices=3, batches=60)
     case = case_of(Split(given, ((0, 1, 2),)), Method("stash", 3, 12))
     seconds = [(t, s, 0) for s, t in enumerate(TIMES)] + [(2 * t, s, 1) for s, t in enumerate(TIMES)]
     load, on = [0.0] * 3, dict[tuple[int, int], int]()

@@ -736,7 +736,7 @@ class Mixing:
     """Stages a device at most. Not measured."""
     stages: int = 8
     """Stages that a plan may have however few its devices are. Not measured."""
-    rounds: tuple[tuple[int, float, int], ...] = ((24, 0.7, 300), (6, 1.0, 300))
+    rounds: tuple[tuple[int, float, int], ...] = ((24, 0.4, 100), (4, 0.5, 400), (1, 1.0, 1600))
     """How many starts stay on, round after round, the share of the time left that each round takes, and the moves that
     a start gets at most, times layers and devices. Measured: 9 random problems, 30 s, against 24 starts with 4000 moves
     for 100 or more, 6 with 12,000, then 2 with 40,000: 5 shorter, 5.5, 3.7 and 1.4 % the most, one 0.6 % longer."""

@@ -26,15 +26,22 @@ def move_devices(dec, count, devices, apart, state):
             t = pick(state, count)
             dec[FRONT, s], dec[FRONT, t] = dec[FRONT, t], dec[FRONT, s]
             dec[REAR, s], dec[REAR, t] = dec[REAR, t], dec[REAR, s]
-    elif r < 0.3:
+    elif r < 0.12:
         dec[FRONT, s] = pick(state, devices)
-    elif r < 0.6:
+    elif r < 0.24:
         dec[REAR, s] = pick(state, devices)
-    elif r < 0.75:
+    elif r < 0.5:
         dec[FRONT, s] = dec[REAR, s] = pick(state, devices)
-    elif r < 0.8:
-        dec[FRONT, s] = dec[REAR, s]
-    elif r < 0.9:
+    elif r < 0.6:
+        if draw(state) < 0.5:
+            dec[FRONT, s] = dec[REAR, s]
+        else:
+            dec[REAR, s] = dec[FRONT, s]
+    elif r < 0.84:
+        t = pick(state, count)
+        dec[FRONT, s], dec[FRONT, t] = dec[FRONT, t], dec[FRONT, s]
+        dec[REAR, s], dec[REAR, t] = dec[REAR, t], dec[REAR, s]
+    elif r < 0.92:
         row, t = FRONT if draw(state) < 0.5 else REAR, pick(state, count)
         dec[row, s], dec[row, t] = dec[row, t], dec[row, s]
     else:
@@ -174,7 +181,7 @@ def anneal(c, w, dec, slack, size, lowered, menu, apart, cap, moves, hot, cold, 
             least_s(c, dec, count, w)
             spread = even * spread_s(w)
         # what does not fit at the cap is worth more than that, by what is lacking
-        new = value_of(c, dec, slack, lowered, count, cap if value > cap else NEVER, min(cap, level - spread), w)
+        new = value_of(c, dec, slack, lowered, count, cap if value > cap else NEVER, min(cap, level - spread), value, w)
         if move and (new >= NEVER or new + spread > level):
             dec[:] = old_dec
             slack[:] = old_slack

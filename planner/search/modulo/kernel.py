@@ -13,7 +13,7 @@ import math
 
 from ..jit import inlined, lean
 from .gaps import CLOSE, NEVER, ended, running_until, runs
-from .passes import halved, least_s, message_s, moved, placed
+from .passes import behind_s, halved, least_s, message_s, moved, placed
 from .tables import (
     BACKWARD,
     EARLY,
@@ -36,7 +36,7 @@ from .tables import (
     WEIGHTS,
 )
 
-_PROBES, _FINE = 9, 1e-3  # periods that are tried, and how closely
+_HALVED, _FINE, _NEAR = 7, 1e-3, 1e-2  # how often an interval is halved, how closely, and what is near the least
 
 
 @inlined
@@ -116,7 +116,7 @@ def sent_at(c, dec, slack, s, period, w):
     if dec[POLICY, s] != LATE:
         return ready
     a, b = dec[FRONT, s], dec[REAR, s]
-    latest = w.starts[1, s] - message_s(c, a, b, moved(c, dec, s))
+    latest = w.starts[1, s] - behind_s(c, w, a, b, moved(c, dec, s))
     listed = ready + max(0.0, latest - ready) * (1.0 - slack[EARLY, s])
     until = running_until(w, b, listed, period)
     listed = until if until <= latest else listed
@@ -137,6 +137,47 @@ def note_sent(c, dec, slack, count, period, w):
             w.left[s] = w.sent[s] + moved(c, dec, s) * c.pace[a, b]
         else:
             w.sent[s] = w.left[s] = w.starts[0, s] + w.lasts[0, s]
+
+
+@lean
+def note_posted(c, dec, count, period, w):
+    """Fills `w.posted`: when stashes are asked for that come back from the host; whether that is after they leave.
+
+    What leaves their device and is listed before must have left, so that is before what has not when they begin their
+    way; and what is asked for earlier begins earlier.
+    """
+    close = CLOSE * period
+    for s in range(count):
+        if dec[POLICY, s] == HOST:
+            w.asked[s] = before_leaving(dec, s, count, period, w)
+    for s in range(count):
+        if dec[POLICY, s] != HOST:
+            continue
+        b, found = dec[REAR, s], w.asked[s]
+        for t in range(count):
+            if t != s and dec[POLICY, t] == HOST and dec[REAR, t] == b:
+                later = math.ceil((w.copied[1, s] - w.copied[1, t] - close) / period) * period
+                found = min(found, w.asked[t] + later)
+        w.posted[s] = found
+        if dec[FRONT, s] == b and found <= ended(w, b, w.sent[s], period) + close:
+            return False
+    return True
+
+
+@lean
+def before_leaving(dec, s, count, period, w):
+    """When a stash is to be asked for, so that no copy or message is listed before that has not left when it begins."""
+    b, begin, close = dec[REAR, s], w.copied[1, s], CLOSE * period
+    found, again = ended(w, b, begin, period), True
+    while again:
+        again = False
+        for j in range(count):
+            if dec[FRONT, j] == b and (dec[POLICY, j] == HOST or dec[REAR, j] != b):
+                listed = ended(w, b, w.sent[j], period)
+                turns = math.ceil((found - listed - close) / period) - 1
+                if w.left[j] + turns * period > begin + close:
+                    found, again = listed + turns * period, True
+    return found
 
 
 @inlined
@@ -178,7 +219,7 @@ def hold_stash(c, dec, s, period, w):
     until = again if p == RECOMPUTE else done
     if p == HOST:
         span(w, a, begin, w.left[s], left)
-        span(w, b, ended(w, b, w.copied[1, s], period), until, left)
+        span(w, b, w.posted[s], until, left)
     elif a == b:
         span(w, a, begin, until, left)
     else:
@@ -235,6 +276,8 @@ def lacking(c, dec, slack, lowered, count, period, w):
     w.base[:] = 0.0
     w.noted[0] = 0
     note_sent(c, dec, slack, count, period, w)
+    if not note_posted(c, dec, count, period, w):
+        return NEVER
     hold_versions(c, dec, count, period, w)
     for s in range(count):
         hold_stash(c, dec, s, period, w)
@@ -251,26 +294,36 @@ def lacking(c, dec, slack, lowered, count, period, w):
 
 
 @lean
-def value_of(c, dec, slack, lowered, count, cap, level, w):
+def value_of(c, dec, slack, lowered, count, cap, level, hint, w):
     """The least period up to `level` at which decisions fit, as far as halving intervals finds it; else NEVER.
 
-    With level = cap: where they do not fit at `cap` either, more than that, by what is lacking.
+    With level = cap: where they do not fit at `cap` either, more than that, by what is lacking. hint: the period of
+    decisions like these: what fits at it mostly fits at nothing less, and what did at its least mostly still does.
     """
     low = least_s(c, dec, count, w) * (1.0 + CLOSE)
-    high = level
     if low > level:
         return low if level >= cap and low < NEVER else NEVER
-    for probe in range(_PROBES):  # where it fits at the least, that is what is asked for; most fit at neither
-        period = high if probe == 0 else low if probe == 1 else math.sqrt(low * high)
-        lack = lacking(c, dec, slack, lowered, count, period, w)
-        if lack <= 0.0:
-            high = period
-        elif probe == 0:
-            return cap * (2.0 + min(lack, 1e6)) if level >= cap else NEVER
+    lack = lacking(c, dec, slack, lowered, count, level, w)
+    if lack > 0.0:
+        return cap * (2.0 + min(lack, 1e6)) if level >= cap else NEVER
+    high, under = level, low
+    if low * (1.0 + _NEAR) < hint < high:
+        if lacking(c, dec, slack, lowered, count, hint, w) > 0.0:
+            under = hint
         else:
-            low = period
-        if high <= low or (probe and high <= low * (1.0 + _FINE)):
+            high, under = hint, hint / (1.0 + _FINE)
+            if lacking(c, dec, slack, lowered, count, under, w) <= 0.0:
+                high, under = under, low
+    if under == low and lacking(c, dec, slack, lowered, count, low, w) <= 0.0:
+        return low
+    for _ in range(_HALVED):
+        if high <= under * (1.0 + _FINE):
             break
+        period = math.sqrt(under * high)
+        if lacking(c, dec, slack, lowered, count, period, w) <= 0.0:
+            high = period
+        else:
+            under = period
     return high
 
 
@@ -287,12 +340,12 @@ def times(c, dec, slack, lowered, count, period, w, out):
         out[SENT, s], out[LEFT, s] = w.sent[s], w.left[s]
         out[FETCHED, s] = w.copied[1, s]
         out[WEIGHTS, s] = w.starts[1, s] + w.lasts[3, s] if halved(c, dec, s) else math.nan
+        out[FETCHING, s] = w.posted[s]
         step = (c.update - 1) * (c.step[b, j] - c.step[b, i])
         out[RETURNED, s] = w.starts[1, s] + w.lasts[1, s] + step
         for row, asked, d in (
             (SENT, SENDING, a),
             (SENT, RECEIVING, b),
-            (FETCHED, FETCHING, b),
             (RETURNED, RETURNING, a),
         ):
             out[asked, s] = ended(w, d, out[row, s], period)

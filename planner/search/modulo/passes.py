@@ -21,6 +21,16 @@ def message_s(c, a, b, size):
 
 
 @inlined
+def behind_s(c, w, a, b, size):
+    """The same behind parameters that are on their way there, as far as that is to be waited for."""
+    if a == b:
+        return 0.0
+    own = size * c.pace[a, b]
+    ahead = w.jam[0, a, b] if c.node[a] == c.node[b] else max(w.jam[1, a, a], w.jam[2, b, b])
+    return own + c.lag[a, b] + max(0.0, ahead - own)
+
+
+@inlined
 def moved(c, dec, s):
     """Bytes of what a forward leaves that goes to its backward's device, or to the host and back."""
     first = dec[END, s - 1] if s else 0
@@ -43,6 +53,19 @@ def carry(c, w, a, b, size):
 
 
 @inlined
+def note_jam(c, w, a, b, size):
+    """Notes parameters on their way: what is sent there meanwhile comes behind them."""
+    if a == b:
+        return
+    seconds = size * c.pace[a, b]
+    if c.node[a] == c.node[b]:
+        w.jam[0, a, b] = max(w.jam[0, a, b], seconds)
+    else:
+        w.jam[1, a, a] = max(w.jam[1, a, a], seconds)
+        w.jam[2, b, b] = max(w.jam[2, b, b], seconds)
+
+
+@inlined
 def halved(c, dec, s):
     """Whether a stage's backward is two ops: where there is a stage that waits for the first."""
     first = dec[END, s - 1] if s else 0
@@ -56,6 +79,7 @@ def least_s(c, dec, count, w):
     w.link[:] = 0.0
     w.nic[:] = 0.0
     w.copies[:] = 0.0
+    w.jam[:] = 0.0
     for s in range(count):
         i, j = dec[END, s - 1] if s else 0, dec[END, s]
         a, b, p = dec[FRONT, s], dec[REAR, s], dec[POLICY, s]
@@ -76,7 +100,9 @@ def least_s(c, dec, count, w):
             w.copies[1, c.host[b]] += moved(c, dec, s) * c.host_pace[b]
         else:
             carry(c, w, a, b, moved(c, dec, s))
+            note_jam(c, w, a, b, moved(c, dec, s))
         carry(c, w, b, a, (c.trained[j] - c.trained[i]) / c.update)
+        note_jam(c, w, b, a, c.trained[j] - c.trained[i])
         if s + 1 < count:
             carry(c, w, a, dec[FRONT, s + 1], c.boundary[j])
             carry(c, w, dec[REAR, s + 1], b, c.boundary[j])
@@ -100,8 +126,8 @@ def placed(c, dec, slack, count, period, w):
         latest, earliest = 0.0, -NEVER
         if s + 1 < count:
             size = c.boundary[dec[END, s]]
-            latest = w.starts[0, s + 1] - message_s(c, a, dec[FRONT, s + 1], size)
-            earliest = w.starts[1, s + 1] + w.lasts[3, s + 1] + message_s(c, dec[REAR, s + 1], b, size)
+            latest = w.starts[0, s + 1] - behind_s(c, w, a, dec[FRONT, s + 1], size)
+            earliest = w.starts[1, s + 1] + w.lasts[3, s + 1] + behind_s(c, w, dec[REAR, s + 1], b, size)
             earliest += max(0.0, slack[BEHIND, s]) * period
         latest -= w.lasts[0, s] + max(0.0, slack[AHEAD, s]) * period
         first = 1 if dec[BACK_FIRST, s] and s + 1 < count else 0
@@ -127,6 +153,20 @@ def placed(c, dec, slack, count, period, w):
             reserve(w, b if row else a, start, w.lasts[row, s], period)
         if dec[POLICY, s] == HOST and not copied(c, dec, s, period, w):
             return False
+    return repeats(c, dec, count, period, w)
+
+
+@lean
+def repeats(c, dec, count, period, w):
+    """Whether there are updates in which every device runs all of its passes: that part of a run is repeated."""
+    for d in range(len(c.speed)):
+        first, last = NEVER, -NEVER
+        for s in range(count):
+            for row in range(2):
+                if dec[REAR if row else FRONT, s] == d:
+                    first, last = min(first, w.starts[row, s]), max(last, w.starts[row, s])
+        if last - first > c.apart * period:
+            return False
     return True
 
 
@@ -142,7 +182,7 @@ def back_by(c, dec, s, period, w):
     a, b = dec[FRONT, s], dec[REAR, s]
     size, left = moved(c, dec, s), w.starts[0, s] + w.lasts[0, s]
     if dec[POLICY, s] != HOST:
-        return left + message_s(c, a, b, size)
+        return left + behind_s(c, w, a, b, size)
     out, back = size * c.host_pace[a], size * c.host_pace[b]
     left = after(w, there(c, a), left, out, period)
     if left >= NEVER:
@@ -157,7 +197,7 @@ def gone_by(c, dec, s, period, w):
     a, b = dec[FRONT, s], dec[REAR, s]
     size, needed = moved(c, dec, s), w.starts[1, s]
     if dec[POLICY, s] != HOST:
-        return needed - message_s(c, a, b, size)
+        return needed - behind_s(c, w, a, b, size)
     out, back = size * c.host_pace[a], size * c.host_pace[b]
     needed = before(w, there(c, b) + 1, needed - c.host_lag[b] - back, back, period)
     return -NEVER if needed <= -NEVER else before(w, there(c, a), needed - c.host_lag[a] - out, out, period)

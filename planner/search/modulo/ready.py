@@ -38,7 +38,7 @@ def warm() -> None:
         owned=sums, lent=sums, trained=sums, boundary=np.zeros(3), work=square, incoming=square, inner=square,
         speed=np.ones(2), limit=np.full(2, 100, dtype=np.float64), node=np.zeros(2, dtype=np.int64), host=np.arange(2),
         host_pace=np.zeros(2), host_lag=np.zeros(2), pace=np.zeros((2, 2)), lag=np.zeros((2, 2)),
-        update=1, versions=1, predicts=0, halves=1,
+        update=1, versions=1, predicts=0, halves=1, apart=1.0,
     )  # fmt: skip
     arm = Arm.of(case, [(1, 0, 0, KEEP), (2, 1, 1, KEEP)], 2, 10, 0)
     arm.improve(Allowed((KEEP,), True), 1, Heat(1.0, 0.5), np.zeros(1, dtype=np.int64))

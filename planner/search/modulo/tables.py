@@ -74,6 +74,7 @@ class Case(NamedTuple):
     versions: int
     predicts: int
     halves: int
+    apart: float
 
 
 class Work(NamedTuple):
@@ -94,6 +95,8 @@ class Work(NamedTuple):
     copied: Floats
     sent: Floats
     left: Floats
+    asked: Floats
+    posted: Floats
     busy: Floats
     held: Ints
     wrapped: Floats
@@ -109,6 +112,7 @@ class Work(NamedTuple):
     link: Floats
     nic: Floats
     copies: Floats
+    jam: Floats
 
 
 def scratch(case: Case, stages: int) -> Work:
@@ -121,6 +125,8 @@ def scratch(case: Case, stages: int) -> Work:
         copied=np.zeros((2, stages)),
         sent=np.zeros(stages),
         left=np.zeros(stages),
+        asked=np.zeros(stages),
+        posted=np.zeros(stages),
         busy=np.zeros((2, lines, 4 * stages + 2)),
         held=np.zeros(lines, dtype=np.int64),
         times=np.zeros((devices, 32 * stages)),
@@ -136,4 +142,5 @@ def scratch(case: Case, stages: int) -> Work:
         link=np.zeros((devices, devices)),
         nic=np.zeros((2, devices)),
         copies=np.zeros((2, hosts)),
+        jam=np.zeros((3, devices, devices)),
     )

@@ -86,8 +86,15 @@ def case_of(split: Split, method: Method, halves: bool = True) -> modulo.Case:
         versions=0 if not policy.stashed else 2 if method.rules.from_entry else 1,
         predicts=int(policy.predicts),
         halves=int(halves),
+        apart=_apart(train.micro_batches, method.update),
         **_links(split),
     )
+
+
+def _apart(micro_batches: int, update: int) -> float:
+    """Periods between the first and the last pass of a device at most, so that a run has an update to repeat."""
+    most = micro_batches - 2 * update
+    return float(most) if most > 0 else math.inf
 
 
 def _links(split: Split) -> dict[str, Any]:
@@ -160,8 +167,6 @@ def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[li
             passes.append((there, modulo.BACKWARD, 2 * behind, Kind.B))
         if policy.remade:
             passes.append((there, modulo.BACKWARD, behind, Kind.R))
-        if policy.hosted:
-            passes.append((here, modulo.FORWARD, len(row), Kind.OFFLOAD))
         for i, m in enumerate(pipeline.micro_batches):
             begin = [time[s] + i * _TICKS for time in at]
             for d, which, number, kind in passes:
@@ -169,13 +174,16 @@ def listed(candidate: Candidate, times: modulo.Floats, period: float) -> list[li
 
             left = begin[modulo.LEFT] - _FREED
             if apart:
-                leaving, asked = begin[modulo.SENDING] - _AHEAD, begin[modulo.RECEIVING] - _AHEAD
+                leaving, asked = begin[modulo.SENDING] - _AHEAD + 1, begin[modulo.RECEIVING] - _AHEAD
                 key = begin[modulo.SENDING], begin[modulo.SENT]
                 lines[here].append((leaving, _MOVE, begin[modulo.SENT], s, Op(Kind.SEND_S, s, m, there)))
                 arriving[here, there].append((*key, asked, Op(Kind.RECV_S, s, m, here)))
                 left = max(left, leaving)  # no bytes have left when they begin to
             if policy.hosted:
-                fetching = begin[modulo.FETCHING] - _AHEAD
+                fetching, leaving = begin[modulo.FETCHING] - _AHEAD, begin[modulo.SENDING] - _AHEAD + 1
+                leaving = max(leaving, begin[modulo.FORWARD] + 1)
+                left = max(left, leaving)
+                lines[here].append((leaving, _MOVE, begin[modulo.SENT], s, Op(Kind.OFFLOAD, s, m)))
                 lines[there].append((fetching, _MOVE, begin[modulo.FETCHED], s, Op(Kind.FETCH, s, m)))
             if apart or policy.hosted:
                 lines[here].append((left, _FREE, begin[modulo.LEFT], s, Op(Kind.FREE, s, m)))

@@ -126,6 +126,34 @@ def test_devices_without_a_gap_are_filled() -> None:
     arm.slack[:EARLY] = CLOSED
     assert arm.evaluate(allowed) == pytest.approx(max(load), rel=1e-6)
     assert apart > 1.02 * max(load)
+    short = case_of(Split(problem(1 << 30, devices=3, batches=12), ((0, 1, 2),)), Method("stash", 3, 12))
+    arm.case = short  # no update of which every device runs all passes: nothing of the run can be repeated
+    assert arm.evaluate(allowed) > arm.cap_s
+
+
+def test_messages_leave_room_for_parameters_ahead_of_them() -> None:
+    """Parameters of the first stage go from device 2 to device 0, between nodes, in 5 s; the last stage's gradient
+    leaves device 2 for another node, too, in 0.25 s: the backward that takes it expects it behind them."""
+    layers = [
+        Layer(f"l{k}", t, 2 * t, 0, False, 1000 if k < 4 else 0, 1000, 0, output_bytes=200)
+        for k, t in enumerate(TIMES)
+    ]  # fmt: skip
+    cluster = Cluster((NodeGroup(2, 2, DeviceType("d", 1 << 40), Link(3000.0), Link(800.0), Link(2000.0)),))
+    given = Problem(ModelGraph.chain(layers), cluster, Workload(72, memory_limit_bytes=1 << 30, update_every=8))
+    case = case_of(Split(given, ((0, 1, 2, 3),)), Method("stash", 8, 3))
+    stages = [(4, 0, 2, modulo.KEEP), (8, 3, 1, modulo.KEEP), (12, 2, 2, modulo.KEEP)]
+    arm = modulo.Arm.of(case, stages, 3, 1e3, 0)
+    arm.slack[:EARLY] = 0.0
+    assert arm.evaluate(modulo.Allowed((modulo.KEEP,), True)) < 1e3
+    times = arm.times()
+    assert times is not None
+    sent = times[modulo.BACKWARD, 2] + 2 * sum(TIMES[8:])
+    assert times[modulo.BACKWARD, 1] >= sent + 4000 / 800 - 1e-6
+    arm.case = case._replace(trained=np.zeros_like(case.trained))
+    arm.evaluate(modulo.Allowed((modulo.KEEP,), True))
+    times = arm.times()
+    assert times is not None
+    assert times[modulo.BACKWARD, 1] < times[modulo.BACKWARD, 2] + 2 * sum(TIMES[8:]) + 4000 / 800
 
 
 @pytest.mark.long
@@ -136,7 +164,7 @@ def test_little_memory_is_met_by_a_mixture_of_devices_and_stash_choices() -> Non
     for found in taken:
         assert not check(found.plan)
         assert fits(found.plan)
-    assert session.best_s >= sum(TIMES)  # three units of work a second, three devices
+    assert session.best_s >= sum(TIMES) * (1 - 1e-9)  # three units of work a second, three devices
 
 
 @pytest.mark.long
@@ -162,7 +190,7 @@ def test_what_ships_late_runs_on_and_on(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [4, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [10, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_longer_run_fits_where_the_plan_does(seed: int) -> None:
     """Where its stashes, asked for as early as a longer run can, do not fit, they come as late as in the plan."""
     given = Problem(random_graph(seed), Cluster.uniform(2 + seed % 3, link=Link(500.0, 0.0)), Workload(40))
@@ -207,17 +235,19 @@ def test_plans_run_at_the_period_and_in_the_memory_that_were_promised(limit: int
     """Of passes, stashes that wait, and copies that share a host link, the simulation knows no more."""
     given = problem(limit, devices=3, batches=36, weight=100)
     split, method = Split(given, ((0, 1, 2),)), Method("stash", 3, 9)
-    case, kept = case_of(split, method), list[bool]()
+    case, kept, in_time = case_of(split, method), list[bool](), list[bool]()
     choices = (modulo.KEEP, modulo.LATE, modulo.RECOMPUTE, modulo.HOST)
-    for seed in range(12):
+    for seed in range(20):
         rng = random.Random(seed)
         stages = [(end, rng.randrange(3), rng.randrange(3), rng.choice(choices)) for end in (2, 4, 6, 8, 10, 12)]
         arm = modulo.Arm.of(case, stages, 9, 1e3, seed)
         arm.improve(modulo.Allowed(choices, True), 2000, modulo.Heat(0.05, 0.001), GO_ON)
         if arm.period_s <= arm.cap_s and (found := built(split, method, arm)) is not None:
             fit = not excess_for_long(found.plan).total
-            kept.append(fit and period_seconds(found.plan) <= arm.period_s * 1.001)
-    assert sum(kept) >= 10
+            in_time.append(period_seconds(found.plan) <= arm.period_s * 1.001)
+            kept.append(fit and in_time[-1])
+    assert sum(in_time) >= 19
+    assert sum(kept) >= 15
 
 
 @pytest.mark.long

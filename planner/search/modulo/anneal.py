@@ -199,4 +199,6 @@ def anneal(c, w, dec, slack, size, lowered, menu, apart, cap, moves, hot, cold, 
     dec[:] = best_dec
     slack[:] = best_slack
     size[0] = best_count
+    if best <= cap:  # where decisions before it had the same period, what is less was not looked for
+        best = min(best, value_of(c, dec, slack, lowered, best_count, NEVER, best, NEVER, w))
     return best

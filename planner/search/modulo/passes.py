@@ -22,7 +22,10 @@ def message_s(c, a, b, size):
 
 @inlined
 def behind_s(c, w, a, b, size):
-    """The same behind parameters that are on their way there, as far as that is to be waited for."""
+    """The same where the longest stash, or parameters, are on their way there: what is sent comes behind them.
+
+    When they are is left open. Who waits so long for a message is never late, and has it earlier mostly.
+    """
     if a == b:
         return 0.0
     own = size * c.pace[a, b]
@@ -54,7 +57,7 @@ def carry(c, w, a, b, size):
 
 @inlined
 def note_jam(c, w, a, b, size):
-    """Notes parameters on their way: what is sent there meanwhile comes behind them."""
+    """Notes how long something is on its way."""
     if a == b:
         return
     seconds = size * c.pace[a, b]

@@ -253,7 +253,7 @@ class Mixtures:
             began = time.monotonic()
             line.arm.improve(line.allowed, MIXTURE.least_moves, line.heat, self._stop)
             self._moves_s = max((time.monotonic() - began) / MIXTURE.least_moves, SECONDS.shortest)
-        offered_s = 2 * self.session.clock.longest_s  # what is found has to be simulated
+        offered_s = self.session.clock.longest_s + SECONDS.progress  # what is found has to be simulated
         each_s = max(0.0, until_s - offered_s - time.monotonic()) / left
         return max(MIXTURE.least_moves, int(each_s / self._moves_s))
 

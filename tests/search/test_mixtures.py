@@ -132,14 +132,15 @@ def test_devices_without_a_gap_are_filled() -> None:
 
 
 def test_messages_leave_room_for_parameters_ahead_of_them() -> None:
-    """Parameters of the first stage go from device 2 to device 0, between nodes, in 5 s; the last stage's gradient
-    leaves device 2 for another node, too, in 0.25 s: the backward that takes it expects it behind them."""
+    """Parameters of the first stage go from device 2 to device 0, between nodes, in 5 s. The last stage's gradient goes
+    from device 2 to another node, too, in 0.25 s: the backward that takes it expects it behind them."""
     layers = [
         Layer(f"l{k}", t, 2 * t, 0, False, 1000 if k < 4 else 0, 1000, 0, output_bytes=200)
         for k, t in enumerate(TIMES)
     ]  # fmt: skip
-    cluster = Cluster((NodeGroup(2, 2, DeviceType("d", 1 << 40), Link(3000.0), Link(800.0), Link(2000.0)),))
-    given = Problem(ModelGraph.chain(layers), cluster, Workload(72, memory_limit_bytes=1 << 30, update_every=8))
+    nodes = (NodeGroup(2, 2, DeviceType("d", 1 << 40), Link(3000.0)),)
+    cluster, train = Cluster(nodes, Link(800.0)), Workload(72, memory_limit_bytes=1 << 30, update_every=8)
+    given = Problem(ModelGraph.chain(layers), cluster, train)
     case = case_of(Split(given, ((0, 1, 2, 3),)), Method("stash", 8, 3))
     stages = [(4, 0, 2, modulo.KEEP), (8, 3, 1, modulo.KEEP), (12, 2, 2, modulo.KEEP)]
     arm = modulo.Arm.of(case, stages, 3, 1e3, 0)

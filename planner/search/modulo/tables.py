@@ -44,7 +44,7 @@ class Case(NamedTuple):
     intervals of layers: workspace, what recomputation keeps, the largest tensor inside.
     By device: speed, limit (bytes), node, host (number of its link), host_pace, host_lag (seconds a byte, latency).
     pace, lag [devices, devices]: the same of links. update: micro-batches. versions: 0: one, 1: as stale as a stage,
-    2: as stale as the first one. predicts: 0 or 1. apart: periods between the first and the last pass of a device at most.
+    2: as stale as the first one. predicts: 0 or 1. apart: most periods between the first and the last pass of a device.
     """
 
     forward: Floats
@@ -81,8 +81,8 @@ class Work(NamedTuple):
     """Scratch of one thread.
 
     lasts [F, B with R, R, B with R until others have its gradient; stages], starts [F, B with R; stages], copied [to
-    the host, from it; stages], sent, left [stages]: seconds. asked, posted [stages]: when a stash is asked for that comes
-    back from the host: for what leaves its device, and for what comes back before it, too.
+    the host, from it; stages], sent, left [stages]: seconds. asked, posted [stages]: when a stash is asked for that
+    comes back from the host, because of what leaves its device, and of what comes back after it, too.
     busy [begin, end; devices and both directions of every host link, many]: sorted within a period; held: how many, by
     device; wrapped: when the op began, before 0, that ends in this period. frees [devices, stages]: when, within a
     period, a device waits until a stash has left; freed: how many.

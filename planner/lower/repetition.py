@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -234,7 +234,7 @@ def _bodies(lines: Sequence[_Line], size: int, updates: int) -> tuple[int, list[
     """
     best: tuple[float, int, list[_Cut]] | None = None
     for shift in range(size, size * updates, size):
-        found = [line.body(shift, size * updates) for line in lines]
+        found = list(takewhile(bool, (line.body(shift, size * updates) for line in lines)))
         cuts = [body[0] for body in found if body is not None]
         if len(cuts) < len(lines) or not _whole(lines, cuts, shift):
             continue
@@ -332,7 +332,7 @@ class _Line:
         """Whether the list with one more body has every op once, and each kind's micro-batches of one body more."""
         long = (self._kinds * (count + shift) + self.columns[:, 2])[self._places(cut, 1)]
         long[cut.last :] += shift
-        return len(np.unique(long)) == len(long)
+        return int(np.bincount(long).max()) == 1
 
     def _closes(self, cut: _Cut, shift: int, count: int) -> bool:
         """Whether the body has its share of every stage's STEPs and new parameters."""

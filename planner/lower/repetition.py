@@ -332,7 +332,8 @@ class _Line:
         """Whether the list with one more body has every op once, and each kind's micro-batches of one body more."""
         long = (self._kinds * (count + shift) + self.columns[:, 2])[self._places(cut, 1)]
         long[cut.last :] += shift
-        return int(np.bincount(long).max()) == 1
+        long.sort()
+        return not (long[1:] == long[:-1]).any()
 
     def _closes(self, cut: _Cut, shift: int, count: int) -> bool:
         """Whether the body has its share of every stage's STEPs and new parameters."""

@@ -148,6 +148,8 @@ def note_posted(c, dec, count, period, w):
     """
     close = CLOSE * period
     for s in range(count):
+        w.listed[s] = ended(w, dec[FRONT, s], w.sent[s], period)
+    for s in range(count):
         if dec[POLICY, s] == HOST:
             w.asked[s] = before_leaving(dec, s, count, period, w)
     for s in range(count):
@@ -159,7 +161,7 @@ def note_posted(c, dec, count, period, w):
                 later = math.ceil((w.copied[1, s] - w.copied[1, t] - close) / period) * period
                 found = min(found, w.asked[t] + later)
         w.posted[s] = found
-        if dec[FRONT, s] == b and found <= ended(w, b, w.sent[s], period) + close:
+        if dec[FRONT, s] == b and found <= w.listed[s] + close:
             return False
     return True
 
@@ -173,10 +175,9 @@ def before_leaving(dec, s, count, period, w):
         again = False
         for j in range(count):
             if dec[FRONT, j] == b and (dec[POLICY, j] == HOST or dec[REAR, j] != b):
-                listed = ended(w, b, w.sent[j], period)
-                turns = math.ceil((found - listed - close) / period) - 1
+                turns = math.ceil((found - w.listed[j] - close) / period) - 1
                 if w.left[j] + turns * period > begin + close:
-                    found, again = listed + turns * period, True
+                    found, again = w.listed[j] + turns * period, True
     return found
 
 

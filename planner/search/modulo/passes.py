@@ -28,9 +28,8 @@ def behind_s(c, w, a, b, size):
     """
     if a == b:
         return 0.0
-    own = size * c.pace[a, b]
-    ahead = w.jam[0, a, b] if c.node[a] == c.node[b] else max(w.jam[1, a, a], w.jam[2, b, b])
-    return own + c.lag[a, b] + max(0.0, ahead - own)
+    ahead = w.link[1, a, b] if c.node[a] == c.node[b] else max(w.nic[2, a], w.nic[3, b])
+    return c.lag[a, b] + max(size * c.pace[a, b], ahead)
 
 
 @inlined
@@ -43,29 +42,19 @@ def moved(c, dec, s):
 
 
 @inlined
-def carry(c, w, a, b, size):
-    """Adds the time of a message a micro-batch."""
+def carry(c, w, a, b, size, every, long):
+    """Adds the time a micro-batch of a message that there is once in so many; long: others may have to wait for it."""
     if a == b:
         return
     seconds = size * c.pace[a, b]
     if c.node[a] == c.node[b]:
-        w.link[a, b] += seconds
+        w.link[0, a, b] += seconds / every
+        w.link[1, a, b] = max(w.link[1, a, b], seconds * long)
     else:
-        w.nic[0, a] += seconds
-        w.nic[1, b] += seconds
-
-
-@inlined
-def note_jam(c, w, a, b, size):
-    """Notes how long something is on its way."""
-    if a == b:
-        return
-    seconds = size * c.pace[a, b]
-    if c.node[a] == c.node[b]:
-        w.jam[0, a, b] = max(w.jam[0, a, b], seconds)
-    else:
-        w.jam[1, a, a] = max(w.jam[1, a, a], seconds)
-        w.jam[2, b, b] = max(w.jam[2, b, b], seconds)
+        w.nic[0, a] += seconds / every
+        w.nic[1, b] += seconds / every
+        w.nic[2, a] = max(w.nic[2, a], seconds * long)
+        w.nic[3, b] = max(w.nic[3, b], seconds * long)
 
 
 @inlined
@@ -82,7 +71,6 @@ def least_s(c, dec, count, w):
     w.link[:] = 0.0
     w.nic[:] = 0.0
     w.copies[:] = 0.0
-    w.jam[:] = 0.0
     for s in range(count):
         i, j = dec[END, s - 1] if s else 0, dec[END, s]
         a, b, p = dec[FRONT, s], dec[REAR, s], dec[POLICY, s]
@@ -102,18 +90,16 @@ def least_s(c, dec, count, w):
             w.copies[0, c.host[a]] += moved(c, dec, s) * c.host_pace[a]
             w.copies[1, c.host[b]] += moved(c, dec, s) * c.host_pace[b]
         else:
-            carry(c, w, a, b, moved(c, dec, s))
-            note_jam(c, w, a, b, moved(c, dec, s))
-        carry(c, w, b, a, (c.trained[j] - c.trained[i]) / c.update)
-        note_jam(c, w, b, a, c.trained[j] - c.trained[i])
+            carry(c, w, a, b, moved(c, dec, s), 1, True)
+        carry(c, w, b, a, c.trained[j] - c.trained[i], c.update, True)
         if s + 1 < count:
-            carry(c, w, a, dec[FRONT, s + 1], c.boundary[j])
-            carry(c, w, dec[REAR, s + 1], b, c.boundary[j])
+            carry(c, w, a, dec[FRONT, s + 1], c.boundary[j], 1, False)
+            carry(c, w, dec[REAR, s + 1], b, c.boundary[j], 1, False)
     found = 0.0
     for a in range(len(w.load)):
         found = max(found, w.load[a], w.nic[0, a], w.nic[1, a])
         for b in range(len(w.load)):
-            found = max(found, w.link[a, b])
+            found = max(found, w.link[0, a, b])
     for host in range(w.copies.shape[1]):
         found = max(found, w.copies[0, host], w.copies[1, host])
     return found

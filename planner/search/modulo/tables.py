@@ -81,14 +81,14 @@ class Work(NamedTuple):
     """Scratch of one thread.
 
     lasts [F, B with R, R, B with R until others have its gradient; stages], starts [F, B with R; stages], copied [to
-    the host, from it; stages], sent, left [stages]: seconds. asked, posted [stages]: when a stash is asked for that
-    comes back from the host, because of what leaves its device, and of what comes back after it, too.
+    the host, from it; stages], sent, left [stages]: seconds. listed [stages]: when what leaves is posted. asked,
+    posted: when what comes back from the host is, because of what leaves there, and of what comes back after it, too.
     busy [begin, end; devices and both directions of every host link, many]: sorted within a period; held: how many, by
     device; wrapped: when the op began, before 0, that ends in this period. frees [devices, stages]: when, within a
     period, a device waits until a stash has left; freed: how many.
     spans [device, begin, end, bytes; many]: what is held; noted: how many. times, sizes [devices, many]: changes of
-    memory within a period; changes: how many. base: bytes all the time. load: seconds a micro-batch of devices; link,
-    nic, copies: of what moves. jam [0: links, 1: nics out, 2: nics in]: seconds of the longest stash or parameters.
+    memory within a period; changes: how many. base: bytes all the time. load: seconds a micro-batch of devices;
+    copies: of what the host takes and gives; link, nic: of messages, and of the longest stash or parameters.
     """
 
     lasts: Floats
@@ -96,6 +96,7 @@ class Work(NamedTuple):
     copied: Floats
     sent: Floats
     left: Floats
+    listed: Floats
     asked: Floats
     posted: Floats
     busy: Floats
@@ -113,7 +114,6 @@ class Work(NamedTuple):
     link: Floats
     nic: Floats
     copies: Floats
-    jam: Floats
 
 
 def scratch(case: Case, stages: int) -> Work:
@@ -126,6 +126,7 @@ def scratch(case: Case, stages: int) -> Work:
         copied=np.zeros((2, stages)),
         sent=np.zeros(stages),
         left=np.zeros(stages),
+        listed=np.zeros(stages),
         asked=np.zeros(stages),
         posted=np.zeros(stages),
         busy=np.zeros((2, lines, 4 * stages + 2)),
@@ -140,8 +141,7 @@ def scratch(case: Case, stages: int) -> Work:
         noted=np.zeros(1, dtype=np.int64),
         base=np.zeros(devices),
         load=np.zeros(devices),
-        link=np.zeros((devices, devices)),
-        nic=np.zeros((2, devices)),
+        link=np.zeros((2, devices, devices)),
+        nic=np.zeros((4, devices)),
         copies=np.zeros((2, hosts)),
-        jam=np.zeros((3, devices, devices)),
     )

@@ -305,3 +305,12 @@ def test_texts_that_are_no_operation_are_refused(text: object) -> None:
     """Op text is exact."""
     with pytest.raises(PlanError):
         op_from_text(text)
+
+
+@pytest.mark.parametrize(
+    "given", [{"bandwidth": 0.0}, {"bandwidth": math.nan}, {"latency_s": -1.0}, {"latency_s": math.nan}]
+)
+def test_a_link_that_carries_nothing_is_refused(given: dict[str, float]) -> None:
+    """The library's users build links themselves: no file has been read that would have refused them."""
+    with pytest.raises(ClusterError, match=next(iter(given))):
+        Link(**given)

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "orders/greedy.py": {"PARAMETERS": KERNELS},
     "common/balancing.py": {"RANDOM": KERNELS},
     "modulo/gaps.py": dict.fromkeys(("CLOSE", "NEVER"), KERNELS),
-    "modulo/kernel.py": dict.fromkeys(("_FINE", "_HALVED", "_NEAR"), KERNELS),
+    "modulo/kernel.py": dict.fromkeys(("_FINE", "_HALVED", "_NEAR", "_SHORTEST"), KERNELS),
     "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has")
     | {"CLOSED": "stands for a place, not for an amount"},
     "periodic/kernel.py": dict.fromkeys(("AHEAD", "NEVER", "RULES", "_CLOSE", "_SHORTEST"), KERNELS),

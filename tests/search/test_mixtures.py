@@ -157,6 +157,14 @@ def test_messages_leave_room_for_parameters_ahead_of_them() -> None:
     assert times[modulo.BACKWARD, 1] < times[modulo.BACKWARD, 2] + 2 * sum(TIMES[8:]) + 4000 / 800
 
 
+def test_layers_that_take_no_time_are_planned() -> None:
+    """Their period is 0, and a timetable divides by its period."""
+    layers = [Layer(f"l{k}", 0.0, 0.0, 0, False, 100, 1000, 0, output_bytes=0) for k in range(6)]
+    given = Problem(ModelGraph.chain(layers), Cluster.uniform(3, 4000), Workload(24, update_every=2))
+    taken = annealed(given, SearchSpace(asynchronous=("stash",)), effort=0.1)[1]
+    assert all(not check(found.plan) for found in taken)
+
+
 @pytest.mark.long
 def test_little_memory_is_met_by_a_mixture_of_devices_and_stash_choices() -> None:
     session, taken = annealed(problem(4400), SearchSpace(asynchronous=("stash",)))

@@ -37,6 +37,7 @@ from .tables import (
 )
 
 _HALVED, _FINE, _NEAR = 7, 1e-3, 1e-2  # how often an interval is halved, how closely, and what is near the least
+_SHORTEST = 1e-110  # seconds of a period in which nothing takes any time: less than any time that is taken
 
 
 @inlined
@@ -301,7 +302,7 @@ def value_of(c, dec, slack, lowered, count, cap, level, hint, w):
     With level = cap: where they do not fit at `cap` either, more than that, by what is lacking. hint: the period of
     decisions like these: what fits at it mostly fits at nothing less, and what did at its least mostly still does.
     """
-    low = least_s(c, dec, count, w) * (1.0 + CLOSE)
+    low = max(least_s(c, dec, count, w) * (1.0 + CLOSE), _SHORTEST)
     if low > level:
         return low if level >= cap and low < NEVER else NEVER
     lack = lacking(c, dec, slack, lowered, count, level, w)

@@ -279,7 +279,8 @@ class Mixtures:
                     line.offered_s = line.arm.period_s
                     found = replace(found, forecast=replace(found.forecast, period_s=period_seconds(found.plan)))
                     line.simulated_s = found.forecast.objective_s
-                    self._promised = max(self._promised, line.offered_s / line.simulated_s)
+                    if line.simulated_s:
+                        self._promised = max(self._promised, line.offered_s / line.simulated_s)
                     if self.take(found):
                         self.found_s = line.simulated_s
                     return

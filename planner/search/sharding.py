@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..basics import OutOfTime, PlanError, until
+from ..check import check
 from ..graph import Candidate, holders
 from ..lower import assemble
 from ..plan import Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import ASYNCHRONOUS
 from .common import SECONDS, TOLERANCE, Session, fits
-from .named import own_orders
+from .named import own_orders, possible_orders
 
 
 def searched_sharded(problem: Problem, space: SearchSpace) -> Problem:
@@ -45,7 +46,9 @@ def settled(session: Session, best: Plan, hint: Plan | None) -> Plan:
     with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
         for plan in (hint,) if alone else (hint, best):  # theirs is as it is, whatever time is left
             other = None if plan is None or plan.weights != best.weights else _whole(whole, plan)
-            if other is not None and fits(other) and _step_s(other) < _step_s(found) * (1 - TOLERANCE.same):
+            if other is None or not fits(other) or _step_s(other) >= _step_s(found) * (1 - TOLERANCE.same):
+                continue
+            if not check(other):
                 found = other
     return found
 
@@ -56,7 +59,7 @@ def _whole(problem: Problem, plan: Plan) -> Plan | None:
         return plan
     try:
         candidate = Candidate(problem, plan.stages, plan.pipelines, plan.stash)
-        return assemble(candidate, own_orders(plan), plan.provenance.source)
+        return assemble(candidate, possible_orders(candidate, own_orders(plan)), plan.provenance.source)
     except (PlanError, KeyError, IndexError):
         return None
 

@@ -10,7 +10,7 @@ from .eager import run_eager
 from .fewer import run_fewer
 from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
-from .halves import not_split, whole_backwards
+from .halves import not_split, possible_orders, whole_backwards
 from .kept_orders import own_orders
 from .laps import holds_all, run_laps
 from .laying import splits
@@ -51,6 +51,7 @@ __all__ = [
     "overfull_here",
     "own_orders",
     "place",
+    "possible_orders",
     "quick_on_widths",
     "run_at_once",
     "run_capped",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ...basics import PlanError
+from ...check import check
 from ...graph import Candidate
 from ...lower import assemble
 from ...plan import Plan
 from ...schedules import known, spelled_out
 from ..common import Session
+from .halves import possible_orders
 from .kept_orders import own_orders
 
 
@@ -19,7 +21,7 @@ def _schedule_of(plan: Plan) -> str:
 
 
 def run_hint(session: Session, hint: Plan) -> None:
-    """The caller's plan, simulated on this problem; ignored where it does not apply.
+    """The caller's plan, simulated on this problem; ignored where it does not apply, or the checker says why not.
 
     Its stages list their layers as the data goes, whoever wrote them: what moves ends of stages takes the outermost.
     """
@@ -27,6 +29,8 @@ def run_hint(session: Session, hint: Plan) -> None:
     stages = tuple(tuple(sorted(stage, key=lambda name: rank.get(name, -1))) for stage in hint.stages)
     candidate = Candidate(session.problem, stages, hint.pipelines, hint.stash)
     try:
-        session.offer(assemble(candidate, own_orders(hint), _schedule_of(hint)), "hint")
+        found = assemble(candidate, possible_orders(candidate, own_orders(hint)), _schedule_of(hint))
     except (PlanError, KeyError, IndexError):
         return
+    if not check(found):
+        session.offer(found, "hint")

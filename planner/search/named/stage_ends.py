@@ -23,6 +23,7 @@ from ...lower import Assembled, simulated
 from ...plan import Kind, Op, Plan
 from ..common import COUNT, SHARE, TOLERANCE, Session, moved_end, nearby_cuts, same_devices
 from .finer import in_pieces, sums
+from .halves import possible_orders
 from .kept_orders import own_orders
 from .last_weights import weights_by_sums
 
@@ -58,7 +59,7 @@ def _descent(session: Session, here: Plan) -> Iterator[bool]:
         for candidate, orders in islice(_neighbours(here), left):
             left -= 1
             with suppress(PlanError):
-                timeline = simulated(candidate, orders)
+                timeline = _timed(candidate, orders)
                 other = _score(candidate, timeline)
                 if _better(other, score):
                     plan = Assembled(candidate, timeline.jobs.ops, timeline.forecast(), here.provenance.source).plan
@@ -78,7 +79,7 @@ def _plainer(plan: Plan) -> Iterator[Plan]:
     for listed in ([orders] if joined else []) + ([_with_whole_backwards(orders)] if halves else []):
         with suppress(PlanError):
             candidate, lists = _joined(plan, listed)
-            timeline = simulated(candidate, lists)
+            timeline = _timed(candidate, lists)
             yield Assembled(candidate, timeline.jobs.ops, timeline.forecast(), plan.provenance.source).plan
 
 
@@ -91,6 +92,11 @@ def _with_whole_backwards(orders: Orders) -> Orders:
 
 def _simulated(plan: Plan) -> Timeline:
     return simulated(Candidate(plan.problem, plan.stages, plan.pipelines, plan.stash), own_orders(plan))
+
+
+def _timed(candidate: Candidate, orders: Orders) -> Timeline:
+    """What orders of other stages take on these: whole and halved backwards may come together in one stage."""
+    return simulated(candidate, possible_orders(candidate, orders))
 
 
 def _score(plan: Structured, timeline: Timeline) -> Score:

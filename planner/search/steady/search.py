@@ -40,7 +40,7 @@ from ..common import (
     told_of,
     unanswered,
 )
-from ..named import device_orders, overfull, own_orders
+from ..named import device_orders, overfull, own_orders, possible_orders
 from .alternatives import Alternative, alternatives, orders
 from .build import excess_for_long
 from .named_steady import plan_named
@@ -177,14 +177,18 @@ class Steady:
         return solved[0] if solved else min(still, key=lambda a: a.below_s)
 
     def offer_hint(self, hint: Plan) -> None:
-        """Offers the caller's plan as it is on this problem, whatever time is left; nothing where it does not apply."""
+        """Offers the caller's plan as it is on this problem, whatever time is left; nothing where it does not apply, or
+        the checker says why not.
+        """
         if hint.weights not in self.space.asynchronous:
             return
         candidate = Candidate(self.problem, hint.stages, hint.pipelines, hint.stash, hint.weights)
         try:
-            self.offer(assemble(candidate, own_orders(hint), "search"), "hint")
+            found = assemble(candidate, possible_orders(candidate, own_orders(hint)), "search")
         except (PlanError, KeyError, IndexError):
             return
+        if not check(found):
+            self.offer(found, "hint")
 
     def first_named(self) -> None:
         """One forward, one backward on the cut that balances best, with the first method: a plan to begin with."""

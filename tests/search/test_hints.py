@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutated_lists
 
-from contraflow.planner import InputError, Layer, ModelGraph, Plan, SearchSpace, check, plan, plan_from_dict, plan_to_dict
+from contraflow.planner import (
+    InputError,
+    Layer,
+    ModelGraph,
+    Plan,
+    SearchSpace,
+    check,
+    plan,
+    plan_from_dict,
+    plan_to_dict,
+)
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem

@@ -17,7 +17,7 @@ from ..lower import assemble
 from ..plan import Plan, Problem
 from ..problem import SearchSpace
 from ..schedules import ASYNCHRONOUS
-from .common import SECONDS, TOLERANCE, Session, fits
+from .common import SECONDS, TOLERANCE, Session
 from .named import own_orders, possible_orders
 
 
@@ -43,14 +43,13 @@ def settled(session: Session, best: Plan, hint: Plan | None) -> Plan:
     whole = sharing(session.problem, False)
     alone = max(map(len, holders(best).values())) == 1  # there is nothing to share
     found = replace(best, problem=whole) if alone else best
+    shorter = list[Plan]()
     with suppress(OutOfTime), until(session.clock.deadline + SECONDS.grace):
         for plan in (hint,) if alone else (hint, best):  # theirs is as it is, whatever time is left
             other = None if plan is None or plan.weights != best.weights else _whole(whole, plan)
-            if other is None or not fits(other) or _step_s(other) >= _step_s(found) * (1 - TOLERANCE.same):
-                continue
-            if not check(other):
-                found = other
-    return found
+            if other is not None and _step_s(other) < _step_s(found) * (1 - TOLERANCE.same):
+                shorter.append(other)
+    return next((other for other in sorted(shorter, key=_step_s) if not check(other)), found)
 
 
 def _whole(problem: Problem, plan: Plan) -> Plan | None:

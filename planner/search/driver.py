@@ -407,10 +407,14 @@ def _go_through(session: Session, trials: Callable[[], Iterator[None]]) -> None:
 
 
 def _blocks(session: Session, orders: list[Order]) -> None:
-    """Periodic blocks, in a share of the time; where there are many micro-batches, before named schedules."""
+    """Stages on any devices, and periodic blocks, each in a share of the time; where there are many micro-batches, before
+    named schedules.
+    """
     if session.space.schedule == "search" and not session.done:
-        from .periodic import search_blocks  # loads the compiler
+        from .flow import search_flow  # these load the compiler
+        from .periodic import search_blocks
 
+        search_flow(session, orders)
         search_blocks(session, orders)
 
 

@@ -14,6 +14,7 @@ from .effort import (
     ANNEALING,
     BLOCK,
     COUNT,
+    FLOW,
     GROWTH,
     HOPE,
     MIXTURE,
@@ -41,6 +42,7 @@ from .two_device_space import pays, registered, remaking, stash_choices, unaddre
 __all__ = [
     "ANNEALING",
     "BLOCK",
+    "FLOW",
     "COUNT",
     "GROWTH",
     "HOPE",

@@ -610,6 +610,44 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Flowing:
+    """Free placement: cuts and devices of one pass a period, annealed."""
+
+    share: float = 0.15
+    """Of the time that is left, in the first turn. Not measured."""
+    again: float = 0.08
+    """The same in later ones, where the best is near. Not measured."""
+    chunks: int = 4
+    """Stages a device, at most, of its starts. Not measured."""
+    stages: int = 256
+    """Not measured."""
+    starts: int = 2
+    """Of every route, with other random numbers. Not measured."""
+    rounds: tuple[tuple[int, float, float], ...] = ((100, 0.1, 0.02), (6, 0.6, 0.02), (2, 1.0, 0.005))
+    """How many lines are annealed, in which part of the time that is left, and from which temperature on, as a share of
+    the seconds. Not measured."""
+    near: tuple[float, ...] = (1.25, 1.05, 1.05)
+    """After each of these: no further where the best takes more than so many times what the best plan does."""
+    again_near: float = 1.02
+    """The same for later turns."""
+    offered_near: float = 1.03
+    """Lines that promise more than so many times the best plan do not become plans."""
+    offered: int = 3
+    """Lines that become plans in a turn."""
+    kept: int = 6
+    """Lines that a turn leaves to the next."""
+    rate: float = 3e6
+    """Moves times stages that are one unit. Not measured."""
+    least_moves: int = 200
+    most_moves: int = 60_000
+    """Of a line in a round."""
+    finer: float = 1.01
+    """A period is tried after one that is so many times shorter, in annealing."""
+    finest: float = 1.001
+    """The same for plans."""
+
+
+@dataclass(frozen=True)
 class Growing:
     """Rules of the dispatcher in large problems. Effort as in `Races`, in runs of one op of their own."""
 
@@ -915,6 +953,6 @@ class Tolerances:
 SHARE, SIZE, COUNT, HOPE = Shares(), Sizes(), Counts(), Hopes()
 ANNEALING, RACE, PLACE, MIXTURE, MODEL = Annealing(), Races(), Placings(), Mixing(), Models()
 WANDERING = Wandering()
-BLOCK, GROWTH = Blocks(), Growing()
+BLOCK, FLOW, GROWTH = Blocks(), Flowing(), Growing()
 ROUND = Rounding()
 SECONDS, TOLERANCE = Seconds(), Tolerances()

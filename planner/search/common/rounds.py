@@ -54,7 +54,8 @@ class Rounds:
 
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
-        blocks, grown: the searches for periodic blocks and for rules that are grown, which go on where they ended.
+        blocks, grown, flows: the searches for periodic blocks, for rules that are grown, and for stages on any devices,
+            which go on where they ended.
         races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
         credits: by the part of a round, what its share is multiplied by; 1 where it is not there.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with;
@@ -110,6 +111,7 @@ class Rounds:
     simulated: Simulated = field(default_factory=Simulated)
     blocks: object = None
     grown: object = None
+    flows: object = None
     layouts: set[Hashable] = field(default_factory=set)
 
     @classmethod
@@ -222,6 +224,12 @@ class Rounds:
         if self.grown is None:
             self.grown = made()
         return self.grown
+
+    def flowing(self, made: Callable[[], object]) -> object:
+        """The search for stages on any devices, made when it is first asked for."""
+        if self.flows is None:
+            self.flows = made()
+        return self.flows
 
     def guesses(self, which: str, made: Callable[[], object]) -> object:
         """What is still to be tried of a sort of uniform grids, listed when it is first asked for."""

@@ -1,0 +1,95 @@
+"""One line of cuts and devices under annealing, and the orders of what it has found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...basics import drop_stale
+from ...partition import Cuts
+from ...plan import Kind, Op
+from ..common import FLOW
+from ..jit import SOURCES
+from ..modulo import gaps
+from . import anneal, kernel, tables
+from .anneal import improve
+from .kernel import NEVER, value_of
+from .tables import Case, Floats, Ints, Work, scratch
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+drop_stale((improve, value_of), (tables, kernel, anneal, gaps, *SOURCES))
+
+
+@dataclass(eq=False)
+class Arm:
+    """Where stages end [stages + 1], from 0 to the number of layers, and their devices [stages].
+
+    seconds: of all micro-batches, one a period; NEVER where they do not fit, or nobody has looked.
+    """
+
+    case: Case
+    ends: Ints
+    devices: Ints
+    seed: int
+    seconds: float = NEVER
+    work: Work = field(init=False)
+    state: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = scratch(self.case, len(self.devices))
+        self.state = np.array([(self.seed + 1) * _GOLDEN % 2**64 | 1], dtype=np.uint64)
+
+    @classmethod
+    def of(cls, case: Case, route: Sequence[int], cuts: Cuts, seed: int) -> Arm:
+        """With stages on these devices that end at these cuts."""
+        ends = np.array([0, *cuts, len(case.forward) - 1], dtype=np.int64)
+        return cls(case, ends, np.array(route, dtype=np.int64), seed)
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where stages end inside the chain."""
+        return tuple(self.ends[1:-1].tolist())
+
+    @property
+    def route(self) -> tuple[int, ...]:
+        """Devices of the stages."""
+        return tuple(self.devices.tolist())
+
+    def again(self, number: int) -> Arm:
+        """The same with other random numbers."""
+        return Arm(self.case, self.ends.copy(), self.devices.copy(), self.seed + 104729 * number, self.seconds)
+
+    def improve(self, moves: int, hot: float, stop: Ints) -> None:
+        """Anneals, from a temperature that is a share of the seconds."""
+        given = self.case, self.work, self.ends, self.devices
+        self.seconds = float(improve(*given, moves, hot, FLOW.finer, self.state, stop))
+
+    def orders(self, less: Sequence[int] = ()) -> list[list[Op]] | None:
+        """The compute orders of every device, with so many bytes less on each; None where that does not fit."""
+        case = self.case
+        if any(less):
+            case = case._replace(room=case.room - np.array(less, dtype=np.float64))
+        seconds, period_s = value_of(case, self.work, self.ends, self.devices, FLOW.finest, NEVER)
+        if seconds >= NEVER:
+            return None
+        timed: list[list[tuple[float, int, Op]]] = [[] for _ in case.room]
+        for s, device in enumerate(self.route):
+            for begin_s, kind in self._times(s):
+                after = list(Kind).index(kind)
+                timed[device] += [
+                    (begin_s + m * period_s, after, Op(kind, s, m)) for m in range(case.micro_batches)
+                ]
+        return [[op for _, _, op in sorted(ops, key=lambda one: one[:2])] for ops in timed]
+
+    def _times(self, s: int) -> list[tuple[float, Kind]]:
+        """When F, and I and W or B of the first micro-batch begin."""
+        work, stages = self.work, len(self.devices)
+        first: Floats = work.begins
+        forward, back = float(first[s]), float(first[2 * stages - 1 - s])
+        if self.case.single[self.ends[s + 1]] > self.case.single[self.ends[s]]:
+            return [(forward, Kind.F), (back, Kind.B)]
+        return [(forward, Kind.F), (back, Kind.I), (float(work.done[s] - work.weights[s]), Kind.W)]

@@ -1,0 +1,142 @@
+"""The compiled timetable of one pass that begins anew every period: the least period at which everything fits.
+
+    F0 -> F1 -> F2 -> I2 -> I1 -> I0     each as soon as its device is free of what other passes do then
+               W2    W1    W0            as soon as there is room in its device's period
+
+Modulo scheduling, as in `modulo.gaps`, of a pass whose op has one successor each.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# compiled functions: numba infers their types from Case and Work
+
+from __future__ import annotations
+
+import math
+
+from ..jit import lean
+from ..modulo.gaps import NEVER, after, reserve
+
+_CLOSE = 1e-9
+_SHORTEST = 1e-100
+
+
+@lean
+def fill(c, w, ends, dev):
+    """What the ops of these stages on these devices take, and bytes; returns the least period that may be possible."""
+    stages = len(dev)
+    for d in range(len(w.first)):
+        w.first[d], w.load[d], w.bytes_s[d], w.left[d] = -1, 0.0, 0.0, c.room[d]
+    for s in range(stages - 1, -1, -1):
+        a, b, d = ends[s], ends[s + 1], dev[s]
+        weight = c.weights[b] - c.weights[a]
+        halves = c.single[b] == c.single[a]
+        beside = c.around[a, b]
+        w.forward[s] = (c.forward[b] - c.forward[a] + beside) / c.speed[d]
+        w.inputs[s] = (c.inputs[b] - c.inputs[a] + beside + (0.0 if halves else weight)) / c.speed[d]
+        w.weights[s] = (weight + c.aside) / c.speed[d] if halves else 0.0
+        w.stash[s] = c.stash[b] - c.stash[a]
+        w.pending[s] = c.pending[b] - c.pending[a] if halves else 0.0
+        w.left[d] -= c.static[b] - c.static[a]
+        w.load[d] += w.forward[s] + w.inputs[s] + w.weights[s]
+        w.following[s] = w.first[d]
+        w.first[d] = s
+        before = dev[s - 1] if s > 0 else d
+        apart = before != d
+        w.hop[s] = c.lag[before, d] + c.boundary[a] * c.pace[before, d] if apart else 0.0
+        w.back[s] = c.lag[d, before] + c.boundary[a] * c.pace[d, before] if apart else 0.0
+    held_s = 0.0
+    for s in range(stages - 1, -1, -1):
+        held_s += w.forward[s] + w.inputs[s]
+        w.bytes_s[dev[s]] += w.stash[s] * held_s + w.pending[s] * w.weights[s]
+        held_s += w.hop[s] + w.back[s]
+    least = _SHORTEST
+    for d in range(len(w.first)):
+        least = max(least, w.load[d])
+        if w.bytes_s[d] > 0.0:
+            if w.left[d] <= 0.0:
+                return NEVER
+            least = max(least, w.bytes_s[d] / w.left[d])
+        elif w.left[d] < 0.0:
+            return NEVER
+    return least
+
+
+@lean
+def latency_of(w):
+    """Seconds of a pass that waits for nothing."""
+    total = 0.0
+    for s in range(len(w.forward)):
+        total += w.hop[s] + w.forward[s] + w.inputs[s] + w.back[s]
+    return total
+
+
+@lean
+def timed(w, dev, period):
+    """Gives every op its time, where the devices have any; whether they do."""
+    stages = len(dev)
+    for d in range(len(w.held)):
+        w.held[d], w.wrapped[d] = 0, 0.0
+    at = 0.0
+    for x in range(2 * stages):
+        s = x if x < stages else 2 * stages - 1 - x
+        takes = w.forward[s] if x < stages else w.inputs[s]
+        if x < stages:
+            at += w.hop[s]
+        elif x > stages:
+            at += w.back[s + 1]
+        at = after(w, dev[s], at, takes, period)
+        if at >= NEVER:
+            return False
+        w.begins[x] = at
+        reserve(w, dev[s], at, takes, period)
+        at += takes
+    for s in range(stages - 1, -1, -1):
+        ready = w.begins[2 * stages - 1 - s] + w.inputs[s]
+        w.done[s] = ready
+        if w.weights[s] > 0.0:
+            at = after(w, dev[s], ready, w.weights[s], period)
+            if at >= NEVER:
+                return False
+            reserve(w, dev[s], at, w.weights[s], period)
+            w.done[s] = at + w.weights[s]
+    return True
+
+
+@lean
+def holds(w, dev, period):
+    """Whether no device holds more than it has room for: it does most where an F begins."""
+    stages = len(dev)
+    for s in range(stages):
+        d, now, sum_bytes = dev[s], w.begins[s], 0.0
+        r = w.first[d]
+        while r >= 0:
+            x = 2 * stages - 1 - r
+            begun = math.floor((now - w.begins[r]) / period + _CLOSE)
+            back = math.floor((now - w.begins[x] - w.inputs[r]) / period - _CLOSE)
+            done = math.floor((now - w.done[r]) / period - _CLOSE)
+            sum_bytes += (begun - back) * w.stash[r] + (back - done) * w.pending[r]
+            r = w.following[r]
+        if sum_bytes > w.left[d] * (1.0 + _CLOSE):
+            return False
+    return True
+
+
+@lean
+def value_of(c, w, ends, dev, finer, level):
+    """Seconds of all micro-batches at the least period at which everything fits, and this; NEVER, where that comes to no
+    less than `level`.
+
+    finer: a period is tried after one that is so many times shorter.
+    """
+    period = fill(c, w, ends, dev)
+    if period >= NEVER:
+        return NEVER, NEVER
+    least, more = latency_of(w), c.micro_batches - 1
+    longest = 2.0 * least
+    for d in range(len(w.load)):
+        longest = max(longest, 2.0 * w.load[d])
+    while period <= longest and more * period + least < level:
+        if timed(w, dev, period) and holds(w, dev, period):
+            return more * period + w.begins[2 * len(dev) - 1] + w.inputs[0] + w.weights[0], period
+        period *= finer
+    return NEVER, NEVER

@@ -1,0 +1,168 @@
+"""Lines of cuts and devices that compete for moves; the best become plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+
+from ...basics import PlanError
+from ...graph import Candidate
+from ...lower import Assembled, assembled
+from ...plan import Pipeline
+from ..common import COUNT, FLOW, SECONDS, TOLERANCE, Session, balanced, binding, missing, routes
+from ..named import Order
+from .arm import Arm
+from .kernel import NEVER
+from .ready import KERNELS
+from .tables import case_of
+
+PHASE = "free placement"
+
+
+def search_flow(session: Session, orders: list[Order]) -> None:
+    """Offers plans of one pipeline whose stages lie on any devices, where memory may be what holds the step back."""
+    if session.done or not orders or not binding(session.problem) or len(orders[0]) < 2:
+        return
+    if not KERNELS.ready(session.clock, session.remaining_s):
+        return
+    flows = session.rounds.flowing(lambda: Flows(session, orders))
+    assert isinstance(flows, Flows)
+    flows.run()
+
+
+class Flows:
+    """Starts of every route, round after round fewer of them; later turns begin anew, and go on with the best."""
+
+    def __init__(self, session: Session, orders: list[Order]) -> None:
+        self.session, self.order = session, orders[0]
+        self.case = case_of(session.chain, self.order, session.space.split_backward)
+        self.stop = np.zeros(1, dtype=np.int64)
+        self.turn = 0
+        self.best: list[Arm] = []
+        self.move_s = 0.0
+
+    def run(self) -> None:
+        """A turn, in a share of the time; no later one where none came near to the best plan."""
+        session, clock = self.session, self.session.clock
+        if self.turn and not self._near(FLOW.again_near) or not clock.meter.go():
+            return
+        share = FLOW.again if self.turn else FLOW.share
+        self.stop[0] = 0
+        end = time.monotonic() + share * max(0.0, session.remaining_s)
+        effort = None if clock.effort is None else share * clock.effort
+        clock.spend(share)
+        lines = [*self._starts()]
+        for number, (most, part, hot) in enumerate(FLOW.rounds):
+            lines = sorted(lines, key=lambda arm: arm.seconds)[:most]
+            self._round(lines, part, hot, end, effort)
+            self.best = _distinct([*self.best, *lines])[: FLOW.kept]
+            if session.over or not self._near(FLOW.near[number]):
+                break
+            lines = [arm.again(number + 1) for arm in _distinct([*lines, *self.best])]
+        self.turn += 1
+        self._offer()
+
+    def _near(self, times: float) -> bool:
+        """Whether the best line takes less than so many times what the best plan does."""
+        return bool(self.best) and self.best[0].seconds < times * self.session.best_s
+
+    def _starts(self) -> Iterator[Arm]:
+        """Cuts that balance loads on every route, with other random numbers in every turn."""
+        chain, count = self.session.chain, len(self.order)
+        for chunks in range(1, FLOW.chunks + 1):
+            if chunks * count > min(len(chain), FLOW.stages):
+                return
+            for n, route in enumerate(routes(self.order, chunks)):
+                cuts = balanced(chain, route)
+                for k in range(FLOW.starts if cuts is not None else 0):
+                    seed = 31 * (FLOW.starts * (2 * chunks + n) + k) + 7919 * self.turn + self.session.seed
+                    assert cuts is not None
+                    yield Arm.of(self.case, route, cuts, seed)
+
+    def _round(self, lines: list[Arm], part: float, hot: float, end: float, effort: float | None) -> None:
+        """Every line is annealed in an equal part of the time, or of the effort."""
+        clock, workers = self.session.clock, self.session.workers
+        end = time.monotonic() + part * max(0.0, end - time.monotonic())
+        self.session.report(PHASE)
+        for k in range(0, len(lines), workers):
+            if self.session.over or not clock.meter.go():
+                return
+            moves = [self._moves(arm, part, effort, end, len(lines) - k, len(lines)) for arm in lines[k : k + workers]]
+            began = time.monotonic()
+            self._improve(lines[k : k + workers], moves, hot)
+            self.move_s = (time.monotonic() - began) / max(1, max(moves))
+            if effort is not None:
+                clock.meter.count(part * effort * len(moves) / len(lines))
+
+    def _moves(self, arm: Arm, part: float, effort: float | None, end: float, left: int, lines: int) -> int:
+        """How many moves a line gets, of so many lines that are left."""
+        if effort is not None:
+            return max(FLOW.least_moves, min(FLOW.most_moves, int(part * effort / lines * FLOW.rate / len(arm.devices))))
+        if not self.move_s:
+            return FLOW.least_moves
+        each_s = self.session.workers * max(0.0, end - time.monotonic()) / left
+        return max(FLOW.least_moves, min(FLOW.most_moves, int(each_s / self.move_s)))
+
+    def _improve(self, lines: list[Arm], moves: list[int], hot: float) -> None:
+        """Anneals lines, each on a thread of its own; ends when time is up or Ctrl-C comes."""
+        with ThreadPoolExecutor(len(lines)) as pool:
+            running = [pool.submit(arm.improve, n, hot, self.stop) for arm, n in zip(lines, moves, strict=True)]
+            try:
+                while wait(running, timeout=SECONDS.progress).not_done:
+                    self.session.report(PHASE)
+                    if self.session.over:
+                        self.stop[0] = 1
+            except KeyboardInterrupt:
+                self.stop[0] = 1
+                self.session.clock.interrupt()
+            for one in running:
+                one.result()
+
+    # ------------------------------------------------------------ plans
+
+    def _offer(self) -> None:
+        """The best lines as plans: what is not the best plan yet may be where its order is annealed."""
+        for arm in self.best[: FLOW.offered]:
+            if self.session.over or arm.seconds >= FLOW.offered_near * self.session.best_s:
+                return
+            if not self.session.rounds.tried_before(PHASE, arm.cuts, arm.route):
+                self._plan(arm)
+
+    def _plan(self, arm: Arm) -> None:
+        """Offers a line's plan; where messages do not fit, with less room for stashes."""
+        less = (0,) * len(self.case.room)
+        for _ in range(COUNT.fitted):
+            with self.session.clock.simulating():
+                found = self._assembled(arm, less)
+            if found is None:
+                return
+            self.session.remember(found)
+            over = missing(found)
+            if not any(over):
+                if found.forecast.step_s < self.session.best_s * (1 - TOLERANCE.same):
+                    self.session.offer(found.plan, PHASE)
+                return
+            less = tuple(a + b for a, b in zip(less, over, strict=True))
+
+    def _assembled(self, arm: Arm, less: tuple[int, ...]) -> Assembled | None:
+        """None where it does not fit, or runs into a deadlock."""
+        orders, problem = arm.orders(less), self.session.problem
+        if orders is None:
+            return None
+        pipeline = Pipeline(arm.route, arm.route, tuple(range(problem.workload.micro_batches)))
+        try:
+            return assembled(Candidate(problem, self.session.chain.stages(arm.cuts), (pipeline,)), orders, "search")
+        except PlanError:
+            return None
+
+
+def _distinct(lines: list[Arm]) -> list[Arm]:
+    """Those that fit, the shortest first; of equal ones one."""
+    found: dict[tuple[object, object], Arm] = {}
+    for arm in sorted(lines, key=lambda arm: arm.seconds):
+        if arm.seconds < NEVER:
+            found.setdefault((arm.cuts, arm.route), arm)
+    return list(found.values())

@@ -407,9 +407,7 @@ def _go_through(session: Session, trials: Callable[[], Iterator[None]]) -> None:
 
 
 def _blocks(session: Session, orders: list[Order]) -> None:
-    """Stages on any devices, and periodic blocks, each in a share of the time; where there are many micro-batches, before
-    named schedules.
-    """
+    """Free placement and periodic blocks, in shares of the time; of many micro-batches, before named schedules."""
     if session.space.schedule == "search" and not session.done:
         from .flow import search_flow  # these load the compiler
         from .periodic import search_blocks

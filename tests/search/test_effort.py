@@ -21,7 +21,11 @@ ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
     "common/balancing.py": {"RANDOM": KERNELS},
-    "modulo/gaps.py": dict.fromkeys(("CLOSE", "NEVER"), KERNELS),
+    "flow/anneal.py": dict.fromkeys(("DEVICES_SWAPPED", "ENDS", "ONE_END", "RUN", "STAGES_MOVED"), KERNELS),
+    "flow/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
+    "flow/kernel.py": dict.fromkeys(("_CLOSE", "_SHORTEST"), KERNELS),
+    "flow/tables.py": {"INTERVALS": "how many rows a table has"},
+    "jit/gaps.py": dict.fromkeys(("CLOSE", "NEVER"), KERNELS),
     "modulo/kernel.py": dict.fromkeys(("_FINE", "_HALVED", "_NEAR", "_SHORTEST"), KERNELS),
     "modulo/tables.py": dict.fromkeys(("ROWS", "TIMES"), "how many rows a table has")
     | {"CLOSED": "stands for a place, not for an amount"},
@@ -54,9 +58,11 @@ ELSEWHERE = {
 }
 """Numbers of modules that bound no effort, with the reason why they stand where they do."""
 COMPILED = {f"orders/{name}.py" for name in ("kernels", "greedy", "anneal")} | {
+    "flow/anneal.py",
+    "flow/kernel.py",
     "jit/draws.py",
+    "jit/gaps.py",
     "modulo/anneal.py",
-    "modulo/gaps.py",
     "modulo/kernel.py",
     "periodic/dispatch.py",
     "periodic/kernel.py",

@@ -9,8 +9,7 @@ import math
 
 import numba
 
-from ..jit import draw, lean, pick
-from ..modulo.gaps import NEVER
+from ..jit import NEVER, draw, lean, pick
 from .kernel import value_of
 
 ENDS, STAGES_MOVED, DEVICES_SWAPPED = 0.6, 0.36, 0.24

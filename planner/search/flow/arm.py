@@ -12,16 +12,15 @@ from ...basics import drop_stale
 from ...partition import Cuts
 from ...plan import Kind, Op
 from ..common import FLOW
-from ..jit import SOURCES
-from ..modulo import gaps
+from ..jit import NEVER, SOURCES
 from . import anneal, kernel, tables
 from .anneal import improve
-from .kernel import NEVER, value_of
+from .kernel import value_of
 from .tables import Case, Floats, Ints, Work, scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
-drop_stale((improve, value_of), (tables, kernel, anneal, gaps, *SOURCES))
+drop_stale((improve, value_of), (tables, kernel, anneal, *SOURCES))
 
 
 @dataclass(eq=False)
@@ -63,27 +62,26 @@ class Arm:
         """The same with other random numbers."""
         return Arm(self.case, self.ends.copy(), self.devices.copy(), self.seed + 104729 * number, self.seconds)
 
+    def tighter(self, over: Sequence[int]) -> Arm:
+        """The same with so many bytes less on each device."""
+        case = self.case._replace(room=self.case.room - np.array(over, dtype=np.float64))
+        return Arm(case, self.ends.copy(), self.devices.copy(), self.seed)
+
     def improve(self, moves: int, hot: float, stop: Ints) -> None:
         """Anneals, from a temperature that is a share of the seconds."""
         given = self.case, self.work, self.ends, self.devices
         self.seconds = float(improve(*given, moves, hot, FLOW.finer, self.state, stop))
 
-    def orders(self, less: Sequence[int] = ()) -> list[list[Op]] | None:
-        """The compute orders of every device, with so many bytes less on each; None where that does not fit."""
-        case = self.case
-        if any(less):
-            case = case._replace(room=case.room - np.array(less, dtype=np.float64))
-        seconds, period_s = value_of(case, self.work, self.ends, self.devices, FLOW.finest, NEVER)
+    def orders(self) -> list[list[Op]] | None:
+        """The compute orders of every device; None where they do not fit."""
+        seconds, period_s = value_of(self.case, self.work, self.ends, self.devices, FLOW.finest, NEVER)
         if seconds >= NEVER:
             return None
-        timed: list[list[tuple[float, int, Op]]] = [[] for _ in case.room]
+        timed: list[list[tuple[float, Op]]] = [[] for _ in self.case.room]
         for s, device in enumerate(self.route):
             for begin_s, kind in self._times(s):
-                after = list(Kind).index(kind)
-                timed[device] += [
-                    (begin_s + m * period_s, after, Op(kind, s, m)) for m in range(case.micro_batches)
-                ]
-        return [[op for _, _, op in sorted(ops, key=lambda one: one[:2])] for ops in timed]
+                timed[device] += [(begin_s + m * period_s, Op(kind, s, m)) for m in range(self.case.micro_batches)]
+        return [[op for _, op in sorted(ops, key=lambda one: (one[0], one[1].kind.value))] for ops in timed]
 
     def _times(self, s: int) -> list[tuple[float, Kind]]:
         """When F, and I and W or B of the first micro-batch begin."""

@@ -3,7 +3,7 @@
     F0 -> F1 -> F2 -> I2 -> I1 -> I0     each as soon as its device is free of what other passes do then
                W2    W1    W0            as soon as there is room in its device's period
 
-Modulo scheduling, as in `modulo.gaps`, of a pass whose op has one successor each.
+Modulo scheduling, as in `jit/gaps.py`, of a pass whose op has one successor each.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 
-from ..jit import lean
-from ..modulo.gaps import NEVER, after, reserve
+from ..jit import NEVER, after, lean, reserve
 
 _CLOSE = 1e-9
 _SHORTEST = 1e-100
@@ -25,7 +24,7 @@ def fill(c, w, ends, dev):
     """What the ops of these stages on these devices take, and bytes; returns the least period that may be possible."""
     stages = len(dev)
     for d in range(len(w.first)):
-        w.first[d], w.load[d], w.bytes_s[d], w.left[d] = -1, 0.0, 0.0, c.room[d]
+        w.first[d], w.load[d], w.bytes_s[d], w.left[d], w.tensors[d] = -1, 0.0, 0.0, c.room[d], 0.0
     for s in range(stages - 1, -1, -1):
         a, b, d = ends[s], ends[s + 1], dev[s]
         weight = c.weights[b] - c.weights[a]
@@ -37,6 +36,7 @@ def fill(c, w, ends, dev):
         w.stash[s] = c.stash[b] - c.stash[a]
         w.pending[s] = c.pending[b] - c.pending[a] if halves else 0.0
         w.left[d] -= c.static[b] - c.static[a]
+        w.tensors[d] = max(w.tensors[d], c.boundary[a] + c.boundary[b])
         w.load[d] += w.forward[s] + w.inputs[s] + w.weights[s]
         w.following[s] = w.first[d]
         w.first[d] = s
@@ -51,6 +51,7 @@ def fill(c, w, ends, dev):
         held_s += w.hop[s] + w.back[s]
     least = _SHORTEST
     for d in range(len(w.first)):
+        w.left[d] -= w.tensors[d]
         least = max(least, w.load[d])
         if w.bytes_s[d] > 0.0:
             if w.left[d] <= 0.0:
@@ -123,7 +124,7 @@ def holds(w, dev, period):
 
 @lean
 def value_of(c, w, ends, dev, finer, level):
-    """Seconds of all micro-batches at the least period at which everything fits, and this; NEVER, where that comes to no
+    """Seconds of all micro-batches at the least period at which everything fits, and this; NEVER where they come to no
     less than `level`.
 
     finer: a period is tried after one that is so many times shorter.

@@ -13,9 +13,9 @@ from ...graph import Candidate
 from ...lower import Assembled, assembled
 from ...plan import Pipeline
 from ..common import COUNT, FLOW, SECONDS, TOLERANCE, Session, balanced, binding, missing, routes
+from ..jit import NEVER
 from ..named import Order
 from .arm import Arm
-from .kernel import NEVER
 from .ready import KERNELS
 from .tables import case_of
 
@@ -42,18 +42,19 @@ class Flows:
         self.stop = np.zeros(1, dtype=np.int64)
         self.turn = 0
         self.best: list[Arm] = []
-        self.move_s = 0.0
+        self.move_s = self.saved = 0.0
 
     def run(self) -> None:
         """A turn, in a share of the time; no later one where none came near to the best plan."""
-        session, clock = self.session, self.session.clock
-        if self.turn and not self._near(FLOW.again_near) or not clock.meter.go():
+        session = self.session
+        if self.turn and not self._near(FLOW.again_near):
             return
         share = FLOW.again if self.turn else FLOW.share
+        effort = self._effort(share)
+        if effort == 0:
+            return
         self.stop[0] = 0
         end = time.monotonic() + share * max(0.0, session.remaining_s)
-        effort = None if clock.effort is None else share * clock.effort
-        clock.spend(share)
         lines = [*self._starts()]
         for number, (most, part, hot) in enumerate(FLOW.rounds):
             lines = sorted(lines, key=lambda arm: arm.seconds)[:most]
@@ -64,6 +65,18 @@ class Flows:
             lines = [arm.again(number + 1) for arm in _distinct([*lines, *self.best])]
         self.turn += 1
         self._offer()
+
+    def _effort(self, share: float) -> float | None:
+        """Of the deterministic limit what is saved up, where it is enough, else 0; None without a limit."""
+        clock = self.session.clock
+        if clock.effort is None:
+            return None
+        self.saved += share * clock.effort
+        clock.spend(share)
+        if self.saved < FLOW.least or not clock.meter.go():
+            return 0.0
+        effort, self.saved = self.saved, 0.0
+        return effort
 
     def _near(self, times: float) -> bool:
         """Whether the best line takes less than so many times what the best plan does."""
@@ -100,11 +113,12 @@ class Flows:
     def _moves(self, arm: Arm, part: float, effort: float | None, end: float, left: int, lines: int) -> int:
         """How many moves a line gets, of so many lines that are left."""
         if effort is not None:
-            return max(FLOW.least_moves, min(FLOW.most_moves, int(part * effort / lines * FLOW.rate / len(arm.devices))))
-        if not self.move_s:
-            return FLOW.least_moves
-        each_s = self.session.workers * max(0.0, end - time.monotonic()) / left
-        return max(FLOW.least_moves, min(FLOW.most_moves, int(each_s / self.move_s)))
+            moves = part * effort / lines * FLOW.rate / len(arm.devices)
+        elif self.move_s:
+            moves = self.session.workers * max(0.0, end - time.monotonic()) / left / self.move_s
+        else:
+            moves = 0.0
+        return max(FLOW.least_moves, min(FLOW.most_moves, int(moves)))
 
     def _improve(self, lines: list[Arm], moves: list[int], hot: float) -> None:
         """Anneals lines, each on a thread of its own; ends when time is up or Ctrl-C comes."""
@@ -132,11 +146,10 @@ class Flows:
                 self._plan(arm)
 
     def _plan(self, arm: Arm) -> None:
-        """Offers a line's plan; where messages do not fit, with less room for stashes."""
-        less = (0,) * len(self.case.room)
+        """Offers a line's plan; where it does not fit with all its messages, another next to it with less room."""
         for _ in range(COUNT.fitted):
             with self.session.clock.simulating():
-                found = self._assembled(arm, less)
+                found = self._assembled(arm)
             if found is None:
                 return
             self.session.remember(found)
@@ -145,11 +158,12 @@ class Flows:
                 if found.forecast.step_s < self.session.best_s * (1 - TOLERANCE.same):
                     self.session.offer(found.plan, PHASE)
                 return
-            less = tuple(a + b for a, b in zip(less, over, strict=True))
+            arm = arm.tighter(over)
+            arm.improve(FLOW.fitted_moves, FLOW.rounds[-1][-1], self.stop)
 
-    def _assembled(self, arm: Arm, less: tuple[int, ...]) -> Assembled | None:
+    def _assembled(self, arm: Arm) -> Assembled | None:
         """None where it does not fit, or runs into a deadlock."""
-        orders, problem = arm.orders(less), self.session.problem
+        orders, problem = arm.orders(), self.session.problem
         if orders is None:
             return None
         pipeline = Pipeline(arm.route, arm.route, tuple(range(problem.workload.micro_batches)))

@@ -21,8 +21,8 @@ class Case(NamedTuple):
 
     Sums over the layers before each cut [layers + 1]: forward, inputs, weights (seconds of F, I and W at speed 1),
     single (layers whose backward cannot be split), stash, pending (bytes that F leaves, and of these I), static (bytes
-    that stay). boundary: bytes across each cut. around [layers + 1, layers + 1]: seconds at speed 1 of an F or a B of an
-    interval beside its layers; aside: of a W.
+    that stay). boundary: bytes across each cut. around [layers + 1, layers + 1]: seconds at speed 1 that an F or a B of
+    an interval takes beside its layers; aside: a W.
 
     speed, room [devices]: room has what workspace takes left out. lag, pace [devices, devices]: seconds of a message,
     and of each of its bytes. devices: those to be used. micro_batches: their number.
@@ -52,7 +52,7 @@ class Work(NamedTuple):
 
     begins [2 * stages]: when F of every stage, then I, the last stage's first, begin; done [stages]: when W ends.
     By device: first (its first stage, or -1), load (seconds), bytes_s (bytes times the seconds they are held for), left
-    (bytes of room). busy, held, wrapped: as in `modulo.gaps`.
+    (bytes of room), tensors (bytes of its messages). busy, held, wrapped: as in `jit/gaps.py`.
     """
 
     forward: Floats
@@ -69,6 +69,7 @@ class Work(NamedTuple):
     load: Floats
     bytes_s: Floats
     left: Floats
+    tensors: Floats
     busy: Floats
     held: Ints
     wrapped: Floats
@@ -106,9 +107,14 @@ def case_of(chain: Chain, devices: Sequence[int], split: bool) -> Case:
 def scratch(case: Case, stages: int) -> Work:
     """For timetables of so many stages."""
     count = len(case.room)
-    of_stage = [np.zeros(stages) for _ in range(7)]
     return Work(
-        *of_stage,
+        forward=np.zeros(stages),
+        inputs=np.zeros(stages),
+        weights=np.zeros(stages),
+        stash=np.zeros(stages),
+        pending=np.zeros(stages),
+        hop=np.zeros(stages),
+        back=np.zeros(stages),
         following=np.zeros(stages, dtype=np.int64),
         begins=np.zeros(2 * stages),
         done=np.zeros(stages),
@@ -116,6 +122,7 @@ def scratch(case: Case, stages: int) -> Work:
         load=np.zeros(count),
         bytes_s=np.zeros(count),
         left=np.zeros(count),
+        tensors=np.zeros(count),
         busy=np.zeros((2, count, INTERVALS * stages + 2)),
         held=np.zeros(count, dtype=np.int64),
         wrapped=np.zeros(count),

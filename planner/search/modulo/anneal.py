@@ -8,8 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ..jit import draw, lean, pick
-from .gaps import NEVER
+from ..jit import NEVER, draw, lean, pick
 from .kernel import value_of
 from .passes import least_s
 from .tables import BACK_FIRST, CLOSED, EARLY, END, FRONT, HALVED, HOST, KEEP, LATE, POLICY, REAR

@@ -9,16 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...basics import drop_stale
-from ..jit import SOURCES
-from . import gaps, kernel, passes, tables
+from ..jit import NEVER, SOURCES
+from . import kernel, passes, tables
 from .anneal import anneal
-from .gaps import NEVER
 from .kernel import times
 from .tables import EARLY, END, FRONT, HALVED, POLICY, REAR, ROWS, TIMES, Case, Floats, Ints, Work, scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
-drop_stale((anneal, times), (tables, gaps, passes, kernel, *SOURCES))
+drop_stale((anneal, times), (tables, passes, kernel, *SOURCES))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 
-from ..jit import inlined, lean
-from .gaps import CLOSE, NEVER, ended, running_until, runs
+from ..jit import CLOSE, NEVER, ended, inlined, lean, running_until, runs
 from .passes import behind_s, halved, least_s, message_s, moved, placed
 from .tables import (
     BACKWARD,

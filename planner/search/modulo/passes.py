@@ -9,8 +9,7 @@ one after it, so stashes live as briefly as the free times allow.
 
 from __future__ import annotations
 
-from ..jit import inlined, lean
-from .gaps import CLOSE, NEVER, after, against, before, reserve
+from ..jit import CLOSE, NEVER, after, against, before, inlined, lean, reserve
 from .tables import AHEAD, BACK_FIRST, BEHIND, END, FRONT, HALVED, HOST, POLICY, REAR, RECOMPUTE
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from ..jit import inlined, lean
+from .options import inlined, lean
 
 NEVER = 1e300
 CLOSE = 1e-9  # of a period

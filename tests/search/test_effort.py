@@ -21,7 +21,7 @@ ELSEWHERE = {
     "orders/kernels.py": {"KINDS": KERNELS, "NEVER": KERNELS, "_CLOSE": KERNELS},
     "orders/greedy.py": {"PARAMETERS": KERNELS},
     "common/balancing.py": {"RANDOM": KERNELS},
-    "flow/anneal.py": dict.fromkeys(("DEVICES_SWAPPED", "ENDS", "ONE_END", "RUN", "STAGES_MOVED"), KERNELS),
+    "flow/anneal.py": dict.fromkeys(("DEVICES_SWAPPED", "ENDS", "ONE_END", "REMADE", "RUN", "STAGES_MOVED"), KERNELS),
     "flow/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "flow/kernel.py": dict.fromkeys(("_CLOSE", "_SHORTEST"), KERNELS),
     "flow/tables.py": {"INTERVALS": "how many rows a table has"},

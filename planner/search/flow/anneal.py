@@ -1,4 +1,4 @@
-"""Annealing of where stages end and of their devices."""
+"""Annealing of where stages end, of their devices, and of which stashes are made again."""
 
 # mypy: disable-error-code="no-untyped-def"
 # compiled functions: numba infers their types from Case and Work
@@ -12,9 +12,10 @@ import numba
 from ..jit import NEVER, draw, lean, pick
 from .kernel import value_of
 
-ENDS, STAGES_MOVED, DEVICES_SWAPPED = 0.6, 0.36, 0.24
-"""Shares of moves that change ends of stages; and of the others, those that give a stage another's device or both each
-other's, and those that exchange two devices from some stage on."""
+REMADE, ENDS, STAGES_MOVED, DEVICES_SWAPPED = 0.15, 0.6, 0.36, 0.24
+"""Shares of moves that change what becomes of a stash, where it may be made again; of the others, those that move ends
+of stages; and of the rest, those by which two stages exchange devices, and those by which two devices change places from
+some stage on."""
 ONE_END, RUN = 0.4, 0.75
 
 
@@ -57,37 +58,44 @@ def move_devices(c, dev, state):
 
 
 @numba.njit(cache=True, nogil=True)
-def improve(c, w, ends, dev, moves, hot, finer, state, stop):
-    """Anneals `ends` [stages + 1] and `dev` [stages] in place; returns the best value.
+def improve(c, w, ends, dev, again, moves, hot, finer, state, stop):
+    """Anneals `ends` [stages + 1], `dev` and `again` [stages] in place; returns the best value.
 
     hot: the first temperature, as a share of the value; it falls to nothing. Ends when stop[0] is not 0.
     """
-    value, _ = value_of(c, w, ends, dev, finer, NEVER)
+    value, _ = value_of(c, w, ends, dev, again, finer, NEVER)
     least = value
-    best, found = ends.copy(), dev.copy()
-    now, there = ends.copy(), dev.copy()
+    best, found, kept = ends.copy(), dev.copy(), again.copy()
+    now, there, made = ends.copy(), dev.copy(), again.copy()
     for n in range(moves):
         if stop[0] != 0:
             break
         now[:] = ends
         there[:] = dev
-        if draw(state) < ENDS:
+        made[:] = again
+        if c.remakes and draw(state) < REMADE:
+            s = pick(state, len(dev))
+            made[s] = 1 - made[s]
+        elif draw(state) < ENDS:
             if len(ends) < 3 or not move_ends(now, state):
                 continue
         else:
             move_devices(c, there, state)
         cooled = hot * (1.0 - n / moves) ** 2
         level = NEVER if value >= NEVER else value * (1.0 - cooled * math.log(draw(state) + 1e-300)) + 1e-12 * value
-        new, _ = value_of(c, w, now, there, finer, level)
+        new, _ = value_of(c, w, now, there, made, finer, level)
         if new > level:
             continue
         value = new
         ends[:] = now
         dev[:] = there
+        again[:] = made
         if value < least:
             least = value
             best[:] = now
             found[:] = there
+            kept[:] = made
     ends[:] = best
     dev[:] = found
+    again[:] = kept
     return least

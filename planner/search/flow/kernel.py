@@ -20,7 +20,7 @@ _SHORTEST = 1e-100
 
 
 @lean
-def fill(c, w, ends, dev):
+def fill(c, w, ends, dev, again):
     """What the ops of these stages on these devices take, and bytes; returns the least period that may be possible."""
     stages = len(dev)
     for d in range(len(w.first)):
@@ -36,8 +36,10 @@ def fill(c, w, ends, dev):
         w.stash[s] = c.stash[b] - c.stash[a]
         w.pending[s] = c.pending[b] - c.pending[a] if halves else 0.0
         w.left[d] -= c.static[b] - c.static[a]
+        w.remake[s] = w.forward[s] if again[s] else 0.0
+        w.kept[s] = c.incoming[a] if again[s] else w.stash[s]
         w.tensors[d] = max(w.tensors[d], c.boundary[a] + c.boundary[b])
-        w.load[d] += w.forward[s] + w.inputs[s] + w.weights[s]
+        w.load[d] += w.forward[s] + w.remake[s] + w.inputs[s] + w.weights[s]
         w.following[s] = w.first[d]
         w.first[d] = s
         before = dev[s - 1] if s > 0 else d
@@ -46,8 +48,9 @@ def fill(c, w, ends, dev):
         w.back[s] = c.lag[d, before] + c.boundary[a] * c.pace[d, before] if apart else 0.0
     held_s = 0.0
     for s in range(stages - 1, -1, -1):
-        held_s += w.forward[s] + w.inputs[s]
-        w.bytes_s[dev[s]] += w.stash[s] * held_s + w.pending[s] * w.weights[s]
+        back_s = w.remake[s] + w.inputs[s]
+        held_s += w.forward[s] + back_s
+        w.bytes_s[dev[s]] += w.kept[s] * (held_s - back_s) + w.stash[s] * back_s + w.pending[s] * w.weights[s]
         held_s += w.hop[s] + w.back[s]
     least = _SHORTEST
     for d in range(len(w.first)):
@@ -67,7 +70,7 @@ def latency_of(w):
     """Seconds of a pass that waits for nothing."""
     total = 0.0
     for s in range(len(w.forward)):
-        total += w.hop[s] + w.forward[s] + w.inputs[s] + w.back[s]
+        total += w.hop[s] + w.forward[s] + w.remake[s] + w.inputs[s] + w.back[s]
     return total
 
 
@@ -80,7 +83,7 @@ def timed(w, dev, period):
     at = 0.0
     for x in range(2 * stages):
         s = x if x < stages else 2 * stages - 1 - x
-        takes = w.forward[s] if x < stages else w.inputs[s]
+        takes = w.forward[s] if x < stages else w.remake[s] + w.inputs[s]
         if x < stages:
             at += w.hop[s]
         elif x > stages:
@@ -92,7 +95,7 @@ def timed(w, dev, period):
         reserve(w, dev[s], at, takes, period)
         at += takes
     for s in range(stages - 1, -1, -1):
-        ready = w.begins[2 * stages - 1 - s] + w.inputs[s]
+        ready = w.begins[2 * stages - 1 - s] + w.remake[s] + w.inputs[s]
         w.done[s] = ready
         if w.weights[s] > 0.0:
             at = after(w, dev[s], ready, w.weights[s], period)
@@ -105,17 +108,22 @@ def timed(w, dev, period):
 
 @lean
 def holds(w, dev, period):
-    """Whether no device holds more than it has room for: it does most where an F begins."""
+    """Whether no device holds more than it has room for: it does most where an F begins, or where a stash is made again.
+    """
     stages = len(dev)
-    for s in range(stages):
-        d, now, sum_bytes = dev[s], w.begins[s], 0.0
+    for y in range(2 * stages):
+        s = y if y < stages else 2 * stages - 1 - y
+        if y >= stages and w.remake[s] == 0.0:
+            continue
+        d, now, sum_bytes = dev[s], w.begins[y], 0.0
         r = w.first[d]
         while r >= 0:
             x = 2 * stages - 1 - r
             begun = math.floor((now - w.begins[r]) / period + _CLOSE)
-            back = math.floor((now - w.begins[x] - w.inputs[r]) / period - _CLOSE)
+            made = math.floor((now - w.begins[x]) / period + _CLOSE)
+            back = math.floor((now - w.begins[x] - w.remake[r] - w.inputs[r]) / period - _CLOSE)
             done = math.floor((now - w.done[r]) / period - _CLOSE)
-            sum_bytes += (begun - back) * w.stash[r] + (back - done) * w.pending[r]
+            sum_bytes += (begun - made) * w.kept[r] + (made - back) * w.stash[r] + (back - done) * w.pending[r]
             r = w.following[r]
         if sum_bytes > w.left[d] * (1.0 + _CLOSE):
             return False
@@ -123,13 +131,13 @@ def holds(w, dev, period):
 
 
 @lean
-def value_of(c, w, ends, dev, finer, level):
+def value_of(c, w, ends, dev, again, finer, level):
     """Seconds of all micro-batches at the least period at which everything fits, and this; NEVER where they come to no
     less than `level`.
 
     finer: a period is tried after one that is so many times shorter.
     """
-    period = fill(c, w, ends, dev)
+    period = fill(c, w, ends, dev, again)
     if period >= NEVER:
         return NEVER, NEVER
     least, more = latency_of(w), c.micro_batches - 1
@@ -138,6 +146,6 @@ def value_of(c, w, ends, dev, finer, level):
         longest = max(longest, 2.0 * w.load[d])
     while period <= longest and more * period + least < level:
         if timed(w, dev, period) and holds(w, dev, period):
-            return more * period + w.begins[2 * len(dev) - 1] + w.inputs[0] + w.weights[0], period
+            return more * period + w.begins[2 * len(dev) - 1] + w.remake[0] + w.inputs[0] + w.weights[0], period
         period *= finer
     return NEVER, NEVER

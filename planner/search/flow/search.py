@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
 from ...basics import PlanError
-from ...graph import Candidate
+from ...graph import RECOMPUTE, Candidate
 from ...lower import Assembled, assembled
 from ...plan import Pipeline
-from ..common import COUNT, FLOW, SECONDS, TOLERANCE, Session, balanced, binding, missing, routes
+from ..common import COUNT, FLOW, SECONDS, TOLERANCE, Session, balanced, binding, missing, policies, routes
 from ..jit import NEVER
-from ..named import Order
+from ..named import Order, with_recomputation
 from .arm import Arm
 from .ready import KERNELS
 from .tables import case_of
@@ -38,7 +38,8 @@ class Flows:
 
     def __init__(self, session: Session, orders: list[Order]) -> None:
         self.session, self.order = session, orders[0]
-        self.case = case_of(session.chain, self.order, session.space.split_backward)
+        remakes = RECOMPUTE in policies(session.problem, session.space)
+        self.case = case_of(session.chain, self.order, session.space.split_backward, remakes)
         self.stop = np.zeros(1, dtype=np.int64)
         self.turn = 0
         self.best: list[Arm] = []
@@ -93,7 +94,7 @@ class Flows:
                 for k in range(FLOW.starts if cuts is not None else 0):
                     seed = 31 * (FLOW.starts * (2 * chunks + n) + k) + 7919 * self.turn + self.session.seed
                     assert cuts is not None
-                    yield Arm.of(self.case, route, cuts, seed)
+                    yield Arm.of(self.case, route, cuts, seed, self.case.remakes and k % 2 == 1)
 
     def _round(self, lines: list[Arm], part: float, hot: float, end: float, effort: float | None) -> None:
         """Every line is annealed in an equal part of the time, or of the effort."""
@@ -142,7 +143,7 @@ class Flows:
         for arm in self.best[: FLOW.offered]:
             if self.session.over or arm.seconds >= FLOW.offered_near * self.session.best_s:
                 return
-            if not self.session.rounds.tried_before(PHASE, arm.cuts, arm.route):
+            if not self.session.rounds.tried_before(PHASE, arm.cuts, arm.route, arm.stash):
                 self._plan(arm)
 
     def _plan(self, arm: Arm) -> None:
@@ -167,16 +168,17 @@ class Flows:
         if orders is None:
             return None
         pipeline = Pipeline(arm.route, arm.route, tuple(range(problem.workload.micro_batches)))
+        candidate = Candidate(problem, self.session.chain.stages(arm.cuts), (pipeline,), (arm.stash,))
         try:
-            return assembled(Candidate(problem, self.session.chain.stages(arm.cuts), (pipeline,)), orders, "search")
+            return assembled(candidate, with_recomputation(candidate, orders), "search")
         except PlanError:
             return None
 
 
 def _distinct(lines: list[Arm]) -> list[Arm]:
     """Those that fit, the shortest first; of equal ones one."""
-    found: dict[tuple[object, object], Arm] = {}
+    found: dict[Hashable, Arm] = {}
     for arm in sorted(lines, key=lambda arm: arm.seconds):
         if arm.seconds < NEVER:
-            found.setdefault((arm.cuts, arm.route), arm)
+            found.setdefault((arm.cuts, arm.route, arm.stash), arm)
     return list(found.values())

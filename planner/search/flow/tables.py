@@ -21,11 +21,13 @@ class Case(NamedTuple):
 
     Sums over the layers before each cut [layers + 1]: forward, inputs, weights (seconds of F, I and W at speed 1),
     single (layers whose backward cannot be split), stash, pending (bytes that F leaves, and of these I), static (bytes
-    that stay). boundary: bytes across each cut. around [layers + 1, layers + 1]: seconds at speed 1 that an F or a B of
-    an interval takes beside its layers; aside: a W.
+    that stay). boundary: bytes across each cut; incoming: what a stage that begins there keeps where its stash is made
+    again. around [layers + 1, layers + 1]: seconds at speed 1 that an F or a B of an interval takes beside its layers;
+    aside: a W.
 
     speed, room [devices]: room has what workspace takes left out. lag, pace [devices, devices]: seconds of a message,
-    and of each of its bytes. devices: those to be used. micro_batches: their number.
+    and of each of its bytes. devices: those to be used. micro_batches: their number. remakes: whether stashes may be
+    made again.
     """
 
     forward: Floats
@@ -36,6 +38,7 @@ class Case(NamedTuple):
     pending: Floats
     static: Floats
     boundary: Floats
+    incoming: Floats
     around: Floats
     aside: float
     speed: Floats
@@ -44,10 +47,12 @@ class Case(NamedTuple):
     pace: Floats
     devices: Ints
     micro_batches: int
+    remakes: bool
 
 
 class Work(NamedTuple):
-    """Scratch of one thread, by stage: F, I and W in seconds, bytes of stashes until I and until W, hop (seconds from
+    """Scratch of one thread, by stage: F, I and W in seconds, bytes of stashes until I and until W, kept (bytes instead
+    of a stash that is made again, remake seconds of that), hop (seconds from
     the stage before), back (and to it), following (the next stage on the same device, or -1).
 
     begins [2 * stages]: when F of every stage, then I, the last stage's first, begin; done [stages]: when W ends.
@@ -60,6 +65,8 @@ class Work(NamedTuple):
     weights: Floats
     stash: Floats
     pending: Floats
+    kept: Floats
+    remake: Floats
     hop: Floats
     back: Floats
     following: Ints
@@ -75,14 +82,15 @@ class Work(NamedTuple):
     wrapped: Floats
 
 
-def case_of(chain: Chain, devices: Sequence[int], split: bool) -> Case:
-    """Of a chain whose stages keep their stashes; split: whether backwards may be."""
+def case_of(chain: Chain, devices: Sequence[int], split: bool, remakes: bool = False) -> Case:
+    """Of a chain; split: whether backwards may be, remakes: whether stashes may be made again."""
     costs, cluster, count = chain.costs, chain.problem.cluster, len(chain.problem.cluster)
     can = np.array(costs.separable, dtype=np.bool_) & split
     weights = np.where(can, costs.backward_weight_s, 0.0)
     links = [[cluster.link(a, b) if a != b else None for b in range(count)] for a in range(count)]
     lag = [[0.0 if link is None else link.latency_s for link in row] for row in links]
     pace = [[0.0 if link is None else link.occupation_s(1) for link in row] for row in links]
+    fed = costs.input_bytes.sum()
     workspace = float(max(costs.workspace_bytes.tolist(), default=0))
     return Case(
         forward=_sums(costs.forward_s),
@@ -93,6 +101,7 @@ def case_of(chain: Chain, devices: Sequence[int], split: bool) -> Case:
         pending=_sums(np.where(can, costs.weight_stash_bytes, 0)),
         static=_sums(chain.held_bytes(1)),
         boundary=chain.boundary_bytes.astype(np.float64),
+        incoming=np.maximum(chain.boundary_bytes, np.where(np.arange(len(chain) + 1) == 0, fed, 0)).astype(np.float64),
         around=chain.around_s.astype(np.float64),
         aside=float(cluster.around.op_s),
         speed=np.array([chain.speed(d) for d in range(count)], dtype=np.float64),
@@ -101,6 +110,7 @@ def case_of(chain: Chain, devices: Sequence[int], split: bool) -> Case:
         pace=np.array(pace, dtype=np.float64),
         devices=np.array(sorted(set(devices)), dtype=np.int64),
         micro_batches=chain.problem.workload.micro_batches,
+        remakes=remakes,
     )
 
 
@@ -113,6 +123,8 @@ def scratch(case: Case, stages: int) -> Work:
         weights=np.zeros(stages),
         stash=np.zeros(stages),
         pending=np.zeros(stages),
+        kept=np.zeros(stages),
+        remake=np.zeros(stages),
         hop=np.zeros(stages),
         back=np.zeros(stages),
         following=np.zeros(stages, dtype=np.int64),

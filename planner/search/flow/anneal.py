@@ -14,7 +14,7 @@ from .kernel import value_of
 
 REMADE, ENDS, STAGES_MOVED, DEVICES_SWAPPED = 0.15, 0.6, 0.36, 0.24
 """Shares of moves that change what becomes of a stash, where it may be made again; of the others, those that move ends
-of stages; and of the rest, those by which two stages exchange devices, and those by which two devices change places from
+of stages; of the rest, those by which two stages exchange devices, and those by which two devices change places from
 some stage on."""
 ONE_END, RUN = 0.4, 0.75
 

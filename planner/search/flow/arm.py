@@ -26,7 +26,7 @@ drop_stale((improve, value_of), (tables, kernel, anneal, *SOURCES))
 
 @dataclass(eq=False)
 class Arm:
-    """Where stages end [stages + 1], from 0 to the number of layers; devices, and which stashes are made again [stages].
+    """Where stages end [stages + 1], from 0 to the number of layers; devices, and whether stashes are remade [stages].
 
     seconds: of all micro-batches, one a period; NEVER where they do not fit, or nobody has looked.
     """

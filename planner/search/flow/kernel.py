@@ -108,8 +108,7 @@ def timed(w, dev, period):
 
 @lean
 def holds(w, dev, period):
-    """Whether no device holds more than it has room for: it does most where an F begins, or where a stash is made again.
-    """
+    """Whether no device holds more than it has room for: it does most where an F begins, or a stash is made again."""
     stages = len(dev)
     for y in range(2 * stages):
         s = y if y < stages else 2 * stages - 1 - y

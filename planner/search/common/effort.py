@@ -628,8 +628,8 @@ class Flowing:
     the seconds. Measured: twelve problems of 4 to 16 devices, memory 1/4 to 1/2, two seeds, 4 s: three rounds of all
     or of (all, 6, 2) or four of (all, 8, 3, 1) lines come within 0.3 % of one another; 12 s bring 0.3 to 0.6 %."""
     near: tuple[float, ...] = (1.12, 1.05, 1.05)
-    """After each of these: no further where the best takes more than so many times what the best plan does. Measured:
-    on twelve problems the first round's best takes 0 to 11 % more than the last one's."""
+    """After each of these: no further where the best takes more than so many times what the best plan does.
+    Measured: on twelve problems the first round's best takes 0 to 11 % more than the last one's."""
     again_near: float = 1.02
     """The same for later turns. Not measured."""
     offered_near: float = 1.03

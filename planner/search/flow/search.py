@@ -101,13 +101,13 @@ class Flows:
         clock, workers = self.session.clock, self.session.workers
         end = time.monotonic() + part * max(0.0, end - time.monotonic())
         self.session.report(PHASE)
+        if effort is None and not self.move_s:  # how long a move takes
+            self._improve(lines[:1], [FLOW.least_moves], hot)
         for k in range(0, len(lines), workers):
             if self.session.over or not clock.meter.go():
                 return
             moves = [self._moves(arm, part, effort, end, len(lines) - k, len(lines)) for arm in lines[k : k + workers]]
-            began = time.monotonic()
             self._improve(lines[k : k + workers], moves, hot)
-            self.move_s = (time.monotonic() - began) / max(1, max(moves))
             if effort is not None:
                 clock.meter.count(part * effort * len(moves) / len(lines))
 
@@ -115,14 +115,13 @@ class Flows:
         """How many moves a line gets, of so many lines that are left."""
         if effort is not None:
             moves = part * effort / lines * FLOW.rate / len(arm.devices)
-        elif self.move_s:
-            moves = self.session.workers * max(0.0, end - time.monotonic()) / left / self.move_s
         else:
-            moves = 0.0
+            moves = self.session.workers * max(0.0, end - time.monotonic()) / left / self.move_s
         return max(FLOW.least_moves, min(FLOW.most_moves, int(moves)))
 
     def _improve(self, lines: list[Arm], moves: list[int], hot: float) -> None:
         """Anneals lines, each on a thread of its own; ends when time is up or Ctrl-C comes."""
+        began = time.monotonic()
         with ThreadPoolExecutor(len(lines)) as pool:
             running = [pool.submit(arm.improve, n, hot, self.stop) for arm, n in zip(lines, moves, strict=True)]
             try:
@@ -135,6 +134,7 @@ class Flows:
                 self.session.clock.interrupt()
             for one in running:
                 one.result()
+        self.move_s = max(SECONDS.shortest, (time.monotonic() - began) / max(moves))
 
     # ------------------------------------------------------------ plans
 

@@ -634,6 +634,8 @@ class Flowing:
     """The same for later turns. Not measured."""
     offered_near: float = 1.03
     """Lines that promise more than so many times the best plan do not become plans. Not measured."""
+    simulations: int = 40
+    """More than one becomes a plan only where so many could be simulated in the time that is left. Not measured."""
     offered: int = 3
     """Lines that become plans in a turn. Not measured."""
     kept: int = 6

@@ -139,9 +139,14 @@ class Flows:
     # ------------------------------------------------------------ plans
 
     def _offer(self) -> None:
-        """The best lines as plans: what is not the best plan yet may be where its order is annealed."""
-        for arm in self.best[: FLOW.offered]:
+        """The best lines as plans: what is not the best plan yet may be where its order is annealed. Of large problems the
+        best one alone, whose simulation takes long.
+        """
+        clock = self.session.clock
+        for n, arm in enumerate(self.best[: FLOW.offered]):
             if self.session.over or arm.seconds >= FLOW.offered_near * self.session.best_s:
+                return
+            if n and not clock.fixed and FLOW.simulations * clock.longest_s > clock.remaining_s:
                 return
             if not self.session.rounds.tried_before(PHASE, arm.cuts, arm.route, arm.stash):
                 self._plan(arm)

@@ -139,8 +139,9 @@ class Flows:
     # ------------------------------------------------------------ plans
 
     def _offer(self) -> None:
-        """The best lines as plans: what is not the best plan yet may be where its order is annealed. Of large problems the
-        best one alone, whose simulation takes long.
+        """The best lines as plans: what is not the best plan yet may be where its order is annealed.
+
+        Of large problems the best one alone, since a simulation takes long.
         """
         clock = self.session.clock
         for n, arm in enumerate(self.best[: FLOW.offered]):

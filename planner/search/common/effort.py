@@ -620,7 +620,7 @@ class Flowing:
     chunks: int = 4
     """Stages a device, at most, of its starts. Not measured."""
     stages: int = 256
-    """Not measured."""
+    """At the most, and devices of the cluster: of more, links between any two are too many. Not measured."""
     starts: int = 2
     """Of every route, with other random numbers. Not measured."""
     rounds: tuple[tuple[int, float, float], ...] = ((100, 0.1, 0.02), (6, 0.6, 0.02), (2, 1.0, 0.005))

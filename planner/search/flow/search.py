@@ -24,7 +24,8 @@ PHASE = "free placement"
 
 def search_flow(session: Session, orders: list[Order]) -> None:
     """Offers plans of one pipeline whose stages lie on any devices, where memory may be what holds the step back."""
-    if session.done or not orders or not binding(session.problem) or len(orders[0]) < 2:
+    devices = len(session.problem.cluster)
+    if session.done or not orders or len(orders[0]) < 2 or devices > FLOW.stages or not binding(session.problem):
         return
     if not KERNELS.ready(session.clock, session.remaining_s):
         return

@@ -144,7 +144,7 @@ def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, shar
     if not _only_two_devices(session) or _reordered(session):
         parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced, cuts=0.0)))
         parts.append(_Part("cuts", SHARE.cuts, lambda: search_cuts(session, clock.budget(1.0))))
-    blocks = session.rounds.blocks
+    blocks = session.rounds.begun.get("blocks")
     if isinstance(blocks, Blocks) and blocks.promising:
         parts.append(_Part("periodic blocks", BLOCK.again, blocks.run))
     return [replace(part, share=part.share * session.rounds.credits.get(part.name, 1.0)) for part in parts]

@@ -42,8 +42,8 @@ from .two_device_space import pays, registered, remaking, stash_choices, unaddre
 __all__ = [
     "ANNEALING",
     "BLOCK",
-    "FLOW",
     "COUNT",
+    "FLOW",
     "GROWTH",
     "HOPE",
     "MIXTURE",

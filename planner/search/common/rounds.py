@@ -54,8 +54,8 @@ class Rounds:
 
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
-        blocks, grown, flows: the searches for periodic blocks, for rules that are grown, and for stages on any devices,
-            which go on where they ended.
+        begun: by name, searches that go on where they ended (periodic blocks, rules that are grown, free placement), and
+            what is still to be tried of uniform grids.
         races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
         credits: by the part of a round, what its share is multiplied by; 1 where it is not there.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with;
@@ -69,8 +69,7 @@ class Rounds:
         trials: the quick plans that are still to be tried; None before they begin. through: all have been.
         plainly_tried: those have been that leave stashes where they are.
         tries: what is still to be tried of stages with replicas of their own; None before it is known. tried: nothing.
-        guessed: what is still to be tried of uniform grids, by the sort of grid. relieved_on: the searches on one of
-            several equal groups that fit those whose stashes are relieved.
+        relieved_on: the searches on one of several equal groups that fit those whose stashes are relieved.
         ledger: what to tell those who ask what was looked at.
         short: rounds that were too short for two spaces.
         hopes: what is hoped of ways to form groups that had turns and found nothing, as a part of what was at first.
@@ -101,7 +100,7 @@ class Rounds:
     plainly_tried: bool = False
     tries: Iterator[Callable[[], None]] | None = None
     tried: bool = False
-    guessed: dict[str, object] = field(default_factory=dict)
+    begun: dict[str, object] = field(default_factory=dict)
     relieved_on: dict[Groups, object] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     short: int = 0
@@ -109,9 +108,6 @@ class Rounds:
     leads: bool = True
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
-    blocks: object = None
-    grown: object = None
-    flows: object = None
     layouts: set[Hashable] = field(default_factory=set)
 
     @classmethod
@@ -213,29 +209,11 @@ class Rounds:
         """The same for forward and backward devices."""
         self.placed = list(arms[: COUNT.polished])
 
-    def repeats(self, made: Callable[[], object]) -> object:
-        """The search for periodic blocks, made when it is first asked for."""
-        if self.blocks is None:
-            self.blocks = made()
-        return self.blocks
-
-    def grows(self, made: Callable[[], object]) -> object:
-        """The search for rules that are grown, made when it is first asked for."""
-        if self.grown is None:
-            self.grown = made()
-        return self.grown
-
-    def flowing(self, made: Callable[[], object]) -> object:
-        """The search for stages on any devices, made when it is first asked for."""
-        if self.flows is None:
-            self.flows = made()
-        return self.flows
-
-    def guesses(self, which: str, made: Callable[[], object]) -> object:
-        """What is still to be tried of a sort of uniform grids, listed when it is first asked for."""
-        if which not in self.guessed:
-            self.guessed[which] = made()
-        return self.guessed[which]
+    def goes_on(self, which: str, made: Callable[[], object]) -> object:
+        """A search that goes on where it ended, or what is still to be tried, made when it is first asked for."""
+        if which not in self.begun:
+            self.begun[which] = made()
+        return self.begun[which]
 
     def hunts(self, made: Callable[[], object]) -> object:
         """The exact search, made when it is first asked for."""

@@ -29,7 +29,7 @@ def search_flow(session: Session, orders: list[Order]) -> None:
         return
     if not KERNELS.ready(session.clock, session.remaining_s):
         return
-    flows = session.rounds.flowing(lambda: Flows(session, orders))
+    flows = session.rounds.goes_on(PHASE, lambda: Flows(session, orders))
     assert isinstance(flows, Flows)
     flows.run()
 

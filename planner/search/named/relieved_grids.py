@@ -140,7 +140,7 @@ def _left(session: Session) -> Likeliest[Relieved]:
         points = _points(session, allowed) if allowed else ()
         return Likeliest(points, like=lambda point: point.kept.of.groups, hope=HOPE.relieved)
 
-    found = session.rounds.guesses("relieved", made)
+    found = session.rounds.goes_on("relieved", made)
     assert isinstance(found, Likeliest)
     return found
 

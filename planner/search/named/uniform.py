@@ -221,7 +221,7 @@ def _left(session: Session) -> Likeliest[Point]:
     many stages a device.
     """
     made = partial(Likeliest[Point], like=lambda point: (point.of.groups, point.folded, point.chunks.bit_length()))
-    found = session.rounds.guesses("kept", lambda: made(grid_points(session)))
+    found = session.rounds.goes_on("kept", lambda: made(grid_points(session)))
     assert isinstance(found, Likeliest)
     return found
 

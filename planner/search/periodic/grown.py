@@ -98,7 +98,7 @@ def search_grown(session: Session, orders: list[Order]) -> bool:
     """Offers what rules of the dispatcher come to; whether that became the best plan."""
     if session.done or not orders or not KERNELS.ready(session.clock, session.remaining_s):
         return False
-    grown = session.rounds.grows(lambda: Grown(session, orders[0]))
+    grown = session.rounds.goes_on("grown", lambda: Grown(session, orders[0]))
     assert isinstance(grown, Grown)
     return grown.run()
 

@@ -54,8 +54,8 @@ class Rounds:
 
     Attributes:
         count: how often it has been searched at length: later rounds try something else.
-        begun: by name, searches that go on where they ended (periodic blocks, rules that are grown, free placement), and
-            what is still to be tried of uniform grids.
+        begun: by name, searches that go on where they ended (periodic blocks, grown rules, free placement), and what is
+            still to be tried of uniform grids.
         races: how often orders have been searched, in all rounds. turns: how many rounds there were, short ones too.
         credits: by the part of a round, what its share is multiplied by; 1 where it is not there.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with;

@@ -102,7 +102,7 @@ def test_passes_of_a_timetable_neither_meet_nor_exceed_the_room(seed: int) -> No
 
 def _period(arm: Arm) -> float:
     """Of a timetable, from what it promises for all micro-batches."""
-    _, period_s = value_of(arm.case, arm.work, arm.ends, arm.devices, arm.remade, FLOW.finest, NEVER)
+    _, period_s = value_of(arm.case, arm.work, arm.ends, arm.devices, arm.remade, FLOW.finest)
     return float(period_s)
 
 

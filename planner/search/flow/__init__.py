@@ -7,6 +7,6 @@ stages end and which devices they are on. Imports `common`, `named` and the room
 Begin with `tables.py`: what is decided.
 """
 
-from .search import search_flow
+from .search import Flows, search_flow
 
-__all__ = ["search_flow"]
+__all__ = ["Flows", "search_flow"]

@@ -10,7 +10,7 @@ import math
 import numba
 
 from ..jit import NEVER, draw, lean, pick
-from .kernel import value_of
+from .kernel import value_under
 
 REMADE, ENDS, STAGES_MOVED, DEVICES_SWAPPED = 0.15, 0.6, 0.36, 0.24
 """Shares of moves that change what becomes of a stash, where it may be made again; of the others, those that move ends
@@ -63,7 +63,7 @@ def improve(c, w, ends, dev, again, moves, hot, finer, state, stop):
 
     hot: the first temperature, as a share of the value; it falls to nothing. Ends when stop[0] is not 0.
     """
-    value, _ = value_of(c, w, ends, dev, again, finer, NEVER)
+    value = value_under(c, w, ends, dev, again, finer, NEVER)
     least = value
     best, found, kept = ends.copy(), dev.copy(), again.copy()
     now, there, made = ends.copy(), dev.copy(), again.copy()
@@ -83,7 +83,7 @@ def improve(c, w, ends, dev, again, moves, hot, finer, state, stop):
             move_devices(c, there, state)
         cooled = hot * (1.0 - n / moves) ** 2
         level = NEVER if value >= NEVER else value * (1.0 - cooled * math.log(draw(state) + 1e-300)) + 1e-12 * value
-        new, _ = value_of(c, w, now, there, made, finer, level)
+        new = value_under(c, w, now, there, made, finer, level)
         if new > level:
             continue
         value = new

@@ -82,7 +82,7 @@ class Arm:
 
     def orders(self) -> list[list[Op]] | None:
         """The compute orders of every device; None where they do not fit."""
-        seconds, period_s = value_of(self.case, self.work, self.ends, self.devices, self.remade, FLOW.finest, NEVER)
+        seconds, period_s = value_of(self.case, self.work, self.ends, self.devices, self.remade, FLOW.finest)
         if seconds >= NEVER:
             return None
         timed: list[list[tuple[float, Op]]] = [[] for _ in self.case.room]

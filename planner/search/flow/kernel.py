@@ -130,21 +130,66 @@ def holds(w, dev, period):
 
 
 @lean
-def value_of(c, w, ends, dev, again, finer, level):
-    """Seconds of all micro-batches at the least period at which everything fits, and this; NEVER where they come to no
-    less than `level`.
+def runs(w, dev, period):
+    """Whether everything has its time, and its room, at a period."""
+    return timed(w, dev, period) and holds(w, dev, period)
 
-    finer: a period is tried after one that is so many times shorter.
+
+@lean
+def longest_of(w, latency):
+    """A period from which on none is looked at: nearly nothing runs beside anything else."""
+    longest = 2.0 * latency
+    for d in range(len(w.load)):
+        longest = max(longest, 2.0 * w.load[d])
+    return longest
+
+
+@lean
+def total_of(c, w, dev, period):
+    """Seconds of all micro-batches, one a period, as they were timed last."""
+    last = w.begins[2 * len(dev) - 1] + w.remake[0] + w.inputs[0] + w.weights[0]
+    return (c.micro_batches - 1) * period + last
+
+
+@lean
+def value_under(c, w, ends, dev, again, finer, level):
+    """Seconds of all micro-batches at a period at which everything fits, NEVER where they come to no less than `level`.
+
+    Longer periods are taken to fit where shorter ones do: the longest that may be less than `level` is tried first,
+    which rules out most moves, then the range is halved, until periods are less than `finer` times one another.
     """
     period = fill(c, w, ends, dev, again)
     if period >= NEVER:
-        return NEVER, NEVER
+        return NEVER
     least, more = latency_of(w), c.micro_batches - 1
-    longest = 2.0 * least
-    for d in range(len(w.load)):
-        longest = max(longest, 2.0 * w.load[d])
-    while period <= longest and more * period + least < level:
-        if timed(w, dev, period) and holds(w, dev, period):
-            return more * period + w.begins[2 * len(dev) - 1] + w.remake[0] + w.inputs[0] + w.weights[0], period
+    longest = longest_of(w, least)
+    if more > 0 and level < NEVER:
+        longest = min(longest, (level - least) / more)
+    if period > longest:
+        return NEVER
+    low, high = -1, int(math.log(longest / period) / math.log(finer))
+    if not runs(w, dev, period * finer**high):
+        return NEVER
+    total = total_of(c, w, dev, period * finer**high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs(w, dev, period * finer**middle):
+            high = middle
+            total = total_of(c, w, dev, period * finer**high)
+        else:
+            low = middle
+    return total
+
+
+@lean
+def value_of(c, w, ends, dev, again, finer):
+    """Seconds of all micro-batches at the least period at which everything fits, and this, the one after the other
+    `finer` times as long; NEVER where nothing does. Everything has its time at it.
+    """
+    period = fill(c, w, ends, dev, again)
+    longest = longest_of(w, latency_of(w)) if period < NEVER else 0.0
+    while period <= longest:
+        if runs(w, dev, period):
+            return total_of(c, w, dev, period), period
         period *= finer
     return NEVER, NEVER

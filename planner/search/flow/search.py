@@ -31,7 +31,7 @@ def search_flow(session: Session, orders: list[Order]) -> None:
         return
     flows = session.rounds.goes_on(PHASE, lambda: Flows(session, orders))
     assert isinstance(flows, Flows)
-    flows.run()
+    flows.run(FLOW.again if flows.turn else FLOW.share)
 
 
 class Flows:
@@ -46,12 +46,16 @@ class Flows:
         self.best: list[Arm] = []
         self.move_s = self.saved = 0.0
 
-    def run(self) -> None:
+    @property
+    def promising(self) -> bool:
+        """Whether a line comes so near to the best plan that another turn may find a shorter one."""
+        return self._near(FLOW.again_near)
+
+    def run(self, share: float = 1.0) -> None:
         """A turn, in a share of the time; no later one where none came near to the best plan."""
         session = self.session
-        if self.turn and not self._near(FLOW.again_near):
+        if self.turn and not self.promising:
             return
-        share = FLOW.again if self.turn else FLOW.share
         effort = self._effort(share)
         if effort == 0:
             return

@@ -16,9 +16,10 @@ from ..basics import OutOfTime, PlanError, until
 from ..graph import KEEP, RECOMPUTE, SELECTIVE, Candidate
 from ..lower import assemble
 from ..plan import Op, Plan
-from .common import BLOCK, COUNT, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
+from .common import BLOCK, COUNT, FLOW, HOPE, ROUND, SECONDS, SHARE, SIZE, TOLERANCE, Budget, PhaseShares, Session
 from .exact import Effort, Hunt
 from .exact import improve as improve_window
+from .flow import Flows
 from .named import Order, move_ends, own_orders, run_finer
 from .orders import Arm, search_cuts, search_orders
 from .periodic import Blocks
@@ -144,9 +145,10 @@ def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, shar
     if not _only_two_devices(session) or _reordered(session):
         parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced, cuts=0.0)))
         parts.append(_Part("cuts", SHARE.cuts, lambda: search_cuts(session, clock.budget(1.0))))
-    blocks = session.rounds.begun.get("blocks")
-    if isinstance(blocks, Blocks) and blocks.promising:
-        parts.append(_Part("periodic blocks", BLOCK.again, blocks.run))
+    for name, share_again in (("periodic blocks", BLOCK.again), ("free placement", FLOW.in_rounds)):
+        begun = session.rounds.begun.get(name)
+        if isinstance(begun, Blocks | Flows) and begun.promising:
+            parts.append(_Part(name, share_again, begun.run))
     return [replace(part, share=part.share * session.rounds.credits.get(part.name, 1.0)) for part in parts]
 
 

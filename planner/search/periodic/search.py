@@ -25,7 +25,7 @@ def search_blocks(session: Session, orders: list[Order]) -> None:
     """Offers the best blocks of every structure, unrolled; in later rounds it goes on where it ended."""
     if session.done or not KERNELS.ready(session.clock, session.remaining_s):
         return
-    blocks = session.rounds.goes_on("blocks", lambda: Blocks(session, orders))
+    blocks = session.rounds.goes_on("periodic blocks", lambda: Blocks(session, orders))
     assert isinstance(blocks, Blocks)
     blocks.run()
 

@@ -261,8 +261,9 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
     for number, _ in enumerate(session.clock.rounds()):
         if number:
             session.next_round()
-        run_finer(session)  # what another search has brought
-        move_ends(session)
+        if hint is not None or not session.rounds.fresh:  # what another search has brought
+            run_finer(session)
+            move_ends(session)
         in_layer_orders(session, search)
         run_finer(session)
         if session.done:
@@ -417,8 +418,8 @@ def _blocks(session: Session, orders: list[Order]) -> None:
 
 
 def _grown(session: Session, orders: list[Order]) -> bool:
-    """In large problems: what is found with few devices, grown; whether that is the best plan."""
-    if session.ops <= SIZE.one_cut or session.space.schedule != "search" or session.done:
+    """Rules of the dispatcher, in large problems from few devices grown; whether that is the best plan."""
+    if session.space.schedule != "search" or session.done:
         return False
     if not orders or not holds_all(session, orders[0]):  # with less room blocks are better
         return False

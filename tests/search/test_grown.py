@@ -111,9 +111,23 @@ def test_rules_of_few_devices_serve_many() -> None:
 def test_grown_rules_come_near_the_bound_of_their_shape() -> None:
     """24 devices, 96 micro-batches, 1F1B's memory: within 3 % of what no plan of such stages is below."""
     of = problem(24, 4, 96, 24, (100, 120, 80, 5))
-    session = Session(of, SearchSpace(offload=False, recompute=False, pipelines=1), Clock(1e12, effort=1.2))
+    session = Session(of, SearchSpace(offload=False, recompute=False, pipelines=1), Clock(1e12, effort=4.2))
     assert search_grown(session, [tuple(range(24))])
     assert session.best is not None
     assert check(session.best) == []
     floor = bounds.candidate(structure(of, 4, back=False), None, True)
     assert session.best_s <= 1.03 * floor
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_rules_of_a_small_problem_reach_the_bound_of_six_stages_a_device(seed: int) -> None:
+    """13 devices, 21 micro-batches, one and a half times 1F1B's memory: no multiple of anything, which named orders of
+    many stages a device are made for, and chance decides whether blocks of six stages are looked at for long.
+    """
+    of = problem(13, 6, 21, 19.5, (103, 133, 69, 5))
+    session = Session(of, SearchSpace(offload=False, recompute=False, pipelines=1), Clock(1e12, effort=30.0), seed)
+    assert search_grown(session, [tuple(range(13))])
+    assert session.best is not None
+    assert check(session.best) == []
+    assert session.best_s == pytest.approx(bounds.candidate(structure(of, 6, back=False), None, True))

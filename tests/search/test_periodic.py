@@ -217,7 +217,7 @@ def test_plan_uses_blocks_where_memory_is_tight() -> None:
     problem, phases = candidate.problem, []
     found = plan(
         problem.model, problem.cluster, problem.workload, SearchSpace(offload=False, recompute=False, pipelines=1),
-        time_limit=60, workers=1, deterministic_limit=1, on_progress=lambda event: phases.append(event.phase),
+        time_limit=60, workers=1, deterministic_limit=2, on_progress=lambda event: phases.append(event.phase),
     )  # fmt: skip
     assert found.plan is not None
     assert found.plan.forecast is not None

@@ -117,6 +117,11 @@ class Rounds:
             return cls(simulated=simulated)
         return cls(count=earlier.count, resumed=True, seen=list(earlier.seen), simulated=simulated)
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing but first plans and uniform grids has been tried."""
+        return not self.resumed and self.trials is None and not self.widths
+
     def join(self, other: Earlier) -> None:
         """Goes on with what another search of this problem simulated, too."""
         self._add(other.seen)

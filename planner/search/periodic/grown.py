@@ -1,4 +1,4 @@
-"""Large problems: rules of the dispatcher that are best on few devices, grown to twice as many again and again."""
+"""Rules of the dispatcher: those that are best on few devices, grown to twice as many again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...basics import PlanError, drop_stale
 from ...graph import Candidate
 from ...lower import assemble
 from ...plan import Plan
-from ..common import COUNT, GROWTH, TOLERANCE, Session, excess, structures
+from ..common import BLOCK, COUNT, GROWTH, SIZE, TOLERANCE, Session, excess, structures
 from ..jit import SOURCES
 from ..named import Order, not_split
 from . import dispatch, kernel, tables
@@ -108,6 +108,9 @@ class Grown:
 
     def __init__(self, session: Session, order: Order) -> None:
         self.session = session
+        large = session.ops > SIZE.one_cut
+        self.share = GROWTH.share if large else GROWTH.small_share
+        self.most_ways, self.chunks = (GROWTH.ways, SIZE.chunks) if large else (GROWTH.small_ways, BLOCK.chunks)
         self.ways = list(self._ways(order))
         self.lines: list[Line] = []
         self.calls, self.saved, self.hopeless = 0, 0.0, not self.ways
@@ -116,12 +119,12 @@ class Grown:
         """The structures with the least bounds, of those that can be had on fewer devices."""
         session = self.session
         found = []
-        for candidate in structures(session.problem, session.space, session.chain, [order]):
+        for candidate in structures(session.problem, session.space, session.chain, [order], self.chunks):
             ops = 3 * len(candidate.stages) * session.problem.workload.micro_batches
             if len(candidate.pipelines) == 1 and ops <= GROWTH.ops and self._simulated_s(ops) <= self._least_left_s():
                 found.append((bounds.candidate(candidate, None, session.space.split_backward), candidate))
         found.sort(key=lambda one: one[0])
-        for least_s, candidate in found[: GROWTH.ways]:
+        for least_s, candidate in found[: self.most_ways]:
             whole = not_split(session.space, candidate)
             case = case_of(candidate, whole, [session.problem.workload.micro_batches])
             if least_s < session.best_s * (1 - TOLERANCE.same) and in_legs(case):
@@ -139,10 +142,10 @@ class Grown:
     def run(self) -> bool:
         """All sizes, as long as there is time; with a deterministic limit once enough effort is saved up."""
         clock = self.session.clock
-        seconds = GROWTH.share * max(0.0, self.session.remaining_s)
+        seconds = self.share * max(0.0, self.session.remaining_s)
         if clock.effort is not None:
-            self.saved += GROWTH.share * clock.effort
-            clock.spend(GROWTH.share)
+            self.saved += self.share * clock.effort
+            clock.spend(self.share)
             if self.saved < GROWTH.least or self.hopeless or not clock.meter.go():
                 return False
             seconds, self.saved = self.saved, 0.0
@@ -159,16 +162,15 @@ class Grown:
 
     def _hunt(self, units: float) -> None:
         """Rules at random on the fewest devices, the best of them annealed; lines of an earlier call compete."""
-        ops, first = self.ways[0].ops(0), 1_000_003 * self.calls + self.session.seed
+        first = 1_000_003 * self.calls + self.session.seed
         lines = [
             Line(way, 104_729 * n + first)
             for n, way in enumerate(way for way in self.ways for _ in range(GROWTH.starts // len(self.ways)))
         ]
         for number, (most, tries, share) in enumerate(GROWTH.rounds):
             lines = best_of(lines, most) if number else lines
-            runs = share * units * GROWTH.rate / ops / len(lines)
             heat = (GROWTH.hot / (number + 1), GROWTH.cold)
-            self._round(lines, (int(tries * runs), int((1 - tries) * runs)), heat, share * units)
+            self._round(lines, tries, heat, share * units)
             self.lines = best_of(lines, GROWTH.kept)
             self.hopeless = not self.lines or self._promise() >= self.session.best_s * GROWTH.hope[number]
             if self.hopeless:
@@ -187,22 +189,23 @@ class Grown:
         if self.lines:
             sizes_left = len(self.ways[0].cases) - 1
             units *= GROWTH.growing / sizes_left
-            runs = units * GROWTH.rate / self.lines[0].way.ops(size) / len(self.lines)
-            self._round(self.lines, (0, int(runs)), (GROWTH.hot / 3, GROWTH.cold), units)
+            self._round(self.lines, 0.0, (GROWTH.hot / 3, GROWTH.cold), units)
             self.lines = best_of(self.lines, len(self.lines))
         self.hopeless = not self.lines
 
-    def _round(self, lines: list[Line], runs: tuple[int, int], heat: tuple[float, float], units: float) -> None:
-        """So many tries and moves of every line, on the session's threads; where effort is not limited, until the
-        seconds that they were to take are over."""
+    def _round(self, lines: list[Line], tries: float, heat: tuple[float, float], units: float) -> None:
+        """Every line gets an equal part of so many units, a share of it for tries, on the session's threads; where
+        effort is not limited, until the seconds that they were to take are over."""
         until = math.inf if self.session.clock.fixed else time.monotonic() + units
         self.session.report("periodic rules")
         with ThreadPoolExecutor(self.session.workers) as pool:
-            list(pool.map(partial(self._task, runs=runs, heat=heat, until=until), lines))
+            task = partial(self._task, units=units / max(1, len(lines)), share=tries, heat=heat, until=until)
+            list(pool.map(task, lines))
 
-    def _task(self, line: Line, runs: tuple[int, int], heat: tuple[float, float], until: float) -> None:
-        """One line's part, in pieces between which the clock is looked at."""
-        tries, moves = runs
+    def _task(self, line: Line, units: float, share: float, heat: tuple[float, float], until: float) -> None:
+        """One line's part, in pieces between which the clock is looked at; `share`: for tries."""
+        runs = units * GROWTH.rate / line.way.ops(line.size)
+        tries, moves = int(share * runs), int((1 - share) * runs)
         scratched, piece = line.scratched(), max(1, int(GROWTH.piece / line.way.ops(line.size)))
         if tries:
             line.improve(tries, 0, heat, scratched)

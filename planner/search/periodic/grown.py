@@ -165,7 +165,7 @@ class Grown:
         first = 1_000_003 * self.calls + self.session.seed
         lines = [
             Line(way, 104_729 * n + first)
-            for n, way in enumerate(way for way in self.ways for _ in range(GROWTH.starts // len(self.ways)))
+            for n, way in enumerate(self.ways * (GROWTH.starts // len(self.ways)))  # time may end before the last ones
         ]
         for number, (most, tries, share) in enumerate(GROWTH.rounds):
             lines = best_of(lines, most) if number else lines

@@ -145,10 +145,9 @@ def _parts(session: Session, orders: list[Order], hunt: Hunt, until: float, shar
     if not _only_two_devices(session) or _reordered(session):
         parts.append(_Part("race", raced, lambda: _race(session, orders, share, raced, cuts=0.0)))
         parts.append(_Part("cuts", SHARE.cuts, lambda: search_cuts(session, clock.budget(1.0))))
-    for name, share_again in (("periodic blocks", BLOCK.again), ("free placement", FLOW.in_rounds)):
-        begun = session.rounds.begun.get(name)
+    for name, begun in session.rounds.begun.items():
         if isinstance(begun, Blocks | Flows) and begun.promising:
-            parts.append(_Part(name, share_again, begun.run))
+            parts.append(_Part(name, BLOCK.again if isinstance(begun, Blocks) else FLOW.in_rounds, begun.run))
     return [replace(part, share=part.share * session.rounds.credits.get(part.name, 1.0)) for part in parts]
 
 

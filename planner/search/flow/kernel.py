@@ -183,8 +183,8 @@ def value_under(c, w, ends, dev, again, finer, level):
 
 @lean
 def value_of(c, w, ends, dev, again, finer):
-    """Seconds of all micro-batches at the least period at which everything fits, and this, the one after the other
-    `finer` times as long; NEVER where nothing does. Everything has its time at it.
+    """Seconds of all micro-batches at the least period at which everything fits, of those tried, each `finer` times as
+    long as the one before, and this period, at which everything has its time then; NEVER where nothing fits.
     """
     period = fill(c, w, ends, dev, again)
     longest = longest_of(w, latency_of(w)) if period < NEVER else 0.0

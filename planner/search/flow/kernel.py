@@ -33,11 +33,12 @@ def fill(c, w, ends, dev, again):
         w.forward[s] = (c.forward[b] - c.forward[a] + beside) / c.speed[d]
         w.inputs[s] = (c.inputs[b] - c.inputs[a] + beside + (0.0 if halves else weight)) / c.speed[d]
         w.weights[s] = (weight + c.aside) / c.speed[d] if halves else 0.0
-        w.stash[s] = c.stash[b] - c.stash[a]
+        stash = c.stash[b] - c.stash[a]
         w.pending[s] = c.pending[b] - c.pending[a] if halves else 0.0
+        w.stash[s] = max(stash, w.pending[s])
         w.left[d] -= c.static[b] - c.static[a]
         w.remake[s] = w.forward[s] if again[s] else 0.0
-        w.kept[s] = c.incoming[a] if again[s] else w.stash[s]
+        w.kept[s] = c.incoming[a] if again[s] else stash
         w.tensors[d] = max(w.tensors[d], c.boundary[a] + c.boundary[b])
         w.load[d] += w.forward[s] + w.remake[s] + w.inputs[s] + w.weights[s]
         w.following[s] = w.first[d]
@@ -108,11 +109,12 @@ def timed(w, dev, period):
 
 @lean
 def holds(w, dev, period):
-    """Whether no device holds more than it has room for: it does most where an F begins, or a stash is made again."""
+    """Whether no device holds more than it has room for: it does most where an F begins, or a B that makes its stash
+    again, or leaves more for its W than there was."""
     stages = len(dev)
     for y in range(2 * stages):
         s = y if y < stages else 2 * stages - 1 - y
-        if y >= stages and w.remake[s] == 0.0:
+        if y >= stages and w.stash[s] <= w.kept[s]:
             continue
         d, now, sum_bytes = dev[s], w.begins[y], 0.0
         r = w.first[d]
@@ -152,18 +154,36 @@ def total_of(c, w, dev, period):
 
 
 @lean
+def value_of(c, w, ends, dev, again, finer):
+    """Seconds of all micro-batches at the least period at which everything fits, of those tried, each `finer` times as
+    long as the one before, and this period, at which everything has its time then; NEVER where nothing fits.
+    """
+    period = fill(c, w, ends, dev, again)
+    longest = longest_of(w, latency_of(w)) if period < NEVER else 0.0
+    while period <= longest:
+        if runs(w, dev, period):
+            return total_of(c, w, dev, period), period
+        period *= finer
+    return NEVER, NEVER
+
+
+@lean
 def value_under(c, w, ends, dev, again, finer, level):
     """Seconds of all micro-batches at a period at which everything fits, NEVER where they come to no less than `level`.
 
     Longer periods are taken to fit where shorter ones do: the longest that may be less than `level` is tried first,
-    which rules out most moves, then the range is halved, until periods are less than `finer` times one another.
+    which rules out most moves, then the range is halved, until periods are less than `finer` times one another. Of what
+    is only to fit, with `level` NEVER, all are tried.
     """
+    if level >= NEVER:
+        total, _ = value_of(c, w, ends, dev, again, finer)
+        return total
     period = fill(c, w, ends, dev, again)
     if period >= NEVER:
         return NEVER
     least, more = latency_of(w), c.micro_batches - 1
     longest = longest_of(w, least)
-    if more > 0 and level < NEVER:
+    if more > 0:
         longest = min(longest, (level - least) / more)
     if period > longest:
         return NEVER
@@ -179,17 +199,3 @@ def value_under(c, w, ends, dev, again, finer, level):
         else:
             low = middle
     return total
-
-
-@lean
-def value_of(c, w, ends, dev, again, finer):
-    """Seconds of all micro-batches at the least period at which everything fits, of those tried, each `finer` times as
-    long as the one before, and this period, at which everything has its time then; NEVER where nothing fits.
-    """
-    period = fill(c, w, ends, dev, again)
-    longest = longest_of(w, latency_of(w)) if period < NEVER else 0.0
-    while period <= longest:
-        if runs(w, dev, period):
-            return total_of(c, w, dev, period), period
-        period *= finer
-    return NEVER, NEVER

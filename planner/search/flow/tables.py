@@ -51,9 +51,9 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch of one thread, by stage: F, I and W in seconds, bytes of stashes until I and until W, kept (bytes instead
-    of a stash that is made again, remake seconds of that), hop (seconds from
-    the stage before), back (and to it), following (the next stage on the same device, or -1).
+    """Scratch of one thread, by stage: F, I and W in seconds; bytes kept until its B begins, of a stash or of what it
+    is made from again; stash, until I is done: what W waits with where that is more; pending, until W is; remake,
+    hop (seconds from the stage before), back (and to it), following (the next stage on the same device, or -1).
 
     begins [2 * stages]: when F of every stage, then I, the last stage's first, begin; done [stages]: when W ends.
     By device: first (its first stage, or -1), load (seconds), bytes_s (bytes times the seconds they are held for), left

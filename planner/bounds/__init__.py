@@ -8,7 +8,7 @@ Begin with `whole.py`; a new bound of every plan is a function and a row of its 
 
 from __future__ import annotations
 
-from .fixed import candidate
+from .fixed import candidate, whatever_stashes
 from .fluid import fluid
 from .layers import Layers
 from .period import period, two_sides
@@ -33,5 +33,6 @@ __all__ = [
     "route",
     "space",
     "two_sides",
+    "whatever_stashes",
     "work",
 ]

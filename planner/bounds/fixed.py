@@ -12,6 +12,7 @@ from math import gcd, inf
 
 import numpy as np
 
+from ..basics import MOST_MEMORY_BYTES
 from ..graph import Candidate
 from ..partition import Floats
 from .items import Asked, Item
@@ -47,6 +48,11 @@ def candidate(
             least = np.maximum(least, _device(asked, device, mine, table))
     trips = [trip for trip, some in zip(asked.round_s, present, strict=True) if some]
     return max(float(least.min()), max(trips, default=0.0))
+
+
+def whatever_stashes(of: Candidate, shares: tuple[int, ...] | None = None, split: bool = True) -> float:
+    """The same in any amount of memory, so whatever becomes of stashes that the candidate keeps, in seconds."""
+    return candidate(of, shares, split, [MOST_MEMORY_BYTES] * len(of.problem.cluster))
 
 
 def _shares(candidate: Candidate, shares: tuple[int, ...] | None, batches: int) -> Floats | None:

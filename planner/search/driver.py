@@ -264,6 +264,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         if hint is not None or not session.rounds.fresh:  # what another search has brought
             run_finer(session)
             move_ends(session)
+        run_replicas(session)
         in_layer_orders(session, search)
         run_finer(session)
         if session.done:

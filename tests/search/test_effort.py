@@ -48,7 +48,6 @@ ELSEWHERE = {
     "separate/starts.py": {"_SPREAD": "bits"},
     "separate/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "exact/floor.py": {"_FAR": "more than any number of ticks"},
-    "exact/search.py": {"_NO_LIMIT": "more than any memory"},
     "orders/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "named/fullest.py": {"_TOGETHER": "rows that are compared at once"},
     "named/stash_choices.py": {"TURNS": "an order, no size"},

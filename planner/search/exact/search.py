@@ -33,7 +33,6 @@ from .solver import Effort, Outcome, run
 from .variables import Key, Solution, Unit, Variables
 
 Report = Callable[[float], None]
-_NO_LIMIT = 1 << 50
 _COPIES = {Kind.OFFLOAD: "out", Kind.FETCH: "back"}
 
 
@@ -220,8 +219,8 @@ def _cheap_seconds(candidate: Candidate, rules: Rules) -> float:
     routes = distinct_routes(candidate)
     one = [Pipeline(r, r, tuple(range(k, batches, len(routes)))) for k, r in enumerate(routes)]
     kept = Candidate(candidate.problem, candidate.stages, tuple(one))
-    no_limits = None if rules.policies == {KEEP} else [_NO_LIMIT] * len(candidate.problem.cluster)
-    return bounds.candidate(kept, split=rules.split, limits=no_limits)
+    least_s = bounds.candidate if rules.policies == {KEEP} else bounds.whatever_stashes
+    return least_s(kept, None, rules.split)
 
 
 # ------------------------------------------------------------------ the hint

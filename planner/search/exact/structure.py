@@ -139,8 +139,8 @@ class Hunt:
         self._update()
 
     def _cheap(self, candidate: Candidate) -> float:
-        roomy = None if self.policies == {KEEP} else [1 << 60] * len(self.session.problem.cluster)
-        return bounds.candidate(candidate, None, self.session.space.split_backward, roomy)
+        least_s = bounds.candidate if self.policies == {KEEP} else bounds.whatever_stashes
+        return least_s(candidate, None, self.session.space.split_backward)
 
     @property
     def _together_s(self) -> float:

@@ -253,8 +253,7 @@ def _simulated_kept(session: Session, plain: Candidate, orders: list[list[Op]], 
 def _least_s(session: Session, candidate: Candidate) -> float:
     """No order of the candidate takes less, whatever becomes of its stashes."""
     shares = tuple(len(pipeline.micro_batches) for pipeline in candidate.pipelines)
-    roomy = [1 << 60] * len(session.problem.cluster)
-    return bounds.candidate(candidate, shares, session.space.split_backward, roomy)
+    return bounds.whatever_stashes(candidate, shares, session.space.split_backward)
 
 
 def _fit(session: Session, one: Kept, allowed: Collection[str]) -> tuple[float, Candidate | None]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ... import bounds
 from ...basics import OutOfTime, PlanError, check_time, until
@@ -29,6 +30,8 @@ from .listed import listed
 from .portfolio import Order, busiest_s, device_orders
 from .stash_choices import lightened, with_choices
 
+PHASE = "replicas of stages"
+
 
 def run_replicas(session: Session) -> None:
     """Stages with replicas of their own on the devices in every order, what is expected to be shortest first.
@@ -43,20 +46,36 @@ def run_replicas(session: Session) -> None:
 
 
 def _go_on(session: Session) -> None:
-    for tried in session.rounds.to_try(lambda: list(_tries(session))):
+    listing = session.rounds.goes_on(PHASE, lambda: _Listing(session))
+    assert isinstance(listing, _Listing)
+    for tried in session.rounds.to_try(lambda: list(_tries(session, listing.all(session)))):
         tried()
         if session.done:
             return
 
 
-def _tries(session: Session) -> Iterator[Callable[[], None]]:
+class _Listing:
+    """Spreads of every menu on every order of devices; where time ends it goes on with those it was at."""
+
+    def __init__(self, session: Session) -> None:
+        self._left = [*product(_menus(session), device_rounds(session.problem))][::-1]
+        self._found: dict[tuple[str, ...], list[Spread]] = {}
+
+    def all(self, session: Session) -> list[Spread]:
+        """The most promising of every menu, each once, the most promising of all first."""
+        while self._left:
+            menu, order = self._left[-1]
+            self._found.setdefault(menu, []).extend([*spreads(session, order, menu)])
+            self._left.pop()
+        found: dict[tuple[Blocks, Order], Spread] = {}
+        for every in self._found.values():
+            for one in sorted(every, key=lambda one: one.expected_s)[: COUNT.spreads]:
+                found.setdefault((one.blocks, one.order), one)
+        return sorted(found.values(), key=lambda one: one.expected_s)
+
+
+def _tries(session: Session, likely: Sequence[Spread]) -> Iterator[Callable[[], None]]:
     """What is still to be tried: every spread in its likeliest way, then all in their next."""
-    orders, found = device_rounds(session.problem), dict[tuple[Blocks, Order], Spread]()
-    for menu in _menus(session):
-        every = [one for order in orders for one in spreads(session, order, menu)]
-        for one in sorted(every, key=lambda one: one.expected_s)[: COUNT.spreads]:
-            found.setdefault((one.blocks, one.order), one)
-    likely = sorted(found.values(), key=lambda one: one.expected_s)
     listed = [list(_ways(session, spread)) for spread in likely]
     for k in range(max(map(len, listed), default=0)):
         for spread, ways in zip(likely, listed, strict=True):
@@ -114,14 +133,18 @@ def widths_of(devices: int, most: int, routes: int | None) -> Iterator[list[int]
 
 @dataclass(frozen=True)
 class Spread:
-    """Stages on blocks of an order of devices, and what a step of theirs is expected to take."""
+    """Stages on blocks of an order of devices, and what a step of theirs is expected to take.
+
+    flights: of every stage the number in flight on a replica with which it is expected to take least.
+    """
 
     problem: Problem
     stages: tuple[tuple[str, ...], ...]
     blocks: Blocks
     order: Order
+    flights: tuple[int, ...]
     expected_s: float
-    _least: dict[bool, float] = field(default_factory=dict)
+    _least: dict[tuple[bool, bool], float] = field(default_factory=dict)
 
     @cached_property
     def candidate(self) -> Candidate:
@@ -130,12 +153,13 @@ class Spread:
         pipelines = tuple(Pipeline(devices, devices, tuple(ms)) for devices, ms in dealt.items())
         return Candidate(self.problem, self.stages, pipelines)
 
-    def least_s(self, split: bool) -> float:
-        """No order of the candidate takes less."""
-        if split not in self._least:
+    def least_s(self, split: bool, kept: bool) -> float:
+        """No order of the candidate takes less; kept: where every stash is, else whatever becomes of them."""
+        if (split, kept) not in self._least:
             shares = tuple(len(pipeline.micro_batches) for pipeline in self.candidate.pipelines)
-            self._least[split] = bounds.candidate(self.candidate, shares, split)
-        return self._least[split]
+            least_s = bounds.candidate if kept else bounds.whatever_stashes
+            self._least[split, kept] = least_s(self.candidate, shares, split)
+        return self._least[split, kept]
 
     @property
     def name(self) -> str:
@@ -152,16 +176,20 @@ def spreads(session: Session, order: Order, menu: Collection[str]) -> Iterator[S
     size = len(chain) + 1
     path_s = float(on.forward_s[0, -1] + on.backward_s[0, -1]) / max(chain.speed(d) for d in order)
     nothing = np.zeros_like(on.own_bytes)
+    flights: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def table(at: int, width: int) -> Floats:
         turns = -(-batches // width)
         after = on.reduce_s(at, width) + on.step_s(at, width) - on.backward_s[0][:, None] / on.speed(at, width)
         best = np.full_like(on.own_bytes, np.inf)
-        for flying in on.numbers_in_flight(at, width, turns):
+        flights[at, width] = np.ones(best.shape, dtype=np.int64)
+        for flying in reversed(on.numbers_in_flight(at, width, turns)):
             busy = on.busy_s(at, width, flying, options, nothing)
             finite = np.maximum(np.where(np.isfinite(busy), busy, 0.0), on.links_s(at, width))
             seconds = (turns - 1) * np.maximum(finite, on.stay_s() / flying) + np.maximum(after, 0.0)
-            best = np.minimum(best, np.where(np.isfinite(busy), seconds, np.inf))
+            seconds = np.where(np.isfinite(busy), seconds, np.inf)
+            flights[at, width][seconds < best] = flying
+            best = np.minimum(best, seconds)
         return best
 
     for widths in widths_of(devices, batches, session.space.pipelines):
@@ -169,7 +197,8 @@ def spreads(session: Session, order: Order, menu: Collection[str]) -> Iterator[S
         for cost, blocks in cut_replicated(table, size, devices, widths, most).values():
             if any(block.width > 1 for block in blocks):
                 names = chain.stages(tuple(block.first for block in blocks[1:]))
-                yield Spread(problem, names, blocks, order, path_s + cost)
+                flying = tuple(int(flights[b.at, b.width][b.first, b.end]) for b in blocks)
+                yield Spread(problem, names, blocks, order, flying, path_s + cost)
 
 
 def most_stages(size: int, devices: int, widths: int) -> int:
@@ -183,19 +212,22 @@ def try_spread(session: Session, spread: Spread, most: Sequence[int], split: Seq
     ops = 2 * session.problem.workload.micro_batches * len(candidate.stages)
     if ops > SIZE.listed_ops or busiest_s(candidate) >= session.incumbent.worth_s:
         return
-    least_s = spread.least_s(session.space.split_backward)
+    kept = not unaddressed(session.problem, session.space)
+    least_s = spread.least_s(session.space.split_backward, kept)
     step_s = _tried(session, spread, most, split) if least_s < session.best_s else None
     session.ledger.note(spread.name, least_s, step_s)
 
 
 def _ways(session: Session, spread: Spread) -> Iterator[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """Numbers in flight and which backwards are split: as many as keep all busy, more, and fewer where memory binds."""
+    """Numbers in flight and which backwards are split: as the recursion has them, as many as keep all busy, more, and
+    fewer where memory binds."""
     whole = not_split(session.space, spread.candidate)
     stages = range(len(spread.blocks))
     full = in_flight(spread.blocks)
     turns = [-(-session.problem.workload.micro_batches // block.width) for block in spread.blocks]
     halves = [s not in whole for s in stages]
-    numbers = [full, [2 * n for n in full], turns, [n + 1 for n in full], [-(-n // 2) for n in full], [1 for _ in full]]
+    less = [[-(-n * part // 4) for n in full] for part in (3, 2)]
+    numbers = [spread.flights, full, [2 * n for n in full], turns, [n + 1 for n in full], *less, [1 for _ in full]]
     capped = [tuple(min(n, most) for n, most in zip(flights, turns, strict=True)) for flights in numbers]
     for split in dict.fromkeys((tuple(halves), (False,) * len(halves))):
         for flights in dict.fromkeys(capped):
@@ -214,7 +246,7 @@ def _tried(session: Session, spread: Spread, most: Sequence[int], split: Sequenc
         over = missing(found)
         if not any(over):
             if found.forecast.step_s < session.best_s:
-                session.offer(found.plan, "replicas of stages")
+                session.offer(found.plan, PHASE)
             return found.forecast.step_s
         less = [a + b for a, b in zip(less, over, strict=True)]
     return None

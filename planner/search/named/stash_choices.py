@@ -35,6 +35,7 @@ def lightened(
 ) -> tuple[dict[Unit, StashChoice], float] | None:
     """The choice for every unit of a candidate under these compute orders, and the seconds of its busiest device.
 
+    Pipelines that share a device on some stage have the same choice there, since their micro-batches come by turns.
     None where some device does not hold what the order needs in less than most_s. `less`: bytes taken off every
     device's limit. `instants`: the fullest of these orders, where they are known.
     """
@@ -50,7 +51,7 @@ def lightened(
         at = device.choose(most_s)
         if at is None:
             return None
-        found.update(zip(instants[d].units, (options[k] for k in at.tolist()), strict=True))
+        found.update((unit, options[at[n]]) for unit, n in zip(instants[d].units, device.number, strict=True))
         worst = max(worst, device.seconds(at))
     return found, worst
 
@@ -59,10 +60,26 @@ def with_choices(candidate: Candidate, chosen: Mapping[Unit, StashChoice]) -> Ca
     """The candidate with a row of stash policies for every micro-batch."""
     rows: dict[int, tuple[str, ...]] = {}
     stages = range(len(candidate.stages))
+    turns = _turns(candidate)
     for p, pipeline in enumerate(candidate.pipelines):
-        four = [tuple(chosen.get((p, s), KEPT).of(turn) for s in stages) for turn in TURNS]
-        rows.update((m, four[k % QUARTERS]) for k, m in enumerate(pipeline.micro_batches))
+        mine = [chosen.get((p, s), KEPT) for s in stages]
+        made: dict[tuple[int, ...], tuple[str, ...]] = {}
+        for m in pipeline.micro_batches:
+            if turns[m] not in made:
+                made[turns[m]] = tuple(choice.of(TURNS[k]) for choice, k in zip(mine, turns[m], strict=True))
+            rows[m] = made[turns[m]]
     return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows, candidate.weights)
+
+
+def _turns(candidate: Candidate) -> dict[int, tuple[int, ...]]:
+    """By micro-batch, how manieth of four it is on every stage's device, which several pipelines may share."""
+    taken: dict[tuple[int, int], list[int]] = {}
+    for pipeline in candidate.pipelines:
+        for s, device in enumerate(pipeline.backward):
+            taken.setdefault((s, device), []).extend(pipeline.micro_batches)
+    turn = {(s, m): k % QUARTERS for (s, _), ms in taken.items() for k, m in enumerate(sorted(ms))}
+    stages = range(len(candidate.stages))
+    return {m: tuple(turn[s, m] for s in stages) for pipeline in candidate.pipelines for m in pipeline.micro_batches}
 
 
 def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
@@ -80,11 +97,12 @@ def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Device:
-    """One device's units under every choice, and what they take when most is alive.
+    """One device's stages under every choice, and what they take when most is alive.
 
-    Choices are given by their numbers among the options, one for each unit.
+    Choices are given by their numbers among the options, one for each stage of the device: its units.
 
     Attributes:
+        number: of every pipeline and stage of the order, its unit.
         options: every choice.
         room: bytes beside what stays all step.
         pending: bytes between I and W at every instant.
@@ -94,6 +112,7 @@ class _Device:
             in one direction, and what is waited for copies.
     """
 
+    number: list[int]
     options: list[StashChoice]
     room: int
     pending: Ints
@@ -107,7 +126,8 @@ class _Device:
     def of(cls, candidate: Candidate, options: list[StashChoice], device: int, full: Fullest, room: int) -> _Device:
         """The device of a candidate under an order, with `room` bytes beside what stays all step."""
         costs, cluster = candidate.costs, candidate.problem.cluster
-        stage = np.array([s for _, s in full.units])
+        stage, number = np.unique([s for _, s in full.units], return_inverse=True)
+        live, pending = (_summed(of, number, len(stage)) for of in (full.live, full.pending))
         kind = cluster.devices[device].kind
         group = cluster.node_groups[cluster.devices[device].node]
         transit = 2 * sum(
@@ -115,7 +135,9 @@ class _Device:
             for producer, consumer, size in costs.edges
             if any((p.forward[producer] == device) != (p.forward[consumer] == device) for p in candidate.pipelines)
         )
-        counts = np.array([len(candidate.pipelines[p].micro_batches) for p, _ in full.units])
+        counts = _summed(
+            np.array([[len(candidate.pipelines[p].micro_batches) for p, _ in full.units]]), number, len(stage)
+        )[0]
         stash, forward_s, backward_s = costs.stash_bytes[stage], costs.forward_s[stage], costs.backward_s[stage]
         host_s = group.host_link_shared_by / group.host_link.bandwidth
         held, again, compute_s, copy_s, waiting_s = [], [], [], [], []
@@ -123,7 +145,7 @@ class _Device:
             row, nothing = option.row, 0 * stash
             resting = sum((content.bytes(costs)[stage] for content in row.resting), start=nothing)
             moved = row.moved_bytes(costs)[stage] if row.leaves else nothing
-            held.append(_held(option, full, stash, resting, moved))
+            held.append(_held(option, live, stash, resting, moved))
             again.append(stash - resting - moved if row.remade else nothing)
             remade_s = option.share * row.remake_s(costs)[stage] if row.remade else 0.0
             compute_s.append(counts * (forward_s + backward_s + remade_s) / kind.speed)
@@ -132,9 +154,10 @@ class _Device:
             late_s = option.waiting_s(one_s, forward_s / kind.speed, backward_s / kind.speed)
             waiting_s.append(counts * late_s / len(counts))  # other units run meanwhile
         return cls(
+            number=number.tolist(),
             options=options,
             room=int(room - transit - costs.workspace_bytes[stage].max()),
-            pending=np.asarray(full.pending @ costs.weight_stash_bytes[stage], dtype=np.int64),
+            pending=np.asarray(pending @ costs.weight_stash_bytes[stage], dtype=np.int64),
             held=np.array(held),
             again=np.array(again),
             compute_s=np.array(compute_s),
@@ -228,9 +251,13 @@ class _Alive(NamedTuple):
     others_resting: Ints
 
 
-def _held(choice: StashChoice, full: Fullest, stash: Ints, resting: Ints, moved: Ints) -> Ints:
-    """Bytes of every unit under a choice at every instant; [units, instants]."""
-    alive = range(int(full.live.max(initial=0)) + 1)
+def _summed(columns: Ints, number: Ints, count: int) -> Ints:
+    """Columns of the same number added up; [rows, count]."""
+    return np.asarray(columns @ (number[:, None] == np.arange(count)).astype(np.int64))
+
+
+def _held(choice: StashChoice, live: Ints, stash: Ints, resting: Ints, moved: Ints) -> Ints:
+    """Bytes of every unit under a choice at every instant, at which so many of each are alive; [units, instants]."""
+    alive = range(int(live.max(initial=0)) + 1)
     whole, moving = (np.array([f(n) for n in alive], dtype=np.int64) for f in (choice.kept, choice.moving))
-    live = full.live
     return np.asarray((whole[live] * stash + (live - whole[live]) * resting + moving[live] * moved).T)

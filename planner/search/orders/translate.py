@@ -78,13 +78,16 @@ def weave(a: Arrays, order: Ints, lead: int) -> Ints | None:
     """An order with FREE and FETCH of the units that are offloaded put in; None where it cannot fit.
 
     order: complete but for those two. Memory is made by weight halves that can run, then by freeing the oldest
-    stash; a stash is fetched `lead` ops before its backward, or as soon after as there is room.
+    stash; a stash is fetched `lead` ops before its backward, or as soon after as there is room. On a device on which
+    what is fetched so early takes the room of an op before that backward, fewer ops before it.
     """
     parts: list[Ints] = []
     plain = order[~np.isin(order // len(a.batches), (FREE, FETCH))]
     home = a.home[plain]
     for d in range(len(a.first) - 1):
-        woven = _weave_device(a, plain[home == d].tolist(), int(a.limit[d]), lead)
+        mine, limit = plain[home == d].tolist(), int(a.limit[d])
+        ways = (_weave_device(a, mine, limit, earlier) for earlier in range(lead, -1, -1))
+        woven = next((way for way in ways if way is not None), None)
         if woven is None:
             return None
         parts.append(np.array(woven, dtype=np.int64))

@@ -17,6 +17,7 @@ from naive import assert_forecast
 from spread import random_spread, side_by_side, spread
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, bounds, check, plan
+from contraflow.planner.basics import OutOfTime
 from contraflow.planner.formats import pipedream
 from contraflow.planner.graph import Candidate
 from contraflow.planner.partition import Blocks, Chain, Floats, OnBlocks, cut_replicated, deal, in_flight, sloping
@@ -25,7 +26,7 @@ from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.improve import improve
-from contraflow.planner.search.named import run_replicas
+from contraflow.planner.search.named import replicas, run_replicas
 
 VGG16 = Path(__file__).parents[1] / "data" / "pipedream" / "vgg16" / "graph.txt"
 BANDWIDTH = 1.25e9
@@ -272,6 +273,49 @@ def test_more_that_stashes_may_become_hides_no_replicas(seed: int) -> None:
         run_replicas(session)
         found.append(session.best_s)
     assert found[0] <= found[1] < math.inf
+
+
+def one_stash(**forbidden: bool) -> Session:
+    """Two layers, three devices, room for one stash beside what is in transit."""
+    layers = [Layer(n, s, s, s, False, stash_bytes=10**7, output_bytes=10**5) for n, s in (("a", 2.0), ("b", 1.0))]
+    node = NodeGroup(1, 3, DeviceType("d", 1 << 40), Link(1e9), None, Link(1e7))
+    workload = Workload(24, memory_limit_bytes=12 * 10**6)
+    problem = Problem(ModelGraph.chain(layers), Cluster((node,)), workload)
+    return Session(problem, SearchSpace(**forbidden), Clock(math.inf, 1.0))
+
+
+@pytest.mark.parametrize("forbidden", [{}, {"offload": False}, {"recompute": False}])
+def test_replicas_that_hold_one_stash_are_busy_all_the_time_where_the_others_go(forbidden: dict[str, bool]) -> None:
+    """2-1: 24 micro-batches whose stashes, kept, go one at a time; the pipelines that share a device copy by turns.
+
+    Kept they take 111 s; so what is said of these stages must be no bound of kept stashes.
+    """
+    session = one_stash(**forbidden)
+    run_replicas(session)
+    assert session.best_s <= 96.0 * (1 + 1e-9)
+    for part in session.ledger.parts.values():
+        assert part.step_s is None or part.bound_s <= part.step_s * (1 + 1e-9), part
+    assert session.ledger.parts["stages with 2-1 replicas"].bound_s <= session.best_s * (1 + 1e-9)
+
+
+def test_spreads_are_listed_once_however_short_the_parts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that ends while they are listed: what was listed before is not listed again."""
+    session = one_stash()
+    asked: list[tuple[object, ...]] = []
+
+    def every_other_time(session: Session, order: tuple[int, ...], menu: tuple[str, ...]) -> list[replicas.Spread]:
+        asked.append((order, menu))
+        if asked.count((order, menu)) == 1:
+            raise OutOfTime
+        return list(spreads(session, order, menu))
+
+    spreads = replicas.spreads
+    monkeypatch.setattr(replicas, "spreads", every_other_time)
+    for _ in range(100):
+        run_replicas(session)
+    assert session.rounds.tried
+    assert len(asked) == 2 * len(set(asked)) == 8
+    assert math.isfinite(session.best_s)
 
 
 def test_copies_that_may_be_made_hide_no_replicas_without_a_flush() -> None:

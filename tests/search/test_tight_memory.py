@@ -17,6 +17,8 @@ from contraflow.planner.partition import QUARTERS, choices
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.partition.mixed import cut_mixed
 from contraflow.planner.plan import Kind, Problem
+from contraflow.planner.problem.cluster import NodeGroup
+from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.schedules import build, capped, variants
 from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.common.effort import SHARE
@@ -309,6 +311,22 @@ def test_a_named_schedule_that_does_not_fit_recomputes_copies_or_ships_as_flags_
         assert evaluate(found.plan).step_s >= evaluate(whole).step_s * (1 - 1e-9)
         alone = plan(*given, replace(NO_MOVES, schedule=name), 5, workers=1).plan
         assert alone is None or evaluate(alone).step_s >= evaluate(found.plan).step_s
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize("stashes", [2.2, 2.6])
+def test_what_is_copied_back_early_takes_no_room_that_ops_before_its_backward_need(stages: int, stashes: float) -> None:
+    """1F1B with two stashes on a device and a slow host link: each comes back right before its backward."""
+    size = 10**6
+    layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, False, stash_bytes=size, output_bytes=size // 100) for k in range(stages)]
+    node = NodeGroup(1, stages, DeviceType("d", 1 << 40), Link(1e9), None, Link(size / 2))
+    workload = Workload(4 * stages, memory_limit_bytes=int(stashes * size))
+    space = SearchSpace(schedule="1f1b", recompute=False)
+    found = plan(ModelGraph.chain(layers), Cluster((node,)), workload, space, 20, workers=1).plan
+    assert found is not None
+    assert check(found) == []
+    assert found.forecast is not None
+    assert found.forecast.step_s <= 18 * stages
 
 
 def test_a_named_schedule_that_fits_keeps_its_stashes() -> None:

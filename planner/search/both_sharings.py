@@ -1,7 +1,8 @@
 """Both ways for replicas to have their optimizers: shared, and each its own, where gathering parameters takes time.
 
 What is best with shared optimizers need not be best without, since gathering ends a step. So both searches begin, and
-the one whose first plans are better goes on; what it finds is told with what is proven of both.
+the one whose first plans are better goes on; each begins a turn from the other's best plan where that is shorter. What
+they find is told with what is proven of both.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Searching(Protocol):
 
     session: Session
 
-    def go_on(self, clock: Clock, listener: OnProgress | None) -> Result:
-        """The best plan by the end of another clock."""
+    def go_on(self, clock: Clock, listener: OnProgress | None, hint: Plan | None = None) -> Result:
+        """The best plan by the end of another clock, from another search's plan on."""
 
     def run(self, hint: Plan | None) -> Result:
         """The best plan by the end of its own."""
@@ -65,19 +66,21 @@ def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan
         return found
     other = whole()
     other.session.follow(_glance(clock), told)
-    theirs = other.run(hint).plan
+    theirs = other.run(hint or found.plan).plan
     clock.interrupt(other.session.clock.interrupted)
     for times in range(2, 2 + COUNT.looks):
         if not _says_little(min(session.best_s, _step_s(theirs)), session, clock):
             break
-        shared.go_on(_glance(clock, times), told)
-        theirs = other.go_on(_glance(clock, times), told).plan
+        found = shared.go_on(_glance(clock, times), told, _shorter(theirs, session))
+        theirs = other.go_on(_glance(clock, times), told, _shorter(found.plan, other.session)).plan
     ahead = _step_s(theirs) < session.best_s * (1 - TOLERANCE.same)
     for search in (other, shared) if ahead else (shared, other):
         if clock.meter.cut or clock.interrupted or end_asked() or clock.remaining_s < SECONDS.no_progress:
             break
-        result = search.go_on(clock, told)
-        theirs = result.plan if search is other else theirs
+        if search is other:
+            theirs = other.go_on(clock, told, _shorter(session.best, other.session)).plan
+        else:
+            shared.go_on(clock, told, _shorter(theirs, session))
         if clock.fixed:
             break
     session.follow(clock, told)
@@ -101,6 +104,11 @@ def _says_little(best_s: float, session: Session, clock: Clock) -> bool:
     if clock.fixed or clock.meter.cut or clock.interrupted or end_asked():
         return False
     return best_s > HOPE.early * session.bound_s and clock.remaining_s > SECONDS.both_sharings
+
+
+def _shorter(plan: Plan | None, session: Session) -> Plan | None:
+    """Another search's plan, where it is shorter than what this one has."""
+    return plan if _step_s(plan) < session.best_s * (1 - TOLERANCE.same) else None
 
 
 def _glance(clock: Clock, times: int = 1) -> Clock:

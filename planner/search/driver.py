@@ -214,10 +214,10 @@ class Search:
         finally:
             session.incumbent.limit(most_s)
 
-    def go_on(self, clock: Clock, listener: OnProgress | None) -> Result:
-        """The best plan by the end of another clock."""
+    def go_on(self, clock: Clock, listener: OnProgress | None, hint: Plan | None = None) -> Result:
+        """The best plan by the end of another clock; hint: what another search has found meanwhile."""
         self.session.go_on(clock, listener, self.ran)
-        return self.run(None)
+        return self.run(hint)
 
     def run(self, hint: Plan | None) -> Result:
         """The best plan by the end of the clock, or when nothing is left to do."""
@@ -267,7 +267,7 @@ def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:
         run_replicas(session)
         in_layer_orders(session, search)
         run_finer(session)
-        if session.done:
+        if session.ended:
             return
 
 

@@ -35,22 +35,22 @@ def by_turns(
         if session.ops <= SIZE.exact_first:
             with session.clock.hurried(SHARE.everything_first):
                 search(session)
-            if not session.done:
+            if not session.ended:
                 _look_at_plain(session, plain, search)
         else:
             with session.earning(_NAMED, SHARE.named_first):
                 named(session)
             _look_at_plain(session, plain, search)
             session.rounds.take_up(plain.rounds, plain.best is not None)
-            if not session.done:
+            if not session.ended:
                 with session.clock.hurried(SHARE.with_copies):
                     search(session)
-        if not session.done and session.best is not None and session.best is session.incumbent.plain:
+        if not session.ended and session.best is not None and session.best is session.incumbent.plain:
             plain.incumbent.start_from(session.best)
             plain.rounds.go_on()
             _search_plain(session, plain, search, 1.0)
         session.rounds.again()
-    if not session.done:
+    if not session.ended:
         search(session)
 
 
@@ -105,7 +105,7 @@ def _leader_first(
     if _short(session):
         spaces = spaces[1:] if session.rounds.others_turn() else spaces[:1]
     for n, searched in enumerate(spaces):
-        if not session.done:
+        if not session.ended:
             searched(SHARE.leader if n + 1 < len(spaces) else 1.0)
     session.rounds.again()
 
@@ -114,7 +114,7 @@ def _look_at_plain(session: Session, plain: Session, search: Callable[[Session],
     """The space without copies for a while, and for its whole share where its plans come near those with copies."""
     look = SHARE.look_without_copies
     _search_plain(session, plain, search, look)
-    if session.done or plain.best_s > HOPE.without_copies * session.best_s:
+    if session.ended or plain.best_s > HOPE.without_copies * session.best_s:
         return
     plain.rounds.go_on()
     _search_plain(session, plain, search, (SHARE.without_copies - look) / (1 - look))

@@ -61,6 +61,10 @@ class Proof:
         """Whether no plan of the shapes searched is shorter than this."""
         return seconds <= self.least_s * (1 + TOLERANCE.proven)
 
+    def widths_reached_by(self, seconds: float) -> bool:
+        """Whether no plan of equal groups is shorter than this whose groups lie in the shapes searched."""
+        return seconds <= self.widths_s * (1 + TOLERANCE.proven)
+
     def searched_reached_by(self, seconds: float) -> bool:
         """Whether no plan that the search may find is shorter than this, whatever its shape."""
         return seconds <= self.bound_s * (1 + TOLERANCE.proven)

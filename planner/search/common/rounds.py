@@ -155,6 +155,7 @@ class Rounds:
         Groups without a plan so far may have one where more is allowed, so they begin again.
         """
         self._add(other.seen)
+        self.placed = [*other.placed, *self.placed]
         self.widths = {groups: width for groups, width in other.widths.items() if math.isfinite(width.laid_s)}
         self.count, self.resumed = other.count + 1, planned
 

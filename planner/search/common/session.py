@@ -122,6 +122,11 @@ class Session:
         return self.over or self.proven
 
     @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to do, in equal groups either, or no time for it."""
+        return self.over or (self.proven and self.proof.widths_reached_by(self.best_s))
+
+    @property
     def only_two_devices(self) -> bool:
         """Whether only plans with two devices a stage can still be shorter than the best."""
         return self.separate and self.proof.together_reached_by(self.best_s)

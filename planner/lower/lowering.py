@@ -39,6 +39,9 @@ class Lowering:
 
     def __init__(self, candidate: Candidate, costs: StageCosts, given: Ops) -> None:
         self.candidate, self.costs, self.given, self.ops = candidate, costs, given, given
+        batches = candidate.problem.workload.micro_batches
+        if given.width > batches:
+            raise PlanError(f"an op names micro-batch {given.width - 1}, and there are {batches}")
         self.homes = Homes.of(candidate, given.width)
         divided = (self.homes.device != self.homes.back) & ~self.homes.where(lambda row: row.two_devices)
         if divided.any():

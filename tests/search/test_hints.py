@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from every_kind import KINDS, of_kind
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mutations import mutated_lists
 
@@ -21,6 +22,7 @@ from contraflow.planner import (
     plan_from_dict,
     plan_to_dict,
 )
+from contraflow.planner.basics import PlanError
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Problem
@@ -44,6 +46,10 @@ def answered(hint: Plan, model: ModelGraph) -> Plan | None:
 
 @settings(max_examples=16)
 @given(SEEDS, st.sampled_from(KINDS))
+@example(620207, "plain")
+@example(783762, "shared")
+@example(817488, "tied")
+@example(45067, "tied")
 def test_lists_that_no_plan_can_run_are_not_the_answer(seed: int, kind: str) -> None:
     hint = of_kind(kind, seed)
     if hint is None:
@@ -56,6 +62,12 @@ def test_lists_that_no_plan_can_run_are_not_the_answer(seed: int, kind: str) -> 
         return
     found = answered(broken, broken.problem.model)
     assert found is None or check(found) == []
+
+
+def test_an_op_of_a_micro_batch_that_is_not_there_is_told_at_once() -> None:
+    """99,999,999 took gigabytes, one column for each up to it."""
+    with pytest.raises(PlanError, match="an op names micro-batch 99999999, and there are 2"):
+        assemble(two_replicas(), [ops("0F0 0B0 0F1 0B1 1F0 1B0 1F1 1B99999999")], "broken")
 
 
 @settings(max_examples=20)

@@ -20,7 +20,7 @@ from ...basics import PlanError
 from ...forecast import Timeline
 from ...graph import Candidate, Structured
 from ...lower import Assembled, simulated
-from ...plan import Kind, Op, Plan
+from ...plan import COLLECTIVES, Kind, Op, Plan
 from ..common import COUNT, SHARE, TOLERANCE, Session, moved_end, nearby_cuts, same_devices
 from .finer import in_pieces, sums
 from .halves import possible_orders
@@ -101,11 +101,11 @@ def _timed(candidate: Candidate, orders: Orders) -> Timeline:
 
 def _score(plan: Structured, timeline: Timeline) -> Score:
     jobs = timeline.jobs
-    done = np.zeros(len(plan.problem.cluster))
-    np.maximum.at(done, jobs.ops.device, jobs.end[: len(jobs.ops.device)])
-    for (_, stage, _), job in jobs.reduce_job.items():
-        for device in {pipeline.backward[stage] for pipeline in plan.pipelines}:
-            done[device] = max(done[device], jobs.end[job])
+    ops, done = jobs.ops, np.zeros(len(plan.problem.cluster))
+    np.maximum.at(done, ops.device, jobs.end[: len(ops)])
+    for n in ops.where(*COLLECTIVES).tolist():
+        op = Op(Kind(int(ops.kind[n])), *(int(column[n]) for column in (ops.stage, ops.micro_batch, ops.peer)))
+        done[ops.device[n]] = max(done[ops.device[n]], jobs.end[jobs.reduce_job[op.collective]])
     return timeline.step_s, float(done.sum())
 
 

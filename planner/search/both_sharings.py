@@ -66,7 +66,7 @@ def better_of_both(shared: Searching, whole: Callable[[], Searching], hint: Plan
         return found
     other = whole()
     other.session.follow(_glance(clock), told)
-    theirs = other.run(hint or found.plan).plan
+    theirs = other.run(found.plan or hint).plan
     clock.interrupt(other.session.clock.interrupted)
     for times in range(2, 2 + COUNT.looks):
         if not _says_little(min(session.best_s, _step_s(theirs)), session, clock):

@@ -40,7 +40,7 @@ def run_replicas(session: Session) -> None:
     """
     if session.done or session.rounds.tried or not replicable(session.problem, session.space):
         return
-    with suppress(OutOfTime), session.part(session, SHARE.spreads), until(session.clock.deadline):
+    with suppress(OutOfTime), session.part(session, SHARE.spreads, 0.0), until(session.clock.deadline):
         _go_on(session)
     check_time()
 

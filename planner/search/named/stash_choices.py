@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -60,26 +61,27 @@ def with_choices(candidate: Candidate, chosen: Mapping[Unit, StashChoice]) -> Ca
     """The candidate with a row of stash policies for every micro-batch."""
     rows: dict[int, tuple[str, ...]] = {}
     stages = range(len(candidate.stages))
-    turns = _turns(candidate)
+    shared = _turns_on_shared(candidate)
     for p, pipeline in enumerate(candidate.pipelines):
         mine = [chosen.get((p, s), KEPT) for s in stages]
-        made: dict[tuple[int, ...], tuple[str, ...]] = {}
-        for m in pipeline.micro_batches:
-            if turns[m] not in made:
-                made[turns[m]] = tuple(choice.of(TURNS[k]) for choice, k in zip(mine, turns[m], strict=True))
-            rows[m] = made[turns[m]]
+        four = [tuple(choice.of(turn) for choice in mine) for turn in TURNS]
+        by_stage = [shared.get(at) for at in enumerate(pipeline.backward)]
+        for k, m in enumerate(pipeline.micro_batches):
+            row = four[k % QUARTERS]
+            if any(by_stage):
+                row = tuple(four[turn[m]][s] if turn else row[s] for s, turn in enumerate(by_stage))
+            rows[m] = row
     return regroup(candidate.problem, candidate.stages, candidate.pipelines, rows, candidate.weights)
 
 
-def _turns(candidate: Candidate) -> dict[int, tuple[int, ...]]:
-    """By micro-batch, how manieth of four it is on every stage's device, which several pipelines may share."""
-    taken: dict[tuple[int, int], list[int]] = {}
+def _turns_on_shared(candidate: Candidate) -> dict[tuple[int, int], dict[int, int]]:
+    """By stage and device that several pipelines share: how manieth of four every micro-batch there is."""
+    taken: dict[tuple[int, int], list[Sequence[int]]] = {}
     for pipeline in candidate.pipelines:
-        for s, device in enumerate(pipeline.backward):
-            taken.setdefault((s, device), []).extend(pipeline.micro_batches)
-    turn = {(s, m): k % QUARTERS for (s, _), ms in taken.items() for k, m in enumerate(sorted(ms))}
-    stages = range(len(candidate.stages))
-    return {m: tuple(turn[s, m] for s in stages) for pipeline in candidate.pipelines for m in pipeline.micro_batches}
+        for at in enumerate(pipeline.backward):
+            taken.setdefault(at, []).append(pipeline.micro_batches)
+    several = {at: sorted(chain.from_iterable(lists)) for at, lists in taken.items() if len(lists) > 1}
+    return {at: {m: k % QUARTERS for k, m in enumerate(ms)} for at, ms in several.items()}
 
 
 def with_recomputation(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> list[list[Op]]:

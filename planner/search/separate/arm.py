@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,6 +66,11 @@ class Arm:
     def ops(self) -> int:
         """Ops of a run: what one evaluation costs."""
         return int(self.case.batches * (2 * len(self.stages) + self.dec[HALVES].sum()))
+
+    @property
+    def decided(self) -> Hashable:
+        """What tells its decisions from others."""
+        return self.stages, self.dec.tobytes(), self.extra.tobytes(), self.lag.tobytes(), self.patience.tobytes()
 
     def evaluate(self) -> float:
         """The value of the decisions as they are."""

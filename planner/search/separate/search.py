@@ -38,7 +38,8 @@ def search_separate(session: Session, orders: list[Order], budget: Budget) -> No
     if not session.clock.meter.go():
         return
     search = _Search(session, budget, session.rounds.race())
-    known = [arm for arm in session.rounds.placed if isinstance(arm, Arm)]
+    earlier = [arm for arm in session.rounds.placed if isinstance(arm, Arm)]
+    known = {arm.decided: arm.copy(arm.seed) for arm in earlier}.values()  # what another search goes on with stays
     arms = sorted([*known, *search.starts(keys(session, orders))], key=lambda arm: arm.seconds)
     if arms:
         session.rounds.end_placing(search.run(arms[: PLACE.arms]))

@@ -25,10 +25,11 @@ def candidate(
     limit: int,
     two: bool,
     link: Link = FREE,
+    backward: float = 2,
     **rest: int,
 ) -> Candidate:
     """F=1, B=2, one layer a device, a stash of one byte; one direction or both."""
-    problem = Problem(uniform(devices, 1, 2, **rest), Cluster.uniform(devices, limit, link), Workload(batches))
+    problem = Problem(uniform(devices, 1, backward, **rest), Cluster.uniform(devices, limit, link), Workload(batches))
     down, up = tuple(range(devices)), tuple(reversed(range(devices)))
     pipelines = (
         (Pipeline(down, down, tuple(range(batches - 1))), Pipeline(up, up, (batches - 1,)))
@@ -93,3 +94,42 @@ def test_ticks_round_down_otherwise_by_less_than_a_thousandth_of_the_step() -> N
     assert not tick.exact
     assert 50 * tick.seconds < 0.001 * 100
     assert tick.down(math.pi) * tick.seconds <= math.pi
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("latency", [0.0, 0.013])
+def test_few_ticks_bound_the_step_and_lead_to_what_many_prove(two: bool, latency: float) -> None:
+    """Times without a common divisor: a solve in few ticks does not close what one in many does, below its bound."""
+    odd = candidate(3, 4, 2, two, Link(math.inf, latency), backward=math.e)
+    quick = solve(odd, Effort(20, 20), coarse=True)
+    assert quick.plan is not None
+    assert quick.plan.forecast is not None
+    step_s = quick.plan.forecast.step_s
+    assert quick.coarse
+    assert not quick.ended
+    assert quick.closed == (step_s <= quick.bound_s * (1 + 1e-9))
+    assert quick.bound_s * (1 - 1e-9) <= step_s < quick.bound_s * 1.02
+    proven = solve(odd, Effort(20, 20), known=Known(step_s, quick.bound_s, quick.plan))
+    assert proven.closed
+    assert not proven.coarse
+    best_s = step_s if proven.plan is None or proven.plan.forecast is None else proven.plan.forecast.step_s
+    assert quick.bound_s <= best_s * (1 + 1e-9)
+    assert proven.bound_s == pytest.approx(best_s, rel=1e-5)
+
+
+def test_few_ticks_that_are_exact_close_a_candidate() -> None:
+    """Whole durations need no second solve."""
+    found = solve(candidate(4, 8, 4, True), Effort(20, 20), coarse=True)
+    assert found.closed
+    assert not found.coarse
+    assert found.bound_s == pytest.approx(28)
+
+
+def test_the_divisor_is_the_tick_only_where_ticks_are_few_enough() -> None:
+    """1, 1 1/2 and 1 1/61 make 122 ticks a second: 10,980 of a step of 90 s are too many for a quick answer."""
+    times = [1, 1 + 1 / 2, 1 + 1 / 61]
+    many, few = common_tick(times, 90.0, 30), common_tick(times, 90.0, 30, coarse=True)
+    assert many.exact
+    assert many.seconds == pytest.approx(1 / 122)
+    assert not few.exact
+    assert few.seconds > 5 * many.seconds

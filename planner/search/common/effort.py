@@ -445,6 +445,9 @@ class Models:
     fine_ticks: int = 2_000_000
     """Ticks of a horizon and an op of its longest path where it is not: rounding down loses less than 1e-6.
     Not measured."""
+    coarse_ticks: int = 2_000
+    """Ticks of a horizon until a candidate is solved in so many. Measured: with 85,000 exact ones 2 of effort did not
+    solve six micro-batches of four stages; with 2,000, and then those, 0.13 did."""
     units: int = 1 << 20
     """Units of memory that a device has at most: they bound integers of sums. Not measured."""
     roomy: int = 4096

@@ -16,18 +16,20 @@ def build_instance(
     horizon_s: float,
     lowered: Sequence[int] = (),
     host_lowered: Sequence[int] = (),
+    coarse: bool = False,
 ) -> Instance:
     """The instance of a candidate with one or two routes, or of its stages alone where the rules open the devices.
 
     `limits`, `lowered`, `host_lowered`: bytes of every device, bytes taken off, and those off a node's host memory.
+    `coarse`: in few ticks, which lose short ops where these are not exact.
     """
-    return _Builder(seconds, horizon_s).build(limits, lowered, host_lowered)
+    return _Builder(seconds, horizon_s, coarse).build(limits, lowered, host_lowered)
 
 
 class _Builder:
     """Turns seconds and bytes into whole numbers."""
 
-    def __init__(self, seconds: Durations, horizon_s: float) -> None:
+    def __init__(self, seconds: Durations, horizon_s: float, coarse: bool) -> None:
         self.seconds, self.candidate, self.costs, self.rules = seconds, seconds.candidate, seconds.costs, seconds.rules
         self.problem, self.cluster, self.sites, self.pairs = (
             seconds.problem,
@@ -38,7 +40,7 @@ class _Builder:
         self.split, self.stages = seconds.split, range(len(seconds.sites))
         one, some = (5, 8) if self.rules.open else (4, 6)
         path = one * self.problem.workload.micro_batches + some * len(self.stages) + 2
-        self.tick = common_tick(seconds.all(), horizon_s, path)
+        self.tick = common_tick(seconds.all(), horizon_s, path, coarse)
         self.longest = self.tick.down(horizon_s) + 1
         """Messages that take more do not fit the horizon either."""
 

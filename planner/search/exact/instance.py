@@ -36,10 +36,11 @@ class Tick:
         return nearest if abs(ticks - nearest) <= TOLERANCE.same * max(1.0, ticks) else math.floor(ticks)
 
 
-def common_tick(durations: Iterable[float], horizon_s: float, path: int) -> Tick:
+def common_tick(durations: Iterable[float], horizon_s: float, path: int, coarse: bool = False) -> Tick:
     """The common divisor of all durations, or the fine one: a share of the horizon for a path of `path` ops.
 
-    With the latter, rounding down loses at most `path` ticks, less than 1e-6 of the horizon.
+    With the latter, rounding down loses at most `path` ticks, less than 1e-6 of the horizon. `coarse`: the
+    divisor only where ticks are few, and few otherwise, so that short ops vanish.
     """
     positive = sorted({value for value in durations if value > 0})
     if not positive:
@@ -52,9 +53,9 @@ def common_tick(durations: Iterable[float], horizon_s: float, path: int) -> Tick
         divisor = math.lcm(divisor, ratio.denominator)
     else:
         tick = base / divisor
-        if horizon_s / tick <= MODEL.exact_ticks:
+        if horizon_s / tick <= (MODEL.coarse_ticks if coarse else MODEL.exact_ticks):
             return Tick(tick, True)
-    return Tick(horizon_s / (MODEL.fine_ticks * max(1, path)), False)
+    return Tick(horizon_s / (MODEL.coarse_ticks if coarse else MODEL.fine_ticks * max(1, path)), False)
 
 
 class Send(NamedTuple):

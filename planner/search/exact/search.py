@@ -60,6 +60,7 @@ class Found:
         closed: nothing better than min(incumbent, plan) is left, up to rounding of ticks.
         effort: deterministic time used. `interrupted`: Ctrl-C came.
         ended: neither time nor effort cut it short: more of them come to nothing else.
+        coarse: the same, but for ticks that were too coarse to close it.
     """
 
     plan: Plan | None
@@ -68,6 +69,7 @@ class Found:
     effort: float
     interrupted: bool = False
     ended: bool = True
+    coarse: bool = False
 
 
 def solve(
@@ -76,30 +78,41 @@ def solve(
     rules: Rules = _KEPT,
     known: Known = _NOTHING,
     report: Report | None = None,
+    coarse: bool = False,
 ) -> Found:
     """Searches the best order of a candidate, where they are open on the best devices, below the incumbent.
 
     The candidate has one or two routes, whose own micro-batches and stash rows do not matter, with two routes only
     that both have some; where devices are open the routes do not matter either, and the bound speaks for one pipeline
-    whose stages have one policy each. `report` gets the bound in seconds about twice a second. Raises ValueError for
-    more than two routes.
+    whose stages have one policy each. `report` gets the bound in seconds about twice a second.
+    `coarse`: in few ticks, which lose short ops where these are not exact: a quick answer whose bound holds.
+    Raises ValueError for more than two routes.
     """
     if not rules.open and len(distinct_routes(candidate)) > 2:
         raise ValueError("the exact search takes at most two routes")
-    return _Search(candidate, effort, rules, known, report).run()
+    return _Search(candidate, effort, rules, known, report, coarse).run()
 
 
 class _Search:
     """One call of `solve`: the best plan so far, the bound, and what is left of the effort."""
 
-    def __init__(self, candidate: Candidate, effort: Effort, rules: Rules, known: Known, report: Report | None) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        effort: Effort,
+        rules: Rules,
+        known: Known,
+        report: Report | None,
+        coarse: bool,
+    ) -> None:
         self.candidate, self.effort, self.rules, self.known, self.report = candidate, effort, rules, known, report
+        self.coarse = coarse
         self.deadline = time.monotonic() + effort.seconds
         self.seconds = Durations(candidate, rules)
         self.serial_s = self.seconds.serial()
         self.best_s = known.incumbent_s
         self.plan: Plan | None = None
-        self.used, self.interrupted, self.cut_short = 0.0, False, False
+        self.used, self.interrupted, self.cut_short, self.rough = 0.0, False, False, False
         self.bound_s = max(known.lower_s, _cheap_seconds(candidate, rules))
         self.devices = len(candidate.problem.cluster)
         self.short = self.lowered = [0] * (self.devices + len(candidate.problem.cluster.node_groups))
@@ -129,6 +142,7 @@ class _Search:
             beyond_s = self.best_s if self.best_s <= self.serial_s else math.inf
             solution, outcome = self._run(model, instance, 1.0)
             self.cut_short = not (outcome.optimal or outcome.infeasible)
+            self.rough = self.coarse and outcome.optimal and not instance.tick.exact
             if first:
                 proved_s = beyond_s if outcome.infeasible else outcome.bound * instance.tick.seconds
                 self.bound_s = max(self.bound_s, proved_s)
@@ -139,7 +153,7 @@ class _Search:
             over = self._offer(instance, solution)
             if over is not None and not any(over):
                 met = self.best_s <= self.bound_s * (1 + TOLERANCE.same)
-                return self._done(met or (first and outcome.optimal), self.bound_s)
+                return self._done(met or (first and outcome.optimal and not self.rough), self.bound_s)
             if over is None:
                 break
             if self.interrupted or time.monotonic() >= self.deadline:
@@ -156,7 +170,8 @@ class _Search:
         return self.lowered != self.short
 
     def _done(self, closed: bool, bound_s: float) -> Found:
-        return Found(self.plan, bound_s, closed, self.used, self.interrupted, not self.cut_short)
+        ended, rough = not (self.cut_short or self.rough), self.rough and not self.cut_short
+        return Found(self.plan, bound_s, closed, self.used, self.interrupted, ended, rough)
 
     @property
     def horizon_s(self) -> float:
@@ -165,7 +180,7 @@ class _Search:
     def _instance(self) -> Instance:
         allowed = limits(self.candidate.problem)
         devices, hosts = self.lowered[: self.devices], self.lowered[self.devices :]
-        return build_instance(self.seconds, allowed, self.horizon_s, devices, hosts)
+        return build_instance(self.seconds, allowed, self.horizon_s, devices, hosts, self.coarse)
 
     def _range(self, instance: Instance) -> tuple[int, int]:
         """The least and the most ticks of a step below the best plan."""

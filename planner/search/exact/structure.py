@@ -24,7 +24,8 @@ from .solver import Effort
 class Open:
     """A candidate not yet decided: its bound in seconds, and the deterministic time of its next solve.
 
-    stash_choices: where its stages choose their devices, what may happen to their stashes.
+    stash_choices: where its stages choose their devices, what may happen to their stashes. coarse: in ticks with which
+    it is not yet solved.
     """
 
     bound_s: float
@@ -32,6 +33,7 @@ class Open:
     candidate: Candidate = field(compare=False)
     stash_choices: frozenset[str] = field(compare=False, default=frozenset())
     effort: float = field(compare=False, default=MODEL.first)
+    coarse: bool = field(compare=False, default=True)
 
 
 def may_turn(session: Session) -> bool:
@@ -248,11 +250,11 @@ class Hunt:
         session, split = self.session, self.session.space.split_backward
         if not node.stash_choices:
             known = Known(session.incumbent.aim_s, node.bound_s, session.best)
-            return solve(node.candidate, effort, Rules(split, self.policies), known, report)
+            return solve(node.candidate, effort, Rules(split, self.policies), known, report, node.coarse)
         rules, known = Rules(split, node.stash_choices, open=True), Known(session.incumbent.aim_s, node.bound_s)
         effort = replace(effort, deterministic=effort.deterministic / MODEL.open_seconds)
         told = report if node.stash_choices == self.stash_choices else None
-        found = solve(node.candidate, effort, rules, known, told)
+        found = solve(node.candidate, effort, rules, known, told, node.coarse)
         return replace(found, effort=found.effort * MODEL.open_seconds)
 
     def _file(self, node: Open, found: Found) -> None:
@@ -264,7 +266,10 @@ class Hunt:
             elif not node.stash_choices:
                 self.closed_s = min(self.closed_s, node.bound_s)
             return
-        node.effort *= MODEL.longer
+        if found.coarse:
+            node.coarse = False
+        else:
+            node.effort *= MODEL.longer
         self._put_back(node)
 
     def _put_back(self, node: Open) -> None:

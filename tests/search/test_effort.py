@@ -42,9 +42,10 @@ ELSEWHERE = {
     "steady/mixture_plans.py": dict.fromkeys(("_AHEAD", "_FREED", "_TICKS"), "ticks of a list's order"),
     "separate/dispatch.py": {"NEVER": KERNELS},
     "separate/tables.py": dict.fromkeys(
-        ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE"), "rows of tables"
+        ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE", "WAITING"), "rows of tables"
     )
-    | dict.fromkeys(("QUARTERS", "ROWS", "TYPES"), "how many rows a table has"),
+    | dict.fromkeys(("QUARTERS", "ROWS", "TYPES"), "how many rows a table has")
+    | dict.fromkeys(("STAGE_AT", "BATCH_AT", "DEVICE_AT"), "bits of a code"),
     "separate/starts.py": {"_SPREAD": "bits"},
     "separate/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "exact/floor.py": {"_FAR": "more than any number of ticks"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.common import PLACE, Clock, Session
 from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.driver import Result
 from contraflow.planner.search.named import run_first_plan
@@ -28,7 +29,7 @@ from contraflow.planner.search.separate.case import case_of
 from contraflow.planner.search.separate.dispatch import NEVER, dispatch
 from contraflow.planner.search.separate.lists import candidate_of, op_lists
 from contraflow.planner.search.separate.ready import warm
-from contraflow.planner.search.separate.starts import decisions, keys
+from contraflow.planner.search.separate.starts import Keys, decisions, keys, packed
 from contraflow.planner.search.separate.tables import (
     AHEAD,
     AWAY,
@@ -38,13 +39,18 @@ from contraflow.planner.search.separate.tables import (
     OVER,
     POLICY,
     REAR,
+    RECOMPUTE,
     ROWS,
     TARGET,
     TURNS,
     WINDOW,
+    B,
+    F,
     Ints,
+    R,
     scratch,
 )
+from contraflow.planner.search.separate.tables import KEEP as KEPT
 
 TOLERANCE = 1e-9
 """The dispatcher never says less than the simulator, but for round-off."""
@@ -132,7 +138,7 @@ def test_a_plan_says_the_decisions_that_it_was_made_by(case: tuple[Problem, Ints
     if not searching.offer(made, "given") or all(policy == KEEP for row in made.stash for policy in row):
         return
     first = keys(searching, [])[0]
-    again = candidate_of(problem, first.stages, next(decisions(first, len(problem.cluster), 1, (0,))))
+    again = candidate_of(problem, first.stages, next(decisions(first, case_of(problem, first.stages), 1, (0,))))
     assert (again.pipelines, again.stash) == (made.pipelines, made.stash)
 
 
@@ -143,11 +149,33 @@ def test_a_search_where_memory_is_tight_begins_with_the_best_plan() -> None:
     searching = Session(problem, SearchSpace(pipelines=1, offload=False), Clock(math.inf))
     list(run_first_plan(searching, tuple(range(6))))
     first = keys(searching, [])[0]
-    dec = next(decisions(first, 6, 4, (0,)))
-    assert set(dec[TURNS].tolist()) - {0, 15}  # not all of a stage
     case = case_of(problem, first.stages)
+    dec = next(decisions(first, case, 4, (0,)))
+    assert set(dec[TURNS].tolist()) - {0, 15}  # not all of a stage
     rows = np.zeros((3, 6)), first.extra, np.zeros(6), np.zeros(6, dtype=np.int64), scratch(case), NEVER
     assert dispatch(case, dec, *rows) == pytest.approx(searching.best_s)
+
+
+def test_packed_decisions_share_the_work_out() -> None:
+    """No device has more than the mean and one op, but for what lengths are changed by; and all of them run."""
+    layers = [Layer(f"l{k}", 1.0 + k % 3, 2.0 + k % 2, stash_bytes=10, output_bytes=1) for k in range(9)]
+    problem = Problem(ModelGraph.chain(layers), Cluster.uniform(5, 10_000, Link(1e9)), Workload(12))
+    stages = tuple((layer.name,) for layer in layers)
+    route, extra = tuple(s % 5 for s in range(9)), np.zeros((3, 9, 12))
+    extra[0] += PLACE.behind
+    given, case = Keys(stages, route, extra, np.zeros(9, dtype=np.int64)), case_of(problem, stages)
+    seen = set()
+    for dec in islice(packed(given, case, (KEPT, RECOMPUTE), np.random.default_rng(3)), 20):
+        work = np.zeros(5)
+        back = case.seconds[B] + np.where(dec[POLICY] == RECOMPUTE, case.seconds[R], 0.0)
+        np.add.at(work, dec[FRONT], case.seconds[F])
+        np.add.at(work, dec[REAR], back)
+        assert work.max() <= (work.mean() + back.max()) * (1 + PLACE.uneven)
+        rows = np.zeros((3, 9)), extra, np.zeros(5), np.zeros(5, dtype=np.int64), scratch(case), NEVER
+        assert dispatch(case, dec, *rows) >= 12 * work.max()
+        assert dispatch(case, dec, *rows) < NEVER
+        seen.add(dec.tobytes())
+    assert len(seen) == 20
 
 
 # ------------------------------------------------------------------ plan()

@@ -762,6 +762,11 @@ class Placings:
     """A stash comes back when the backward so many stages later begins, in starts. Not measured."""
     starts: float = 0.2
     """Share of the effort for starts. Not measured."""
+    packed: int = 12
+    """Starts of an order whose devices have about equal work. Measured: 11 random problems, 2 s, five seeds: with 12
+    0.9 % shorter in the mean than with none, 1.6 % than with 32."""
+    uneven: float = 0.2
+    """What lengths and loads are changed by, there. Not measured."""
     of_an_order: int = 3
     """Best starts of one order that are annealed. Not measured."""
     arms: int = 24

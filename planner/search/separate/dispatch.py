@@ -20,11 +20,14 @@ from ..jit import inlined, lean
 from .tables import (
     AHEAD,
     AWAY,
+    BATCH_AT,
+    BATCHES,
     BEGUN,
     CAP,
     COMING,
     COPIED_IN,
     COPIED_OUT,
+    DEVICE_AT,
     DONE,
     FETCH,
     FINISH,
@@ -45,6 +48,7 @@ from .tables import (
     LEFT,
     LOAD,
     LOGGED,
+    LOOK,
     MADE,
     MOST,
     OUT,
@@ -60,12 +64,15 @@ from .tables import (
     RUNNING,
     SEND,
     SINCE,
+    STAGE_AT,
+    STAGES,
     STATE,
     TARGET,
     THERE,
     TURNS,
     UNITS,
     USABLE,
+    WAITING,
     WINDOW,
     B,
     F,
@@ -113,9 +120,9 @@ def pop(times, items):
 
 
 @inlined
-def coded(w, kind, d, s, k):
+def coded(kind, d, s, k):
     """The code of an event, or of an entry in a list, about stage s, micro-batch k, and device d (-1: none)."""
-    return kind + 8 * (s + w.cell.shape[1] * (k + w.cell.shape[2] * (d + 1)))
+    return kind | (s << STAGE_AT) | (k << BATCH_AT) | ((d + 1) << DEVICE_AT)
 
 
 @lean
@@ -138,7 +145,7 @@ def fill(device, d, size):
 @lean
 def policy(dec, s, k):
     """What becomes of a stash."""
-    return dec[POLICY, s] if (dec[TURNS, s] >> (k % QUARTERS)) & 1 else KEEP
+    return dec[POLICY, s] if (dec[TURNS, s] >> (k & (QUARTERS - 1))) & 1 else KEEP
 
 
 @lean
@@ -183,7 +190,7 @@ def free(device, stage, gone, log, d, held, s, count):
         device[GONE_FIRST, d] += 1
         device[GONE_BYTES, d] -= size
         device[HELD, d] -= size
-        stage[FREED, (code >> 3) % stage.shape[1]] += 1
+        stage[FREED, (code >> STAGE_AT) & STAGES] += 1
         note(log, device, d, code)
         device[SINCE, d] = device[HELD, d]
 
@@ -198,10 +205,10 @@ def send(c, w, row, d, e, s, k, size, now, tiny):
         if begin <= now + tiny:
             fill(w.device, e, size)
         else:
-            push(w.times, w.items, begin, coded(w, _TAKE, e, 0, 0), size)
-        push(w.times, w.items, end, coded(w, _DROP, d, 0, 0), size)
+            push(w.times, w.items, begin, coded(_TAKE, e, 0, 0), size)
+        push(w.times, w.items, end, coded(_DROP, d, 0, 0), size)
         t = end + c.lag[d, e]
-        push(w.times, w.items, t, coded(w, _WAKE, e, 0, 0), 0)
+        push(w.times, w.items, t, coded(_WAKE, e, 0, 0), 0)
     w.eta[row, s, k] = max(w.eta[row, s, k], t)
     w.cell[row, s, k] += 1
 
@@ -210,11 +217,11 @@ def send(c, w, row, d, e, s, k, size, now, tiny):
 def end_op(c, dec, w, d, now, tiny):
     """Ends the op that runs on device d; returns its kind."""
     code = w.device[RUNNING, d] - 1
-    kind, s = code & 7, (code >> 3) % w.cell.shape[1]
-    k = (code >> 3) // w.cell.shape[1]
+    kind, s, k = code & 7, (code >> STAGE_AT) & STAGES, (code >> BATCH_AT) & BATCHES
     w.device[RUNNING, d] = 0
+    w.device[LOOK, d] = 1
     w.stage[DONE + kind, s] += 1
-    note(w.log, w.device, d, coded(w, kind, -1, s, k))
+    note(w.log, w.device, d, coded(kind, -1, s, k))
     p = policy(dec, s, k)
     row = kind
     if kind == F and p == RECOMPUTE:
@@ -224,14 +231,17 @@ def end_op(c, dec, w, d, now, tiny):
     w.device[HELD, d] += c.drop[row, s]
     w.device[SINCE, d] = w.device[HELD, d]
     if kind == F:
-        w.cell[STATE, s, k] = USABLE if destination(dec, s, k) < 0 else MADE
+        there = destination(dec, s, k) < 0
+        w.cell[STATE, s, k] = USABLE if there else MADE
         if p == HOST:
             size, h = c.moved[0, s], c.host[d]
             end = max(now, w.host[0, h], w.clock[COPIED_OUT, d]) + size * c.host_pace[d]
             w.host[0, h] = w.clock[COPIED_OUT, d] = end
             w.cell[STATE, s, k] = GOING
-            push(w.times, w.items, end, coded(w, _GONE, d, s, k), size)
-            push(w.times, w.items, end + c.host_lag[d], coded(w, _STATE, d, s, k), THERE)
+            push(w.times, w.items, end, coded(_GONE, d, s, k), size)
+            push(w.times, w.items, end + c.host_lag[d], coded(_STATE, d, s, k), THERE)
+        elif not there:
+            w.stage[WAITING, s] += 1
         for x in range(c.out_first[s], c.out_first[s + 1]):
             t = c.out_stage[x]
             send(c, w, 0, d, dec[FRONT, t], t, k, c.out_bytes[x], now, tiny)
@@ -262,11 +272,14 @@ def start_op(c, dec, w, d, kind, s, now):
     free(w.device, w.stage, w.gone, w.log, d, w.device[MOST, d] - take, s, count)
     fill(w.device, d, take)
     w.stage[BEGUN + kind, s] = k + 1
-    w.device[RUNNING, d] = 1 + kind + 8 * (s + w.cell.shape[1] * k)
+    if kind == B:
+        for x in range(c.in_first[s], c.in_first[s + 1]):
+            w.device[LOOK, dec[REAR, c.in_stage[x]]] = 1
+    w.device[RUNNING, d] = 1 + coded(kind, -1, s, k)
     seconds = c.seconds[row, s] / c.speed[d]
     w.clock[FINISH, d] = now + seconds
     w.clock[LOAD, d] -= seconds
-    push(w.times, w.items, now + seconds, coded(w, _END, d, 0, 0), 0)
+    push(w.times, w.items, now + seconds, coded(_END, d, 0, 0), 0)
     return now + seconds
 
 
@@ -283,35 +296,46 @@ def arrives(device, stage, gone, log, d, size):
 
 
 @inlined
-def next_move(c, dec, lag, extra, w, now):
-    """The stash that moves next, 2 * stage + leg (0: on its way out, 1: back); -1: none."""
-    batches = w.cell.shape[2]
-    found, key = -1, NEVER
+def ready(c, dec, w, s, k, leg, now):
+    """Whether a stash that waits may move now: it is not too early, and its link is idle."""
+    front, rear = dec[FRONT, s], dec[REAR, s]
+    to = destination(dec, s, k) if leg == 0 else rear
+    if to == rear:
+        later = min(s + dec[AHEAD, s], w.cell.shape[1] - 1)
+        if k - w.stage[DONE + B, s] >= dec[WINDOW, s] or (later > s and w.stage[BEGUN + B, later] <= k):
+            return False
+    if leg == 0:
+        return idle(c.node, w.link, w.clock, front, to, now)
+    if policy(dec, s, k) == HOST:
+        return max(w.host[1, c.host[rear]], w.clock[COPIED_IN, rear], w.clock[COPIED_OUT, rear]) <= now
+    return idle(c.node, w.link, w.clock, dec[TARGET, s], rear, now)
+
+
+@inlined
+def look(c, dec, lag, extra, w, now):
+    """Writes the keys of stashes that may move now, the next of every stage out and back."""
     for s in range(w.cell.shape[1]):
-        front, rear = dec[FRONT, s], dec[REAR, s]
         for leg in range(2):
+            w.soon[leg, s] = NEVER
+            if w.stage[WAITING + leg, s] == 0 or w.stage[REFUSED + leg, s]:
+                continue
             waiting = MADE if leg == 0 else THERE
             k = w.stage[HOP + leg, s]
-            while k < batches and w.cell[STATE, s, k] > waiting:
+            while w.cell[STATE, s, k] > waiting:
                 k += 1
             w.stage[HOP + leg, s] = k
-            if k >= batches or w.cell[STATE, s, k] != waiting or w.stage[REFUSED + leg, s]:
-                continue
-            value = k + lag[B, s] + extra[B, s, k]
-            if value >= key:
-                continue
-            later = min(s + dec[AHEAD, s], w.cell.shape[1] - 1)
-            early = k - w.stage[DONE + B, s] >= dec[WINDOW, s] or (later > s and w.stage[BEGUN + B, later] <= k)
-            if early and (leg == 1 or destination(dec, s, k) == rear):
-                continue
-            if leg == 0:
-                ready = idle(c.node, w.link, w.clock, front, destination(dec, s, k), now)
-            elif policy(dec, s, k) == HOST:
-                ready = max(w.host[1, c.host[rear]], w.clock[COPIED_IN, rear], w.clock[COPIED_OUT, rear]) <= now
-            else:
-                ready = idle(c.node, w.link, w.clock, dec[TARGET, s], rear, now)
-            if ready:
-                found, key = 2 * s + leg, value
+            if w.cell[STATE, s, k] == waiting and ready(c, dec, w, s, k, leg, now):
+                w.soon[leg, s] = k + lag[B, s] + extra[B, s, k]
+
+
+@inlined
+def first(soon):
+    """Of the stashes that may move, the one with the least key: 2 * stage + leg (0: on its way out, 1: back)."""
+    found, key = -1, NEVER
+    for s in range(soon.shape[1]):
+        for leg in range(2):
+            if soon[leg, s] < key:
+                found, key = 2 * s + leg, soon[leg, s]
     return found
 
 
@@ -320,8 +344,9 @@ def move_stashes(c, dec, lag, extra, w, now, tiny):
     """Moves stashes whose turn it is and that have room where they go, those that are needed first in front."""
     w.stage[REFUSED] = 0
     w.stage[REFUSED + 1] = 0
+    look(c, dec, lag, extra, w, now + tiny)
     while True:
-        found = next_move(c, dec, lag, extra, w, now + tiny)
+        found = first(w.soon)
         if found < 0:
             break
         s, leg = found >> 1, found & 1
@@ -332,24 +357,27 @@ def move_stashes(c, dec, lag, extra, w, now, tiny):
         b = destination(dec, s, k) if leg == 0 else rear
         if not arrives(w.device, w.stage, w.gone, w.log, b, size):
             w.stage[REFUSED + leg, s] = 1
+            w.soon[leg, s] = NEVER
             continue
+        w.stage[WAITING + leg, s] -= 1
         if leg == 1 and p == HOST:
-            note(w.log, w.device, b, coded(w, FETCH, -1, s, k))
+            note(w.log, w.device, b, coded(FETCH, -1, s, k))
             end = now + size * c.host_pace[b]
             w.host[1, c.host[b]] = w.clock[COPIED_IN, b] = end
-            push(w.times, w.items, end, coded(w, _WAKE, b, s, k), 0)
-            push(w.times, w.items, end + c.host_lag[b], coded(w, _STATE, b, s, k), USABLE)
+            push(w.times, w.items, end, coded(_WAKE, b, s, k), 0)
+            push(w.times, w.items, end + c.host_lag[b], coded(_STATE, b, s, k), USABLE)
             w.cell[STATE, s, k] = COMING
         else:
-            note(w.log, w.device, a, coded(w, SEND, b, s, k))
-            note(w.log, w.device, b, coded(w, RECEIVE, a, s, k))
+            note(w.log, w.device, a, coded(SEND, b, s, k))
+            note(w.log, w.device, b, coded(RECEIVE, a, s, k))
             end = carry(c.pace, c.node, w.link, w.clock, a, b, size, now)
             w.clock[COPIED_OUT, a] = max(w.clock[COPIED_OUT, a], end)
-            push(w.times, w.items, end, coded(w, _GONE if leg == 0 else _DROP, a, s, k), size)
+            push(w.times, w.items, end, coded(_GONE if leg == 0 else _DROP, a, s, k), size)
             there = leg == 0 and b != rear
             w.cell[STATE, s, k] = GOING if there else COMING
-            push(w.times, w.items, end + c.lag[a, b], coded(w, _STATE, b, s, k), THERE if there else USABLE)
+            push(w.times, w.items, end + c.lag[a, b], coded(_STATE, b, s, k), THERE if there else USABLE)
         fill(w.device, b, size)
+        look(c, dec, lag, extra, w, now + tiny)
 
 
 @inlined
@@ -479,10 +507,8 @@ def take_event(c, dec, w, now, tiny):
     """What comes of the first event; returns 1 where an op has ended that every micro-batch has once."""
     code, size = w.items[0, 0], w.items[1, 0]
     pop(w.times, w.items)
-    kind, rest = code & 7, code >> 3
-    s = rest % w.cell.shape[1]
-    rest //= w.cell.shape[1]
-    k, d = rest % w.cell.shape[2], rest // w.cell.shape[2] - 1
+    kind, s, k, d = code & 7, (code >> STAGE_AT) & STAGES, (code >> BATCH_AT) & BATCHES, (code >> DEVICE_AT) - 1
+    w.device[LOOK, d] = 1
     if kind == _END:
         return 0 if end_op(c, dec, w, d, now, tiny) == R else 1
     if kind == _DROP:
@@ -491,12 +517,13 @@ def take_event(c, dec, w, now, tiny):
         fill(w.device, d, size)
     elif kind == _GONE:
         n = w.device[GONE_LAST, d]
-        w.gone[0, d, n], w.gone[1, d, n] = coded(w, FREE, -1, s, k), size
+        w.gone[0, d, n], w.gone[1, d, n] = coded(FREE, -1, s, k), size
         w.device[GONE_LAST, d] = n + 1
         w.device[GONE_BYTES, d] += size
         w.stage[LEFT, s] += 1
     elif kind == _STATE:
         w.cell[STATE, s, k] = size
+        w.stage[WAITING + 1, s] += size == THERE
     return 0
 
 
@@ -523,6 +550,7 @@ def dispatch(c, dec, lag, extra, patience, lowered, w, worst):
         most = c.limit[d] - lowered[d]
         w.device[MOST, d] = most
         w.device[SINCE, d] = w.device[HELD, d]
+        w.device[LOOK, d] = 1
         if w.device[HELD, d] > most or w.clock[LOAD, d] > worst:
             return NEVER
         tiny = max(tiny, 1e-12 * w.clock[LOAD, d])
@@ -536,7 +564,8 @@ def dispatch(c, dec, lag, extra, patience, lowered, w, worst):
             move_stashes(c, dec, lag, extra, w, now, tiny)
             again = False
             for d in range(devices):
-                if w.device[RUNNING, d] == 0 and w.device[UNITS, d] > 0:
+                if w.device[LOOK, d] and w.device[RUNNING, d] == 0 and w.device[UNITS, d] > 0:
+                    w.device[LOOK, d] = 0
                     found = choose(c, dec, lag, extra, patience, w, d, now + tiny)
                     if found >= 0:
                         again = again or found & 7 == B

@@ -10,6 +10,9 @@ from ...plan import Kind, Op, Pipeline, Problem
 from .case import Stages
 from .tables import (
     AWAY,
+    BATCH_AT,
+    BATCHES,
+    DEVICE_AT,
     FETCH,
     FREE,
     FRONT,
@@ -23,6 +26,8 @@ from .tables import (
     RECEIVE,
     RECOMPUTE,
     SEND,
+    STAGE_AT,
+    STAGES,
     TARGET,
     TURNS,
     B,
@@ -60,12 +65,11 @@ def _policy(dec: Ints, s: int, m: int) -> str:
 
 def op_lists(dec: Ints, work: Work) -> list[list[Op]]:
     """Per device what the dispatcher wrote last; FREEs that nothing waits for are left out."""
-    _, stages, batches = work.cell.shape
     found = []
     for log, length in zip(work.log, work.device[LOGGED], strict=True):
         codes = log[:length]
-        kind, rest = codes & 7, codes >> 3
-        columns = (kind, rest % stages, rest // stages % batches, rest // (stages * batches) - 1)
+        at = (codes >> STAGE_AT) & STAGES, (codes >> BATCH_AT) & BATCHES, (codes >> DEVICE_AT) - 1
+        columns = (codes & 7, *at)
         line = [_op(dec, *row) for row in zip(*map(np.ndarray.tolist, columns), strict=True)]
         last = max((n for n, op in enumerate(line) if op.kind in _MAKES), default=-1)
         found.append([op for n, op in enumerate(line) if op.kind is not Kind.FREE or n < last])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from .arm import Allowed, Arm
 from .case import case_of
 from .dispatch import NEVER
 from .ready import KERNELS
-from .starts import Keys, decisions, keys
+from .starts import Keys, decisions, keys, packed
 from .tables import AWAY, HOST, KEEP
 from .tables import RECOMPUTE as REMADE
 
@@ -75,14 +76,15 @@ class _Search:
         """Arms of one order, until this share of what is meant for all starts is used up; in random order."""
         problem = self.session.problem
         case = case_of(problem, given.stages)
-        devices, held = len(problem.cluster), case.owned.sum() * PLACE.copies / len(problem.cluster)
+        held = case.owned.sum() * PLACE.copies / len(problem.cluster)
         room = max(0.0, min(limits(problem)) - held)
         slots = max(1, int(room // max(1, int(case.moved[0].max()))))
         seed = self.session.seed * 1009 + self.number * 7919
-        listed = list(decisions(given, devices, min(slots, case.batches), self.allowed.menu))
+        listed = list(decisions(given, case, min(slots, case.batches), self.allowed.menu))
         first, rest = listed[:1], listed[1:]
         random.Random(seed).shuffle(rest)
-        for dec in first + rest:
+        even = packed(given, case, self.allowed.menu, np.random.default_rng(seed))
+        for dec in [*first, *islice(even, PLACE.packed), *rest]:
             if self._started_enough(share) or self._over():
                 return
             arm = Arm(problem, given.stages, case, dec, given.extra.copy(), seed)

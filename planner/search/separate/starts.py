@@ -38,8 +38,12 @@ from .tables import (
     TARGET,
     TURNS,
     WINDOW,
+    B,
+    Case,
+    F,
     Floats,
     Ints,
+    R,
 )
 
 _SPREAD = (0b0000, 0b0001, 0b0101, 0b0111, 0b1111)
@@ -167,12 +171,12 @@ def _plain(session: Session, orders: list[Order], known: list[Keys]) -> Iterator
         yield Keys(stages, route, extra, np.zeros(len(stages), dtype=np.int64))
 
 
-def decisions(given: Keys, devices: int, slots: int, choices: Sequence[int]) -> Iterator[Ints]:
+def decisions(given: Keys, case: Case, slots: int, choices: Sequence[int]) -> Iterator[Ints]:
     """Devices for the stages of an order, with caps: `slots` stashes on a device are shared out in several ways.
 
     Where stages have one device each and more stashes than that are alive, also with each of the stash choices.
     """
-    batches, route = given.extra.shape[2], np.array(given.route)
+    batches, route, devices = given.extra.shape[2], np.array(given.route), len(case.speed)
     half = max(1, slots // 2)
     shares = {(1, 1, 0), (1, max(1, slots - 1), 0), (half, half, 0), (batches, batches, 0), (1, 1, 1)}
     if given.stash is not None or given.rear is not None:
@@ -240,3 +244,30 @@ def _places(route: Ints, devices: int) -> Iterator[tuple[Ints, Ints]]:
         back = stages * (devices - by) // len(route)
         yield front, by + back
         yield front, devices - 1 - back
+
+
+def packed(given: Keys, case: Case, choices: Sequence[int], rng: np.random.Generator) -> Iterator[Ints]:
+    """Decisions whose devices have about equal work, endless: the longest forwards and backwards first, each on the
+    device that is done with it soonest, lengths changed at random.
+
+    Every stage makes its stash again or does with it what one of the choices says, and keeps it on two devices.
+    """
+    stages = len(given.stages)
+    while True:
+        dec = np.zeros((ROWS, stages), dtype=np.int64)
+        dec[TURNS], dec[HALVES] = (1 << QUARTERS) - 1, given.halves
+        dec[CAP] = dec[WINDOW] = case.batches
+        dec[POLICY] = rng.choice(choices, stages)
+        back = case.seconds[B] + np.where(dec[POLICY] == RECOMPUTE, case.seconds[R], 0.0)
+        work = np.concatenate([case.seconds[F], back])
+        load = np.zeros(len(case.speed))
+        for job in np.argsort(-work * rng.uniform(1 - PLACE.uneven, 1 + PLACE.uneven, len(work))):
+            ends = (load + work[job]) / case.speed * rng.uniform(1, 1 + PLACE.uneven, len(load))
+            d = int(ends.argmin())
+            load[d] += work[job]
+            dec[FRONT if job < stages else REAR, job % stages] = d
+        dec[TARGET] = rng.integers(len(load), size=stages)
+        dec[POLICY] = np.where(
+            (dec[POLICY] == HOST) & (case.node[dec[FRONT]] != case.node[dec[REAR]]), KEEP, dec[POLICY]
+        )
+        yield dec

@@ -12,6 +12,10 @@ Floats = NDArray[np.float64]
 
 F, B, W, R, SEND, RECEIVE, FETCH, FREE = range(8)
 """Codes of entries in a list. B is the whole backward, or its input half; SEND and RECEIVE are of stashes."""
+STAGE_AT, BATCH_AT, DEVICE_AT = 3, 19, 43
+"""Bits of a code where its stage begins, its micro-batch, and its device plus one; its kind stands before them."""
+STAGES, BATCHES = (1 << BATCH_AT - STAGE_AT) - 1, (1 << DEVICE_AT - BATCH_AT) - 1
+"""The most that these may say."""
 REMADE_F, HALF = 4, 5
 """Rows of `Case.seconds`, `take` and `drop` beside F, B, W and R: a forward that leaves no stash, and an I."""
 TYPES = 6
@@ -26,15 +30,15 @@ HALVES: 1 where the backward is split."""
 ROWS = 9
 QUARTERS = 4
 
-HELD, SINCE, OVER, MOST, RUNNING, GONE_FIRST, GONE_LAST, GONE_BYTES, UNITS, LOGGED = range(10)
+HELD, SINCE, OVER, MOST, RUNNING, GONE_FIRST, GONE_LAST, GONE_BYTES, UNITS, LOGGED, LOOK = range(11)
 """Rows of `Work.device`: bytes held, and the most since its last op ended; bytes over its limit, and that limit; the op
 that runs; stashes that have left and are not freed: a queue and its bytes; how many stages it has; length of
-its list."""
+its list; whether something has happened that may let an op start."""
 FINISH, LOAD, OUT, IN, COPIED_OUT, COPIED_IN = range(6)
 """Rows of `Work.clock`: when the op that runs ends, seconds of work left, and when its NIC and its copies are done."""
-BEGUN, DONE, HOP, REFUSED, FREED, LEFT = 0, 4, 8, 10, 12, 13
+BEGUN, DONE, HOP, REFUSED, FREED, LEFT, WAITING = 0, 4, 8, 10, 12, 13, 14
 """Rows of `Work.stage`: ops begun and ended by kind, micro-batches whose stash goes out and comes back next, whether
-there is no room for it, stashes freed, and stashes that have left."""
+there is no room for it, stashes freed, stashes that have left, and how many wait to go out and to come back."""
 STATE = 2
 """Row of `Work.cell`: state of a stash; before it, tensors known of the forward and of the backward."""
 NOTHING, MADE, GOING, THERE, COMING, USABLE, REMADE = range(7)
@@ -85,6 +89,7 @@ class Work(NamedTuple):
     """Scratch of one thread: see the rows above.
 
     eta [F or B; stages, micro-batches]: when the tensors of an op are there. last: end of a stage's last backward.
+    soon [out or back; stages]: keys of the stashes that may move now, NEVER of others.
     link [devices, devices], host [out or in; host links]: when they are free. times, items: a heap of events. unit:
     stages of a device, later ones first. gone: codes and bytes of stashes that have left. log: the lists.
     """
@@ -95,6 +100,7 @@ class Work(NamedTuple):
     cell: Ints
     eta: Floats
     last: Floats
+    soon: Floats
     link: Floats
     host: Floats
     times: Floats
@@ -114,12 +120,13 @@ def scratch(c: Case) -> Work:
         return np.zeros(shape, dtype=np.int64)
 
     return Work(
-        device=ints(LOGGED + 1, devices),
+        device=ints(LOOK + 1, devices),
         clock=np.zeros((COPIED_IN + 1, devices)),
-        stage=ints(LEFT + 1, stages),
+        stage=ints(WAITING + 2, stages),
         cell=ints(STATE + 1, stages, batches),
         eta=np.zeros((2, stages, batches)),
         last=np.zeros(stages),
+        soon=np.zeros((2, stages)),
         link=np.zeros((devices, devices)),
         host=np.zeros((2, int(c.host.max()) + 1)),
         times=np.zeros(events),

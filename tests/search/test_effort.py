@@ -40,7 +40,6 @@ ELSEWHERE = {
     "periodic/block.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "modulo/arm.py": {"_GOLDEN": "spreads seeds over 64 bits"},
     "steady/mixture_plans.py": dict.fromkeys(("_AHEAD", "_FREED", "_TICKS"), "ticks of a list's order"),
-    "separate/dispatch.py": {"NEVER": KERNELS},
     "separate/tables.py": dict.fromkeys(
         ("BEGUN", "DONE", "FREED", "HALF", "HOP", "LEFT", "REFUSED", "REMADE_F", "STATE", "WAITING"), "rows of tables"
     )

@@ -143,12 +143,13 @@ def blocks(gib_a_second: float, space: SearchSpace = SearchSpace(pipelines=1, re
 
 
 def test_a_fast_link_makes_separate_devices_optimal() -> None:
-    """2.5 ms a stash: the first forward on the second device, proven optimal, and 10 % below one device a stage."""
+    """2.5 ms a stash: the first forward on a device of its own, proven optimal, and 10 % below one device a stage."""
     result = blocks(28)
     assert result.plan is not None
     assert check(result.plan) == []
     assert nothing_better(result)
-    assert {(p.forward, p.backward) for p in result.plan.pipelines} == {((1, 0), (0, 0))}
+    devices = {(p.forward, p.backward) for p in result.plan.pipelines}
+    assert devices in ({((1, 0), (0, 0))}, {((0, 1), (1, 1))})  # the same, the devices being alike
     alone = blocks(28, SearchSpace(pipelines=1, recompute=False, separate_backward=False))
     assert nothing_better(alone)
     assert alone.plan is not None

@@ -24,9 +24,10 @@ from contraflow.planner.problem.workload import Workload
 from contraflow.planner.search.common import PLACE, Clock, Session
 from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.driver import Result
+from contraflow.planner.search.jit import NEVER
 from contraflow.planner.search.named import run_first_plan
 from contraflow.planner.search.separate.case import case_of
-from contraflow.planner.search.separate.dispatch import NEVER, dispatch
+from contraflow.planner.search.separate.dispatch import dispatch
 from contraflow.planner.search.separate.lists import candidate_of, op_lists
 from contraflow.planner.search.separate.ready import warm
 from contraflow.planner.search.separate.starts import Keys, decisions, keys, packed

@@ -141,8 +141,8 @@ class _Search:
                 hint(model, start)
             beyond_s = self.best_s if self.best_s <= self.serial_s else math.inf
             solution, outcome = self._run(model, instance, 1.0)
-            self.cut_short = not (outcome.optimal or outcome.infeasible)
-            self.rough = self.coarse and outcome.optimal and not instance.tick.exact
+            self.cut_short |= not (outcome.optimal or outcome.infeasible)
+            self.rough |= self.coarse and outcome.optimal and not instance.tick.exact
             if first:
                 proved_s = beyond_s if outcome.infeasible else outcome.bound * instance.tick.seconds
                 self.bound_s = max(self.bound_s, proved_s)

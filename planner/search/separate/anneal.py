@@ -8,8 +8,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ..jit import draw, pick
-from .dispatch import NEVER, dispatch
+from ..jit import NEVER, draw, pick
+from .dispatch import dispatch
 from .tables import AHEAD, AWAY, CAP, FRONT, HALVES, HOST, KEEP, OVER, POLICY, REAR, TARGET, TURNS, WINDOW
 
 

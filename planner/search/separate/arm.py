@@ -13,18 +13,19 @@ from ...lower import assemble
 from ...plan import Plan, Problem
 from ...problem import StageCosts
 from ..common import PLACE
-from ..jit import SOURCES
+from ..jit import NEVER, SOURCES
 from . import dispatch as dispatching
-from . import tables
+from . import events, tables
+from . import moves as moving
 from .anneal import anneal, value_of
 from .case import Stages
-from .dispatch import NEVER, dispatch
+from .dispatch import dispatch
 from .lists import candidate_of, op_lists
 from .tables import HALVES, Case, Floats, Ints, scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
-drop_stale((anneal, dispatch), (tables, dispatching, *SOURCES))
+drop_stale((anneal, dispatch), (tables, events, moving, dispatching, *SOURCES))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@
     stash choice              with the least key starts
     caps, keys                stashes move when both ends have room
 
-A stash moves as soon as it may, the one that is needed first in front. What a list cannot promise is not used: a
-RECV_S stands where an op of its device has ended, so its memory is taken from there on; memory that a stash has left
-is used behind its FREE. So the lists neither deadlock nor take longer than the dispatcher did.
+What a list cannot promise is not used: a RECV_S stands where an op of its device has ended, so its memory is taken
+from there on; memory that a stash has left is used behind its FREE. So the lists neither deadlock nor take longer than
+the dispatcher did.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,183 +16,51 @@ is used behind its FREE. So the lists neither deadlock nor take longer than the 
 
 from __future__ import annotations
 
-from ..jit import inlined, lean
+from ..jit import NEVER, inlined, lean
+from .events import AWAKE, CHANGED, DROPPED, ENDED, GONE, TAKEN, coded, fill, note, pop, push
+from .moves import carry, destination, free, move_stashes, policy
 from .tables import (
-    AHEAD,
-    AWAY,
     BATCH_AT,
     BATCHES,
     BEGUN,
     CAP,
-    COMING,
-    COPIED_IN,
     COPIED_OUT,
     DEVICE_AT,
     DONE,
-    FETCH,
     FINISH,
     FREE,
-    FREED,
     FRONT,
     GOING,
     GONE_BYTES,
-    GONE_FIRST,
     GONE_LAST,
     HALF,
     HALVES,
     HELD,
-    HOP,
     HOST,
-    IN,
-    KEEP,
     LEFT,
     LOAD,
-    LOGGED,
     LOOK,
     MADE,
     MOST,
-    OUT,
-    OVER,
     POLICY,
-    QUARTERS,
     REAR,
-    RECEIVE,
     RECOMPUTE,
-    REFUSED,
     REMADE,
     REMADE_F,
     RUNNING,
-    SEND,
     SINCE,
     STAGE_AT,
     STAGES,
     STATE,
-    TARGET,
     THERE,
-    TURNS,
     UNITS,
     USABLE,
     WAITING,
-    WINDOW,
     B,
     F,
     R,
     W,
 )  # fmt: skip
-
-NEVER = 1e300
-_END, _DROP, _GONE, _TAKE, _WAKE, _STATE = range(6)
-"""Events: an op ends, memory is released, a stash has left, a tensor begins to arrive, has come, a stash's state."""
-
-
-@lean
-def push(times, items, time, code, size):
-    """Adds an event to the heap. items: codes, bytes, and in the last row how many there are."""
-    n = items[2, 0]
-    items[2, 0] = n + 1
-    while n > 0:
-        p = (n - 1) >> 1
-        if times[p] <= time:
-            break
-        times[n], items[0, n], items[1, n] = times[p], items[0, p], items[1, p]
-        n = p
-    times[n], items[0, n], items[1, n] = time, code, size
-
-
-@lean
-def pop(times, items):
-    """Takes the first event off; the caller has read it."""
-    n = items[2, 0] - 1
-    items[2, 0] = n
-    time, code, size = times[n], items[0, n], items[1, n]
-    p = 0
-    while True:
-        q = 2 * p + 1
-        if q >= n:
-            break
-        if q + 1 < n and times[q + 1] < times[q]:
-            q += 1
-        if times[q] >= time:
-            break
-        times[p], items[0, p], items[1, p] = times[q], items[0, q], items[1, q]
-        p = q
-    times[p], items[0, p], items[1, p] = time, code, size
-
-
-@inlined
-def coded(kind, d, s, k):
-    """The code of an event, or of an entry in a list, about stage s, micro-batch k, and device d (-1: none)."""
-    return kind | (s << STAGE_AT) | (k << BATCH_AT) | ((d + 1) << DEVICE_AT)
-
-
-@lean
-def note(log, device, d, code):
-    """Writes an entry into a list."""
-    log[d, device[LOGGED, d]] = code
-    device[LOGGED, d] += 1
-
-
-@lean
-def fill(device, d, size):
-    """Puts bytes on a device."""
-    held = device[HELD, d] + size
-    device[HELD, d] = held
-    if held > device[SINCE, d]:
-        device[SINCE, d] = held
-        device[OVER, d] = max(device[OVER, d], held - device[MOST, d])
-
-
-@lean
-def policy(dec, s, k):
-    """What becomes of a stash."""
-    return dec[POLICY, s] if (dec[TURNS, s] >> (k & (QUARTERS - 1))) & 1 else KEEP
-
-
-@lean
-def destination(dec, s, k):
-    """Where a stash goes by message when it has been made; -1: nowhere."""
-    p = policy(dec, s, k)
-    if dec[FRONT, s] != dec[REAR, s]:
-        return -1 if p == HOST else dec[REAR, s]
-    return dec[TARGET, s] if p == AWAY and dec[TARGET, s] != dec[FRONT, s] else -1
-
-
-@lean
-def carry(pace, node, link, clock, a, b, size, now):
-    """Sends bytes from device a to b; returns when they have left."""
-    t = max(now, link[a, b])
-    if node[a] != node[b]:
-        t = max(t, clock[OUT, a], clock[IN, b])
-    end = t + size * pace[a, b]
-    link[a, b] = end
-    if node[a] != node[b]:
-        clock[OUT, a] = clock[IN, b] = end
-    return end
-
-
-@lean
-def idle(node, link, clock, a, b, now):
-    """Whether nothing is under way from device a to b."""
-    t = link[a, b]
-    if node[a] != node[b]:
-        t = max(t, clock[OUT, a], clock[IN, b])
-    return t <= now
-
-
-@lean
-def free(device, stage, gone, log, d, held, s, count):
-    """Writes FREEs of what has left, oldest first, until a device holds no more than `held` bytes, and has freed so
-    many stashes of stage s."""
-    while device[GONE_FIRST, d] < device[GONE_LAST, d]:
-        if device[HELD, d] <= held and stage[FREED, s] >= count:
-            return
-        code, size = gone[0, d, device[GONE_FIRST, d]], gone[1, d, device[GONE_FIRST, d]]
-        device[GONE_FIRST, d] += 1
-        device[GONE_BYTES, d] -= size
-        device[HELD, d] -= size
-        stage[FREED, (code >> STAGE_AT) & STAGES] += 1
-        note(log, device, d, code)
-        device[SINCE, d] = device[HELD, d]
 
 
 @inlined
@@ -205,10 +73,10 @@ def send(c, w, row, d, e, s, k, size, now, tiny):
         if begin <= now + tiny:
             fill(w.device, e, size)
         else:
-            push(w.times, w.items, begin, coded(_TAKE, e, 0, 0), size)
-        push(w.times, w.items, end, coded(_DROP, d, 0, 0), size)
+            push(w.times, w.items, begin, coded(TAKEN, e, 0, 0), size)
+        push(w.times, w.items, end, coded(DROPPED, d, 0, 0), size)
         t = end + c.lag[d, e]
-        push(w.times, w.items, t, coded(_WAKE, e, 0, 0), 0)
+        push(w.times, w.items, t, coded(AWAKE, e, 0, 0), 0)
     w.eta[row, s, k] = max(w.eta[row, s, k], t)
     w.cell[row, s, k] += 1
 
@@ -238,8 +106,8 @@ def end_op(c, dec, w, d, now, tiny):
             end = max(now, w.host[0, h], w.clock[COPIED_OUT, d]) + size * c.host_pace[d]
             w.host[0, h] = w.clock[COPIED_OUT, d] = end
             w.cell[STATE, s, k] = GOING
-            push(w.times, w.items, end, coded(_GONE, d, s, k), size)
-            push(w.times, w.items, end + c.host_lag[d], coded(_STATE, d, s, k), THERE)
+            push(w.times, w.items, end, coded(GONE, d, s, k), size)
+            push(w.times, w.items, end + c.host_lag[d], coded(CHANGED, d, s, k), THERE)
         elif not there:
             w.stage[WAITING, s] += 1
         for x in range(c.out_first[s], c.out_first[s + 1]):
@@ -279,105 +147,8 @@ def start_op(c, dec, w, d, kind, s, now):
     seconds = c.seconds[row, s] / c.speed[d]
     w.clock[FINISH, d] = now + seconds
     w.clock[LOAD, d] -= seconds
-    push(w.times, w.items, now + seconds, coded(_END, d, 0, 0), 0)
+    push(w.times, w.items, now + seconds, coded(ENDED, d, 0, 0), 0)
     return now + seconds
-
-
-@lean
-def arrives(device, stage, gone, log, d, size):
-    """Whether a stash may arrive on a device now: behind what has ended there, beside all that it has held since."""
-    most = device[MOST, d]
-    if device[SINCE, d] + size <= most:
-        return True
-    if device[RUNNING, d] or device[GONE_BYTES, d] == 0 or device[HELD, d] - device[GONE_BYTES, d] + size > most:
-        return False
-    free(device, stage, gone, log, d, most - size, 0, 0)
-    return device[SINCE, d] + size <= most
-
-
-@inlined
-def ready(c, dec, w, s, k, leg, now):
-    """Whether a stash that waits may move now: it is not too early, and its link is idle."""
-    front, rear = dec[FRONT, s], dec[REAR, s]
-    to = destination(dec, s, k) if leg == 0 else rear
-    if to == rear:
-        later = min(s + dec[AHEAD, s], w.cell.shape[1] - 1)
-        if k - w.stage[DONE + B, s] >= dec[WINDOW, s] or (later > s and w.stage[BEGUN + B, later] <= k):
-            return False
-    if leg == 0:
-        return idle(c.node, w.link, w.clock, front, to, now)
-    if policy(dec, s, k) == HOST:
-        return max(w.host[1, c.host[rear]], w.clock[COPIED_IN, rear], w.clock[COPIED_OUT, rear]) <= now
-    return idle(c.node, w.link, w.clock, dec[TARGET, s], rear, now)
-
-
-@inlined
-def look(c, dec, lag, extra, w, now):
-    """Writes the keys of stashes that may move now, the next of every stage out and back."""
-    for s in range(w.cell.shape[1]):
-        for leg in range(2):
-            w.soon[leg, s] = NEVER
-            if w.stage[WAITING + leg, s] == 0 or w.stage[REFUSED + leg, s]:
-                continue
-            waiting = MADE if leg == 0 else THERE
-            k = w.stage[HOP + leg, s]
-            while w.cell[STATE, s, k] > waiting:
-                k += 1
-            w.stage[HOP + leg, s] = k
-            if w.cell[STATE, s, k] == waiting and ready(c, dec, w, s, k, leg, now):
-                w.soon[leg, s] = k + lag[B, s] + extra[B, s, k]
-
-
-@inlined
-def first(soon):
-    """Of the stashes that may move, the one with the least key: 2 * stage + leg (0: on its way out, 1: back)."""
-    found, key = -1, NEVER
-    for s in range(soon.shape[1]):
-        for leg in range(2):
-            if soon[leg, s] < key:
-                found, key = 2 * s + leg, soon[leg, s]
-    return found
-
-
-@inlined
-def move_stashes(c, dec, lag, extra, w, now, tiny):
-    """Moves stashes whose turn it is and that have room where they go, those that are needed first in front."""
-    w.stage[REFUSED] = 0
-    w.stage[REFUSED + 1] = 0
-    look(c, dec, lag, extra, w, now + tiny)
-    while True:
-        found = first(w.soon)
-        if found < 0:
-            break
-        s, leg = found >> 1, found & 1
-        k, rear = w.stage[HOP + leg, s], dec[REAR, s]
-        p = policy(dec, s, k)
-        size = c.moved[1 if p == RECOMPUTE else 0, s]
-        a = dec[FRONT, s] if leg == 0 else dec[TARGET, s]
-        b = destination(dec, s, k) if leg == 0 else rear
-        if not arrives(w.device, w.stage, w.gone, w.log, b, size):
-            w.stage[REFUSED + leg, s] = 1
-            w.soon[leg, s] = NEVER
-            continue
-        w.stage[WAITING + leg, s] -= 1
-        if leg == 1 and p == HOST:
-            note(w.log, w.device, b, coded(FETCH, -1, s, k))
-            end = now + size * c.host_pace[b]
-            w.host[1, c.host[b]] = w.clock[COPIED_IN, b] = end
-            push(w.times, w.items, end, coded(_WAKE, b, s, k), 0)
-            push(w.times, w.items, end + c.host_lag[b], coded(_STATE, b, s, k), USABLE)
-            w.cell[STATE, s, k] = COMING
-        else:
-            note(w.log, w.device, a, coded(SEND, b, s, k))
-            note(w.log, w.device, b, coded(RECEIVE, a, s, k))
-            end = carry(c.pace, c.node, w.link, w.clock, a, b, size, now)
-            w.clock[COPIED_OUT, a] = max(w.clock[COPIED_OUT, a], end)
-            push(w.times, w.items, end, coded(_GONE if leg == 0 else _DROP, a, s, k), size)
-            there = leg == 0 and b != rear
-            w.cell[STATE, s, k] = GOING if there else COMING
-            push(w.times, w.items, end + c.lag[a, b], coded(_STATE, b, s, k), THERE if there else USABLE)
-        fill(w.device, b, size)
-        look(c, dec, lag, extra, w, now + tiny)
 
 
 @inlined
@@ -509,19 +280,19 @@ def take_event(c, dec, w, now, tiny):
     pop(w.times, w.items)
     kind, s, k, d = code & 7, (code >> STAGE_AT) & STAGES, (code >> BATCH_AT) & BATCHES, (code >> DEVICE_AT) - 1
     w.device[LOOK, d] = 1
-    if kind == _END:
+    if kind == ENDED:
         return 0 if end_op(c, dec, w, d, now, tiny) == R else 1
-    if kind == _DROP:
+    if kind == DROPPED:
         w.device[HELD, d] -= size
-    elif kind == _TAKE:
+    elif kind == TAKEN:
         fill(w.device, d, size)
-    elif kind == _GONE:
+    elif kind == GONE:
         n = w.device[GONE_LAST, d]
         w.gone[0, d, n], w.gone[1, d, n] = coded(FREE, -1, s, k), size
         w.device[GONE_LAST, d] = n + 1
         w.device[GONE_BYTES, d] += size
         w.stage[LEFT, s] += 1
-    elif kind == _STATE:
+    elif kind == CHANGED:
         w.cell[STATE, s, k] = size
         w.stage[WAITING + 1, s] += size == THERE
     return 0

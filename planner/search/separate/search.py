@@ -19,9 +19,9 @@ import numpy as np
 from ...basics import check_time
 from ...graph import OFFLOAD, RECOMPUTE
 from ..common import PLACE, RACE, SECONDS, TOLERANCE, Budget, Order, Session, excess, limits, policies
+from ..jit import NEVER
 from .arm import Allowed, Arm
 from .case import case_of
-from .dispatch import NEVER
 from .ready import KERNELS
 from .starts import Keys, decisions, keys, packed
 from .tables import AWAY, HOST, KEEP

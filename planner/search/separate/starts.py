@@ -250,7 +250,7 @@ def packed(given: Keys, case: Case, choices: Sequence[int], rng: np.random.Gener
     """Decisions whose devices have about equal work, endless: the longest forwards and backwards first, each on the
     device that is done with it soonest, lengths changed at random.
 
-    Every stage makes its stash again or does with it what one of the choices says, and keeps it on two devices.
+    Every stage has one of the stash choices, drawn as well; to the host only what it can fetch.
     """
     stages = len(given.stages)
     while True:

@@ -21,11 +21,12 @@ from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.workload import Workload
-from contraflow.planner.search.common import PLACE, Clock, Session
+from contraflow.planner.search.common import PLACE, Budget, Clock, Session
 from contraflow.planner.search.common.fit import excess
 from contraflow.planner.search.driver import Result
 from contraflow.planner.search.jit import NEVER
 from contraflow.planner.search.named import run_first_plan
+from contraflow.planner.search.separate import search_separate
 from contraflow.planner.search.separate.case import case_of
 from contraflow.planner.search.separate.dispatch import dispatch
 from contraflow.planner.search.separate.lists import candidate_of, op_lists
@@ -177,6 +178,22 @@ def test_packed_decisions_share_the_work_out() -> None:
         assert dispatch(case, dec, *rows) < NEVER
         seen.add(dec.tobytes())
     assert len(seen) == 20
+
+
+def test_a_search_of_what_is_small_ends_by_itself() -> None:
+    """Nothing better in many more moves than there are choices: it ends, and does not begin again until there is."""
+    model = ModelGraph.chain([Layer("l", 1.0, 2.0, stash_bytes=100, output_bytes=7)])
+    problem = Problem(model, Cluster.uniform(3, 150, Link(100.0)), Workload(4))
+    searching = Session(problem, SearchSpace(pipelines=1, offload=False), Clock(math.inf))
+    list(run_first_plan(searching, (0,)))
+    warm()
+    search_separate(searching, [(0,), (1,), (2,)], Budget(math.inf, math.inf))
+    assert searching.rounds.placed
+    assert searching.rounds.barren(searching.best_s) >= PLACE.patience
+    races = searching.rounds.races
+    search_separate(searching, [(0,), (1,), (2,)], Budget(math.inf, math.inf))
+    assert searching.rounds.races == races
+    assert searching.rounds.barren(searching.best_s / 2) == 0
 
 
 # ------------------------------------------------------------------ plan()

@@ -60,7 +60,8 @@ class Rounds:
         credits: by the part of a round, what its share is multiplied by; 1 where it is not there.
         hunt: the exact search, which goes on where it ended. arms: orders that the last search of orders ended with;
             paused: that search, where it had too little time.
-        placed: the same of the search for forward and backward devices.
+        placed: the same of the search for forward and backward devices. placed_in_vain: how long it has found nothing,
+            and the best step then.
         resumed: whether an earlier search had the quick plans of this problem.
         seen: what was simulated. widths: what an earlier search of the same problem came to, by groups of devices.
         descended: plans whose stash choices have been looked at one by one.
@@ -87,6 +88,7 @@ class Rounds:
     arms: list[object] = field(default_factory=list)
     paused: object = None
     placed: list[object] = field(default_factory=list)
+    placed_in_vain: tuple[float, float] = (0.0, math.inf)
     resumed: bool = False
     seen: list[Assembled] = field(default_factory=list)
     widths: dict[Groups, Earlier] = field(default_factory=dict)
@@ -211,9 +213,14 @@ class Rounds:
         """What a search of orders ended with, best first: the next one goes on from these; or with what is paused."""
         self.arms, self.paused = list(arms[: COUNT.polished]), paused
 
-    def end_placing(self, arms: Sequence[object]) -> None:
-        """The same for forward and backward devices."""
-        self.placed = list(arms[: COUNT.polished])
+    def end_placing(self, arms: Sequence[object], barren: float, best_s: float) -> None:
+        """The same for forward and backward devices; `barren`: how long nothing has got better."""
+        self.placed, self.placed_in_vain = list(arms[: COUNT.polished]), (barren, best_s)
+
+    def barren(self, best_s: float) -> float:
+        """How long the search for forward and backward devices has found nothing; 0 where there is a better plan."""
+        barren, then_s = self.placed_in_vain
+        return barren if best_s >= then_s else 0.0
 
     def goes_on(self, which: str, made: Callable[[], object]) -> object:
         """A search that goes on where it ended, or what is still to be tried, made when it is first asked for."""

@@ -36,14 +36,15 @@ def search_separate(session: Session, orders: list[Order], budget: Budget) -> No
     seconds = min(budget.deadline - time.monotonic(), session.remaining_s)
     if budget.effort < RACE.least_effort or seconds < RACE.least or not KERNELS.ready(session.clock, seconds):
         return
-    if not session.clock.meter.go():
+    if session.rounds.barren(session.best_s) >= PLACE.patience or not session.clock.meter.go():
         return
     search = _Search(session, budget, session.rounds.race())
     earlier = [arm for arm in session.rounds.placed if isinstance(arm, Arm)]
     known = {arm.decided: arm.copy(arm.seed) for arm in earlier}.values()  # what another search goes on with stays
     arms = sorted([*known, *search.starts(keys(session, orders))], key=lambda arm: arm.seconds)
     if arms:
-        session.rounds.end_placing(search.run(arms[: PLACE.arms]))
+        arms, barren = search.run(arms[: PLACE.arms])
+        session.rounds.end_placing(arms, barren, session.best_s)
 
 
 class _Search:
@@ -100,10 +101,10 @@ class _Search:
 
     # ------------------------------------------------------------ rounds
 
-    def run(self, arms: list[Arm]) -> list[Arm]:
+    def run(self, arms: list[Arm]) -> tuple[list[Arm], float]:
         """Rounds of annealing; the best arms stay on, until time or effort is used up or nothing can be better.
 
-        Those that ended, best first.
+        Those that ended, best first; and the moves since anything got better, as a multiple of what can be chosen.
         """
         every = arms
         for n, arm in enumerate(arms):
@@ -111,9 +112,22 @@ class _Search:
             arm.reseed()
         self._calibrate(arms)
         self._offer(arms)
-        while not self._over() and self.session.clock.meter.go():
+        barren, best_s = self.session.rounds.barren(self.session.best_s), self._best_s(every)
+        while barren < PLACE.patience and not self._over() and self.session.clock.meter.go():
+            before = self.spent
             self._wave(every)
-        return sorted((arm for arm in every if arm.seconds < NEVER), key=lambda arm: arm.seconds)
+            barren += (self.spent - before) * PLACE.rate / max(arm.ops * self._choices(arm) for arm in every)
+            if self._best_s(every) < best_s * (1 - TOLERANCE.same):
+                best_s, barren = self._best_s(every), 0.0
+        return sorted((arm for arm in every if arm.seconds < NEVER), key=lambda arm: arm.seconds), barren
+
+    def _best_s(self, arms: list[Arm]) -> float:
+        """The step of the best plan, or what an arm promises."""
+        return min(self.session.best_s, *(arm.seconds for arm in arms))
+
+    def _choices(self, arm: Arm) -> int:
+        """About how much there is to choose: a device and a stash choice for each stage and micro-batch."""
+        return arm.case.batches * len(arm.stages) * len(self.session.problem.cluster) * len(self.allowed.menu)
 
     def _wave(self, every: list[Arm]) -> None:
         """Rounds from some of the arms, of which the best stay on; then others have their turn."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from tables import Table, origin, savable
 
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload, check, plan
-from contraflow.planner.search.orders.ready import warm
+from contraflow.planner.search import warm
 
 SAME = 1e-9
 """Steps that differ by a smaller share are equal."""

@@ -26,8 +26,8 @@ from effort_problems import KINDS, Instance, problems
 from tables import Table, load, origin, savable
 
 from contraflow.planner import plan
+from contraflow.planner.search import warm
 from contraflow.planner.search.common import effort
-from contraflow.planner.search.orders.ready import warm
 
 RECORDS = ("SHARE", "SIZE", "COUNT", "HOPE", "ANNEALING", "RACE", "MODEL")
 """Seconds of the clock bound nothing here, and tolerances no effort."""

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import jobs_cases
 import tables
@@ -27,10 +27,8 @@ from jobs_cases import SORTS, Job
 from jobs_grid import best_grid
 
 from contraflow.planner import Effort, InputError, ModelFamily, Plan, SearchSpace, check, plan_family
+from contraflow.planner.search import warm
 from contraflow.planner.search.common import fits
-from contraflow.planner.search.modulo import warm as warm_timetable
-from contraflow.planner.search.orders.ready import warm as warm_orders
-from contraflow.planner.search.separate.ready import warm as warm_devices
 
 SAME = 1e-6
 """Steps that differ by a smaller share are equal."""
@@ -156,7 +154,7 @@ class Match:
         """plan_family() in a space, judged by the checker."""
         choice = replace(self.job.choice, teams=teams, micro_batch_sizes=sizes)
         family = self.blocks if blocks else self.parts
-        warmed()
+        warm()
         began = _now()
         try:
             effort = Effort(self.time_limit, self.seed, 1)
@@ -181,14 +179,6 @@ class Match:
         if best.plan is None:
             return Run(f"{self.name}: {who}", status="does not fit", took_s=took_s, plan=said)
         return Run(f"{self.name}: {who}", best.seconds, None, None, "grid", took_s, None, said, "; ".join(best.faults))
-
-
-@cache
-def warmed() -> None:
-    """Compiles what searches need, once: no part of anyone's seconds."""
-    warm_orders()
-    warm_devices()
-    warm_timetable()
 
 
 def _now() -> tuple[float, float]:
@@ -310,7 +300,7 @@ def main() -> int:
     given = arguments()
     given.origin = tables.origin()
     if given.processor:
-        warmed()  # waits for processes, whose seconds are not ours
+        warm()  # waits for processes, whose seconds are not ours
         time.monotonic = time.process_time
     name = "table" if given.random is None else "random"
     jobs = jobs_cases.table() if given.random is None else jobs_cases.drawn(given.seed, given.random)

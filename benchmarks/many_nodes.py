@@ -21,8 +21,8 @@ import tables
 from many_nodes_schemes import GIB, Outcome, Setting, Shape, at_best, model, simulated
 
 from contraflow.planner import SearchSpace, Workload, check, plan
+from contraflow.planner.search import warm
 from contraflow.planner.search.common import fits
-from contraflow.planner.search.orders.ready import warm
 
 FIGURE = {
     "chimera": (Shape(32, 1, False), 1.0),

@@ -32,10 +32,8 @@ from mechanisms_cases import Case
 from mechanisms_opponents import Best
 
 from contraflow.planner import Plan, check, plan
+from contraflow.planner.search import warm
 from contraflow.planner.search.common import fits
-from contraflow.planner.search.modulo import warm as warm_timetable
-from contraflow.planner.search.orders.ready import warm as warm_orders
-from contraflow.planner.search.separate.ready import warm as warm_devices
 
 SAME = 1e-6
 """Steps that differ by a smaller share are a tie."""
@@ -213,9 +211,7 @@ def main() -> int:
     if given.random is not None:
         flush = None if given.flush is None else given.flush == "with"
         asked = cases.randomly(given.seed, given.random, flush)
-    warm_orders()
-    warm_devices()
-    warm_timetable()
+    warm()
     if given.processor_time:
         time.monotonic = time.process_time
     until = time.monotonic() + 60 * given.minutes

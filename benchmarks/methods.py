@@ -23,7 +23,7 @@ from structure_cases import analytic
 from contraflow.planner import Cluster, Link, ModelGraph, Plan, SearchSpace, Workload, check, plan
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.presets import PRESETS
-from contraflow.planner.search.orders.ready import warm
+from contraflow.planner.search import warm
 
 V100 = PRESETS["V100-16GB"]
 GIB = 1 << 30

@@ -37,7 +37,7 @@ SHARE = 1 << 16
 
 def measured_here(seed: int) -> Figures:
     """Of the checkout that `contraflow` is."""
-    from contraflow.planner.search.orders.ready import warm
+    from contraflow.planner.search import warm
 
     warm()
     found: Figures = {}

@@ -38,8 +38,7 @@ from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import COMPUTE, Kind, Op, Pipeline, Problem
 from contraflow.planner.schedules import SCHEDULES
-from contraflow.planner.search.orders.ready import warm
-from contraflow.planner.search.periodic import warm as warm_blocks
+from contraflow.planner.search import warm
 
 # ------------------------------------------------------------------ 4: a GPT whose stashes may go
 
@@ -281,7 +280,6 @@ def main() -> int:
     given = arguments()
     effort = replace(Effort.of(given), pipelines=tuple(given.pipelines), solver=given.solver)
     warm()  # compiled once, cached on disk: not part of any row's seconds
-    warm_blocks()
     if given.peers:
         return against_peers(given)
     return print_rows(rows(sorted(set(given.case)), given.only, effort), given.json, "search" if given.save else None)

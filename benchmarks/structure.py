@@ -32,9 +32,9 @@ from contraflow.planner.graph import Candidate
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Problem
 from contraflow.planner.schedules import variants
+from contraflow.planner.search import warm
 from contraflow.planner.search.common.fit import fits
 from contraflow.planner.search.named.portfolio import not_split, whole_backwards
-from contraflow.planner.search.orders.ready import warm
 
 # ------------------------------------------------------------------ 1: single techniques
 

@@ -11,10 +11,10 @@ from .explanation import explain
 from .frontier_point import Frontier, FrontierPoint
 from .given_orders import plan_layout
 from .joint import Choice, Effort, plan_family, points
+from .kernels import kernel_cache, warm
 from .memory_frontier import frontier
 from .overheads import overhead_notes
 from .steady import why_not
-from .warm import kernel_cache
 from .what_ifs import FASTER_BY, Explanation, WhatIf, facts
 
 __all__ = [
@@ -41,5 +41,6 @@ __all__ = [
     "plan_family",
     "plan_layout",
     "points",
+    "warm",
     "why_not",
 ]

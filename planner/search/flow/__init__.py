@@ -7,6 +7,7 @@ stages end and which devices they are on. Imports `common`, `named` and the room
 Begin with `tables.py`: what is decided.
 """
 
+from .ready import warm
 from .search import Flows, search_flow
 
-__all__ = ["Flows", "search_flow"]
+__all__ = ["Flows", "search_flow", "warm"]

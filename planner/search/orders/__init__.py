@@ -10,7 +10,7 @@ from .cuts import search_cuts
 from .descent import keep_what_fits
 from .kernels import run
 from .race import simulated
-from .ready import compiled
+from .ready import compiled, warm
 from .search import search_orders
 from .translate import from_ops, to_ops, weave
 
@@ -26,5 +26,6 @@ __all__ = [
     "search_orders",
     "simulated",
     "to_ops",
+    "warm",
     "weave",
 ]

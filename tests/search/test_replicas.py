@@ -318,6 +318,26 @@ def test_spreads_are_listed_once_however_short_the_parts_are(monkeypatch: pytest
     assert math.isfinite(session.best_s)
 
 
+def test_what_the_recursion_expects_to_be_shortest_is_tried_in_many_ways_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With backwards whole and in halves, and with several numbers in flight, before what takes half as long again."""
+    layers = [Layer(f"l{k}", 1.0, 1.0, 1.0, stash_bytes=100, weight_stash_bytes=60, output_bytes=1) for k in range(8)]
+    nodes = NodeGroup(1, 15, DeviceType("toy", 450), Link(1e4), host_link=Link(200.0))
+    problem = Problem(ModelGraph.chain(layers), Cluster((nodes,)), Workload(30))
+    session = Session(problem, SearchSpace(recompute=False), Clock(math.inf))
+    seen: list[tuple[float, tuple[tuple[str, ...], ...], tuple[bool, ...]]] = []
+
+    def noted(_: Session, one: replicas.Spread, most: object, split: tuple[bool, ...]) -> None:
+        seen.append((one.expected_s, one.stages, split))
+
+    monkeypatch.setattr(replicas, "try_spread", noted)
+    run_replicas(session)
+    best = seen[0]
+    mine = [n for n, one in enumerate(seen) if one[1] == best[1]]
+    assert best[0] == min(expected_s for expected_s, *_ in seen)
+    assert {any(seen[n][2]) for n in mine[:2]} == {True, False}
+    assert mine[5] < next(n for n, (expected_s, *_) in enumerate(seen) if expected_s > 1.5 * best[0]) < len(seen) / 2
+
+
 def test_copies_that_may_be_made_hide_no_replicas_without_a_flush() -> None:
     """Two layers, five devices, room for little more than a stash: 5.67 s with copies, 4.24 with recomputation."""
     layers = [

@@ -290,8 +290,9 @@ def _run(session: Session, width: Width, phase: Phase, share: float, effort: flo
         try:
             if inner is not session:  # what the phase before has found
                 _take_part(session, width)
-                run_finer(inner)
-                move_ends(inner)
+                if width.laid_s <= HOPE.near_width * session.best_s:
+                    run_finer(inner)
+                    move_ends(inner)
             phase(inner, width.orders)
         except ScheduleError:  # a named schedule that does not exist for one group
             if inner is session:

@@ -10,8 +10,11 @@ from typing import Any
 from .compilation import on_disk
 from .deadline import time_left
 
-COMPILATION_S, LOADING_S = 10.0, 3.0
-"""Time left in which loops can be compiled, or loaded from disk, on a slow and busy computer too."""
+COMPILATION_S, LOADING_S, LOADING_MORE_S = 10.0, 3.0, 1.0
+"""Time left in which loops can be compiled, or loaded from disk, and these where the compiler is in memory, on a slow
+and busy computer too."""
+LIGHTER = 8
+"""Times as little work is worth loading them where the compiler is in memory: 0.2 s, 1 to 2 with it."""
 
 
 class Loops:
@@ -19,7 +22,7 @@ class Loops:
 
     Attributes:
         small: pieces of work, such as jobs, that are no reason to load the compiler, however often there are so few.
-        worth: pieces done by plain Python until what is compiled is worth loading.
+        worth: pieces done by plain Python until what is compiled is worth loading, with the compiler.
         plain: pieces that plain Python has done so far, where there were more than `small` or the compiler is loaded.
     """
 
@@ -33,9 +36,13 @@ class Loops:
             return True
         if pieces <= self.small and "numba" not in sys.modules:
             return False
-        if self.plain + pieces > self.worth:
+        there = "numba" in sys.modules
+        done = self.plain + pieces
+        if done > (self.worth / LIGHTER if there else self.worth):
             left_s = time_left()
-            if left_s > COMPILATION_S or (left_s > LOADING_S and all(map(on_disk, self.functions))):
+            if left_s > COMPILATION_S and done > self.worth:
+                return True
+            if left_s > (LOADING_MORE_S if there else LOADING_S) and all(map(on_disk, self.functions)):
                 return True
         self.plain += pieces
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 import weakref
 from collections import defaultdict
@@ -174,6 +175,21 @@ def test_compiled_and_plain_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> No
     assert evaluate(plan) == plain
     assert loops.in_memory
     assert loops.plain == loops.worth
+
+
+def test_what_is_on_disk_is_loaded_soon_where_the_compiler_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an eighth of the work, and in the two seconds that a turn of a search may last."""
+    pytest.importorskip("numba")
+    loops = Loops(kernel.serve, small=0, worth=800)
+    assert loops.functions
+    monkeypatch.setattr(basics.loops, "on_disk", lambda function: True)
+    with until(time.monotonic() + 2):
+        assert [loops.compiled(60), loops.compiled(60)] == [False, True]
+        monkeypatch.setattr(basics.loops, "on_disk", lambda function: False)
+        assert not loops.compiled(60)
+        monkeypatch.delitem(sys.modules, "numba")
+        monkeypatch.setattr(basics.loops, "on_disk", lambda function: True)
+        assert not loops.compiled(10**6)
 
 
 def test_nothing_is_compiled_for_a_call_that_must_end_before(monkeypatch: pytest.MonkeyPatch) -> None:

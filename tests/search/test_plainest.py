@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,8 @@ from contraflow.planner import (
 )
 from contraflow.planner.plan import COLLECTIVES, SENDS
 from contraflow.planner.problem import Overhead
+from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.plainest import plainest
 
 MODEL = ModelGraph.chain(
     [
@@ -57,6 +60,17 @@ def test_forecasts_that_are_alike_are_decided_by_what_is_sent() -> None:
     assert fastest.forecast.step_s < plainest.forecast.step_s <= 1.02 * fastest.forecast.step_s
     assert plainest.forecast.gap is not None
     assert plainest.forecast.gap > 0
+
+
+def test_a_search_that_took_longer_than_its_time_answers_so_too() -> None:
+    """A busy computer's search ends late: the answer is no other."""
+    fastest = planned(0.0, 400.0)
+    apart = replace(
+        fastest, problem=replace(fastest.problem, cluster=replace(fastest.problem.cluster, told_apart=0.02))
+    )
+    late = Session(apart.problem, SearchSpace(), Clock(time.monotonic() - 10))
+    assert plainest(late, apart).provenance.source == "data parallel"
+    assert plainest(Session(fastest.problem, SearchSpace(), Clock(time.monotonic() - 10)), fastest) is fastest
 
 
 def test_a_family_answers_so_too() -> None:

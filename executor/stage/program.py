@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 
 from ...models.wiring import Carried, carried, tensors_of
+from .calls import shorten_calls
 from .packing import Stash, StashLayout, TensorSpec, pieces, spec
 from .pauses import note_pauses
 from .protocol import Gradients, WeightStash, ones_like, require_alike
@@ -382,6 +383,7 @@ class StageProgram:
 
 def _runnable(part: GraphPart) -> _Program:
     """The program without its fake tensors, callable with one list of arguments."""
+    shorten_calls(part.program)
     note_pauses(part.program)
     program: _Program = part.program.forward
     return program

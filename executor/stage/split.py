@@ -215,7 +215,9 @@ class _Builder:
         """Copy; add each gradient to its accumulator at once, so that only one is temporary."""
         targets: dict[fx.Node, list[fx.Node]] = {}
         for index, grad in enumerate(self.joint.parameter_grads.values()):
-            targets.setdefault(grad, []).append(self.graph.placeholder(f"accumulator{index}"))
+            accumulator = self.graph.placeholder(f"accumulator{index}")
+            accumulator.meta = dict(grad.meta)
+            targets.setdefault(grad, []).append(accumulator)
         for grad in [grad for grad in targets if grad in self.copies]:
             self._accumulate(grad, targets.pop(grad))
         for node in nodes:

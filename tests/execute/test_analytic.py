@@ -277,4 +277,10 @@ def test_what_is_offered_is_what_there_is() -> None:
 def test_the_example_is_what_its_command_makes() -> None:
     """examples/llama-70b.json: contraflow profile llama-70b --device H100-80GB --precision bf16 --layers block."""
     shipped = json.loads((Path(__file__).parents[2] / "examples" / "llama-70b.json").read_text())
-    assert profiled("llama-70b", "--device", "H100-80GB", "--precision", "bf16", "--layers", "block") == shipped
+    made = profiled("llama-70b", "--device", "H100-80GB", "--precision", "bf16", "--layers", "block")
+    assert _rounded(made) == _rounded(shipped)
+
+
+def _rounded(content: object) -> object:
+    """Without the last digits of sums, which another torch adds up in another order."""
+    return json.loads(json.dumps(content), parse_float=lambda digits: f"{float(digits):.12g}")

@@ -32,6 +32,7 @@ from contraflow.executor.step.course import Course
 from contraflow.executor.step.interpreter import Interpreter
 from contraflow.executor.step.training_work import TrainingWork
 from contraflow.executor.step.worker import Worker
+from contraflow.executor.wires.carriers import step_back
 from contraflow.executor.wires.transport import GlooTransport
 
 
@@ -65,12 +66,14 @@ class Entry:
     Attributes:
         peer: the schedule of torch's that runs on the job's stages (None: our executor).
         pauses: of ours, whether ops pause where ranks have cores of their own.
+        steps_back: of ours, whether threads that carry messages step back (see `wires.carriers`); torch's never do.
     """
 
     name: str
     job: Job
     peer: str | None = None
     pauses: bool = True
+    steps_back: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ Rounds = list[list[Outcome]]
 class Ours:
     """One rank of the executor."""
 
-    def __init__(self, job: Job, transport: GlooTransport, pauses: bool = True) -> None:
+    def __init__(self, job: Job, transport: GlooTransport, pauses: bool = True, steps_back: bool = True) -> None:
+        self.steps_back = steps_back
         transport.pauses = transport.pauses and pauses
         plan, rank = job.plan, transport.rank
         model = find_model(plan, job.model)
@@ -195,6 +199,7 @@ def _turn(turn: int, steps: range, contenders: Mapping[str, Contender], outcomes
 
 def _step(contender: Contender, step: int) -> Outcome:
     contender.prepare(step)
+    step_back(isinstance(contender, Ours) and contender.steps_back)
     dist.barrier()
     began, spent = time.perf_counter(), time.process_time()
     outcome = contender.step(step)
@@ -204,7 +209,7 @@ def _step(contender: Contender, step: int) -> Outcome:
 
 def _made(entry: Entry, rank: int) -> Contender:
     if entry.peer is None:
-        return Ours(entry.job, GlooTransport(entry.job.groups), entry.pauses)
+        return Ours(entry.job, GlooTransport(entry.job.groups), entry.pauses, entry.steps_back)
     if entry.peer == PIPELINE:
         from any_model_speed import Pipelined
 

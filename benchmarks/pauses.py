@@ -1,7 +1,7 @@
-"""What pauses of ops for the threads that carry messages bring, plan by plan.
+"""What it brings, plan by plan, that ops pause for threads that carry messages, and that these step back otherwise.
 
-Two gloo processes of one thread hold every plan twice, with pauses and without, and train them by turns; told are
-medians over rounds. With more `--processes` than cores ranks do not pause, whoever asks, and both are the same.
+Two gloo processes of one thread hold every plan three times, with neither, with pauses, and with both, and train them
+by turns; told are medians over rounds. With more `--processes` than cores ranks do not pause, whoever asks.
 
     python benchmarks/pauses.py --save       3 models, about 4 minutes on two free cores
 """
@@ -28,10 +28,11 @@ SAMPLES = {"mlp-deep": 8, "resnet-tiny": 16, "gpt-tiny": 8, "gpt-small": 4}
 """Of a micro-batch."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-v")
 MICRO_BATCHES = 8
+PAUSES, NEITHER = " with pauses alone", " with neither"
 
 
 def entries(model: str, processes: int) -> Iterator[Entry]:
-    """Every plan with pauses and without."""
+    """Every plan with both, and after it with less."""
     graph = ModelGraph.from_dict(
         profile_model(resolve(model), SAMPLES[model], rounds=1, load=processes, layers="block")
     )
@@ -41,18 +42,18 @@ def entries(model: str, processes: int) -> Iterator[Entry]:
         if found is not None:
             job = prepare(found, self_check=False)
             yield Entry(f"{model}: {schedule}", job)
-            yield Entry(f"{model}: {schedule} without", job, pauses=False)
+            yield Entry(f"{model}: {schedule}{PAUSES}", job, steps_back=False)
+            yield Entry(f"{model}: {schedule}{NEITHER}", job, pauses=False, steps_back=False)
 
 
 def rows(model: str, options: argparse.Namespace) -> Iterator[list[str]]:
-    """A row a plan: milliseconds of a step without and with pauses, and the median of their ratios."""
+    """A row a plan: milliseconds of a step with neither, with pauses and with both, and the median of first / last."""
     found = compete(list(entries(model, options.processes)), Pacing(3, options.rounds, options.seconds), lambda _: None)
     for name, rounds in found.items():
-        other = found.get(f"{name} without")
-        if other is not None:
-            mine, theirs = steps(rounds), steps(other)
-            ratio = median(b / a for a, b in zip(mine, theirs, strict=True))
-            yield [name, f"{1e3 * median(theirs):.2f}", f"{1e3 * median(mine):.2f}", f"{ratio:.3f}"]
+        if f"{name}{NEITHER}" in found:
+            ways = [steps(found[f"{name}{NEITHER}"]), steps(found[f"{name}{PAUSES}"]), steps(rounds)]
+            ratio = median(a / b for a, b in zip(ways[0], ways[2], strict=True))
+            yield [name, *(f"{1e3 * median(way):.2f}" for way in ways), f"{ratio:.3f}"]
 
 
 def main() -> int:
@@ -66,7 +67,7 @@ def main() -> int:
     options = parser.parse_args()
     made = replace(origin(), note=f"load {os.getloadavg()[0]:.1f} before")
     lines = [row for model in options.models for row in rows(model, options)]
-    columns = ["plan", "ms without pauses", "ms with", "without / with"]
+    columns = ["plan", "ms with neither", "with pauses", "with both", "neither / both"]
     table = Table.made(made, columns, lines)
     print(table.text())
     if options.save:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..place import at_once
+from .carriers import step_back
 from .loopback import ranks_here
 from .seat import Seat
 
@@ -107,7 +108,7 @@ class GlooTransport:
 
     gloo's isend is a rendezvous: it completes when the receive is posted, and tells only those who wait. A thread of
     gloo's carries it, also what is small: the sender's must hear of the receive. Where ranks share cores they do not
-    pause for it: whatever else computes there would go on instead.
+    pause for it: whatever else computes there would go on instead. See `carriers`.
 
     Args:
         groups: ranks per group name; created here, in the same order on every rank. One group per use:
@@ -133,6 +134,7 @@ class GlooTransport:
         self._lane = self._group(range(self.world_size), False) if team > 1 else None
         teams = [self._made(Seat(device, 0, team).mates) for device in range(self.world_size)] if team > 1 else [None]
         self._team = teams[self.rank] if team > 1 else None
+        step_back()
 
     def _group(self, devices: Sequence[int], whole: bool) -> Any:
         """The own one of the groups of these devices; every rank makes every group."""

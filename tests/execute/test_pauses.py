@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from traced_stages import layers_of
 from contraflow.executor.place import cores
 from contraflow.executor.stage import Building, build_program, pause, pauses
 from contraflow.executor.stage.program import StageProgram
+from contraflow.executor.wires import carriers
 from contraflow.executor.wires.loopback import ranks_here
 
 WIDE, NARROW = 256, 8
@@ -82,3 +86,46 @@ def test_ranks_of_this_machine_are_those_torchrun_has_started(monkeypatch: pytes
     """Of a job on several machines."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert ranks_here() == 3
+
+
+ALONE = """
+import os, threading
+import torch.distributed as dist
+from contraflow.executor.wires.carriers import step_back
+from contraflow.executor.wires.transport import GlooTransport
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+def batch():
+    return sum(os.sched_getscheduler(int(task)) == os.SCHED_BATCH for task in os.listdir("/proc/self/task"))
+
+before, transport = batch(), GlooTransport({})
+print(before, batch(), os.sched_getscheduler(threading.get_native_id()) == os.SCHED_BATCH)
+step_back(False)
+print(batch())
+transport.close()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch threads")
+def test_the_thread_that_carries_messages_steps_back_and_no_other() -> None:
+    """As soon as a rank has wires, and only as long as it is wanted."""
+    ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split() == ["0", "1", "False", "0"], ran.stderr
+
+
+def test_systems_that_do_not_tell_or_let_leave_it_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No list of threads, one that has ended, and one that may not be changed."""
+    monkeypatch.setattr(carriers, "_TASKS", tmp_path / "none")
+    assert carriers.step_back() == 0
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "comm").write_text("gloo_tcp_loop\n")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    monkeypatch.setattr(carriers, "_TASKS", tmp_path)
+    assert carriers.step_back() == 0

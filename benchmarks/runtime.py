@@ -4,9 +4,10 @@ For each model two gloo processes of one thread run our plans, torch's schedules
 DistributedDataParallel, torch in one process with two threads, our data parallel plan and the searched one, step by
 step in turn; all draw their data within the step. Layers, machine and what ops cost beside layers are profiled before,
 and layers calibrated once, by one run as 1F1B and one data parallel: what is forecast is made of these figures alone.
-With `--crowded` four processes share the cores of two, and plans alone take turns, for their forecasts. What is
-measured is kept in the file of `--state`: the same command goes on with what is missing, `--minutes` says until when
-it begins another model, and tables are made of what is there.
+Shared machines are faster or slower by the minute: "at the machine's pace" is the error beside that of the plans that
+layers were calibrated with, in the same turns. With `--crowded` four processes share the cores of two, and plans alone
+take turns, for their forecasts. What is measured is kept in the file of `--state`: the same command goes on with what
+is missing, `--minutes` says until when it begins another model, and tables are made of what is there.
 
     python benchmarks/runtime.py --minutes 40 --save       5 models, about 8 minutes each on two free cores
     python benchmarks/runtime.py --models mlp-deep         one of them
@@ -28,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from executor_contender import Entry, Pacing, Rounds, compete
@@ -82,6 +83,11 @@ class Found:
     forecasts: dict[str, tuple[int, float, float]]
     faults: list[str]
     made: Origin
+
+    @property
+    def pace(self) -> float:
+        """How much longer than forecast the plans take that layers were calibrated with: as the machine is by now."""
+        return geometric_mean(self.forecasts[name][2] / self.forecasts[name][1] for name in CALIBRATED_BY)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Found:
@@ -184,6 +190,7 @@ def tables(results: Sequence[Found]) -> dict[str, Table]:
                 f"{1e3 * said:.2f}",
                 f"{1e3 * took:.2f}",
                 f"{took / said - 1:+.1%}",
+                f"{took / said / x.pace - 1:+.1%}",
             ],
             x.made,
         )
@@ -196,7 +203,7 @@ def tables(results: Sequence[Found]) -> dict[str, Table]:
 
     return {
         "speed": table(["seconds of theirs / ours", "median of rounds"], speed),
-        "forecast": table(["plan", "stages", "forecast ms", "measured ms", "error"], told),
+        "forecast": table(["plan", "stages", "forecast ms", "measured ms", "error", "at the machine's pace"], told),
     }
 
 

@@ -90,7 +90,7 @@ def _joined(device: str, threads: int, rounds: int, train: Train | None) -> Foun
         dist.barrier()
         return _of_gpus(gpus, len(counts), network) if gpus is not None and dist.get_rank() == 0 else None
     link = _link_of(found) if each > 1 else Link()
-    spent = None if train is None else overhead_among(train, threads, network or link)
+    spent = None if train is None else overhead_among(train, threads, network or link, each * here)
     if spent is not None and network is None:
         found = replace(found, latency_s=spent.latency_s)
     if spent is not None and network is not None:

@@ -5,7 +5,8 @@ spent around ops, neither computing nor waiting, and in ops beyond what their la
 that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
 drawing samples, is that of its messages. What the first run's steps take beyond their ops, and beyond what links say of
 the sums between ranks, is a collective's. How late messages arrive at ranks that compute, whose cores also run what
-carries messages, says the pipeline's step.
+carries messages, says the pipeline's step. Where more ranks train than have a core each, ops and messages are those of
+as many as have one, and what ranks wait for one another is read off runs of all of them.
 """
 
 from __future__ import annotations
@@ -62,16 +63,16 @@ class Spent:
     latency_s: float
 
 
-def overhead_among(train: Train, threads: int, link: Link = ALONE) -> Spent:
+def overhead_among(train: Train, threads: int, link: Link = ALONE, on_this: int | None = None) -> Spent:
     """Of all ranks of the default process group, which train as under torchrun; collective. `link`: between two of
-    them, as the first has measured it."""
+    them, as the first has measured it. `on_this`: how many of them are on this computer, as on each; None: all."""
     said = [link]
     dist.broadcast_object_list(said)
     options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
     ranks = dist.get_world_size()
-    busy = max(2, min(ranks, at_once(threads)))
+    busy, cores = max(2, min(ranks, at_once(threads))), ranks * at_once(threads) / (on_this or ranks)
     return measure_overhead(
-        lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy, link=said[0]
+        lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy, link=said[0], cores=cores
     )
 
 
@@ -91,6 +92,7 @@ def measure_overhead(
     rounds: int = ROUNDS,
     busy: int | None = None,
     link: Link = ALONE,
+    cores: float | None = None,
 ) -> Spent:
     """With so many processes at it, at least 2; those beyond the model's layers wait.
 
@@ -101,21 +103,33 @@ def measure_overhead(
         profile: measures a registry's model of tiny layers, such as `MODEL`.
         train: runs a plan, each device as a process.
         link: between two processes.
-        busy: of the processes that train, where the others wait: as many as do not share a core. None: all.
+        busy: of the processes that train for ops and messages, where the others wait: as many as do not share a core.
+            None: all. cores: that all of them share; None: they have one each.
     """
     busy = busy or processes
-    found, chains, cluster = [], [], Cluster.uniform(processes, link=link)
+    cluster = Cluster.uniform(processes, link=link)
+    crowd = None if cores is None or cores >= processes else _on_cores(cluster, cores)
+    found, chains, sums = [], [], []
     for _ in range(rounds):
         graph = profile()
-        whole, chain = _whole(graph, cluster, busy), _chained(graph, cluster, busy)
-        alone, chained = train(whole), train(chain)
-        found.append(_figures(graph, alone, chained))
+        ran = [(made, train(made)) for made in (_whole(graph, cluster, busy), _chained(graph, cluster, busy))]
+        found.append(_figures(graph, *(trace for _, trace in ran)))
+        if crowd is not None:
+            ran = [(made, train(made)) for made in (_whole(graph, crowd, processes), _chained(graph, crowd, processes))]
+        (whole, alone), (chain, chained) = ran
         chains.append((chain, chained.step_s))
+        sums.append((whole, _summing(alone)))
     least = _Figures(*map(min, zip(*found, strict=True)))
     overhead, drawing_s = _overhead(least), MICRO_BATCHES * least.drawing_s
     latency_s = median(_latency_s(chain, overhead, step_s - drawing_s) for chain, step_s in chains)
-    summing_s = median(figures.summing for figures in found) - _sum_s(whole, latency_s)
-    return Spent(replace(overhead, collective_s=max(0.0, summing_s)), latency_s)
+    collective_s = median(summing_s - _sum_s(whole, latency_s) for whole, summing_s in sums)
+    return Spent(replace(overhead, collective_s=max(0.0, collective_s)), latency_s)
+
+
+def _on_cores(cluster: Cluster, cores: float) -> Cluster:
+    """The cluster of one node with so many cores for its devices."""
+    (group,) = cluster.nodes
+    return replace(cluster, nodes=(replace(group, cores=cores),))
 
 
 def _latency_s(chain: Plan, overhead: Overhead, step_s: float) -> float:
@@ -169,8 +183,7 @@ class _Figures(NamedTuple):
     """Seconds. `forward`, `backward`: around an op of a rank that has all layers, and `taken`: by its F and B together.
 
     `chained`: around an F and a B of every rank that has a stage, together, and `chained_taken`: by these. `layers`: of
-    all layers, forward and backward, by the profile. `step`: a STEP. `summing`: the gradients of ranks that
-    have all layers.
+    all layers, forward and backward, by the profile. `step`: a STEP.
     """
 
     forward: float
@@ -180,7 +193,6 @@ class _Figures(NamedTuple):
     chained_taken: float
     layers: float
     step: float
-    summing: float
     ranks: int
 
     @property
@@ -199,7 +211,6 @@ def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
         sum(sum(_usual(chained, kind, _duration)) for kind in _PASSES),
         sum(layer.forward_s + layer.backward_s for layer in graph.layers),
         fmean(_usual(chained, Kind.STEP, lambda x: x.duration_s + x.overhead_s)),
-        _summing(alone),
         sum(bool(device.ops) for device in chained.devices),
     )
 

@@ -275,6 +275,31 @@ def test_waiting_for_one_another_is_read_off_steps(ranks: int) -> None:
     assert found.overhead.collective_s == pytest.approx(collective_s, rel=1e-2)
 
 
+def test_what_ranks_without_cores_of_their_own_wait_is_read_off_runs_of_all() -> None:
+    """Four on two cores: a message waits for others that compute; two that have a core each say what ops cost."""
+    ranks, cores, latency_s, collective_s = 4, 2, 3e-3, 5e-3
+    plain = named("gpipe", ranks, 4).problem.model
+    graph = replace(plain, layers=tuple(replace(layer, parameter_bytes=4096) for layer in plain.layers))
+    trained: list[int] = []
+
+    def train(made: Plan) -> RunTrace:
+        busy = sum(map(bool, made.orders))
+        trained.append(busy)
+        slow, late = Cluster.uniform(ranks, link=Link(1e9, latency_s if busy > cores else 1e-4)), collective_s
+        cluster = replace(slow, overhead=Overhead(collective_s=late if busy > cores else 0.0))
+        if busy > cores:
+            cluster = replace(cluster, nodes=(replace(cluster.nodes[0], cores=float(cores)),))
+        took = simulate(replace(made, problem=replace(made.problem, cluster=cluster)))
+        return replace(simulated_run(made), step_s=took.step_s)
+
+    link = Link(1e9, 1e-5)
+    found = measure_overhead(lambda: graph, ranks, train, rounds=1, busy=cores, link=link, cores=float(cores))
+    assert trained == [cores, cores, ranks, ranks]
+    assert found.latency_s == pytest.approx(latency_s, rel=1e-3)
+    own = measure_overhead(lambda: graph, ranks, train, rounds=1, busy=cores, link=link)
+    assert own.latency_s == pytest.approx(1e-4, rel=1e-3)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_beyond_the_layers_wait(ranks: int) -> None:
     """A pipeline of tiny layers is no longer than they are many; each of the ranks trains all of them."""

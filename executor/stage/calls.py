@@ -53,13 +53,12 @@ def _see_through(view: fx.Node) -> None:
             base.args = (*base.args[:2], False)
             base.meta["val"] = view.meta["val"]
     base = view.all_input_nodes[0]
-    while True:
-        if _alike(view, base) or (view.target in _RESHAPED and _shape(view) == _shape(base)):
-            view.replace_all_uses_with(base)
-            return
+    same = view.target in _RESHAPED and _shape(view) == _shape(base)
+    while not (same or _alike(view, base)):
         if base.target not in _VIEWS:
             return
         base = base.all_input_nodes[0]
+    view.replace_all_uses_with(base)
 
 
 def _alike(view: fx.Node, base: fx.Node) -> bool:
@@ -74,9 +73,9 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _without_kept(summed: fx.Node) -> tuple[int, ...]:
-    """The shape of a sum without the dimensions of 1 that it keeps."""
+    """The shape of a sum without the dimensions of 1 that it keeps: all, where none is named."""
     shape = _shape(summed)
-    gone = {dim % len(shape) for dim in summed.args[1]}  # type: ignore[union-attr,operator]
+    gone = {dim % len(shape) for dim in summed.args[1] or range(len(shape))}  # type: ignore[union-attr,operator]
     return tuple(size for dim, size in enumerate(shape) if dim not in gone)
 
 

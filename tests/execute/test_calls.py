@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -107,6 +108,7 @@ VIEWS = {
 }
 
 
+@settings(max_examples=300, deadline=None)
 @given(
     chain=st.lists(st.sampled_from(sorted(VIEWS)), min_size=1, max_size=9),
     rows=st.integers(1, 3),
@@ -142,6 +144,29 @@ def test_a_square_that_looks_like_its_transpose_is_still_transposed() -> None:
     calls.shorten_calls(module)
     given = torch.arange(9.0).reshape(3, 3)
     assert torch.equal(module(given), given.t() + 1)
+
+
+def test_a_matrix_that_is_turned_and_shaped_as_before_is_another() -> None:
+    """Its transpose lies in memory in order, so that nothing is copied in between."""
+    module = recorded(lambda x: x.t().reshape(2, 3) + 1, torch.ones(3, 2).t())
+    calls.shorten_calls(module)
+    given = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(module(given), given.t().reshape(2, 3) + 1)
+
+
+@pytest.mark.parametrize("dims", [[], [0], [1], [-1], [0, 1]])
+def test_sums_that_keep_dimensions(dims: list[int]) -> None:
+    """Shaped without them, with them, and over all where none is named."""
+    for shape in ((-1,), (1, -1), (-1, 1), (1, 1, -1)):
+        module = recorded(partial(summed, dims, shape), torch.ones(2, 3))
+        given = torch.arange(6.0).reshape(2, 3)
+        expected = module(given)
+        calls.shorten_calls(module)
+        assert torch.equal(module(given), expected)
+
+
+def summed(dims: list[int], shape: tuple[int, ...], x: Tensor) -> Tensor:
+    return x.sum(dims, keepdim=True).reshape(shape) * 2
 
 
 def test_a_binding_that_comes_to_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,7 @@ class GlooTransport:
             dist.barrier()
 
     def close(self) -> None:
+        step_back(False)  # the default group is not ours
         for group in (*self._groups.values(), self._lane, self._team):
             if group is not None:
                 dist.destroy_process_group(group)

@@ -296,6 +296,7 @@ def test_what_ranks_without_cores_of_their_own_wait_is_read_off_runs_of_all() ->
     found = measure_overhead(lambda: graph, ranks, train, rounds=1, busy=cores, link=link, cores=float(cores))
     assert trained == [cores, cores, ranks, ranks]
     assert found.latency_s == pytest.approx(latency_s, rel=1e-3)
+    assert found.overhead.collective_s == pytest.approx(collective_s, rel=1e-2)
     own = measure_overhead(lambda: graph, ranks, train, rounds=1, busy=cores, link=link)
     assert own.latency_s == pytest.approx(1e-4, rel=1e-3)
 

@@ -20,7 +20,8 @@ _TASKS = Path("/proc/self/task")
 def step_back(behind: bool = True) -> int:
     """Makes threads that carry messages for this process step back, or (`behind` false) be as all others are.
 
-    Those of process groups that exist. Returns how many; none where the system does not tell or does not let.
+    Those of process groups whose ranks are connected: threads get their names when they begin. Returns how many; none
+    where the system does not tell or does not let.
     """
     if not hasattr(os, "SCHED_BATCH") or not _TASKS.exists():
         return 0

@@ -88,13 +88,13 @@ def test_ranks_of_this_machine_are_those_torchrun_has_started(monkeypatch: pytes
     assert ranks_here() == 3
 
 
-ALONE = """
-import os, threading
+RANK = """
+import os, sys, threading
 import torch.distributed as dist
 from contraflow.executor.wires.carriers import step_back
 from contraflow.executor.wires.transport import GlooTransport
 
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
 
 def batch():
     return sum(os.sched_getscheduler(int(task)) == os.SCHED_BATCH for task in os.listdir("/proc/self/task"))
@@ -103,15 +103,18 @@ before, transport = batch(), GlooTransport({})
 print(before, batch(), os.sched_getscheduler(threading.get_native_id()) == os.SCHED_BATCH)
 transport.close()
 print(batch(), step_back(), batch())
+dist.barrier()
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch threads")
-def test_the_thread_that_carries_messages_steps_back_and_no_other() -> None:
+def test_the_thread_that_carries_messages_steps_back_and_no_other(tmp_path: Path) -> None:
     """As soon as a rank has wires, and only as long as it has them."""
-    ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.split() == ["0", "1", "False", "0", "1", "1"], ran.stderr
+    command, local = [sys.executable, "-c", RANK, str(tmp_path / "store")], os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=local) for rank in (0, 1)]
+    said = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+    assert said == [["0", "1", "False", "0", "1", "1"]] * 2
 
 
 def test_systems_that_do_not_tell_or_let_leave_it_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
